@@ -1,0 +1,119 @@
+"""`&`, `|` and `~`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._intervals import Kind, Region, both, either, inverted
+from ._mask import Lengths, Mask
+
+
+class _Several(Mask):
+    """An associative combination, kept flat so that (a & b) & c equals a & (b & c)."""
+
+    parts: tuple[Mask, ...]
+    shape: tuple[int, int]
+    fixed: Lengths | None
+    sign = ""
+
+    def __init__(self, parts: tuple[Mask, ...]):
+        self._set(parts=parts)
+        self._placement()  # refuses parts that stand in different places
+        fixed = {lengths for part in parts if (lengths := part._fixed_lengths()) is not None}
+        self._set(shape=super()._shape(), fixed=fixed.pop() if fixed else None)
+
+    @classmethod
+    def of(cls, *masks: Mask) -> Mask:
+        flat: list[Mask] = []
+        for mask in masks:
+            flat.extend(mask.parts if isinstance(mask, cls) else (mask,))
+        return cls(tuple(flat))
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return self.parts
+
+    def _shape(self) -> tuple[int, int]:
+        return self.shape
+
+    def _fixed_lengths(self) -> Lengths | None:
+        return self.fixed
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.parts
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return type(self)(tuple(part.to(device) for part in self.parts))
+
+    def _answers(self, *where: Any) -> list[Tensor]:
+        return [part._allow(*where) for part in self.parts]
+
+    def __repr__(self) -> str:
+        return f" {self.sign} ".join(bracketed(part) for part in self.parts)
+
+
+class And(_Several):
+    """The pairs that every part keeps."""
+
+    sign = "&"
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return reduce(torch.logical_and, self._answers(b, h, row, position, key))
+
+    def _region(self, region: Region) -> Kind:
+        return both(part._region(region) for part in self.parts)
+
+
+class Or(_Several):
+    """The pairs that some part keeps."""
+
+    sign = "|"
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return reduce(torch.logical_or, self._answers(b, h, row, position, key))
+
+    def _region(self, region: Region) -> Kind:
+        return either(part._region(region) for part in self.parts)
+
+
+class Not(Mask):
+    """The pairs that a mask does not keep."""
+
+    part: Mask
+
+    def __init__(self, part: Mask):
+        self._set(part=part)
+
+    @classmethod
+    def of(cls, mask: Mask) -> Mask:
+        return mask.part if isinstance(mask, Not) else cls(mask)
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return (self.part,)
+
+    def _fixed_lengths(self) -> Lengths | None:
+        return self.part._fixed_lengths()
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return (self.part,)
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return Not(self.part.to(device))
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return ~self.part._allow(b, h, row, position, key)
+
+    def _region(self, region: Region) -> Kind:
+        return inverted(self.part._region(region))
+
+    def __repr__(self) -> str:
+        return f"~{bracketed(self.part)}"
+
+
+def bracketed(mask: Mask) -> str:
+    """The mask's repr, in brackets where an operator or a method call follows or precedes it."""
+    return f"({mask!r})" if isinstance(mask, _Several | Not) else repr(mask)

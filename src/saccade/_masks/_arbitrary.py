@@ -1,0 +1,248 @@
+"""Masks given pair by pair: a boolean tensor, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._data import describe, whole
+from ._intervals import Kind, Region
+from ._mask import Mask, Problem
+
+_BLOCK = 32
+
+
+class FromTensor(Mask):
+    """A mask given as a boolean tensor, True = attend.
+
+    Rows and keys are counted from 0 in the problem, whatever `.at` says.
+
+    Args:
+        tensor: bool, (Lq, Lk), or (B, H, Lq, Lk) in which any axis may be 1. Other ranks are refused: (B, L) and
+            (H, L, L) cannot be told apart. The mask owns a copy.
+
+    Raises:
+        TypeError: not boolean. Additive scores go into `bias=`.
+        ValueError: another rank; when used, sizes that do not fit.
+    """
+
+    tensor: Tensor
+    _positional = False
+
+    def __init__(self, tensor: Tensor):
+        if not isinstance(tensor, Tensor):
+            tensor = torch.as_tensor(np.asarray(tensor))
+        self._set(tensor=_compact(_checked(tensor)), sizes=tuple(tensor.shape), _summary=None)
+
+    def _own_shape(self) -> tuple[int, int]:
+        return (1, 1) if len(self.sizes) == 2 else (self.sizes[0], self.sizes[1])
+
+    def _tables(self) -> tuple[Any, ...]:
+        return (_Held(self.tensor),)
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        moved = object.__new__(FromTensor)
+        moved._set(tensor=self.tensor.to(device), sizes=self.sizes, _summary=self._summary)
+        return moved
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        places = (b, h, row, key)
+        return self.tensor[tuple(p if n > 1 else p.clamp(0, 0) for p, n in zip(places, self.tensor.shape, strict=True))]
+
+    def _region(self, region: Region) -> Kind:
+        summary = self._blocks()
+        if summary is None:
+            return "partial"
+        low, high, size = (0, 0), (0, 0), 1
+        spans = []
+        for span, length in zip((region.rows, region.keys), self.tensor.shape[2:], strict=True):
+            start, stop = span if length > 1 else (0, 1)
+            spans.append((start // _BLOCK, -(-min(stop, length) // _BLOCK)))
+        low, high = spans
+        size = (low[1] - low[0]) * (high[1] - high[0])
+        some, every = (
+            s[low[1], high[1]] - s[low[0], high[1]] - s[low[1], high[0]] + s[low[0], high[0]] for s in summary
+        )
+        return "empty" if some == 0 else "full" if every == size else "partial"
+
+    def _blocks(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Running counts of the blocks with some and with only True; made once, and only where the host can see."""
+        if self._summary is None and self.tensor.device.type == "cpu" and self.tensor.numel():
+            self._set(_summary=_summarised(self.tensor))
+        return self._summary
+
+    def _fits(self, problem: Problem) -> None:
+        rows, keys = self.sizes[-2:]
+        free = (1,) if len(self.sizes) == 4 else ()
+        if rows not in (problem.rows, *free) or keys not in (problem.keys, *free):
+            raise ValueError(
+                f"FromTensor: a mask of shape {self.sizes} for {problem.rows} queries and {problem.keys} keys"
+            )
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return (_Held(self.tensor), self.sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_summary": None}
+
+    def __repr__(self) -> str:
+        if self.tensor.numel() <= 16 and self.tensor.device.type == "cpu":
+            return f"FromTensor({self.tensor.expand(_four(self.sizes)).reshape(self.sizes).tolist()})"
+        return f"FromTensor(<{' x '.join(map(str, self.sizes))} bool>)"
+
+
+class Predicate(Mask):
+    """A mask given as a function of batch item, query head, query position and key index.
+
+    The function is called with int64 tensors that broadcast against each other and returns a bool tensor; it must
+    work element by element and not look at values from Python. It gets the query's *position*, so that
+    `Predicate(lambda b, h, q, k: k <= q)` is `Causal()`. Nothing is known about it before it is called: no tile is
+    skipped.
+
+    Args:
+        fn: `fn(b, h, q, k) -> bool`.
+        batch, heads: how many batch items and heads `fn` tells apart. Not given: `fn` must not use b, or h; it gets
+            an object there that raises ValueError when it is used.
+
+    Raises:
+        TypeError: not callable, or the function returns something other than a bool tensor.
+    """
+
+    fn: Callable[[Any, Any, Tensor, Tensor], Tensor]
+    batch: int | None
+    heads: int | None
+
+    def __init__(self, fn: Callable[..., Tensor], *, batch: int | None = None, heads: int | None = None):
+        if not callable(fn):
+            raise TypeError(f"Predicate: fn must be a function of (b, h, q, k), got {describe(fn)}")
+        self._set(
+            fn=fn,
+            batch=None if batch is None else whole(batch, "Predicate: batch", least=1),
+            heads=None if heads is None else whole(heads, "Predicate: heads", least=1),
+        )
+
+    def _own_shape(self) -> tuple[int, int]:
+        return self.batch or 1, self.heads or 1
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        item = _Undeclared("b", "batch") if self.batch is None else b
+        head = _Undeclared("h", "heads") if self.heads is None else h
+        answer = self.fn(item, head, position, key)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            raise TypeError(f"Predicate: fn must return a bool tensor, got {describe(answer)}")
+        return answer
+
+    def _region(self, region: Region) -> Kind:
+        return "partial"
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.fn, self.batch, self.heads
+
+    def __repr__(self) -> str:
+        sizes = "".join(f", {n}={v}" for n, v in (("batch", self.batch), ("heads", self.heads)) if v is not None)
+        return f"Predicate({getattr(self.fn, '__qualname__', repr(self.fn))}{sizes})"
+
+
+def as_mask(mask: Any) -> Mask | None:
+    """What `attention` got as `mask`, as a mask: a bool tensor is wrapped, a Mask and None pass.
+
+    Raises:
+        TypeError: anything else; a float tensor belongs into `bias=`.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Tensor):
+        return FromTensor(mask)
+    if isinstance(mask, type) and issubclass(mask, Mask):
+        raise TypeError(f"mask: got the class {mask.__name__}, write {mask.__name__}(...)")
+    raise TypeError(f"mask must be a Mask, a bool tensor or None, got {describe(mask)}")
+
+
+class _Held:
+    """A tensor that is part of a mask's value, compared by its contents."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+        self.device = tensor.device
+
+    def on(self, device: torch.device) -> Tensor:
+        return self.tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and torch.equal(self.tensor.cpu(), other.tensor.cpu())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.tensor.shape))
+
+
+class _Undeclared:
+    """Stands for an argument that a predicate said it does not use; any use raises."""
+
+    def __init__(self, name: str, size: str):
+        self._message = f"Predicate: fn uses {name}; say how many there are: Predicate(fn, {size}=...)"
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(self._message)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __neg__ = __index__ = __bool__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __and__ = __rand__ = __or__ = __ror__ = _refuse
+    __xor__ = __rxor__ = __getitem__ = __iter__ = __len__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument in (*args, *(kwargs or {}).values()):
+            for value in argument if isinstance(argument, tuple | list) else (argument,):
+                if isinstance(value, cls):
+                    value._refuse()
+        raise ValueError("Predicate: fn uses an argument that was not declared")
+
+
+def _checked(tensor: Tensor) -> Tensor:
+    if tensor.dtype != torch.bool:
+        hint = "additive scores go into bias=" if tensor.dtype.is_floating_point else "convert it with .bool()"
+        raise TypeError(f"mask must be a bool tensor (True = attend), got {describe(tensor)}: {hint}")
+    if tensor.dim() not in (2, 4):
+        raise ValueError(
+            f"mask must be (Lq, Lk) or 4-D (B, H, Lq, Lk), got {describe(tensor)}: other ranks cannot be told apart"
+        )
+    return tensor
+
+
+def _four(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (1, 1, *sizes) if len(sizes) == 2 else sizes
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """An own 4-D copy in which expanded axes are stored once."""
+    whole_shape = tensor.reshape(_four(tuple(tensor.shape))) if tensor.dim() == 2 else tensor
+    for axis in range(4):
+        if whole_shape.shape[axis] > 1 and whole_shape.stride(axis) == 0:
+            whole_shape = whole_shape.narrow(axis, 0, 1)
+    return whole_shape.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _summarised(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Running counts (rows of blocks + 1, columns of blocks + 1) of the blocks with some, and with only, True."""
+    some, every = tensor.flatten(0, 1).any(0).numpy(), tensor.flatten(0, 1).all(0).numpy()
+    for axis in (0, 1):
+        starts = np.arange(0, some.shape[axis], _BLOCK)
+        some = np.logical_or.reduceat(some, starts, axis=axis)
+        every = np.logical_and.reduceat(every, starts, axis=axis)
+    return _two_way(some), _two_way(every)
+
+
+def _two_way(flags: np.ndarray) -> np.ndarray:
+    counts = np.zeros((flags.shape[0] + 1, flags.shape[1] + 1), dtype=np.int64)
+    np.cumsum(np.cumsum(flags, axis=0), axis=1, out=counts[1:, 1:])
+    return counts

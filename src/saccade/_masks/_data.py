@@ -1,0 +1,181 @@
+"""What masks are made of: checked numbers, and tensors that nobody else can edit."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._intervals import Kind, Span
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def whole(value: Any, name: str, *, least: int | None = None) -> int:
+    """`value` as an int. TypeError for bool, float and the rest; ValueError below `least`."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype not in INTEGERS):
+        raise TypeError(f"{name} must be an int, got {describe(value)}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {describe(value)}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def describe(value: Any) -> str:
+    """A few words for an error message: type, and dtype and shape where there are such."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"a {value.dtype} array of shape {value.shape}"
+    if isinstance(value, (bool, int, float, str)):
+        return f"{value!r} ({type(value).__name__})"
+    return f"a {type(value).__name__}"
+
+
+class Table:
+    """A tensor that a mask owns: a clone of what was given, and a copy on the host for interval arithmetic.
+
+    One made from a list belongs to no device: it is copied to each device that asks (`portable`).
+    """
+
+    __slots__ = ("_copies", "host", "portable", "values")
+
+    def __init__(self, values: Tensor, *, portable: bool, host: np.ndarray | None = None):
+        self.values = values
+        self.portable = portable
+        self.host: np.ndarray = values.cpu().numpy() if host is None else host
+        self._copies: dict[torch.device, Tensor] = {}
+
+    @classmethod
+    def of(cls, source: Any, name: str, wanted: str, *, booleans: bool, integers: bool) -> Table:
+        """A table of what was given: a tensor, an array or (nested) lists of int64 or bool.
+
+        Raises:
+            TypeError: another dtype than those asked for; the message says `wanted`.
+        """
+        if isinstance(source, (list, tuple, range)) and len(source) == 0:
+            given = torch.empty(0, dtype=torch.int64 if integers else torch.bool)
+        else:
+            try:
+                given = source.detach() if isinstance(source, Tensor) else torch.as_tensor(np.asarray(source))
+            except (TypeError, ValueError, RuntimeError):
+                raise TypeError(f"{name} must be {wanted}, got {describe(source)}") from None
+        if booleans and given.dtype == torch.bool:
+            values = given.clone(memory_format=torch.contiguous_format)
+        elif integers and given.dtype in INTEGERS:
+            values = given.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
+        else:
+            hint = " (uint8 is neither: convert it with .bool() or .long())" if given.dtype == torch.uint8 else ""
+            raise TypeError(f"{name} must be {wanted}, got {describe(given)}{hint}")
+        return cls(values, portable=not isinstance(source, Tensor))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def on(self, device: torch.device) -> Tensor:
+        """The values on `device`; only a portable table is ever copied there."""
+        if self.values.device == device or not self.portable:
+            return self.values
+        if device not in self._copies:
+            self._copies[device] = self.values.to(device)
+        return self._copies[device]
+
+    def to(self, device: torch.device | str) -> Table:
+        return self if self.portable else Table(self.values.to(device), portable=False, host=self.host)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device this table is bound to, None when it goes anywhere."""
+        return None if self.portable else self.values.device
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        return self.host.dtype == other.host.dtype and np.array_equal(self.host, other.host)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.host.dtype.str, zlib.crc32(np.ascontiguousarray(self.host).tobytes())))
+
+    def __repr__(self) -> str:
+        if self.host.size <= 16:
+            return repr(self.host.tolist())
+        kind = "bool" if self.host.dtype == np.bool_ else "int"
+        return f"<{' x '.join(map(str, self.shape))} {kind}>"
+
+    def __reduce__(self) -> tuple:
+        return _restore, (self.values, self.portable)
+
+
+def _restore(values: Tensor, portable: bool) -> Table:
+    return Table(values, portable=portable)
+
+
+class Subset:
+    """A set of indices for each batch item: those below a length, or those a boolean row marks.
+
+    Nothing outside the boolean row (before 0, or after its end) is a member.
+    """
+
+    def __init__(self, table: Table):
+        self.table = table
+        self.by_length = table.host.dtype != np.bool_
+        self.batch = table.shape[0]
+        self.size = None if self.by_length else table.shape[1]
+        self._sums = None if self.by_length else running_count(table.host)
+
+    def contains(self, b: Tensor, index: Tensor) -> Tensor:
+        values = self.table.on(index.device)
+        item = b if self.batch != 1 else torch.zeros_like(b)
+        if self.size is None:
+            return index < values[item]
+        if self.size == 0:
+            return torch.zeros_like(index, dtype=torch.bool)
+        inside = (index >= 0) & (index < self.size)
+        return values[item, index.clamp(0, self.size - 1)] & inside
+
+    def count(self, span: Span, item: int | None) -> tuple[int, int]:
+        """Least and greatest number of members in `span`, over the batch items."""
+        start, stop = span
+        if self.by_length:
+            lengths = self.table.host if item is None or self.batch == 1 else self.table.host[item : item + 1]
+            counts = np.clip(lengths, start, stop) - start
+        else:
+            assert self._sums is not None and self.size is not None
+            sums = self._sums if item is None or self.batch == 1 else self._sums[item : item + 1]
+            low, high = min(max(start, 0), self.size), min(max(stop, 0), self.size)
+            counts = sums[:, high] - sums[:, low]
+        return (int(counts.min()), int(counts.max())) if counts.size else (0, 0)
+
+    def kind(self, span: Span, item: int | None) -> Kind:
+        least, most = self.count(span, item)
+        if most == 0:
+            return "empty"
+        return "full" if least == span[1] - span[0] else "partial"
+
+    def to(self, device: torch.device | str) -> Subset:
+        moved = self.table.to(device)
+        return self if moved is self.table else Subset(moved)
+
+    def __eq__(self, other: object) -> bool:
+        return self.table == other.table if isinstance(other, Subset) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.table)
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+
+def running_count(flags: np.ndarray) -> np.ndarray:
+    """(..., L) booleans to (..., L + 1) counts of True before each index."""
+    counts = np.zeros((*flags.shape[:-1], flags.shape[-1] + 1), dtype=np.int64)
+    np.cumsum(flags, axis=-1, out=counts[..., 1:])
+    return counts

@@ -1,0 +1,356 @@
+"""The mask: a small immutable value, a relation between a query position and a key index.
+
+Shapes: B batch, H query heads, Lq / Lk numbers of queries and keys, r x c a tile of rows by keys.
+True means attend. Query row i stands at position `i + (Lk - Lq)` unless `.at(offset)` says `i + offset`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._data import describe, whole
+from ._intervals import Kind, Region, Span
+
+if TYPE_CHECKING:
+    from ._picture import Picture
+
+Lengths = tuple[int, int]
+Where = slice | range | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes a mask is asked to fit. `batch`, `heads` and `device` are None where nobody has said."""
+
+    batch: int | None
+    heads: int | None
+    rows: int
+    keys: int
+    positions: Span
+    device: torch.device | None = None
+
+    def standing(self, positions: Span) -> Problem:
+        return replace(self, positions=positions)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a mask does in a rectangle of rows by keys.
+
+    Attributes:
+        kind: "empty" (no pair attends), "full" (every pair does, in every batch item and head) or "partial".
+        bits: bool (B or 1, H or 1, rows, keys), True = attend; None unless partial.
+    """
+
+    kind: Kind
+    bits: Tensor | None = None
+
+
+class Mask(ABC):
+    """Which keys a query may attend to: a value that composes, instead of an Lq x Lk tensor.
+
+    `a & b` keeps the pairs that both keep, `a | b` those that either keeps, `~a` the others. Masks are immutable,
+    compare and hash by value, pickle, and own copies of the tensors they were made from.
+
+    Positions. Query row i stands at position `i + (Lk - Lq)`: the last query beside the last key (bottom-right).
+    `mask.at(offset)` places the queries elsewhere, for the whole expression.
+    """
+
+    # ---- what a mask must define -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        """Whether the pair attends: elementwise, on int64 tensors that broadcast. The definition of the mask."""
+
+    @abstractmethod
+    def _region(self, region: Region) -> Kind:
+        """The kind of a rectangle that is not empty in rows or keys, on the host; "partial" where not known."""
+
+    @abstractmethod
+    def _value(self) -> tuple[Hashable, ...]:
+        """What the mask is, for equality and hashing."""
+
+    def _parts(self) -> tuple[Mask, ...]:
+        """The masks it is made of."""
+        return ()
+
+    def _own_shape(self) -> tuple[int, int]:
+        return 1, 1
+
+    def _fits(self, problem: Problem) -> None:  # noqa: B027
+        """ValueError if the mask's own data does not fit; parts, batch and heads are looked after elsewhere."""
+
+    def _tables(self) -> tuple[Any, ...]:
+        """The tables (things with `.device` and `.on`) it holds."""
+        return ()
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return self
+
+    _positional = True  # whether the answer depends on where the queries stand
+
+    # ---- algebra -----------------------------------------------------------------------------------------------
+
+    def __and__(self, other: Any) -> Mask:
+        from ._algebra import And
+
+        return And.of(self, _operand(other, "&"))
+
+    def __or__(self, other: Any) -> Mask:
+        from ._algebra import Or
+
+        return Or.of(self, _operand(other, "|"))
+
+    def __invert__(self) -> Mask:
+        from ._algebra import Not
+
+        return Not.of(self)
+
+    def __rand__(self, other: Any) -> Mask:
+        return _operand(other, "&") & self
+
+    def __ror__(self, other: Any) -> Mask:
+        return _operand(other, "|") | self
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false: combine masks with & | ~, not with and, or, not")
+
+    # ---- placing and cutting -----------------------------------------------------------------------------------
+
+    def at(self, offset: int | Sequence[int] | Tensor) -> Mask:
+        """The same mask with query row i at position `i + offset`.
+
+        An offset of 0 is "top-left"; a cache of which item b holds `lengths[b]` keys, padded on the right, needs
+        `mask.at(lengths - Lq)`. The placement holds for the whole expression: write `(a & b).at(n)`.
+
+        Args:
+            offset: an int, or one int per batch item as a list or an integer tensor (B,).
+
+        Raises:
+            TypeError: booleans or floats.
+            ValueError: the mask, or a part of it, is placed already.
+
+        ::
+
+            Causal(), 2 queries, 4 keys      Causal().at(0)      Causal().at(1)
+                1 1 1 .                          1 . . .             1 1 . .
+                1 1 1 1                          1 1 . .             1 1 1 .
+        """
+        from ._placement import At
+
+        return At.of(self, offset)
+
+    def slice(self, rows: Where, keys: Where, *, lengths: Lengths | None = None) -> Mask:
+        """The mask of the smaller problem made of those query rows and those keys, each at its old position.
+
+        Attention that is split over keys and merged again must use it: row 0 of a slice is not row 0 of the whole.
+
+        Args:
+            rows, keys: `slice`, `range` or `(start, stop)`, step 1, within the whole problem.
+            lengths: (Lq, Lk) of the whole problem. Not needed where the positions are known without it: after
+                `.at`, for a slice of a slice, or where the mask does not depend on positions.
+
+        Raises:
+            ValueError: lengths missing or contradicting, or a range that leaves the problem.
+        """
+        from ._placement import Slice
+
+        return Slice.of(self, rows, keys, lengths)
+
+    def to(self, device: torch.device | str) -> Mask:
+        """The same mask with its tensors on `device`."""
+        return self._moved(device)
+
+    # ---- the meaning -------------------------------------------------------------------------------------------
+
+    def dense(self, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor:
+        """The whole mask as a bool tensor (B or 1, H or 1, Lq, Lk), True = attend. For small problems and tests.
+
+        Raises:
+            ValueError: the mask does not fit these lengths.
+        """
+        mask, place = self._settled(Lq, Lk, device)
+        return mask._bits(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk).contiguous()
+
+    def tile(self, rows: Where, keys: Where, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tile:
+        """What the mask does in a rectangle of the problem (Lq, Lk); nothing larger than the rectangle is formed.
+
+        Args:
+            rows, keys: `slice`, `range` or `(start, stop)`, step 1, within (Lq, Lk).
+
+        Raises:
+            ValueError: the mask does not fit these lengths, or a range leaves them.
+        """
+        mask, place = self._settled(Lq, Lk, device)
+        row_span, key_span = span(rows, Lq, "rows"), span(keys, Lk, "keys")
+        kind = mask._kind(row_span, key_span, Lq, Lk)
+        if kind != "partial":
+            return Tile(kind)
+        bits = mask._bits(torch.arange(*row_span, device=place), torch.arange(*key_span, device=place), Lq, Lk)
+        if not bits.any():
+            return Tile("empty")
+        return Tile("full") if bits.all() else Tile("partial", bits.contiguous())
+
+    def picture(self, Lq: int, Lk: int, *, to: str | Path | None = None, **options: Any) -> Picture | str | Path:
+        """A drawing of the mask, sampled where it is large; see `saccade._masks._picture.picture`."""
+        from ._picture import picture
+
+        return picture(self, Lq, Lk, to=to, **options)
+
+    def _settled(self, Lq: int, Lk: int, device: torch.device | str | None) -> tuple[Mask, torch.device]:
+        whole(Lq, "Lq", least=0), whole(Lk, "Lk", least=0)
+        mask = self if device is None else self.to(device)
+        place = torch.device(device) if device is not None else self._device() or torch.device("cpu")
+        mask._check(None, None, Lq, Lk, None)
+        return mask, place
+
+    # ---- for the backends --------------------------------------------------------------------------------------
+
+    def _rule(self, b: Tensor, h: Tensor, row: Tensor, key: Tensor, Lq: int, Lk: int) -> Tensor:
+        """Whether query row `row` attends to `key` in item b and head h: elementwise, broadcastable int64 tensors."""
+        self._check_sizes(Lq, Lk)
+        return self._allow(b, h, row, row + (Lk - Lq), key)
+
+    def _bits(self, rows: Tensor, keys: Tensor, Lq: int, Lk: int) -> Tensor:
+        """The rule on a grid: rows (r,) and keys (c,) int64 in any order -> bool (B or 1, H or 1, r, c)."""
+        batch, heads = self._shape()
+        b = torch.arange(batch, device=rows.device).view(-1, 1, 1, 1)
+        h = torch.arange(heads, device=rows.device).view(1, -1, 1, 1)
+        bits = self._rule(b, h, rows.view(1, 1, -1, 1), keys.view(1, 1, 1, -1), Lq, Lk)
+        return bits.expand(bits.shape[0], bits.shape[1], rows.numel(), keys.numel())
+
+    def _kind(
+        self, rows: Span, keys: Span, Lq: int, Lk: int, *, item: int | None = None, head: int | None = None
+    ) -> Kind:
+        """What is certain of a rectangle for every batch item and head, or for the one named; else "partial"."""
+        self._check_sizes(Lq, Lk)
+        if rows[0] >= rows[1] or keys[0] >= keys[1]:
+            return "empty"
+        offset = Lk - Lq
+        return self._region(Region(rows, (rows[0] + offset, rows[1] + offset), keys, item, head))
+
+    def _check(self, B: int | None, Hq: int | None, Lq: int, Lk: int, device: torch.device | None) -> None:
+        """ValueError naming what does not fit these sizes; B, Hq and device are None where not known."""
+        self._check_sizes(Lq, Lk)
+        batch, heads = self._shape()
+        if B is not None and batch not in (1, B):
+            raise ValueError(f"mask: made for a batch of {batch}, the query has a batch of {B}: {self!r}")
+        if Hq is not None and heads not in (1, Hq):
+            raise ValueError(f"mask: made for {heads} heads, the query has {Hq} heads: {self!r}")
+        if device is not None:
+            self._check_device(torch.device(device))
+        self._check_fit(Problem(B, Hq, Lq, Lk, (Lk - Lq, Lk), device))
+
+    def _check_sizes(self, Lq: int, Lk: int) -> None:
+        fixed = self._fixed_lengths()
+        if fixed not in (None, (Lq, Lk)):
+            raise ValueError(f"a slice of {fixed} queries and keys cannot stand in a problem of {(Lq, Lk)}: {self!r}")
+
+    def _fixed_lengths(self) -> Lengths | None:
+        """(Lq, Lk) of the only problem it may be evaluated on, if it is a slice."""
+        return None
+
+    def _check_fit(self, problem: Problem) -> None:
+        self._fits(problem)
+        for part in self._parts():
+            part._check_fit(problem)
+
+    def _check_device(self, device: torch.device) -> None:
+        for table in self._tables():
+            if table.device is not None and table.device != device:
+                raise ValueError(
+                    f"mask: {type(self).__name__} is on {table.device}, the query on {device}: "
+                    f"use mask.to({str(device)!r})"
+                )
+            table.on(device)
+        for part in self._parts():
+            part._check_device(device)
+
+    def _device(self) -> torch.device | None:
+        """The device its tensors are on, None where it has none."""
+        for held in (*(table.device for table in self._tables()), *(part._device() for part in self._parts())):
+            if held is not None:
+                return held
+        return None
+
+    def _origin(self) -> tuple[int, int]:
+        """(row, key) of the whole problem at which row 0 and key 0 of this one stand: (0, 0) unless sliced."""
+        origins = {origin for part in self._parts() if (origin := part._origin()) != (0, 0)}
+        return origins.pop() if origins else (0, 0)
+
+    def _shape(self) -> tuple[int, int]:
+        """(B or 1, H or 1): whether it differs by batch item and by head."""
+        batch, heads = self._own_shape()
+        for part in self._parts():
+            b, h = part._shape()
+            batch = common(batch, b, "batch items")
+            heads = common(heads, h, "heads")
+        return batch, heads
+
+    def _placement(self) -> Hashable:
+        """None: positions do not matter. "open": they are the problem's. Anything else: fixed by .at or .slice."""
+        from ._placement import shared
+
+        return shared(self._parts()) if self._parts() else ("open" if self._positional else None)
+
+    # ---- value semantics ---------------------------------------------------------------------------------------
+
+    def _set(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable: make a new mask instead of setting {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return type(self) is type(other) and self._value() == other._value()
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, self._value()))
+
+
+def common(left: int, right: int, what: str) -> int:
+    """The size of an axis that broadcasts. ValueError where two sizes do not agree."""
+    if left != right and 1 not in (left, right):
+        raise ValueError(f"masks made for {left} and for {right} {what} cannot be combined")
+    return right if left == 1 else left
+
+
+def span(where: Where, length: int | None, name: str) -> Span:
+    """(start, stop) of a slice, range or pair. ValueError unless 0 <= start <= stop <= length and the step is 1."""
+    if isinstance(where, slice | range) and where.step not in (1, None):
+        raise ValueError(f"{name} must have step 1, got {where!r}")
+    if isinstance(where, range):
+        start, stop = where.start, where.stop
+    elif isinstance(where, slice):
+        if length is None and (where.stop is None or where.stop < 0 or (where.start or 0) < 0):
+            raise ValueError(f"{name}={where!r} is relative to a length: give lengths=(Lq, Lk)")
+        start = whole(0 if where.start is None else where.start, name)
+        stop = whole(length if where.stop is None else where.stop, name)
+        start, stop = (x + length if x < 0 and length is not None else x for x in (start, stop))
+    elif isinstance(where, Sequence) and len(where) == 2:
+        start, stop = whole(where[0], name), whole(where[1], name)
+    else:
+        raise TypeError(f"{name} must be a slice, a range or (start, stop), got {describe(where)}")
+    if not 0 <= start <= stop or (length is not None and stop > length):
+        raise ValueError(f"{name} {start}:{stop} leaves the problem, which has {length} {name}")
+    return start, stop
+
+
+def _operand(other: Any, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    if isinstance(other, Tensor) and other.dtype == torch.bool:
+        raise TypeError(f"mask {sign} tensor: wrap the tensor, FromTensor(tensor)")
+    raise TypeError(f"mask {sign} {describe(other)}: a mask combines with masks")

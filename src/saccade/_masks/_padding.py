@@ -1,0 +1,101 @@
+"""Padding: keys that nobody may attend to, and queries that attend to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._data import Subset, Table, describe
+from ._intervals import Kind, Region, both
+from ._mask import Mask, Problem, common
+
+Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
+
+
+class Padding(Mask):
+    """The real tokens of a padded batch: key j attends if item b keeps it, and query i likewise if `queries` is given.
+
+    Padded keys are never attended to. Padded queries give empty rows: output 0, no gradient. Without `queries` the
+    rows of padded queries are computed like any other. Rows and keys are counted from 0, whatever `.at` says.
+
+    Args:
+        keys: lengths (B,), integers: the first `lengths[b]` keys are kept. Or booleans (B, Lk), True = keep.
+        queries: the same for the query rows, or None.
+
+    Raises:
+        TypeError: floats, uint8, or booleans that are not (B, L).
+        ValueError: a negative length or another rank; when used, a length beyond L.
+
+    ::
+
+        Padding([2, 3]), Lk = 3         Padding([2], queries=[1]), Lq = Lk = 3
+          1 1 .      1 1 1                1 1 .
+          1 1 .      1 1 1                . . .
+          1 1 .      1 1 1                . . .
+         item 0     item 1
+    """
+
+    keys: Subset
+    queries: Subset | None
+    _positional = False
+
+    def __init__(self, keys: Kept, queries: Kept | None = None):
+        self._set(keys=kept(keys, "keys"), queries=None if queries is None else kept(queries, "queries"))
+        self._own_shape()
+
+    def _own_shape(self) -> tuple[int, int]:
+        return common(self.keys.batch, 1 if self.queries is None else self.queries.batch, "batch items"), 1
+
+    def _tables(self) -> tuple[Table, ...]:
+        return (self.keys.table,) if self.queries is None else (self.keys.table, self.queries.table)
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        moved = object.__new__(Padding)
+        moved._set(keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device))
+        return moved
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        real = self.keys.contains(b, key)
+        return real if self.queries is None else real & self.queries.contains(b, row)
+
+    def _region(self, region: Region) -> Kind:
+        kind = self.keys.kind(region.keys, region.item)
+        return kind if self.queries is None else both((kind, self.queries.kind(region.rows, region.item)))
+
+    def _fits(self, problem: Problem) -> None:
+        fits(self.keys, problem.keys, "keys")
+        if self.queries is not None:
+            fits(self.queries, problem.rows, "queries")
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.keys, self.queries
+
+    def __repr__(self) -> str:
+        return f"Padding({self.keys!r}{'' if self.queries is None else f', queries={self.queries!r}'})"
+
+
+def kept(source: Any, name: str) -> Subset:
+    """The tokens that `source`, lengths (B,) or booleans (B, L), keeps."""
+    wanted = "lengths (B,) of integers or booleans (B, L)"
+    if isinstance(source, int):
+        raise TypeError(f"Padding: {name} must be {wanted}, got {describe(source)}")
+    table = Table.of(source, f"Padding: {name}", wanted, booleans=True, integers=True)
+    boolean = table.values.dtype == torch.bool
+    if len(table.shape) != (2 if boolean else 1) or table.shape[0] == 0:
+        raise ValueError(f"Padding: {name} must be {wanted}, got {describe(table.values)}")
+    if not boolean and (table.host < 0).any():
+        raise ValueError(f"Padding: {name} has a negative length, {int(table.host.min())}")
+    return Subset(table)
+
+
+def fits(subset: Subset, length: int, name: str) -> None:
+    """ValueError unless the lengths stay within `length`, or the booleans are that many."""
+    if subset.size is None:
+        longest = int(subset.table.host.max())
+        if longest > length:
+            raise ValueError(f"Padding: a length of {longest} {name} is beyond the {length} {name} there are")
+    elif subset.size != length:
+        raise ValueError(f"Padding: booleans (B, L) for {subset.size} {name}, but there are {length} {name}")

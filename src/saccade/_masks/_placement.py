@@ -1,0 +1,198 @@
+"""`.at` and `.slice`: where the queries of a mask stand."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._algebra import bracketed
+from ._data import Table, whole
+from ._intervals import Kind, Region, Span, throughout
+from ._mask import Lengths, Mask, Problem, Where, span
+
+
+def shared(masks: Sequence[Mask]) -> Hashable:
+    """The one placement of masks that are combined. ValueError where they stand in different places."""
+    found = {placement for mask in masks if (placement := mask._placement()) is not None}
+    if len(found) <= 1:
+        return found.pop() if found else None
+    if "open" in found:
+        raise ValueError(
+            "a mask placed by .at or .slice cannot be combined with one that is not and depends on positions: "
+            "place the whole expression, (a & b).at(n)"
+        )
+    longest = max((place for place in found if isinstance(place, tuple)), key=len)
+    # A slice of a mask without positions (three entries) goes with any slice of the same rows and keys.
+    if all(place == longest[: len(place)] for place in found if isinstance(place, tuple)):
+        return longest
+    raise ValueError(
+        "masks placed at different positions cannot be combined: place the whole expression, (a & b).at(n)"
+    )
+
+
+class At(Mask):
+    """A mask whose query row i stands at position `i + offset`. Made by `Mask.at`."""
+
+    part: Mask
+    offset: int | Table
+
+    def __init__(self, part: Mask, offset: int | Table):
+        self._set(part=part, offset=offset)
+
+    @classmethod
+    def of(cls, mask: Mask, offset: Any) -> Mask:
+        if _placed(mask):
+            raise ValueError(f"this mask is placed already, .at once for the whole expression: {mask!r}")
+        if getattr(offset, "ndim", 0) == 0 and hasattr(offset, "__index__"):
+            return cls(mask, whole(offset, "offset"))
+        table = Table.of(offset, "offset", "an int or ints (B,)", booleans=False, integers=True)
+        if len(table.shape) != 1 or table.shape[0] == 0:
+            raise ValueError(f"offset must be an int or ints (B,), got shape {table.shape}")
+        placed = cls(mask, table)
+        placed._shape()
+        return placed
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return (self.part,)
+
+    def _own_shape(self) -> tuple[int, int]:
+        return (1, 1) if isinstance(self.offset, int) else (self.offset.shape[0], 1)
+
+    def _tables(self) -> tuple[Table, ...]:
+        return () if isinstance(self.offset, int) else (self.offset,)
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.part, self.offset
+
+    def _placement(self) -> Hashable:
+        return "at", self.offset
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return At(self.part.to(device), self.offset if isinstance(self.offset, int) else self.offset.to(device))
+
+    def _check_fit(self, problem: Problem) -> None:
+        low, high = self._extent()
+        self.part._check_fit(problem.standing((low, high + problem.rows)))
+
+    def _extent(self) -> Span:
+        if isinstance(self.offset, int):
+            return self.offset, self.offset
+        return int(self.offset.host.min()), int(self.offset.host.max())
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        if isinstance(self.offset, int):
+            return self.part._allow(b, h, row, row + self.offset, key)
+        offset = self.offset.on(row.device)
+        return self.part._allow(b, h, row, row + (offset[b] if offset.numel() > 1 else offset[0]), key)
+
+    def _region(self, region: Region) -> Kind:
+        if isinstance(self.offset, int):
+            return self._standing(region, self.offset)
+        offsets = self.offset.host
+        if len(offsets) == 1:
+            return self._standing(region, int(offsets[0]))
+        if region.item is not None:
+            return self._standing(region, int(offsets[region.item]))
+        if self.part._shape()[0] == 1:
+            return throughout(self._standing(region, int(offset)) for offset in sorted(set(offsets.tolist())))
+        return throughout(self._standing(region._replace(item=b), int(offset)) for b, offset in enumerate(offsets))
+
+    def _standing(self, region: Region, offset: int) -> Kind:
+        start, stop = region.rows
+        return self.part._region(region._replace(positions=(start + offset, stop + offset)))
+
+    def __repr__(self) -> str:
+        return f"{bracketed(self.part)}.at({self.offset!r})"
+
+
+class Slice(Mask):
+    """The mask of some rows and keys of a larger problem. Made by `Mask.slice`."""
+
+    part: Mask
+    rows: Span
+    keys: Span
+    lengths: Lengths | None
+
+    def __init__(self, part: Mask, rows: Span, keys: Span, lengths: Lengths | None):
+        self._set(part=part, rows=rows, keys=keys, lengths=lengths)
+
+    @classmethod
+    def of(cls, mask: Mask, rows: Where, keys: Where, lengths: Lengths | None) -> Mask:
+        if lengths is not None:
+            lengths = _sizes(lengths)
+        known = mask._fixed_lengths()
+        if known is not None:
+            if lengths not in (None, known):
+                raise ValueError(f"lengths {lengths} are not those of this slice, {known}")
+            lengths = known
+        if lengths is None and mask._placement() == "open":
+            raise ValueError(
+                "slice: this mask depends on positions; give lengths=(Lq, Lk) of the whole problem, or use .at"
+            )
+        Lq, Lk = lengths or (None, None)
+        row_span, key_span = span(rows, Lq, "rows"), span(keys, Lk, "keys")
+        if isinstance(mask, Slice):
+            return cls(mask.part, _shifted(row_span, mask.rows[0]), _shifted(key_span, mask.keys[0]), mask.lengths)
+        return cls(mask, row_span, key_span, lengths)
+
+    @property
+    def sizes(self) -> Lengths:
+        """(rows, keys) of the smaller problem: the only one this mask may be evaluated on."""
+        return self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return (self.part,)
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.part, self.rows, self.keys, self.lengths
+
+    def _placement(self) -> Hashable:
+        inner = self.part._placement()
+        return ("slice", self.rows, self.keys, *(() if inner is None else (self._offset(inner), inner)))
+
+    def _origin(self) -> tuple[int, int]:
+        row, key = self.part._origin()
+        return row + self.rows[0], key + self.keys[0]
+
+    def _fixed_lengths(self) -> Lengths | None:
+        return self.sizes
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return Slice(self.part.to(device), self.rows, self.keys, self.lengths)
+
+    def _offset(self, inner: Hashable = "open") -> int:
+        return 0 if self.lengths is None or inner != "open" else self.lengths[1] - self.lengths[0]
+
+    def _check_fit(self, problem: Problem) -> None:
+        rows, keys = self.lengths or (self.rows[1], self.keys[1])
+        inner = Problem(problem.batch, problem.heads, rows, keys, _shifted((0, rows), self._offset()), problem.device)
+        self.part._check_fit(inner)
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        row = row + self.rows[0]
+        return self.part._allow(b, h, row, row + self._offset(), key + self.keys[0])
+
+    def _region(self, region: Region) -> Kind:
+        rows, keys = _shifted(region.rows, self.rows[0]), _shifted(region.keys, self.keys[0])
+        return self.part._region(Region(rows, _shifted(rows, self._offset()), keys, region.item, region.head))
+
+    def __repr__(self) -> str:
+        lengths = "" if self.lengths is None else f", lengths={self.lengths}"
+        return f"{bracketed(self.part)}.slice({self.rows}, {self.keys}{lengths})"
+
+
+def _placed(mask: Mask) -> bool:
+    return isinstance(mask, At | Slice) or any(_placed(part) for part in mask._parts())
+
+
+def _sizes(lengths: Lengths) -> Lengths:
+    if not isinstance(lengths, Sequence) or len(lengths) != 2:
+        raise TypeError(f"lengths must be (Lq, Lk), got {lengths!r}")
+    return whole(lengths[0], "Lq", least=0), whole(lengths[1], "Lk", least=0)
+
+
+def _shifted(where: Span, by: int) -> Span:
+    return where[0] + by, where[1] + by

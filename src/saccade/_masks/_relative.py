@@ -1,0 +1,263 @@
+"""Masks that look only at where query and key stand: causal, window, prefix, and the Sparse Transformer's two."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._data import Table, whole
+from ._intervals import Kind, Region, band, both, either
+from ._mask import Mask
+
+
+class Causal(Mask):
+    """Keys up to the query's own position: `j <= position(i)`.
+
+    With Lq != Lk the last query stands beside the last key (bottom-right); where Lk < Lq the leading queries stand
+    before the first key, and their rows are empty::
+
+        Lq = 2, Lk = 5        Lq = 4, Lk = 2
+          1 1 1 1 .             . .     position -2: an empty row
+          1 1 1 1 1             . .     position -1: an empty row
+                                1 .
+                                1 1
+    """
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return key <= position
+
+    def _region(self, region: Region) -> Kind:
+        return band(*region.distances(), None, 0)
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return ()
+
+    def __repr__(self) -> str:
+        return "Causal()"
+
+
+class Window(Mask):
+    """Keys near the query's position: `-left <= j - position(i) <= right`, both ends included.
+
+    `Window(w, w)` is the sliding window of Longformer (Beltagy et al., 2020), 2w + 1 keys wide; `Window(w, 0)` is
+    causal and keeps w + 1 keys, the query's own among them.
+
+    Args:
+        left, right: how far back and ahead, at least 0; None leaves that side open.
+
+    Raises:
+        ValueError: a negative side.
+        TypeError: not an int.
+
+    ::
+
+        Window(1, 0), Lq = 3, Lk = 5
+          . 1 1 . .
+          . . 1 1 .
+          . . . 1 1
+    """
+
+    left: int | None
+    right: int | None
+
+    def __init__(self, left: int | None, right: int | None):
+        self._set(left=None if left is None else whole(left, "Window: left", least=0))
+        self._set(right=None if right is None else whole(right, "Window: right", least=0))
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        distance = key - position
+        if self.left is None and self.right is None:
+            return torch.ones_like(distance, dtype=torch.bool)
+        if self.left is None:
+            return distance <= self.right
+        if self.right is None:
+            return distance >= -self.left
+        return (distance >= -self.left) & (distance <= self.right)
+
+    def _region(self, region: Region) -> Kind:
+        return band(*region.distances(), None if self.left is None else -self.left, self.right)
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.left, self.right
+
+    def __repr__(self) -> str:
+        return f"Window({self.left}, {self.right})"
+
+
+class Prefix(Mask):
+    """Prefix language model: a prefix that everyone sees, causal after it: `j < length or j <= position(i)`.
+
+    The decoder of Prefix LM (Raffel et al., 2020; Dong et al., 2019).
+
+    Args:
+        length: an int, or one int per batch item as a list or integer tensor (B,); at least 0.
+
+    Raises:
+        ValueError: a negative length, or a shape other than (B,).
+        TypeError: not integers.
+
+    ::
+
+        Prefix(2), Lq = Lk = 4
+          1 1 . .
+          1 1 . .
+          1 1 1 .
+          1 1 1 1
+    """
+
+    length: int | Table
+
+    def __init__(self, length: int | Sequence[int] | Tensor):
+        self._set(length=numbers(length, "Prefix: length", least=0))
+
+    def _own_shape(self) -> tuple[int, int]:
+        return (1, 1) if isinstance(self.length, int) else (self.length.shape[0], 1)
+
+    def _tables(self) -> tuple[Table, ...]:
+        return () if isinstance(self.length, int) else (self.length,)
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        moved = Prefix(0)
+        moved._set(length=self.length if isinstance(self.length, int) else self.length.to(device))
+        return moved
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return (key <= position) | (key < per_item(self.length, b))
+
+    def _region(self, region: Region) -> Kind:
+        least, most = extent(self.length, region.item)
+        start, stop = region.keys
+        seen = "full" if stop <= least else "empty" if start >= most else "partial"
+        return either((band(*region.distances(), None, 0), seen))
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return (self.length,)
+
+    def __repr__(self) -> str:
+        return f"Prefix({self.length!r})"
+
+
+class Strided(Mask):
+    """The strided pattern of the Sparse Transformer (Child et al., 2019, section 4.2), both of its heads as one.
+
+    `j <= p and (p - j <= stride or (p - j) % stride == 0)` with p = position(i): the last `stride` positions and the
+    query's own, and every stride-th before. Any earlier position is reached in two hops.
+
+    Args:
+        stride: at least 1; about sqrt(L) keeps O(sqrt(L)) keys a row.
+
+    Raises:
+        ValueError, TypeError: a stride below 1, or not an int.
+    """
+
+    stride: int
+
+    def __init__(self, stride: int):
+        self._set(stride=whole(stride, "Strided: stride", least=1))
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        back = position - key
+        return (back >= 0) & ((back <= self.stride) | (back % self.stride == 0))
+
+    def _region(self, region: Region) -> Kind:
+        low, high = region.distances()
+        least, most = -high, -low
+        near = band(least, most, 0, self.stride)
+        if self.stride == 1 or least == most:
+            on = least % self.stride == 0
+            return either((near, both((band(least, most, 0, None), "full" if on else "empty"))))
+        next_column = -(-max(least, 0) // self.stride) * self.stride
+        return "partial" if near == "empty" and next_column <= most else near
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return (self.stride,)
+
+    def __repr__(self) -> str:
+        return f"Strided({self.stride})"
+
+
+class Fixed(Mask):
+    """The fixed pattern of the Sparse Transformer (Child et al., 2019, section 4.2), both of its heads as one.
+
+    `j <= p and (j // stride == p // stride or j % stride >= stride - columns)` with p = position(i): the query's own
+    block, and the last `columns` positions of every block before it, which summarise that block. Any earlier
+    position is reached in two hops.
+
+    Args:
+        stride: the block length l, at least 1.
+        columns: the summary positions c of a block, 1 to `stride`.
+
+    Raises:
+        ValueError, TypeError: outside these ranges, or not ints.
+    """
+
+    stride: int
+    columns: int
+
+    def __init__(self, stride: int, columns: int = 1):
+        self._set(stride=whole(stride, "Fixed: stride", least=1), columns=whole(columns, "Fixed: columns", least=1))
+        if self.columns > self.stride:
+            raise ValueError(f"Fixed: columns must be at most stride {self.stride}, got {self.columns}")
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        same = key // self.stride == position // self.stride
+        return (key <= position) & (same | (key % self.stride >= self.stride - self.columns))
+
+    def _region(self, region: Region) -> Kind:
+        low, high = region.distances()
+        return both((band(low, high, None, 0), either((self._same_block(region), self._summaries(region)))))
+
+    def _same_block(self, region: Region) -> Kind:
+        key_low, key_high = region.keys[0] // self.stride, (region.keys[1] - 1) // self.stride
+        row_low, row_high = region.positions[0] // self.stride, (region.positions[1] - 1) // self.stride
+        if key_high < row_low or row_high < key_low:
+            return "empty"
+        return "full" if key_low == key_high == row_low == row_high else "partial"
+
+    def _summaries(self, region: Region) -> Kind:
+        start, stop = region.keys
+        first, size = start % self.stride, stop - start
+        if first + size <= self.stride - self.columns:
+            return "empty"
+        all_summaries = self.columns == self.stride or (
+            first >= self.stride - self.columns and first + size <= self.stride
+        )
+        return "full" if all_summaries else "partial"
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.stride, self.columns
+
+    def __repr__(self) -> str:
+        return f"Fixed({self.stride}, {self.columns})"
+
+
+def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
+    """An int, or a table of one int per batch item. ValueError below `least`, or for a shape other than (B,)."""
+    if getattr(value, "ndim", 0) == 0 and hasattr(value, "__index__"):
+        return whole(value, name, least=least)
+    table = Table.of(value, name, "an int or ints (B,)", booleans=False, integers=True)
+    if len(table.shape) != 1 or table.shape[0] == 0:
+        raise ValueError(f"{name} must be an int or ints (B,), got shape {table.shape}")
+    if least is not None and (table.host < least).any():
+        raise ValueError(f"{name} must be at least {least}, got {int(table.host.min())}")
+    return table
+
+
+def per_item(value: int | Table, b: Tensor) -> Tensor | int:
+    """The number of each batch item b."""
+    if isinstance(value, int):
+        return value
+    values = value.on(b.device)
+    return values[b] if values.numel() > 1 else values[0]
+
+
+def extent(value: int | Table, item: int | None) -> tuple[int, int]:
+    """Least and greatest of the numbers of all batch items, or of one."""
+    if isinstance(value, int):
+        return value, value
+    if item is None or value.shape[0] == 1:
+        return int(value.host.min()), int(value.host.max())
+    return int(value.host[item]), int(value.host[item])
