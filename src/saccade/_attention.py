@@ -1,10 +1,170 @@
+"""Attention, in one place: check the call, choose who computes it, compute it.
+
+    out_i = sum_j softmax_j(softcap(scale * q_i.k_j) + bias_ij) v_j       over the keys j that the mask shows to query i
+
+Shape legend: B batch, Hq query heads, Hkv key-value heads (Hq % Hkv == 0; query head h reads h // (Hq // Hkv)),
+Lq and Lk lengths, D width of query and key, Dv width of value. (Vaswani et al. 2017, equation 1; grouped queries:
+Ainslie et al. 2023.)
+
+How `backend="auto"` chooses, first match:
+
+1. forward-mode tangents or a torch.func transform: `chunked`, the only fast path that has every derivative;
+2. what F.scaled_dot_product_attention means exactly, with no dense mask nobody brought: `sdpa`;
+3. on CUDA, anything FlexAttention can do: `flex`;
+4. everything else: `chunked`.
+
+`explain()` says which and why; a named backend that cannot do the call raises ValueError: nothing falls back silently.
+"""
+
 from __future__ import annotations
 
-import torch.nn.functional as F
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _reference
+from ._backends import chunked, flex, sdpa
+from ._biases import Bias
+from ._call import Call
+from ._checks import make_call
+from ._dropout import Dropout
+from ._masks import Mask
+
+BACKENDS: dict[str, Any] = {"reference": _reference, "chunked": chunked, "sdpa": sdpa, "flex": flex}
 
 
-def attention(query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, dropout=0.0, backend="auto"):
-    causal = mask is not None and type(mask).__name__ == "Causal" and query.shape[2] > 1
-    return F.scaled_dot_product_attention(
-        query, key, value, is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-    )
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
+    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
+    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """Scaled dot-product attention.
+
+    With `mask=Causal()` and fewer queries than keys the queries are the last ones (bottom-right), as in decoding::
+
+        Lq = 2, Lk = 4   # # # .        Lq = 4, Lk = 2   . .   empty rows: output 0, never NaN
+                         # # # #                         . .
+                                                         # .
+                                                         # #
+
+    Args:
+        query: (B, Hq, Lq, D), any strides; float32, bfloat16, float16 or float64.
+        key: (B, Hkv, Lk, D), the same dtype and device.
+        value: (B, Hkv, Lk, Dv).
+        mask: who sees whom, True = attend: a mask value (`Causal() & Window(64, 0)`), or a boolean tensor (Lq, Lk) or
+            4-D broadcastable to (B, Hq, Lq, Lk). Additive scores go into `bias`.
+        bias: added to the logits after scale and softcap: a tensor (Lq, Lk) or 4-D, `ALiBi` or `RelativeBias`.
+        scale: factor of the dot products; None is D ** -0.5.
+        softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
+        sink: (Hq,), one learned logit per query head, in the denominator only (GPT-OSS).
+        dropout: probability in [0, 1) of dropping a weight, or `Dropout(p, seed)`.
+        backend: "auto", "reference", "chunked", "sdpa" or "flex".
+
+    Returns:
+        (B, Hq, Lq, Dv) in the input dtype. Rows that see no key are 0, and so are their gradients.
+
+    Raises:
+        TypeError: not a tensor, a wrong or mixed dtype, a float tensor as mask.
+        ValueError: ranks, sizes or devices that do not fit, a scale that is not finite, softcap <= 0, an unknown
+            backend or one that cannot do this call (the message says why).
+    """
+    call = make_call(
+        query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout
+    )  # fmt: skip
+    out, _ = choose(call, backend)[0].run(call)
+    return out  # type: ignore[no-any-return]
+
+
+def attention_with_lse(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
+    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
+    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attention` and the log of each row's softmax denominator.
+
+    Args and errors: as `attention`.
+
+    Returns:
+        out (B, Hq, Lq, Dv) in the input dtype, and lse (B, Hq, Lq): natural log, float32 (float64 for float64),
+        differentiable, -inf on rows that see no key (the sink where there is one).
+    """
+    call = make_call(
+        query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=True
+    )  # fmt: skip
+    return choose(call, backend)[0].run(call)  # type: ignore[no-any-return]
+
+
+def choose(call: Call, backend: str) -> tuple[Any, str, str]:
+    """(module, its name, why it was chosen). The rules stand at the top of this file."""
+    if backend != "auto":
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}; got {backend!r}")
+        reason = BACKENDS[backend].refuses(call)
+        if reason is not None:
+            raise ValueError(f"backend {backend!r} cannot do this call: {reason}")
+        return BACKENDS[backend], backend, "named by the caller"
+    if torch._C._are_functorch_transforms_active() or any(sdpa._is_dual(tensor) for tensor in call.tensors()):
+        return chunked, "chunked", "forward-mode or torch.func derivatives are being taken"
+    not_sdpa = sdpa.refuses(call)
+    if not_sdpa is None:
+        return sdpa, "sdpa", "PyTorch's fused kernel means exactly this call"
+    if flex.refuses(call) is None:
+        return flex, "flex", f"on CUDA, and not sdpa: {not_sdpa}"
+    return chunked, "chunked", f"not sdpa: {not_sdpa}"
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention over the union of disjoint key sets from the attention over each.
+
+        lse = log sum_n exp(lse_n)        out = sum_n exp(lse_n - lse) out_n
+
+    Args:
+        parts: (out (B, Hq, Lq, Dv), lse (B, Hq, Lq)) pairs of the same queries over disjoint keys, as
+            `attention_with_lse` returns them. A mask of a part is `mask.slice(rows, keys)` of the whole one, a sink
+            goes into exactly one part.
+
+    Returns:
+        out in the parts' dtype, lse at least float32; sums in float32 at least. Rows empty in all parts: (0, -inf).
+
+    Raises:
+        ValueError: no parts, or shapes, dtypes or devices that differ.
+        TypeError: a part is no pair of floating-point tensors.
+    """
+    outs, lses = _check_parts(parts)
+    wide = torch.promote_types(outs[0].dtype, torch.float32)
+    lse = torch.stack([part.to(wide) for part in lses])
+    top = lse.detach().amax(0)
+    pivot = torch.where(top == float("-inf"), 0.0, top)
+    weight = torch.exp(lse - pivot)
+    total = weight.sum(0)
+    empty = total == 0
+    some = torch.where(empty, 1.0, total)
+    # A part a row sees nothing of has weight 0; whatever its output holds there is not read.
+    terms = [torch.where((w != 0)[..., None], out.to(wide) * (w / some)[..., None], 0.0)
+             for w, out in zip(weight, outs, strict=True)]  # fmt: skip
+    out = torch.stack(terms).sum(0)
+    return out.to(outs[0].dtype), torch.where(empty, float("-inf"), pivot + torch.log(some))
+
+
+def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    pairs = list(parts)
+    if not pairs:
+        raise ValueError("merge: parts must hold at least one (out, lse) pair, got none")
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
+            raise TypeError(f"merge: part {number} must be a pair of tensors (out, lse), got {type(pair).__name__}")
+        out, lse = pair
+        if out.dim() != 4 or lse.shape != out.shape[:3]:
+            raise ValueError(
+                f"merge: part {number} must be out (B, Hq, Lq, Dv) and lse (B, Hq, Lq), "
+                f"got {tuple(out.shape)} and {tuple(lse.shape)}"
+            )
+        first = pairs[0][0]
+        if (out.shape, out.dtype, out.device) != (first.shape, first.dtype, first.device):
+            raise ValueError(
+                f"merge: part {number} is {tuple(out.shape)} {out.dtype} on {out.device}, "
+                f"expected part 0's {tuple(first.shape)} {first.dtype} on {first.device}"
+            )
+    return [out for out, _ in pairs], [lse for _, lse in pairs]

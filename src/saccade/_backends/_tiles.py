@@ -1,0 +1,279 @@
+"""What one tile of attention is: which keys a row sees there, its logits, and products that keep poison where it was.
+
+A *guarded* problem may hold NaN or Inf where not everybody may look. Its operands are cleaned (non-finite entries set
+to 0, remembered in `bad`), and NaN is put back into exactly those results that saw such an entry: no product of 0 and
+NaN is ever formed, and the derivatives stay clean as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .._biases import Bias, Placement, Span, TensorBias
+from .._call import Call
+from .._dropout import Dropout
+from .._masks import Mask
+
+# Tile sizes depend on nothing in the call: a sample's bits must not depend on its batch mates.
+ROWS, KEYS = 256, 256
+# Scores held at once over all batch items of a group; more batch items are taken in turn.
+GROUP = 2**22
+
+NEGATIVE = float("-inf")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The part of a call that is not differentiated, possibly for some rows, heads and batch items only."""
+
+    mask: Mask | None
+    bias: Bias | None
+    scale: float
+    softcap: float | None
+    dropout: Dropout | None
+    length_q: int
+    length_k: int
+    kv_heads: int
+    dtype: torch.dtype  # accumulation
+    device: torch.device
+    placement: Placement
+    guarded: bool
+    rows: tuple[int, ...] | None = None  # query rows, None: all
+    heads: tuple[int, ...] | None = None  # query heads, None: all
+    batch: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, call: Call, guarded: bool) -> Problem:
+        bias, placement = call.bias, 0
+        if bias is not None:
+            placement = call.placement
+        return cls(
+            call.mask, bias, call.scale, call.softcap, call.dropout, call.length_q, call.length_k, call.kv_heads,
+            call.accumulator, call.device, placement, guarded, batch=(0, call.batch),
+        )  # fmt: skip
+
+    def group(self, start: int, stop: int) -> Problem:
+        placement = self.placement
+        if isinstance(placement, Tensor):
+            placement = placement[start:stop]
+        return replace(self, batch=(start, stop), placement=placement)
+
+    def guard_if(self, upstream: Tensor) -> Problem:
+        """The same problem, guarded when the upstream gradient is not finite everywhere."""
+        if torch._C._are_functorch_transforms_active() or bool(torch.isfinite(upstream.detach().sum())):
+            return self
+        return replace(self, guarded=True)
+
+    # --- the walk -------------------------------------------------------------------------------------------------
+
+    def row_spans(self) -> list[Span]:
+        count = self.length_q if self.rows is None else len(self.rows)
+        return [self._row_span(start, min(start + ROWS, count)) for start in range(0, count, ROWS)]
+
+    def _row_span(self, start: int, stop: int) -> Span:
+        if self.rows is None:
+            return Span(start, stop, torch.arange(start, stop, device=self.device))
+        return Span(start, stop, torch.tensor(self.rows[start:stop], device=self.device))
+
+    def key_spans(self) -> list[Span]:
+        edges = [(start, min(start + KEYS, self.length_k)) for start in range(0, self.length_k, KEYS)]
+        return [Span(start, stop, torch.arange(start, stop, device=self.device)) for start, stop in edges]
+
+    def tiles(self, rows: Span, key_spans: list[Span]) -> Iterator[tuple[int, Span, str]]:
+        """The key blocks that some row of the block sees: (number, keys, "full" or "partial")."""
+        hull = (rows.start, rows.stop)
+        if self.rows is not None:
+            chosen = self.rows[rows.start : rows.stop]
+            hull = (min(chosen), max(chosen) + 1)
+        for number, keys in enumerate(key_spans):
+            kind = "full"
+            if self.mask is not None:
+                kind = self.mask._kind(hull, (keys.start, keys.stop), self.length_q, self.length_k)
+            if kind != "empty":
+                yield number, keys, kind
+
+    # --- one tile -------------------------------------------------------------------------------------------------
+
+    def visible(self, rows: Span, keys: Span, kind: str) -> Tensor | None:
+        """Boolean (B|1, H|1, r, c); None when every row sees every key of the tile."""
+        if kind == "full" or self.mask is None:
+            return None
+        bits = self.mask._bits(rows.index, keys.index, self.length_q, self.length_k)
+        if bits.shape[0] > 1:
+            bits = bits[self.batch[0] : self.batch[1]]
+        return bits[:, list(self.heads)] if self.heads is not None and bits.shape[1] > 1 else bits
+
+    def scores(
+        self, query: Tensor, key: Tensor, parameter: Tensor | None, rows: Span, keys: Span
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits before masking (B, Hq, r, c), and tanh of the capped ones (for their derivative)."""
+        logits = products(query * self.scale, key)
+        tanh = None
+        if self.softcap is not None:
+            tanh = torch.tanh(logits / self.softcap)
+            logits = self.softcap * tanh
+        if parameter is not None:
+            logits = logits + self.bias_tile(parameter, rows, keys)
+        return logits, tanh
+
+    def bias_tile(self, parameter: Tensor, rows: Span, keys: Span) -> Tensor:
+        assert self.bias is not None
+        return self.bias.tile(parameter.to(self.dtype), rows, keys, self.placement)
+
+    def dropped(self, rows: Span, keys: Span, heads: int) -> Tensor | None:
+        """The dropout factor of each weight, (B, Hq, r, c), by absolute indices; None without dropout."""
+        if self.dropout is None:
+            return None
+        row, key = (0, 0) if self.mask is None else self.mask._origin()
+        batch = torch.arange(*self.batch, device=self.device)
+        head = torch.arange(heads, device=self.device)
+        return self.dropout.factor(batch, head, rows.index + row, keys.index + key, self.dtype)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the rows of one tile may see, and where poison sits; constant under every derivative."""
+
+    rows: Span
+    keys: Span
+    visible: Tensor | None  # (B|1, H|1, r, c), None: everything
+    factor: Tensor | None  # dropout, (B, Hq, r, c)
+    marks: Tensor | None  # logits that a non-finite query or key went into, (B, Hq, r, c)
+    bad_v: Tensor | None  # (B, Hkv, c, Dv)
+
+    def only(self, tile: Tensor) -> Tensor:
+        """The tile where visible, 0 elsewhere, whatever stood there."""
+        return tile if self.visible is None else torch.where(self.visible, tile, 0.0)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of the call: blocks of it in the accumulator's dtype, cleaned when the problem is guarded."""
+
+    tensor: Tensor
+    problem: Problem
+
+    def block(self, span: Span) -> tuple[Tensor, Tensor | None]:
+        """(block (B, H, n, width), where it was not finite or None)."""
+        block = self.tensor.narrow(2, span.start, span.stop - span.start).to(self.problem.dtype)
+        if not self.problem.guarded:
+            return block, None
+        finite = torch.isfinite(block)
+        return torch.where(finite, block, 0.0), ~finite
+
+
+def look(
+    problem: Problem, rows: Span, keys: Span, kind: str, parameter: Tensor | None, bad: tuple[Tensor | None, ...],
+    heads: int,
+) -> Sight:  # fmt: skip
+    """What is to be seen in a tile; `bad` says where its queries, keys and values are not finite."""
+    visible = problem.visible(rows, keys, kind)
+    bad_q, bad_k, bad_v = bad
+    marks = None
+    if bad_q is not None and bad_k is not None:
+        marks = bad_q.any(-1)[..., :, None] | spread(bad_k.any(-1), heads)[..., None, :]
+        if parameter is not None and isinstance(problem.bias, TensorBias):
+            allowed = problem.bias_tile(parameter, rows, keys) != NEGATIVE
+            visible = allowed if visible is None else visible & allowed
+    return Sight(rows, keys, visible, problem.dropped(rows, keys, heads), marks, bad_v)
+
+
+def logits_of(
+    problem: Problem, sight: Sight, query: Tensor, key: Tensor, parameter: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Masked logits (B, Hq, r, c), -inf where nothing is seen, and tanh of the capped ones."""
+    logits, tanh = problem.scores(query, key, parameter, sight.rows, sight.keys)
+    logits = poison(logits, sight.marks)
+    return (logits if sight.visible is None else torch.where(sight.visible, logits, NEGATIVE)), tanh
+
+
+# --- grouped-query products ---------------------------------------------------------------------------------------
+
+
+def fold(tensor: Tensor, kv_heads: int) -> Tensor:
+    """(B, Hq, r, n) to (B, Hkv, G*r, n): the query heads of one key head become more rows of one product."""
+    batch, heads, rows, width = tensor.shape
+    return tensor if heads == kv_heads else tensor.reshape(batch, kv_heads, heads // kv_heads * rows, width)
+
+
+def unfold(tensor: Tensor, heads: int) -> Tensor:
+    """The inverse of `fold`."""
+    batch, kv_heads, rows, width = tensor.shape
+    return tensor if heads == kv_heads else tensor.reshape(batch, heads, rows * kv_heads // heads, width)
+
+
+def spread(tensor: Tensor, heads: int) -> Tensor:
+    """(B, Hkv, ...) to (B, Hq, ...): query head h reads key head h // G."""
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
+
+
+def products(rows: Tensor, key: Tensor) -> Tensor:
+    """x_i.k_j: (B, Hq, r, n) with (B, Hkv, c, n) to (B, Hq, r, c)."""
+    return unfold(torch.matmul(fold(rows, key.shape[1]), key.transpose(-1, -2)), rows.shape[1])
+
+
+def weigh(weights: Tensor, value: Tensor) -> Tensor:
+    """sum_j w_ij v_j: (B, Hq, r, c) with (B, Hkv, c, n) to (B, Hq, r, n)."""
+    return unfold(torch.matmul(fold(weights, value.shape[1]), value), weights.shape[1])
+
+
+def collect(weights: Tensor, rows: Tensor, kv_heads: int) -> Tensor:
+    """sum_i w_ij x_i over rows and the query heads of each key head: to (B, Hkv, c, n)."""
+    return torch.matmul(fold(weights, kv_heads).transpose(-1, -2), fold(rows, kv_heads))
+
+
+# --- poison -------------------------------------------------------------------------------------------------------
+
+
+def poison(result: Tensor, hit: Tensor | None) -> Tensor:
+    """NaN where `hit`."""
+    if hit is None:
+        return result
+    return torch.where(hit, float("nan"), result)
+
+
+def seen_bad(sight: Sight, heads: int, dtype: torch.dtype) -> Tensor | None:
+    """Which (row, column) of the weighted sum over values met a bad entry: (B, Hq, r|1, Dv)."""
+    bad = sight.bad_v
+    if bad is None:
+        return None
+    if sight.visible is None:
+        return spread(bad.any(-2, keepdim=True), heads)
+    seen = sight.visible.to(dtype).expand(bad.shape[0], heads, *sight.visible.shape[2:])
+    return weigh(seen, bad.to(dtype)) > 0
+
+
+# --- batch groups -------------------------------------------------------------------------------------------------
+
+
+def by_group(function: Callable[..., tuple[Tensor, ...]], problem: Problem, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """`function(problem, *tensors)` over groups of batch items in turn, so that memory does not grow with the batch.
+
+    A tensor whose first axis is not the batch (slopes, a table, a bias shared by the batch) goes to every group whole,
+    and where the function returns its gradient, the groups' are added.
+    """
+    query = tensors[0]
+    assert query is not None
+    batch = query.shape[0]
+    size = max(1, GROUP // (query.shape[1] * min(ROWS, max(1, query.shape[2])) * min(KEYS, max(1, problem.length_k))))
+    if batch <= size:
+        return function(problem, *tensors)
+    shared = tensors[3] is not None and _shared(tensors[3], batch)
+    parts = []
+    for start in range(0, batch, size):
+        stop = min(start + size, batch)
+        cut = [x if x is None or _shared(x, batch) else x[start:stop] for x in tensors]
+        parts.append(function(problem.group(start, stop), *cut))
+    return tuple(
+        torch.stack(pieces).sum(0) if shared and number == 3 else torch.cat(pieces)
+        for number, pieces in enumerate(zip(*parts, strict=True))
+    )
+
+
+def _shared(tensor: Tensor, batch: int) -> bool:
+    """Only a bias's parameter (and what has its shape) can lack the batch axis: all else is 3-D or 4-D and has it."""
+    return tensor.dim() <= 2 or (tensor.shape[0] == 1 and batch > 1)

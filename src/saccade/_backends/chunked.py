@@ -1,0 +1,124 @@
+"""Attention over tiles in plain PyTorch: linear memory forward, backward, forward-mode and double backward, any device.
+
+    s_ij = softcap(scale q_i.k_j) + bias_ij     lse_i = log sum_j exp s_ij      p_ij = exp(s_ij - lse_i)
+    out_i = sum_j p_ij v_j                      ds_ij = p_ij (do_i.v_j - delta_i),  delta_i = do_i.out_i - dlse_i
+
+The forward is the online softmax (Milakov & Gimelshein 2018; Dao et al. 2022, FlashAttention, algorithm 1). The
+derivatives recompute p from lse tile by tile and stand in `_derivatives.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._biases import Span
+from .._call import Call, add_sink
+from . import _derivatives
+from ._tiles import NEGATIVE, Operand, Problem, by_group, logits_of, look, poison, seen_bad, weigh
+
+Pair = tuple[Tensor, Tensor]
+
+
+def refuses(call: Call) -> str | None:
+    """None: this backend takes every call of the contract."""
+    return None
+
+
+def run(call: Call) -> Pair:
+    """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
+    problem = Problem.of(call, guarded=needs_guard(call))
+    out, lse = attend(problem, call.query, call.key, call.value, call.bias.parameter if call.bias else None)
+    out, lse = add_sink(out, lse, call.sink)
+    return out.to(call.query.dtype), lse
+
+
+def needs_guard(call: Call) -> bool:
+    """Whether something non-finite may sit where not every query may look.
+
+    On a CPU that is looked up (a sum costs a fiftieth of a scan); on a GPU that would be a synchronisation and under
+    torch.func it is impossible, so there a call with a mask or a bias is always guarded.
+    """
+    if call.mask is None and call.bias is None:
+        return False
+    if call.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        return True
+    with torch.no_grad():
+        return not all(bool(torch.isfinite(tensor.detach().sum())) for tensor in call.tensors())
+
+
+def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
+    """out and lse in the accumulator's dtype, without the sink; differentiable as far as anyone asks."""
+    with torch.autocast(query.device.type, enabled=False):
+        return _Attend.apply(problem, query, key, value, parameter)  # type: ignore[no-any-return]
+
+
+class _Attend(torch.autograd.Function):
+    """(query, key, value, parameter) -> (out, lse), with recomputing derivatives of every kind."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
+        return by_group(_forward, problem, query, key, value, parameter)  # type: ignore[return-value]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
+        ctx.problem = inputs[0]
+        ctx.save_for_backward(*inputs[1:], *output)
+        ctx.save_for_forward(*inputs[1:], *output)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, parameter, out, lse = ctx.saved_tensors
+        grads = _derivatives.backward(ctx.problem, query, key, value, parameter, out, lse, d_out, d_lse)
+        return None, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Pair:
+        *primals, out, lse = ctx.saved_tensors
+        given = [
+            torch.zeros_like(primal) if tangent is None and primal is not None else tangent
+            for primal, tangent in zip(primals, tangents, strict=True)
+        ]
+        return by_group(_derivatives.tangent, ctx.problem, *primals, *given, out, lse)  # type: ignore[return-value]
+
+
+def _forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
+    key_spans = problem.key_spans()
+    shape = (query.shape[0], query.shape[1], 0)
+    outs = [query.new_zeros(*shape, value.shape[3], dtype=problem.dtype)]
+    lses = [query.new_zeros(shape, dtype=problem.dtype)]
+    for rows in problem.row_spans():
+        out, lse = _forward_rows(problem, query, key, value, parameter, rows, key_spans)
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _forward_rows(
+    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, rows: Span,
+    key_spans: list[Span],
+) -> Pair:  # fmt: skip
+    q, bad_q = Operand(query, problem).block(rows)
+    top = q.new_full(q.shape[:3], NEGATIVE)
+    total = torch.zeros_like(top)
+    summed = q.new_zeros(*q.shape[:3], value.shape[3])
+    for _, keys, kind in problem.tiles(rows, key_spans):
+        k, bad_k = Operand(key, problem).block(keys)
+        v, bad_v = Operand(value, problem).block(keys)
+        sight = look(problem, rows, keys, kind, parameter, (bad_q, bad_k, bad_v), q.shape[1])
+        logits, _ = logits_of(problem, sight, q, k, parameter)
+        higher = torch.maximum(top, logits.amax(-1))
+        pivot = torch.where(higher == NEGATIVE, 0.0, higher)  # -inf - -inf is NaN
+        weights, carry = torch.exp(logits - pivot[..., None]), torch.exp(top - pivot)
+        total = total * carry + weights.sum(-1)
+        kept = weights if sight.factor is None else weights * sight.factor
+        summed = summed * carry[..., None] + weigh(kept, v)
+        summed = poison(summed, seen_bad(sight, q.shape[1], problem.dtype))
+        top = higher
+    empty = total == 0
+    out = torch.where(empty[..., None], 0.0, summed / torch.where(empty, 1.0, total)[..., None])
+    return out, torch.where(empty, NEGATIVE, top + torch.log(torch.where(empty, 1.0, total)))

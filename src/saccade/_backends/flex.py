@@ -1,0 +1,121 @@
+"""PyTorch's compiled FlexAttention on CUDA: every mask and bias, softcap and lse, with block sparsity.
+
+It lacks promise (b) of the contract's poison line, reproducible dropout, and forward-mode and double derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._biases import TensorBias
+from .._call import Call, add_sink
+from .sdpa import _by_kv_head, _is_dual
+
+
+def refuses(call: Call) -> str | None:
+    """Why FlexAttention cannot do this call, or None."""
+    if call.device.type != "cuda":
+        return f"FlexAttention is used on CUDA only, and query is on {call.device.type}"
+    if call.query.dtype == torch.float64:
+        return "FlexAttention has no float64"
+    if call.dropout is not None:
+        return "FlexAttention has no dropout"
+    if min(call.batch, call.length_q, call.length_k) == 0:
+        return "FlexAttention does not take empty inputs"
+    if call.query.shape[3] < 16 or call.value.shape[3] < 16:
+        return "FlexAttention wants at least 16 columns in key and value"
+    if torch._C._are_functorch_transforms_active() or any(_is_dual(tensor) for tensor in call.tensors()):
+        return "FlexAttention lacks forward-mode and torch.func derivatives"
+    return None
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """out (B, Hq, Lq, Dv) and lse (B, Hq, Lq) in float32."""
+    return attend(call, _compiled())
+
+
+def attend(call: Call, flex_attention: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """The call through a given flex_attention (compiled, or PyTorch's eager one)."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    from .._masks import keys_seen
+
+    query, key, value = call.query, call.key, call.value
+    seen = keys_seen(call.mask, call.length_q, call.length_k) if call.mask is not None else None
+    if seen is not None:
+        shown = _by_kv_head(seen[..., None], call)
+        key, value = torch.where(shown, key, 0.0), torch.where(shown, value, 0.0)
+    out, aux = flex_attention(
+        query, key, value, score_mod=_score_mod(call), block_mask=_block_mask(call), scale=call.scale,
+        enable_gqa=call.heads != call.kv_heads, return_aux=AuxRequest(lse=True),
+    )  # fmt: skip
+    empty = aux.lse == float("-inf")
+    out = torch.where(empty[..., None], 0.0, out)
+    out, lse = add_sink(out.to(call.accumulator), aux.lse, call.sink)
+    return out.to(call.query.dtype), lse
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _block_mask(call: Call) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask, lengths = call.mask, (call.length_q, call.length_k)
+    if mask is None:
+        return None
+    batch, heads = mask._shape()
+
+    def rule(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return mask._rule(b, h, row, key, *lengths)
+
+    return create_block_mask(
+        rule, call.batch if batch > 1 else None, call.heads if heads > 1 else None, *lengths, device=str(call.device)
+    )
+
+
+def _score_mod(call: Call) -> Callable[..., Tensor] | None:
+    """softcap, then the bias, as one function of a score and its indices."""
+    bias, softcap = call.bias, call.softcap
+    if bias is None and softcap is None:
+        return None
+    added = None if bias is None else _bias_at(call)
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if added is None else score + added(b, h, row, key)
+
+    return score_mod
+
+
+def _bias_at(call: Call) -> Callable[..., Tensor]:
+    """The bias of one (b, h, row, key), from its parameter."""
+    bias, placement = call.bias, call.placement
+    assert bias is not None
+    parameter = bias.parameter
+    if isinstance(bias, TensorBias):
+        sizes = parameter.shape
+
+        def entry(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+            at = [index if size > 1 else torch.zeros_like(index) for index, size in zip((b, h, row, key), sizes, strict=True)]
+            return parameter[at[0], at[1], at[2], at[3]]
+
+        return entry
+
+    def relative(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        offset = placement if isinstance(placement, int) else placement[b]
+        return bias.value(parameter, h, key - row - offset)
+
+    return relative
+
+

@@ -1,0 +1,140 @@
+"""From what a caller gives to a checked `Call`. Every refusal names the argument, what came and what was expected."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from ._biases import Bias, as_bias
+from ._call import Call
+from ._dropout import Dropout, as_dropout
+from ._masks import Mask, as_mask
+
+_LAYOUT = {"query": "(B, Hq, Lq, D)", "key": "(B, Hkv, Lk, D)", "value": "(B, Hkv, Lk, Dv)"}
+
+
+def make_call(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, *, bias: Tensor | Bias | None,
+    scale: float | None, softcap: float | None, sink: Tensor | None, dropout: float | Dropout, needs_lse: bool = False,
+) -> Call:  # fmt: skip
+    """Check every argument against the contract; nothing is computed and no value inside a tensor is looked at."""
+    _check_tensors(query, key, value)
+    query, key, value = _autocast(query, key, value)
+    _check_dtypes(query, key, value)
+    _check_shapes(query, key, value)
+    batch, heads, length_q, width = query.shape
+    length_k = key.shape[2]
+    mask = as_mask(mask)
+    if mask is not None:
+        mask._check(batch, heads, length_q, length_k, query.device)
+    checked_bias = _check_bias(bias, query, length_k)
+    return Call(
+        query, key, value, mask, checked_bias, _scale(scale, width), _softcap(softcap), _sink(sink, query),
+        as_dropout(dropout), needs_lse,
+    )  # fmt: skip
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor {_LAYOUT[name]}, got {type(tensor).__name__}")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must be 4-D {_LAYOUT[name]}, got shape {tuple(tensor.shape)}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.device != query.device:
+            raise ValueError(f"{name} is on {tensor.device}, expected query's device {query.device}")
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, cast as F.sdpa does: everything but float64 to the autocast dtype."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
+
+
+def _check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    known = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    if query.dtype not in known:
+        raise TypeError(f"query must be float32, bfloat16, float16 or float64, got {query.dtype}")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name} is {tensor.dtype}, expected query's dtype {query.dtype}")
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    batch, heads, _, width = query.shape
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape[0] != batch:
+            raise ValueError(f"{name} has batch (axis 0) {tensor.shape[0]}, expected query's {batch}")
+    if key.shape[3] != width:
+        raise ValueError(f"key has width (axis 3) {key.shape[3]}, expected query's {width}")
+    if width == 0:
+        raise ValueError("query has width (axis 3) 0, expected at least 1")
+    for axis, what in ((1, "heads"), (2, "length")):
+        if value.shape[axis] != key.shape[axis]:
+            raise ValueError(f"value has {what} (axis {axis}) {value.shape[axis]}, expected key's {key.shape[axis]}")
+    kv_heads = key.shape[1]
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise ValueError(f"query has {heads} heads (axis 1), expected a positive multiple of key's {kv_heads}")
+
+
+def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bias | None:
+    checked = as_bias(bias)
+    if checked is None:
+        return None
+    parameter = checked.parameter
+    if parameter.device != query.device:
+        raise ValueError(f"bias is on {parameter.device}, expected query's device {query.device}")
+    if parameter.dtype == torch.float64 and query.dtype != torch.float64:
+        raise TypeError(f"bias is {parameter.dtype}, expected query's dtype {query.dtype} or torch.float32")
+    checked.check(query.shape[0], query.shape[1], query.shape[2], length_k)
+    return checked
+
+
+def check_number(value: object, name: str) -> float:
+    """A finite real number; a tensor is refused, since it would be read on every call."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        hint = " (fold a learned scale into the query)" if name == "scale" else ""
+        raise TypeError(f"{name} must be a float, got {type(value).__name__}{hint}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
+
+
+def _scale(scale: float | None, width: int) -> float:
+    return width**-0.5 if scale is None else check_number(scale, "scale")
+
+
+def _softcap(softcap: float | None) -> float | None:
+    if softcap is None:
+        return None
+    number = check_number(softcap, "softcap")
+    if number <= 0:
+        raise ValueError(f"softcap must be positive, got {softcap} (None switches it off)")
+    return number
+
+
+def _sink(sink: Tensor | None, query: Tensor) -> Tensor | None:
+    if sink is None:
+        return None
+    if not isinstance(sink, Tensor) or not sink.is_floating_point():
+        raise TypeError(f"sink must be a floating-point tensor (Hq,), got {_kind(sink)}")
+    if sink.shape != (query.shape[1],):
+        raise ValueError(f"sink must have shape (Hq,) = ({query.shape[1]},), got {tuple(sink.shape)}")
+    if sink.device != query.device:
+        raise ValueError(f"sink is on {sink.device}, expected query's device {query.device}")
+    if sink.dtype == torch.float64 and query.dtype != torch.float64:
+        raise TypeError(f"sink is {sink.dtype}, expected query's dtype {query.dtype} or torch.float32")
+    return sink
+
+
+def _kind(thing: object) -> str:
+    return str(thing.dtype) if isinstance(thing, Tensor) else type(thing).__name__
+
+

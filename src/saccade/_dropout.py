@@ -1,0 +1,71 @@
+"""Dropout on the weights, drawn by counting: the same (seed, b, h, query, key) gives the same bit, on any tile and thread."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout with a fixed seed: each weight is dropped with probability `p`, the rest scaled by `1 / (1 - p)`.
+
+    A plain float as `dropout=` draws one seed per call from PyTorch's generator instead.
+
+    Args:
+        p: probability in [0, 1).
+        seed: any integer; its low 64 bits count.
+
+    Raises:
+        ValueError: p is outside [0, 1).
+        TypeError: p is not a number or seed not an int.
+    """
+
+    p: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_probability(self.p, "Dropout: p"))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"Dropout: seed must be an int, got {type(self.seed).__name__}")
+
+    def factor(self, batch: Tensor, heads: Tensor, rows: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """What each weight is multiplied by, 0 or 1 / (1 - p), shape (B, H, r, c), from 1-D absolute indices."""
+        low, high = self.seed & _WORD, (self.seed >> 32) & _WORD
+        head = _mix(_mix(batch[:, None] ^ low) + heads[None, :]) ^ high
+        row = _mix(_mix(head)[:, :, None] + rows)
+        again = _mix(row ^ 0x9E3779B9)
+        word = _mix(_mix(keys ^ row[..., None]) + again[..., None])
+        kept = word >= math.floor(self.p * 2**32)
+        return kept.to(dtype) * (1.0 / (1.0 - self.p))
+
+
+def _mix(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words with low bias (Wellons, "lowbias32"); int64 holds the words, as torch lacks uint32."""
+    word = word & _WORD
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _WORD
+    word = ((word ^ (word >> 15)) * 0x846CA68B) & _WORD
+    return word ^ (word >> 16)
+
+
+def check_probability(p: object, name: str) -> float:
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"{name} must be a float in [0, 1), got {type(p).__name__}")
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"{name} must lie in [0, 1), got {p}")
+    return float(p)
+
+
+def as_dropout(dropout: float | Dropout) -> Dropout | None:
+    """None when nothing is dropped; a float draws its seed here, so `torch.manual_seed` and checkpointing hold."""
+    if isinstance(dropout, Dropout):
+        return dropout if dropout.p > 0.0 else None
+    p = check_probability(dropout, "dropout")
+    if p == 0.0:
+        return None
+    return Dropout(p, int(torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64).item()))

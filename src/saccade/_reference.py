@@ -1,0 +1,78 @@
+"""The meaning of attention: dense, slow, obvious. Specification and oracle of every other backend.
+
+    s_ij  = softcap(scale q_i.k_j) + bias_ij                       softcap(x) = c tanh(x / c)
+    p_ij  = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))            over the keys j' that query i sees
+    out_i = sum_j p_ij m_ij v_j                                    m_ij in {0, 1 / (1 - p)} with dropout
+
+Every operand is selected element by element before it is multiplied: 0 * NaN is NaN, so a matrix product could not
+keep what a query may not see out of its result or of the derivatives. Any dtype; O(B Hq Lq Lk (D + Dv)) memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._biases import Span, TensorBias
+from ._call import Call, add_sink
+
+NEGATIVE = float("-inf")
+
+
+def refuses(call: Call) -> str | None:
+    """None: the reference takes every call of the contract."""
+    return None
+
+
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
+    with torch.autocast(call.device.type, enabled=False):
+        seen, bias = _seen_and_bias(call)
+        logits = torch.where(seen, _logits(call, seen) + bias, NEGATIVE)
+        top = logits.detach().amax(-1) if call.length_k else logits.new_full(logits.shape[:3], NEGATIVE)
+        pivot = torch.where(top == NEGATIVE, 0.0, top)
+        weights = torch.exp(logits - pivot[..., None])
+        total = weights.sum(-1)
+        empty = total == 0
+        some = torch.where(empty, 1.0, total)
+        lse = torch.where(empty, NEGATIVE, pivot + torch.log(some))
+        out = _weighted_values(call, seen, weights / some[..., None])
+        out, lse = add_sink(torch.where(empty[..., None], 0.0, out), lse, call.sink)
+        return out.to(call.query.dtype), lse
+
+
+def _seen_and_bias(call: Call) -> tuple[Tensor, Tensor]:
+    """Who sees whom, boolean, and the additive scores where seen, both (B, Hq, Lq, Lk); -inf in a tensor is not seen."""
+    shape = (call.batch, call.heads, call.length_q, call.length_k)
+    if call.mask is None:
+        seen = torch.ones(shape, dtype=torch.bool, device=call.device)
+    else:
+        seen = call.mask.dense(call.length_q, call.length_k, device=call.device).expand(shape)
+    if call.bias is None:
+        return seen, torch.zeros((), dtype=call.accumulator, device=call.device)
+    rows = Span(0, call.length_q, torch.arange(call.length_q, device=call.device))
+    keys = Span(0, call.length_k, torch.arange(call.length_k, device=call.device))
+    bias = call.bias.tile(call.bias.parameter.to(call.accumulator), rows, keys, call.placement).expand(shape)
+    if isinstance(call.bias, TensorBias):
+        seen = seen & (bias != NEGATIVE)
+    return seen, torch.where(seen, bias, 0.0)
+
+
+def _logits(call: Call, seen: Tensor) -> Tensor:
+    """softcap(scale q.k), each product formed only from what is seen."""
+    key = call.key.repeat_interleave(call.heads // call.kv_heads, dim=1)
+    query = torch.where(seen[..., None], call.query[:, :, :, None].to(call.accumulator), 0.0)
+    key = torch.where(seen[..., None], key[:, :, None].to(call.accumulator), 0.0)
+    logits = call.scale * (query * key).sum(-1)
+    return logits if call.softcap is None else call.softcap * torch.tanh(logits / call.softcap)
+
+
+def _weighted_values(call: Call, seen: Tensor, weights: Tensor) -> Tensor:
+    if call.dropout is not None:
+        row, key = (0, 0) if call.mask is None else call.mask._origin()
+        sizes = ((call.batch, 0), (call.heads, 0), (call.length_q, row), (call.length_k, key))
+        counters = [torch.arange(size, device=call.device) + start for size, start in sizes]
+        weights = weights * call.dropout.factor(*counters, call.accumulator)
+    value = call.value.repeat_interleave(call.heads // call.kv_heads, dim=1)
+    value = torch.where(seen[..., None], value[:, :, None].to(call.accumulator), 0.0)
+    return (weights[..., None] * value).sum(-2)
