@@ -1,0 +1,36 @@
+"""`saccade generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("generate")(generate)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="How the text begins; may be empty.", show_default=False)],
+    model: Annotated[Path | None, typer.Option(help="A model folder.  [default: the embedded model]")] = None,
+    tokens: Annotated[int, typer.Option(help="How many tokens to write, at most to the end of the context.")] = 100,
+    temperature: Annotated[float, typer.Option(help="Above 1: more surprising; 0: always the likeliest.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that reach p together.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
+) -> None:
+    """Continue PROMPT, token by token."""
+    from ..models import Sampling, load
+    from ..models import generate as pieces
+
+    if tokens < 1:
+        raise ValueError(f"tokens: must be at least 1, got {tokens}")
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    continuation = pieces(load(model), prompt, tokens, sampling)
+    first = next(continuation, "")  # whatever is wrong with the prompt is known before anything is printed
+    typer.echo(prompt + first, nl=False)
+    for piece in continuation:
+        typer.echo(piece, nl=False)
+    typer.echo()

@@ -1,0 +1,78 @@
+"""The shape of a language model, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..nn.attention import check_heads
+from ..nn.feed_forward import default_hidden
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a `DecoderLM`.
+
+    Args:
+        vocabulary: how many tokens there are.
+        width: E, of the embedding and the residual stream.
+        layers: decoder blocks.
+        heads: query heads of each block; they divide the width.
+        kv_heads: key/value heads; they divide `heads`; None is `heads`.
+        hidden: width inside the feed-forward layers; None is `saccade.nn.SwiGLU`'s.
+        context: the longest sequence of tokens the model takes, the start token included.
+        dropout: on the embedding and on what blocks add to the residual stream, in training.
+        rotary_base: as in `saccade.positions.Rotary`.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int | None = None
+    hidden: int | None = None
+    context: int = 256
+    dropout: float = 0.0
+    rotary_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "layers", "heads", "context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.kv_heads is None:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if self.hidden is None:
+            object.__setattr__(self, "hidden", default_hidden(self.width))
+        check_heads(self.width, self.heads, self.kv_heads or 0)
+        if self.hidden is None or self.hidden < 1:
+            raise ValueError(f"hidden: must be at least 1, got {self.hidden}")
+        if self.width // self.heads % 2:
+            raise ValueError(
+                f"heads: rotary positions need heads of even width, got {self.width} / {self.heads} = "
+                f"{self.width // self.heads}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The configuration in `values`; ValueError names fields that are missing or unknown."""
+        fields = dataclasses.fields(cls)
+        unknown = sorted(set(values) - {f.name for f in fields})
+        missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
+        if unknown or missing:
+            raise ValueError(f"model configuration: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+        wrong = [f.name for f in fields if f.name in values and not _fits(values[f.name], str(f.type))]
+        if wrong:
+            raise ValueError(f"model configuration: not a number of the right kind: {', '.join(wrong)}")
+        return cls(**values)
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    if value is None:
+        return "None" in annotation
+    allowed = (int, float) if "float" in annotation else (int,)
+    return isinstance(value, allowed) and not isinstance(value, bool)

@@ -1,0 +1,114 @@
+"""Text to tokens and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+START = "<s>"
+UNKNOWN = "<unk>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """Tokens of a text, and for each the characters `text[start:stop]` it stands for.
+
+    A byte-level token holding part of a character spans that whole character.
+    """
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+
+
+class Tokenizer:
+    """Byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) or single characters.
+
+    `encode` adds nothing: the start token, which every training window begins with, is the caller's to put in front.
+    Text that spells a special token is encoded as the text it is.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        start = inner.token_to_id(START)
+        if start is None:
+            raise ValueError(f"tokenizer: has no start token {START!r}")
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self.start: int = start
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, special ones included."""
+        return self._inner.get_vocab_size()
+
+    def encode(self, text: str) -> Encoding:
+        encoded = self._inner.encode(text, add_special_tokens=False)
+        return Encoding(ids=encoded.ids, spans=encoded.offsets)
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, in parallel."""
+        return [encoded.ids for encoded in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; special tokens stand for nothing."""
+        return self._inner.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text piece by piece; a piece appears once its bytes form whole characters."""
+        pending: list[int] = []
+        for token in ids:
+            pending.append(token)
+            piece = self.decode(pending)
+            # Four tokens hold at least one whole UTF-8 character, or bytes that never will be one.
+            if not piece.endswith("\ufffd") or len(pending) >= 4:
+                pending.clear()
+                yield piece
+        if pending:
+            yield self.decode(pending)
+
+    def to_json(self) -> str:
+        return self._inner.to_str(pretty=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """ValueError when the text is not a tokenizer."""
+        try:
+            inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"not a tokenizer: {str(error).splitlines()[0]}") from None
+        return cls(inner)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def train_bpe(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE of at most `vocabulary` tokens: the start token, 256 bytes, and merges learned from `texts`."""
+    if vocabulary < 257:
+        raise ValueError(f"vocabulary: 256 bytes and the start token need at least 257, got {vocabulary}")
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[START],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return Tokenizer(inner)
+
+
+def train_characters(texts: Sequence[str]) -> Tokenizer:
+    """One token for each character that occurs in `texts`, the start token, and one for all other characters."""
+    characters = sorted(set().union(*texts))
+    vocabulary = {token: i for i, token in enumerate([START, UNKNOWN, *characters])}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens([START, UNKNOWN])
+    return Tokenizer(inner)

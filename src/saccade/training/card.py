@@ -1,0 +1,74 @@
+"""The model card of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..models import LanguageModel
+from .data import Corpus
+
+if TYPE_CHECKING:
+    from .run import LanguageRun
+
+
+def model_card(
+    run: LanguageRun, lm: LanguageModel, corpus: Corpus, curve: list[dict[str, float]], steps_done: int
+) -> str:
+    """Markdown: what was trained on what, for how long, on which machine, and how well it predicts."""
+    config, settings = lm.model.config, run.settings
+    seen = steps_done * settings.batch * config.context
+    kind = "single characters" if run.vocabulary is None else "byte-level BPE"
+    held = ", ".join(path.name for path in run.hold_out) or "the last tenth of the text"
+    best = min(curve, key=lambda entry: entry["validation_loss"], default=None)
+    lines = [
+        f"# {run.out.resolve().name}",
+        "",
+        "A small language model trained by `saccade train lm`.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| shape | {config.layers} layers, {config.heads} heads ({config.kv_heads} for keys and values), "
+        f"width {config.width}, hidden {config.hidden}, context {config.context} |",
+        f"| parameters | {lm.model.parameter_count():,} |",
+        f"| tokens | {kind}, {config.vocabulary} |",
+        f"| trained on | {run.text.name}: {corpus.training.shape[0]:,} tokens |",
+        f"| validated on | {held}: {corpus.validation.shape[0]:,} tokens |",
+        f"| steps | {steps_done:,} of {settings.steps:,}, {settings.batch} windows each: {seen:,} tokens, "
+        f"{seen / corpus.training.shape[0]:.1f} times the text |",
+        f"| optimizer | AdamW, peak {settings.peak:g}, warm-up {settings.warmup}, weight decay "
+        f"{settings.weight_decay:g}, betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
+        f"dropout {config.dropout:g}, precision {settings.precision}, seed {settings.seed} |",
+        f"| repeats | {_repeats(settings.repeats)} |",
+    ]
+    if best is not None:
+        loss = best["validation_loss"]
+        lines += [
+            f"| time | {curve[-1]['seconds'] / 60:.1f} min on {machine()} |",
+            f"| best validation loss | {loss:.4f} nats per token (perplexity {math.exp(loss):.2f}), "
+            f"at step {best['step']:,} |",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _repeats(share: float) -> str:
+    if share == 0.0:
+        return "none"
+    return f"in {share:.0%} of the windows a stretch of text is followed by itself, to teach copying"
+
+
+def machine() -> str:
+    """The hardware, in a few words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line[:10] == "model name"]
+        name = models[0] if models else name
+    return f"{name}, {min(torch.get_num_threads(), os.cpu_count() or 1)} threads"

@@ -1,0 +1,67 @@
+"""Texts from files, and texts as one row of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..models import Tokenizer
+
+
+def read_texts(path: str | Path) -> dict[Path, str]:
+    """The text of a file, or of all `*.txt` files below a folder, by path, in order.
+
+    Raises FileNotFoundError or ValueError, naming the path, when there is none, or one is empty or not UTF-8 text.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path}: no .txt file in this folder")
+    return {file: _read_text(file) for file in files}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    if "\0" in text:
+        raise ValueError(f"{path}: binary, not text (it holds a zero byte)")
+    if not text.strip():
+        raise ValueError(f"{path}: empty")
+    return text
+
+
+def split_tail(text: str, share: float = 0.1) -> tuple[str, str]:
+    """The text without and with only its last `share`, cut at a character."""
+    cut = int(len(text) * (1 - share))
+    return text[:cut], text[cut:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """What to train on and what to judge by, as tokens (N,): texts one after another, a start token before each."""
+
+    training: Tensor
+    validation: Tensor
+
+    @classmethod
+    def encode(cls, training: Sequence[str], validation: Sequence[str], tokenizer: Tokenizer) -> Corpus:
+        return cls(encode_texts(training, tokenizer), encode_texts(validation, tokenizer))
+
+
+def encode_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Tensor:
+    """The texts as one row of tokens, a start token before each."""
+    tokens: list[int] = []
+    for text in texts:
+        tokens.append(tokenizer.start)
+        # By lines, which is how the library uses all cores; its pieces never reach across the end of a line.
+        for line in tokenizer.encode_many(text.splitlines(keepends=True)):
+            tokens.extend(line)
+    return torch.tensor(tokens, dtype=torch.int64)

@@ -1,0 +1,55 @@
+"""Windows of tokens: what the model sees of a text at once.
+
+A window is a row of `context + 1` tokens: the start token and `context` tokens of the text. All but the last are the
+model's input, all but the first are what it is to predict.
+
+Shapes: N tokens of the text, B batch, L context.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def draw_windows(
+    tokens: Tensor, *, start: int, context: int, batch: int, seed: int, step: int, repeats: float = 0.0
+) -> Tensor:
+    """The windows of one training step, (B, L + 1): a function of the arguments and nothing else.
+
+    Places are drawn evenly, with replacement. `repeats` is the probability that a window is made to say something
+    twice: a stretch in it, of a random length from 16 to L / 2, is followed by itself.
+    """
+    check_length(tokens, context)
+    random = np.random.default_rng((seed, step))
+    places = random.integers(0, tokens.shape[0] - context + 1, size=batch)
+    windows = torch.full((batch, context + 1), start, dtype=torch.int64)
+    for window, place in zip(windows, places.tolist(), strict=True):
+        window[1:] = tokens[place : place + context]
+        if random.random() < repeats:
+            _repeat(window, random)
+    return windows
+
+
+def _repeat(window: Tensor, random: np.random.Generator) -> None:
+    context = window.shape[0] - 1
+    length = int(random.integers(min(16, context // 2), context // 2, endpoint=True))
+    first = int(random.integers(1, context + 1 - 2 * length, endpoint=True))
+    window[first + length : first + 2 * length] = window[first : first + length].clone()
+
+
+def whole_windows(tokens: Tensor, *, start: int, context: int) -> Tensor:
+    """The text cut into windows side by side, (count, L + 1): each token is predicted once.
+
+    A rest shorter than a window is left out.
+    """
+    check_length(tokens, context)
+    count = tokens.shape[0] // context
+    body = tokens[: count * context].view(count, context)
+    return torch.cat((torch.full((count, 1), start, dtype=torch.int64), body), dim=1)
+
+
+def check_length(tokens: Tensor, context: int) -> None:
+    if tokens.shape[0] < context:
+        raise ValueError(f"text: {tokens.shape[0]} tokens are too short for one window of {context} (the context)")
