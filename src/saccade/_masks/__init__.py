@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from ._arbitrary import FromTensor, Predicate, as_mask
+from ._blocks import Blocks, RandomBlocks
 from ._documents import Documents
+from ._heads import PerHead
 from ._mask import Mask, Tile
 from ._padding import Padding
 from ._relative import Causal, Fixed, Prefix, Strided, Window
+from ._seen import keys_seen as keys_seen
+from ._seen import rows_seen as rows_seen
+from ._sparse import Edges, Global
 
 __all__ = [
+    "Blocks",
     "Causal",
     "Documents",
+    "Edges",
     "Fixed",
     "FromTensor",
+    "Global",
     "Mask",
     "Padding",
+    "PerHead",
     "Predicate",
     "Prefix",
+    "RandomBlocks",
     "Strided",
     "Tile",
     "Window",

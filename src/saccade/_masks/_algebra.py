@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._intervals import Kind, Region, both, either, inverted
-from ._mask import Lengths, Mask
+from ._mask import Lengths, Mask, fixed_lengths
 
 
 class _Several(Mask):
@@ -24,8 +24,7 @@ class _Several(Mask):
     def __init__(self, parts: tuple[Mask, ...]):
         self._set(parts=parts)
         self._placement()  # refuses parts that stand in different places
-        fixed = {lengths for part in parts if (lengths := part._fixed_lengths()) is not None}
-        self._set(shape=super()._shape(), fixed=fixed.pop() if fixed else None)
+        self._set(shape=super()._shape(), fixed=fixed_lengths(parts))
 
     @classmethod
     def of(cls, *masks: Mask) -> Mask:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import describe, whole
+from ._data import block_counts, describe, whole
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
 
@@ -31,6 +31,8 @@ class FromTensor(Mask):
     """
 
     tensor: Tensor
+    sizes: tuple[int, ...]
+    _summary: tuple[np.ndarray, np.ndarray] | None
     _positional = False
 
     def __init__(self, tensor: Tensor):
@@ -45,9 +47,7 @@ class FromTensor(Mask):
         return (_Held(self.tensor),)
 
     def _moved(self, device: torch.device | str) -> Mask:
-        moved = object.__new__(FromTensor)
-        moved._set(tensor=self.tensor.to(device), sizes=self.sizes, _summary=self._summary)
-        return moved
+        return self._with(tensor=self.tensor.to(device))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = (b, h, row, key)
@@ -57,16 +57,13 @@ class FromTensor(Mask):
         summary = self._blocks()
         if summary is None:
             return "partial"
-        low, high, size = (0, 0), (0, 0), 1
-        spans = []
+        blocks = []
         for span, length in zip((region.rows, region.keys), self.tensor.shape[2:], strict=True):
             start, stop = span if length > 1 else (0, 1)
-            spans.append((start // _BLOCK, -(-min(stop, length) // _BLOCK)))
-        low, high = spans
-        size = (low[1] - low[0]) * (high[1] - high[0])
-        some, every = (
-            s[low[1], high[1]] - s[low[0], high[1]] - s[low[1], high[0]] + s[low[0], high[0]] for s in summary
-        )
+            blocks.append((start // _BLOCK, (stop - 1) // _BLOCK + 1))
+        (top, bottom), (left, right) = blocks
+        some, every = (s[bottom, right] - s[top, right] - s[bottom, left] + s[top, left] for s in summary)
+        size = (bottom - top) * (right - left)
         return "empty" if some == 0 else "full" if every == size else "partial"
 
     def _blocks(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -78,7 +75,11 @@ class FromTensor(Mask):
     def _fits(self, problem: Problem) -> None:
         rows, keys = self.sizes[-2:]
         free = (1,) if len(self.sizes) == 4 else ()
-        if rows not in (problem.rows, *free) or keys not in (problem.keys, *free):
+        fitting = [
+            have == need or have in free or (have > need and not problem.exact)
+            for have, need in ((rows, problem.rows), (keys, problem.keys))
+        ]
+        if not all(fitting):
             raise ValueError(
                 f"FromTensor: a mask of shape {self.sizes} for {problem.rows} queries and {problem.keys} keys"
             )
@@ -134,7 +135,7 @@ class Predicate(Mask):
         answer = self.fn(item, head, position, key)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             raise TypeError(f"Predicate: fn must return a bool tensor, got {describe(answer)}")
-        return answer
+        return answer if answer.dim() >= key.dim() else answer.expand(np.broadcast_shapes(position.shape, key.shape))
 
     def _region(self, region: Region) -> Kind:
         return "partial"
@@ -239,10 +240,4 @@ def _summarised(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
         starts = np.arange(0, some.shape[axis], _BLOCK)
         some = np.logical_or.reduceat(some, starts, axis=axis)
         every = np.logical_and.reduceat(every, starts, axis=axis)
-    return _two_way(some), _two_way(every)
-
-
-def _two_way(flags: np.ndarray) -> np.ndarray:
-    counts = np.zeros((flags.shape[0] + 1, flags.shape[1] + 1), dtype=np.int64)
-    np.cumsum(np.cumsum(flags, axis=0), axis=1, out=counts[1:, 1:])
-    return counts
+    return block_counts(some), block_counts(every)

@@ -110,7 +110,7 @@ class Table:
         kind = "bool" if self.host.dtype == np.bool_ else "int"
         return f"<{' x '.join(map(str, self.shape))} {kind}>"
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.values, self.portable)
 
 
@@ -178,4 +178,11 @@ def running_count(flags: np.ndarray) -> np.ndarray:
     """(..., L) booleans to (..., L + 1) counts of True before each index."""
     counts = np.zeros((*flags.shape[:-1], flags.shape[-1] + 1), dtype=np.int64)
     np.cumsum(flags, axis=-1, out=counts[..., 1:])
+    return counts
+
+
+def block_counts(flags: np.ndarray) -> np.ndarray:
+    """(..., n, m) booleans to (..., n + 1, m + 1) counts of True above and left of each corner."""
+    counts = np.zeros((*flags.shape[:-2], flags.shape[-2] + 1, flags.shape[-1] + 1), dtype=np.int64)
+    np.cumsum(np.cumsum(flags, axis=-2), axis=-1, out=counts[..., 1:, 1:])
     return counts

@@ -42,6 +42,8 @@ class Documents(Mask):
 
     query_ids: Table
     key_ids: Table | None
+    _rows: _Ranges
+    _keys: _Ranges
 
     def __init__(self, query_ids: Ids, key_ids: Ids | None = None):
         self._set(query_ids=_ids(query_ids, "query_ids"), key_ids=None if key_ids is None else _ids(key_ids, "key_ids"))
@@ -49,7 +51,9 @@ class Documents(Mask):
         self._prepare()
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Sequence[int] | Tensor, key_cu_seqlens: Sequence[int] | Tensor | None = None):
+    def from_cu_seqlens(
+        cls, cu_seqlens: Sequence[int] | Tensor, key_cu_seqlens: Sequence[int] | Tensor | None = None
+    ) -> Documents:
         """Documents from cumulative lengths: document n holds the tokens `cu[n] <= t < cu[n + 1]`.
 
         Args:
@@ -112,7 +116,11 @@ class Documents(Mask):
             reached = max(problem.positions[1], problem.keys) if problem.rows else problem.keys
             if reached > have:
                 raise ValueError(f"Documents: {have} ids, but queries and keys reach position {reached - 1}")
-        elif (have, keys) != (problem.rows, problem.keys):
+        elif (
+            have < problem.rows
+            or keys < problem.keys
+            or (problem.exact and (have, keys) != (problem.rows, problem.keys))
+        ):
             raise ValueError(
                 f"Documents: {have} query_ids and {keys} key_ids for {problem.rows} queries and {problem.keys} keys"
             )

@@ -27,14 +27,12 @@ Where = slice | range | tuple[int, int]
 
 @dataclass(frozen=True)
 class Problem:
-    """The sizes a mask is asked to fit. `batch`, `heads` and `device` are None where nobody has said."""
+    """The sizes a mask is asked to fit; where `exact` is false there may be more rows and keys than these."""
 
-    batch: int | None
-    heads: int | None
     rows: int
     keys: int
     positions: Span
-    device: torch.device | None = None
+    exact: bool = True
 
     def standing(self, positions: Span) -> Problem:
         return replace(self, positions=positions)
@@ -246,7 +244,7 @@ class Mask(ABC):
             raise ValueError(f"mask: made for {heads} heads, the query has {Hq} heads: {self!r}")
         if device is not None:
             self._check_device(torch.device(device))
-        self._check_fit(Problem(B, Hq, Lq, Lk, (Lk - Lq, Lk), device))
+        self._check_fit(Problem(Lq, Lk, (Lk - Lq, Lk)))
 
     def _check_sizes(self, Lq: int, Lk: int) -> None:
         fixed = self._fixed_lengths()
@@ -275,10 +273,9 @@ class Mask(ABC):
 
     def _device(self) -> torch.device | None:
         """The device its tensors are on, None where it has none."""
-        for held in (*(table.device for table in self._tables()), *(part._device() for part in self._parts())):
-            if held is not None:
-                return held
-        return None
+        own: list[torch.device | None] = [table.device for table in self._tables()]
+        held = [device for device in (*own, *(part._device() for part in self._parts())) if device is not None]
+        return held[0] if held else None
 
     def _origin(self) -> tuple[int, int]:
         """(row, key) of the whole problem at which row 0 and key 0 of this one stand: (0, 0) unless sliced."""
@@ -305,6 +302,13 @@ class Mask(ABC):
     def _set(self, **fields: Any) -> None:
         self.__dict__.update(fields)
 
+    def _with(self, **fields: Any) -> Mask:
+        """A copy with other fields."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._set(**fields)
+        return copy
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: make a new mask instead of setting {name}")
 
@@ -318,6 +322,11 @@ class Mask(ABC):
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self._value()))
+
+
+def fixed_lengths(masks: Sequence[Mask]) -> Lengths | None:
+    """The sizes that slices among masks to be combined prescribe."""
+    return next((lengths for mask in masks if (lengths := mask._fixed_lengths()) is not None), None)
 
 
 def common(left: int, right: int, what: str) -> int:

@@ -53,9 +53,7 @@ class Padding(Mask):
         return (self.keys.table,) if self.queries is None else (self.keys.table, self.queries.table)
 
     def _moved(self, device: torch.device | str) -> Mask:
-        moved = object.__new__(Padding)
-        moved._set(keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device))
-        return moved
+        return self._with(keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         real = self.keys.contains(b, key)
@@ -66,9 +64,9 @@ class Padding(Mask):
         return kind if self.queries is None else both((kind, self.queries.kind(region.rows, region.item)))
 
     def _fits(self, problem: Problem) -> None:
-        fits(self.keys, problem.keys, "keys")
+        fits(self.keys, problem.keys, "keys", problem.exact)
         if self.queries is not None:
-            fits(self.queries, problem.rows, "queries")
+            fits(self.queries, problem.rows, "queries", problem.exact)
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.keys, self.queries
@@ -91,11 +89,11 @@ def kept(source: Any, name: str) -> Subset:
     return Subset(table)
 
 
-def fits(subset: Subset, length: int, name: str) -> None:
-    """ValueError unless the lengths stay within `length`, or the booleans are that many."""
+def fits(subset: Subset, length: int, name: str, exact: bool) -> None:
+    """ValueError unless the lengths stay within `length`, or the booleans are that many (at least, if not exact)."""
     if subset.size is None:
         longest = int(subset.table.host.max())
-        if longest > length:
+        if exact and longest > length:
             raise ValueError(f"Padding: a length of {longest} {name} is beyond the {length} {name} there are")
-    elif subset.size != length:
+    elif subset.size < length or (exact and subset.size > length):
         raise ValueError(f"Padding: booleans (B, L) for {subset.size} {name}, but there are {length} {name}")

@@ -168,7 +168,7 @@ class Slice(Mask):
 
     def _check_fit(self, problem: Problem) -> None:
         rows, keys = self.lengths or (self.rows[1], self.keys[1])
-        inner = Problem(problem.batch, problem.heads, rows, keys, _shifted((0, rows), self._offset()), problem.device)
+        inner = Problem(rows, keys, _shifted((0, rows), self._offset()), exact=self.lengths is not None)
         self.part._check_fit(inner)
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:

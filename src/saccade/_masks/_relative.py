@@ -69,13 +69,10 @@ class Window(Mask):
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         distance = key - position
-        if self.left is None and self.right is None:
-            return torch.ones_like(distance, dtype=torch.bool)
-        if self.left is None:
-            return distance <= self.right
-        if self.right is None:
-            return distance >= -self.left
-        return (distance >= -self.left) & (distance <= self.right)
+        kept = torch.ones_like(distance, dtype=torch.bool)
+        if self.left is not None:
+            kept = distance >= -self.left
+        return kept if self.right is None else kept & (distance <= self.right)
 
     def _region(self, region: Region) -> Kind:
         return band(*region.distances(), None if self.left is None else -self.left, self.right)
@@ -120,9 +117,7 @@ class Prefix(Mask):
         return () if isinstance(self.length, int) else (self.length,)
 
     def _moved(self, device: torch.device | str) -> Mask:
-        moved = Prefix(0)
-        moved._set(length=self.length if isinstance(self.length, int) else self.length.to(device))
-        return moved
+        return self if isinstance(self.length, int) else self._with(length=self.length.to(device))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return (key <= position) | (key < per_item(self.length, b))
@@ -130,7 +125,7 @@ class Prefix(Mask):
     def _region(self, region: Region) -> Kind:
         least, most = extent(self.length, region.item)
         start, stop = region.keys
-        seen = "full" if stop <= least else "empty" if start >= most else "partial"
+        seen: Kind = "full" if stop <= least else "empty" if start >= most else "partial"
         return either((band(*region.distances(), None, 0), seen))
 
     def _value(self) -> tuple[Hashable, ...]:

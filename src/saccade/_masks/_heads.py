@@ -1,0 +1,86 @@
+"""A different mask for each query head."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._data import describe
+from ._intervals import Kind, Region, throughout
+from ._mask import Lengths, Mask, fixed_lengths
+
+
+class PerHead(Mask):
+    """Mask h for query head h, for example dilations that differ by head.
+
+    Args:
+        masks: one mask per query head (not per key head). They may differ by batch item.
+
+    Raises:
+        TypeError: not masks.
+        ValueError: none given, parts placed differently; when used, another number of query heads.
+    """
+
+    masks: tuple[Mask, ...]
+
+    def __init__(self, masks: Sequence[Mask]):
+        if not isinstance(masks, list | tuple) or not all(isinstance(mask, Mask) for mask in masks):
+            came = [describe(m) for m in masks] if isinstance(masks, list | tuple) else describe(masks)
+            raise TypeError(f"PerHead: masks must be a list of masks, got {came}")
+        if not masks:
+            raise ValueError("PerHead: needs at least one mask")
+        distinct = list(dict.fromkeys(masks))
+        self._set(
+            masks=tuple(masks),
+            _distinct=tuple(distinct),
+            _which=tuple(distinct.index(mask) for mask in masks),
+            _fixed=fixed_lengths(distinct),
+        )
+        self._placement()  # refuses parts that stand in different places
+        self._shape()
+
+    _distinct: tuple[Mask, ...]
+    _which: tuple[int, ...]
+    _fixed: Lengths | None
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return self._distinct
+
+    def _own_shape(self) -> tuple[int, int]:
+        return 1, len(self.masks)
+
+    def _fixed_lengths(self) -> Lengths | None:
+        return self._fixed
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.masks
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        moved = [mask.to(device) for mask in self._distinct]
+        return PerHead([moved[which] for which in self._which])
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        answers = [mask._allow(b, h, row, position, key) for mask in self._distinct]
+        along_heads = h.dim() == 4 and h.numel() == h.shape[1]
+        if along_heads and all(mask._shape()[1] == 1 for mask in self._distinct):
+            order = torch.tensor(self._which, device=h.device)[h.flatten()]
+            first = [answer[:, :1] for answer in answers]
+            size = np.broadcast_shapes(*(answer.shape for answer in first))
+            return torch.cat([answer.expand(size) for answer in first], dim=1).index_select(1, order)
+        result = torch.zeros_like(h, dtype=torch.bool)
+        for head, which in enumerate(self._which):
+            result = result | ((h == head) & answers[which])
+        return result
+
+    def _region(self, region: Region) -> Kind:
+        if region.head is not None:
+            return self.masks[region.head]._region(region)
+        if all(mask._shape()[1] == 1 for mask in self._distinct):
+            return throughout(mask._region(region) for mask in self._distinct)
+        return throughout(mask._region(region._replace(head=head)) for head, mask in enumerate(self.masks))
+
+    def __repr__(self) -> str:
+        return f"PerHead([{', '.join(map(repr, self.masks))}])"

@@ -1,0 +1,169 @@
+"""Which keys any query may see, and which rows see anything, without forming Lq x Lk."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from ._algebra import And, Or
+from ._data import Subset
+from ._documents import Documents
+from ._heads import PerHead
+from ._intervals import Kind, Region
+from ._mask import Mask
+from ._padding import Padding
+from ._placement import At, Slice
+from ._relative import Causal, Fixed, Prefix, Strided, Window
+
+_DIRECT = 1 << 18  # pairs that are simply looked at, all at once
+_ROWS, _KEYS = 256, 1024
+
+
+def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor | None:
+    """The keys that some query may attend to: bool (B or 1, H or 1, Lk), or None where that is every key.
+
+    Answered from the structure for causal, padding and their combinations with anything that lets a position see
+    itself; otherwise tile by tile, skipping what is empty or full.
+    """
+    if mask is None or Lk == 0:
+        return None
+    mask, place = mask._settled(Lq, Lk, device)
+    parts = _factors(mask)
+    by_key = [part for part in parts if _is_by_key(part)]
+    rest = [part for part in parts if not _is_by_key(part)]
+    if Lq == Lk and all(_sees_itself(part) or _repeats(part, by_key) for part in rest):
+        rest = []
+    found = [_one_row(part, 0, Lq, Lk, place) for part in by_key] if Lq else []
+    if rest or not Lq:
+        seen = _seen(And.of(*rest) if rest else mask, Lq, Lk, place)
+        found += [] if seen is None else [seen]
+    return reduce(torch.logical_and, found) if found else None
+
+
+def rows_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor | None:
+    """The query rows that may attend to some key: bool (B or 1, H or 1, Lq), or None where that is every row."""
+    if Lq == 0 or (mask is None and Lk):
+        return None
+    if mask is None:
+        return torch.zeros(1, 1, Lq, dtype=torch.bool, device=device)
+    mask, place = mask._settled(Lq, Lk, device)
+    if 0 < Lq <= Lk and _sees_itself(mask):
+        return None
+    return _scan(mask, Lq, Lk, place, axis=3)
+
+
+def _factors(mask: Mask) -> list[Mask]:
+    """Masks whose intersection is `mask`, with .at and .slice carried into them."""
+    if isinstance(mask, And):
+        return [factor for part in mask.parts for factor in _factors(part)]
+    if isinstance(mask, At):
+        return [
+            part if isinstance(part, _Rows) or _is_by_key(part) else At(part, mask.offset)
+            for part in _factors(mask.part)
+        ]
+    if isinstance(mask, Slice):
+        return [Slice(part, mask.rows, mask.keys, mask.lengths) for part in _factors(mask.part)]
+    if isinstance(mask, Padding) and mask.queries is not None:
+        return [mask._with(queries=None), _Rows(mask.queries)]
+    return [mask]
+
+
+class _Rows(Mask):
+    """What `Padding(queries=...)` says about rows, on its own."""
+
+    queries: Subset
+    _positional = False
+
+    def __init__(self, queries: Subset):
+        self._set(queries=queries)
+
+    def _own_shape(self) -> tuple[int, int]:
+        return self.queries.batch, 1
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return self.queries.contains(b, row)
+
+    def _region(self, region: Region) -> Kind:
+        return self.queries.kind(region.rows, region.item)
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return (self.queries,)
+
+
+def _is_by_key(mask: Mask) -> bool:
+    """Whether the row does not matter."""
+    return _is_by_key(mask.part) if isinstance(mask, Slice) else isinstance(mask, Padding) and mask.queries is None
+
+
+def _repeats(mask: Mask, by_key: list[Mask]) -> bool:
+    """Whether the rows kept are those of the keys kept: then a key that is kept has a row that is."""
+    return isinstance(mask, _Rows) and any(isinstance(part, Padding) and part.keys == mask.queries for part in by_key)
+
+
+def _sees_itself(mask: Mask) -> bool:
+    """Whether the query at position p is sure to see key p."""
+    if isinstance(mask, And | PerHead):
+        return all(_sees_itself(part) for part in mask._parts())
+    if isinstance(mask, Or):
+        return any(_sees_itself(part) for part in mask._parts())
+    if isinstance(mask, Documents):
+        return mask.key_ids is None
+    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed)
+
+
+def _widens(mask: Mask) -> bool:
+    """Whether each row sees at least what the row before it sees, so that the last row tells all."""
+    if isinstance(mask, And | Or | PerHead | At | Slice):
+        return all(_widens(part) for part in mask._parts())
+    return isinstance(mask, Causal | Prefix) or (isinstance(mask, Window) and mask.left is None) or _is_by_key(mask)
+
+
+def _seen(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor | None:
+    if (0 < Lk <= Lq and _sees_itself(mask)) or mask._kind((max(Lq - 1, 0), Lq), (0, Lk), Lq, Lk) == "full":
+        return None
+    if Lq and _widens(mask):
+        return _one_row(mask, Lq - 1, Lq, Lk, place)
+    return _scan(mask, Lq, Lk, place, axis=2)
+
+
+def _one_row(mask: Mask, row: int, Lq: int, Lk: int, place: torch.device) -> Tensor:
+    rows = torch.full((1,), row, device=place)
+    return mask._bits(rows, torch.arange(Lk, device=place), Lq, Lk)[:, :, 0]
+
+
+def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device, *, axis: int) -> Tensor:
+    """Reduce the mask over its rows (axis 2) or keys (axis 3), tile by tile."""
+    batch, heads = mask._shape()
+    length, across = (Lk, Lq) if axis == 2 else (Lq, Lk)
+    found = torch.zeros(batch, heads, length, dtype=torch.bool, device=place)
+    if batch * heads * Lq * Lk <= _DIRECT:
+        bits = mask._bits(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk)
+        return found | bits.any(axis)
+    step, stride = (_KEYS, _ROWS) if axis == 2 else (_ROWS, _KEYS)
+    for start in range(0, length, step):
+        _reduce(mask, found, (start, min(start + step, length)), across, stride, (Lq, Lk), axis)
+    return found
+
+
+def _reduce(
+    mask: Mask, found: Tensor, kept: tuple[int, int], across: int, stride: int, lengths: tuple[int, int], axis: int
+) -> None:
+    """Mark in `found[..., kept]` what the tiles across it show, from the diagonal outwards."""
+    Lq, Lk = lengths
+    middle = kept[0] - (Lk - Lq) * (1 if axis == 2 else -1)
+    part = found[..., kept[0] : kept[1]]
+    for start in sorted(range(0, across, stride), key=lambda at: abs(at - middle)):
+        over = (start, min(start + stride, across))
+        rows, keys = (over, kept) if axis == 2 else (kept, over)
+        kind = mask._kind(rows, keys, Lq, Lk)
+        if kind == "full":
+            part.fill_(True)
+        elif kind == "partial":
+            indices = (torch.arange(*rows, device=found.device), torch.arange(*keys, device=found.device))
+            part |= mask._bits(*indices, Lq, Lk).any(axis)
+        # On an accelerator the question whether to stop would cost more than the work that it saves.
+        if kind == "full" or (kind == "partial" and found.device.type == "cpu" and part.all()):
+            return
