@@ -1,0 +1,35 @@
+"""What a user may do wrong, as one line each."""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+class UserError(Exception):
+    """Something the user can mend. The message is printed as it stands, without a traceback."""
+
+
+def require(module: str, extra: str) -> None:
+    """Ask for an optional dependency before any work is done.
+
+    Raises:
+        UserError: `module` is not installed; the message is the command that installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f'this needs {module}, which is not installed: pip install "saccade[{extra}]"')
+
+
+def one_line(error: BaseException) -> str:
+    """The message of `error` on a single line: an OSError as `path: reason`, a usage error with where help is."""
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        return f"{_joined(message).rstrip('.')} (see {context.command_path} --help)"
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror[0].lower() + error.strerror[1:]
+        return reason if error.filename is None else f"{error.filename}: {reason}"
+    return _joined(str(error)) or type(error).__name__
+
+
+def _joined(message: str) -> str:
+    return " ".join(message.split())
