@@ -1,0 +1,274 @@
+"""`saccade look`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from .. import __version__
+from ._errors import UserError, require
+
+if TYPE_CHECKING:
+    from ..models import LanguageModel
+    from ..watching import Look
+
+REPORT = Path("saccade-report.html")
+LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
+TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
+
+
+class Given(NamedTuple):
+    """The text, how a command names it again, and where it came from ("" for the command line)."""
+
+    text: str
+    again: list[str]
+    source: str
+
+
+def register(app: typer.Typer) -> None:
+    app.command("look")(look)
+
+
+def look(
+    text: Annotated[
+        list[str] | None, typer.Argument(help="A text in quotes, a file, or - for standard input.", show_default=False)
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="A model folder.  [default: the embedded model]")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="The head to map, as 2.5: layer 2 head 5.  [default: the most telling]")
+    ] = None,
+    first: Annotated[int | None, typer.Option("--from", help="The first word to read, counted from 1.")] = None,
+    last: Annotated[int | None, typer.Option("--to", help="The last word to read.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where the report goes; a .png or .svg is drawn beside it for papers.")
+    ] = REPORT,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False,
+    as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
+) -> None:
+    """Look at what a language model attends to in TEXT: sentences, a map, the role of every head, and a report.
+
+    Words are counted with their punctuation. Standard input is read only for - or when no TEXT is given.
+    """
+    given = _cut(_given(text), first, last)
+    wanted = _parse_head(head)
+    figure, report = (out, REPORT) if out.suffix.lower() in (".png", ".svg") else (None, out)
+    if figure:
+        require("matplotlib", "plot")
+    seen = _look(given, model, wanted, first, targets=[p for p in (report, figure) if p], force=force)
+    _write(seen, report, figure)
+    if as_numbers:
+        from ..viewer import as_json
+
+        numbers = as_json(seen) | {"report": str(report), "figure": str(figure) if figure else None}
+        typer.echo(json.dumps(numbers, separators=(",", ":"), allow_nan=False))
+    else:
+        _print(seen, given, model, report, figure)
+
+
+# The text
+
+
+def _given(arguments: list[str] | None) -> Given:
+    if arguments and len(arguments) > 1:
+        if "-" in arguments:
+            raise UserError("both a text and - for standard input came; give one of them")
+        raise UserError(
+            f"{len(arguments)} arguments came; put the text in quotes: saccade look {_quoted(' '.join(arguments))}"
+        )
+    if not arguments or arguments == ["-"]:
+        return _from_standard_input(asked=bool(arguments))
+    argument = arguments[0]
+    path = _as_file(argument)
+    if path is None:
+        return Given(_clean(argument, "the text"), _again(argument), "")
+    return Given(_clean(_decoded(_read(path), str(path)), str(path)), [str(path)], f"from file {path}")
+
+
+def _from_standard_input(*, asked: bool) -> Given:
+    if sys.stdin is None or (sys.stdin.isatty() and not asked):
+        raise UserError('no text came: saccade look "The cat sat on the mat."')
+    text = _clean(_decoded(sys.stdin.buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
+    return Given(text, _again(" ".join(text.split()[:12])), "from standard input")
+
+
+def _as_file(argument: str) -> Path | None:
+    """The file that ``argument`` names; None where it is a text. What can only be a missing file is an error."""
+    path = Path(argument)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # too long or impossible as a name: a text
+        return None
+    if path.is_dir() and argument.strip(". "):
+        raise UserError(f"{argument}: is a folder; give a text file")
+    if exists and not path.is_dir():
+        return path
+    looks_like_one = path.suffix.lower() in TEXT_FILES or argument.startswith(("/", "./", "../", "~/"))
+    if looks_like_one and not re.search(r"\s", argument):
+        raise UserError(f"{argument}: no such file")
+    return None
+
+
+def _read(path: Path) -> bytes:
+    if not (path.is_file() or path.is_fifo()):
+        raise UserError(f"{path}: not an ordinary file")
+    with path.open("rb") as file:
+        return file.read(LARGEST_FILE + 1)
+
+
+def _decoded(content: bytes, name: str) -> str:
+    if len(content) > LARGEST_FILE:
+        raise UserError(f"{name}: larger than {LARGEST_FILE >> 20} MiB; give a part of it")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}: not a text in UTF-8 (byte {content[error.start]:#04x} at position {error.start:,})"
+        ) from None
+    if "\0" in text:
+        raise UserError(f"{name}: a binary file, not a text")
+    return text
+
+
+def _clean(text: str, name: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    if not text:
+        raise UserError(f"{name} is empty; one word at least is needed")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{name} is not valid UTF-8") from None
+    return text
+
+
+def _cut(given: Given, first: int | None, last: int | None) -> Given:
+    """The words ``first`` to ``last``, both included and counted from 1."""
+    if first is None and last is None:
+        return given
+    from ..watching import split_words
+
+    spans = split_words(given.text)
+    start, stop = first or 1, min(last if last is not None else len(spans), len(spans))
+    if not (first is None or first >= 1) or not 1 <= start <= stop:
+        raise UserError(
+            f"--from {start} --to {stop if last is None else last}: no such words; the text has 1 to {len(spans):,}"
+        )
+    again = [*given.again, "--from", str(start), "--to", str(stop)]
+    words = f"words {start:,} to {stop:,} of {len(spans):,}"
+    return Given(given.text[spans[start - 1][0] : spans[stop - 1][1]], again, f"{words} {given.source}".strip())
+
+
+# The look
+
+
+def _parse_head(head: str | None) -> tuple[int, int] | None:
+    if head is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})[.:](\d{1,6})", head.strip())
+    if not match:
+        raise UserError(f"--head {head}: expected layer.head, such as 2.5")
+    return int(match[1]), int(match[2])
+
+
+def _look(given: Given, model: Path | None, head, first: int | None, *, targets: list[Path], force: bool) -> Look:
+    from ..models import load
+    from ..viewer import check_target
+    from ..watching import look as look_through
+
+    for target in targets:
+        check_target(target, force=force)
+    lm = load(model)
+    _check_length(lm, given.text, first or 1)
+    name = "embedded model" if model is None else f"model {model}"
+    return look_through(lm, given.text, head, model=name, source=given.source)
+
+
+def _check_length(lm: LanguageModel, text: str, first: int) -> None:
+    from ..watching import split_words, words_that_fit
+
+    spans = split_words(text)
+    fit = words_that_fit(lm, text, spans)
+    if fit >= len(spans):
+        return
+    room = f"this model reads {lm.model.config.context - 1:,} tokens at once"
+    if not fit:
+        raise UserError(f"the text is too long: {room}, and its first word alone has more")
+    part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
+    raise UserError(
+        f"the text is too long: it has {len(spans):,} words, and {room}, which is {fit:,} words here; add {part}"
+    )
+
+
+def _write(seen: Look, report: Path, figure: Path | None) -> None:
+    from ..viewer import check_target, draw_figure, render_report, write_whole
+
+    write_whole(check_target(report, force=True), render_report(seen, __version__).encode("utf-8"))
+    if figure:
+        write_whole(check_target(figure, force=True), draw_figure(seen, figure.suffix.lower()[1:]))
+
+
+# What is printed
+
+
+def _print(seen: Look, given: Given, model: Path | None, report: Path, figure: Path | None) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..viewer import print_look
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
+    console = Console(highlight=False)
+    print_look(console, seen)
+    console.print()
+    for name, path in (("Report", report), ("Figure", figure)):
+        if path:
+            link = f"bold link {path.resolve().as_uri()}" if console.is_terminal else "bold"
+            console.print(Text.assemble((f"{name}  ", "dim"), (str(path), link)), soft_wrap=True)
+    for i, command in enumerate(_next(seen, given, model, figure)):
+        console.print(Text.assemble(("Next    " if i == 0 else "        ", "dim"), command), soft_wrap=True)
+
+
+def _next(seen: Look, given: Given, model: Path | None, figure: Path | None) -> list[str]:
+    """Three commands worth trying now."""
+    options = ["--model", str(model)] if model else []
+    others = [
+        (f.layer, f.head) for f in seen.findings if f.layer is not None and (f.layer, f.head) != (seen.layer, seen.head)
+    ]
+    layer, head = others[0] if others else ((seen.layer + 1) % seen.seen.layers, seen.head)
+    beginning = " ".join(given.text.split()[:5]).rstrip(".,;:!?")
+    drawing = "map.png" if figure and figure.suffix.lower() == ".svg" else "map.svg"
+    return [
+        _command("look", *options, "--head", f"{layer}.{head}", *given.again),
+        _command("look", *options, "--out", drawing, *given.again),
+        _command("generate", *options, *_again(beginning)),
+    ]
+
+
+def _again(text: str) -> list[str]:
+    """The text as an argument; what begins with a dash must not be taken for an option."""
+    return ["--", text] if text.startswith("-") else [text]
+
+
+def _command(*parts: str) -> str:
+    if "--" in parts and "--from" in parts:  # options come before the double dash
+        at, cut = parts.index("--"), parts.index("--from")
+        parts = (*parts[:at], *parts[cut:], *parts[at:cut])
+    return " ".join(["saccade", *(_quoted(part) for part in parts)])
+
+
+def _quoted(argument: str) -> str:
+    """As a shell takes it back: bare, in double quotes where nothing in it is special to a shell, else as shlex does."""
+    if os.name == "nt":
+        import subprocess
+
+        return subprocess.list2cmdline([argument])
+    if shlex.quote(argument) == argument:
+        return argument
+    return f'"{argument}"' if not re.search(r'["$`\\!\n]', argument) else shlex.quote(argument)

@@ -1,0 +1,49 @@
+"""The numbers of a look, for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..watching import Look
+
+
+def as_json(look: Look) -> dict:
+    """What ``saccade look --json`` prints.
+
+    ``format`` 1; ``text``; ``model``; ``source`` ("" or where the text came from); ``words``: each with ``text``,
+    ``start`` and ``stop`` (characters of ``text``) and ``tokens`` (how many), the first being ``<s>``; ``findings``:
+    ``kind``, ``sentence``, ``value``, ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply
+    (``query`` and ``key`` are indices of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``:
+    ``layer``, ``head``, ``role``, ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot
+    tell), ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the words 0..q, to 6 decimals.
+    """
+    seen = look.seen
+    return {
+        "format": 1,
+        "text": seen.text,
+        "model": look.model,
+        "source": look.source,
+        "words": [{"text": w.text, "start": w.start, "stop": w.stop, "tokens": w.last - w.first} for w in seen.words],
+        "findings": [dict(vars(f)) for f in look.findings],
+        "shown": {"layer": look.layer, "head": look.head},
+        "heads": [_head(look, layer, head) for layer, head in np.ndindex(seen.layers, seen.heads)],
+    }
+
+
+def _head(look: Look, layer: int, head: int) -> dict:
+    role = look.measured(layer, head) or {}
+    habits = {name: look.habit(name, layer, head) for name in look.habits if name != "entropy"}
+    rows = look.seen.weights[layer, head]
+    return {
+        "layer": layer,
+        "head": head,
+        "role": role.get("role"),
+        "decided_by": role.get("decided_by"),
+        "score": role.get("score"),
+        "here": {name: None if value is None else round(value, 6) for name, value in habits.items()},
+        "entropy": round(float(look.habits["entropy"][layer, head]), 6),
+        "weights": [[round(float(x), 6) for x in row[: q + 1]] for q, row in enumerate(rows)],
+    }

@@ -1,0 +1,187 @@
+"""The report: one HTML file that needs nothing else, not even a connection.
+
+Weights go into it as bytes of hundredths, one lower triangle a head, so every number on the page is the number in the
+sentences. A long text is cut to the stretch that tells most, and the page says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from ..watching import ROLE_NAMES, short_number
+
+if TYPE_CHECKING:
+    from ..watching import Finding, Look
+
+GENERATOR = "Saccade"
+MOST_WEIGHTS = 1_500_000  # one byte each
+_SHORT = {"delimiter": "delim.", "duplicate": "dupl."}
+_SIZES = ((30, "short"), (90, "middle"))
+
+
+def render_report(look: Look, version: str) -> str:
+    """The whole page as a string; nothing of the text can leave its place as text."""
+    start, stop = look.span(_most_words(look))
+    columns = [0, *range(start, stop)]
+    heads = [_head(look, layer, head) for layer in range(look.seen.layers) for head in range(look.seen.heads)]
+    place = {word: i for i, word in enumerate(columns)}
+    focus = {"layer": look.layer, "head": look.head, "query": place.get(look.query, len(columns) - 1)}
+    return _template().render(
+        generator=f"{GENERATOR} {version}",
+        title=_title(look.seen.text),
+        css=Markup(_asset("report.css")),
+        script=Markup(_asset("report.js")),
+        data=_embed(_data(look, columns, heads, focus)),
+        facts=_facts(look),
+        passage=_passage(look, columns),
+        size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
+        note=_note(look, columns),
+        findings=[{"sentence": f.sentence, "link": _link(f, place)} for f in look.findings],
+        heads=heads,
+        columns=min(look.seen.heads, 8),
+        focus={**focus, "name": f"{look.layer}.{look.head}"},
+        rules=_rules(look.roles),
+        measured_on=(look.roles or {}).get("text", {}),
+    )
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_asset("report.html.j2"))
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _embed(data: dict) -> Markup:
+    """JSON that cannot close the script element it stands in."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _data(look: Look, columns: list[int], heads: list[dict], focus: dict) -> dict:
+    return {
+        "words": [look.seen.words[i].label for i in columns],
+        "layers": look.seen.layers,
+        "perLayer": look.seen.heads,
+        "heads": [{"layer": h["layer"], "head": h["head"], "about": h["about"]} for h in heads],
+        "focus": focus,
+        "weights": base64.b64encode(_hundredths(look, columns)).decode("ascii"),
+    }
+
+
+def _hundredths(look: Look, columns: list[int]) -> bytes:
+    """Per head the rows of the lower triangle, one byte a weight."""
+    q, k = np.tril_indices(len(columns))
+    at = np.array(columns)
+    w = look.seen.weights[:, :, at[q], at[k]]
+    return np.floor(w * 100 + 0.5).clip(0, 100).astype(np.uint8).tobytes()
+
+
+def _most_words(look: Look) -> int:
+    return int((2 * MOST_WEIGHTS / (look.seen.layers * look.seen.heads)) ** 0.5) - 1
+
+
+def _head(look: Look, layer: int, head: int) -> dict:
+    role = look.measured(layer, head)
+    entropy = f"{look.habits['entropy'][layer, head]:.2f}"
+    out = {"layer": layer, "head": head, "name": f"{layer}.{head}", "entropy": entropy, "mixed": role is None}
+    if role is None:
+        return {
+            **out,
+            "role": "",
+            "short": "",
+            "decided_by": "",
+            "measured": "",
+            "here": "",
+            "about": f"Entropy {entropy} nats in this text",
+        }
+    value = look.habit(role["decided_by"], layer, head)
+    here = "" if value is None else short_number(value)
+    measured, decided_by = short_number(role["score"]), ROLE_NAMES[role["decided_by"]]
+    what = f"mixed, nearest to {decided_by}" if role["role"] == "mixed" else decided_by
+    about = (
+        f"{what[0].upper()}{what[1:]}: {measured} when measured"
+        + (f", {here} in this text" if here else "")
+        + f". Entropy {entropy} nats."
+    )
+    return {
+        **out,
+        "role": ROLE_NAMES[role["role"]],
+        "short": _SHORT.get(role["role"], role["role"]),
+        "mixed": role["role"] == "mixed",
+        "decided_by": decided_by,
+        "measured": measured,
+        "here": here,
+        "about": about,
+    }
+
+
+def _facts(look: Look) -> str:
+    seen = look.seen
+    parts = [
+        f"{len(seen.words) - 1:,} words and marks",
+        f"{seen.pieces:,} tokens",
+        look.model,
+        f"{seen.layers} layers × {seen.heads} heads",
+    ]  # noqa: RUF001
+    return " · ".join([*parts, look.source] if look.source else parts)
+
+
+def _title(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"
+
+
+def _passage(look: Look, columns: list[int]) -> list[dict]:
+    """The text in runs: words with their number on the page, and what stands between them."""
+    words, text = look.seen.words, look.seen.text
+    runs = [{"i": 0, "text": words[0].label, "breaks": False}]
+    if columns[1] > 1:
+        runs.append({"i": None, "text": "… ", "breaks": False})
+    for i, at in enumerate(columns[1:], 1):
+        word = words[at]
+        line_break = not word.text.strip("\n")
+        runs.append({"i": i, "text": word.label if line_break else word.text, "breaks": line_break})
+        after = words[at + 1].start if at + 1 < len(words) else len(text)
+        runs.append({"i": None, "text": text[word.stop : after], "breaks": False})
+    if columns[-1] < len(words) - 1:
+        runs.append({"i": None, "text": " …", "breaks": False})
+    return runs
+
+
+def _note(look: Look, columns: list[int]) -> str:
+    total = len(look.seen.words) - 1
+    if len(columns) - 1 == total:
+        return ""
+    return (
+        f"This page holds the words {columns[1]:,} to {columns[-1]:,} of {total:,}, where layer {look.layer} head {look.head} "
+        "tells most. Sentences and averages are about the whole text."
+    )
+
+
+def _link(finding: Finding, place: dict[int, int]) -> str:
+    if finding.layer is None:
+        return ""
+    word = finding.query if finding.query is not None else finding.key
+    shown = f".{place[word]}" if word in place else ""
+    return f"{finding.layer}.{finding.head}{shown}"
+
+
+def _rules(roles: dict | None) -> list[str]:
+    return [
+        f"{' or '.join(ROLE_NAMES[name] for name in rule['roles'])}, whichever is larger: at least {short_number(rule['at_least'])} on {rule['measured_on']}"
+        if len(rule["roles"]) > 1
+        else f"{ROLE_NAMES[rule['roles'][0]]}: at least {short_number(rule['at_least'])} of the largest possible entropy on {rule['measured_on']}"
+        for rule in (roles or {}).get("rules", ())
+    ]

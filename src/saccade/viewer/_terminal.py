@@ -1,0 +1,221 @@
+"""A look in a terminal: sentences, the map of one head, and what every head is for.
+
+Colour is never the only carrier: cells hold digits where they are wide enough and shades where they are not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from ..watching import ROLE_NAMES, hundredths, short_number
+
+if TYPE_CHECKING:
+    from ..watching import Look
+
+WIDEST_CELL, DIGIT_CELL, BLOCK_CELL = 6, 4, 2
+LONGEST_LABEL = 14
+SHORT_ROLES = {
+    "previous": "prev.",
+    "self": "self",
+    "sink": "sink",
+    "delimiter": "delim.",
+    "repeat": "repeat",
+    "duplicate": "dupl.",
+    "broad": "broad",
+    "mixed": "mixed",
+}
+_NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate": "dup"}
+_SHADES = " ░▒▓█"
+_ACCENT = "bold #4f8cff"
+# From a quiet grey to the accent; each pair reads on a dark and on a light terminal.
+_RAMP = ((0x6B, 0x74, 0x86), (0x1F, 0x5E, 0xFF))
+
+
+def print_look(console: Console, look: Look) -> None:
+    """Findings, map and table; everything fits ``console.width``."""
+    console.print(_facts(look), style="dim")
+    console.print()
+    for finding in look.findings:
+        _print_finding(console, finding.sentence)
+    console.print()
+    print_map(console, look)
+    console.print()
+    print_heads(console, look)
+
+
+def _facts(look: Look) -> Text:
+    seen = look.seen
+    words = len(seen.words) - 1
+    parts = [
+        f"{words} word{'s' * (words != 1)} and marks" if words > 1 else "1 word",
+        f"{seen.pieces} token{'s' * (seen.pieces != 1)}",
+        f"{look.model}, {seen.layers} layers x {seen.heads} heads",
+    ]
+    return Text(", ".join(parts) + (f", {look.source}" if look.source else ""))
+
+
+def _print_finding(console: Console, sentence: str) -> None:
+    text = Text(sentence)
+    text.highlight_regex(r"(?<![\w.])(?:\.\d\d|1\.00)(?!\w)", _ACCENT)
+    text.highlight_regex(r"'[^' ]+'", "bold")
+    lines = text.wrap(console, max(20, console.width - 2))
+    for i, line in enumerate(lines):
+        console.print(Text.assemble(("• " if i == 0 else "  ", _ACCENT), line), highlight=False, soft_wrap=True)
+
+
+# The map of one head
+
+
+def print_map(console: Console, look: Look) -> None:
+    """The map of ``look.layer``, ``look.head`` on as many words as fit: wide cells with digits, or narrow ones."""
+    seen = look.seen
+    labels = [_clip(word.label, LONGEST_LABEL) for word in seen.words]
+    _print_title(console, look)
+    cell = min(WIDEST_CELL, (console.width - 1 - max(map(cell_len, labels))) // len(labels))
+    if cell >= DIGIT_CELL:
+        shown = range(1, len(labels))
+        lines = _digit_lines(look, labels, cell, _colours(console))
+    else:
+        room = (console.width - 1 - max(map(cell_len, labels))) // BLOCK_CELL - 1
+        shown = range(*look.span(max(room, 1)))
+        lines = _block_lines(look, labels, shown, _colours(console))
+    if len(shown) < len(labels) - 1:
+        part = f"words {shown.start} to {shown.stop - 1} of {len(labels) - 1}, where this head is most telling; all: the report"
+        console.print(Text(part, style="dim"))
+    for line in lines:
+        line.truncate(console.width)
+        console.print(line, soft_wrap=True, highlight=False)
+    if cell < DIGIT_CELL and not _colours(console):
+        console.print(Text("░ .05  ▒ .25  ▓ .50  █ .75 and more", style="dim"))
+
+
+def _print_title(console: Console, look: Look) -> None:
+    title = Text(f"Layer {look.layer} head {look.head}", style="bold")
+    role = look.measured(look.layer, look.head)
+    if role:
+        title.append(f", {_role_in_words(role)}", style="not bold")
+    title.append("; each row: what that word looks at", style="not bold dim")
+    console.print(title)
+
+
+def _role_in_words(role: dict) -> str:
+    score = f"{ROLE_NAMES[role['decided_by']]} {short_number(role['score'])}"
+    return f"mixed ({score})" if role["role"] == "mixed" else score
+
+
+def _digit_lines(look: Look, labels: list[str], cell: int, colours: bool) -> list[Text]:
+    left = max(cell_len(label) for label in labels)
+    weights = look.seen.weights[look.layer, look.head]
+    head = Text(" " * left + " ")
+    for label in labels:
+        head.append(_pad(_clip(label, cell - 1), cell, "centre"), style="dim")
+    lines = [head]
+    for q in range(1, len(labels)):
+        line = Text(_pad(labels[q], left, "right") + " ", style="bold")
+        for k in range(q + 1):
+            line.append(*_digit_cell(float(weights[q, k]), cell, colours))
+        lines.append(line)
+    return lines
+
+
+def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Style]:
+    n = hundredths(weight)
+    text = _pad(short_number(weight) if n else "·", cell, "centre")
+    if not colours:
+        return text, "bold" if n >= 30 else ""
+    return text, (_fill(weight) if n >= 8 else "dim")
+
+
+def _block_lines(look: Look, labels: list[str], shown: range, colours: bool) -> list[Text]:
+    """Each row ends in its word, right beside the top of that word's own column."""
+    weights = look.seen.weights[look.layer, look.head]
+    columns = [0, *shown]
+    lines = []
+    for q in columns:
+        line = Text()
+        for k in (k for k in columns if k <= q):
+            weight = float(weights[q, k])
+            shade = _SHADES[min(4, int(weight * 4) + (weight >= 0.05))] if weight >= 0.05 else "·"
+            if colours:
+                line.append("  " if weight >= 0.05 else "· ", style=_fill(weight) if weight >= 0.05 else "dim")
+            else:
+                line.append(shade * BLOCK_CELL if shade != "·" else "· ")
+        line.append(" " + labels[q], style="dim" if q == 0 else "")
+        lines.append(line)
+    return lines
+
+
+def _colours(console: Console) -> bool:
+    return console.color_system in ("truecolor", "256", "windows") and not console.no_color
+
+
+def _fill(weight: float) -> Style:
+    low, high = _RAMP
+    r, g, b = (round(a + (z - a) * min(1.0, weight)) for a, z in zip(low, high, strict=True))
+    return Style.parse(f"{'bold ' if weight >= 0.3 else ''}#ffffff on #{r:02x}{g:02x}{b:02x}")
+
+
+# What every head is for
+
+
+def print_heads(console: Console, look: Look) -> None:
+    """Layers x heads: the role, the score that decided it, the same score here, and the entropy here in nats."""
+    seen = look.seen
+    left, cell = 6, 9
+    per_line = max(1, (console.width - left) // cell)
+    console.print(Text("What each head is for", style="bold"))
+    if look.roles:
+        legend = "role; its score when measured, and in this text; entropy in this text (nats)"
+    else:
+        legend = "roles were not measured for this model; entropy here in nats"
+    console.print(Text(legend, style="dim"))
+    for first in range(0, seen.heads, per_line):
+        heads = range(first, min(first + per_line, seen.heads))
+        console.print(Text(_pad("layer", left) + "".join(_pad(f"head {h}", cell) for h in heads).rstrip(), style="dim"))
+        for layer in range(seen.layers):
+            for line in _head_lines(look, layer, heads, left, cell):
+                console.print(line, soft_wrap=True, highlight=False)
+
+
+def _head_lines(look: Look, layer: int, heads: range, left: int, cell: int) -> list[Text]:
+    lines = [Text(_pad(str(layer), left), style=""), Text(" " * left), Text(" " * left)]
+    for h in heads:
+        role = look.measured(layer, h)
+        mixed = role is None or role["role"] == "mixed"
+        style = _ACCENT if (layer, h) == (look.layer, look.head) else "dim" if mixed else "bold"
+        lines[0].append(_pad(SHORT_ROLES[role["role"]] if role else "?", cell), style=style)
+        lines[1].append(_pad(_scores(look, role) if role else "", cell), style="dim" if mixed else "")
+        lines[2].append(_pad(f"{look.habits['entropy'][layer, h]:.2f}", cell), style="dim")
+    for line in lines:
+        line.rstrip()
+    return lines if look.roles else [lines[0], lines[2]]
+
+
+def _scores(look: Look, role: dict) -> str:
+    score = short_number(role["score"])
+    if role["role"] == "mixed":
+        return f"{_NEAREST.get(role['decided_by'], role['decided_by'])} {score}"
+    value = look.habit(role["decided_by"], role["layer"], role["head"])
+    return f"{score} {'-' if value is None else short_number(value)}"
+
+
+# Fitting text into cells
+
+
+def _clip(label: str, width: int) -> str:
+    if cell_len(label) <= width:
+        return label
+    while cell_len(label) > width - 1:
+        label = label[:-1]
+    return label + "…"
+
+
+def _pad(label: str, width: int, side: str = "left") -> str:
+    gap = max(0, width - cell_len(label))
+    before = {"left": 0, "right": gap, "centre": gap // 2 + gap % 2}[side]
+    return " " * before + label + " " * (gap - before)

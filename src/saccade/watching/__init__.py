@@ -1,0 +1,34 @@
+"""Watching a model attend: weights on words, what each head is for, and sentences about what was found."""
+
+from __future__ import annotations
+
+from ._collect import AttentionMap, collect, words_that_fit
+from ._findings import Finding, find, name_of
+from ._look import Look, look
+from ._numbers import hundredths, short_number
+from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
+from ._scores import here, telling
+from ._words import START, Word, group, split_words
+
+__all__ = [
+    "ROLE_NAMES",
+    "RULES",
+    "START",
+    "AttentionMap",
+    "Finding",
+    "Look",
+    "Word",
+    "collect",
+    "find",
+    "group",
+    "here",
+    "hundredths",
+    "look",
+    "measure_roles",
+    "name_of",
+    "role_of",
+    "short_number",
+    "split_words",
+    "telling",
+    "words_that_fit",
+]
