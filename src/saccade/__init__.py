@@ -6,16 +6,21 @@ from . import _masks
 from ._attention import attention, attention_with_lse, merge
 from ._biases import ALiBi, RelativeBias
 from ._dropout import Dropout
+from ._explain import Plan, explain
 from ._masks import *  # noqa: F403
+from ._weights import attention_weights
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ALiBi",
     "Dropout",
+    "Plan",
     "RelativeBias",
     "attention",
+    "attention_weights",
     "attention_with_lse",
+    "explain",
     "merge",
     *_masks.__all__,
 ]

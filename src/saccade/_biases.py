@@ -182,9 +182,7 @@ class ALiBi(Bias):
 
     def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         if self.parameter.shape[0] != heads:
-            raise ValueError(
-                f"bias: ALiBi has {self.parameter.shape[0]} slopes, expected one per query head ({heads})"
-            )
+            raise ValueError(f"bias: ALiBi has {self.parameter.shape[0]} slopes, expected one per query head ({heads})")
 
     def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         return parameter if heads is None else parameter.index_select(0, heads)
@@ -280,5 +278,3 @@ def as_bias(bias: Tensor | Bias | None) -> Bias | None:
     if not bias.is_floating_point():
         raise TypeError(f"bias must be floating point, got {bias.dtype}")
     return TensorBias(bias)
-
-

@@ -136,5 +136,3 @@ def _sink(sink: Tensor | None, query: Tensor) -> Tensor | None:
 
 def _kind(thing: object) -> str:
     return str(thing.dtype) if isinstance(thing, Tensor) else type(thing).__name__
-
-

@@ -15,7 +15,20 @@ import torch
 from torch import Tensor
 
 from .._biases import Span
-from ._tiles import NEGATIVE, Operand, Problem, Sight, by_group, collect, logits_of, look, poison, products, seen_bad, weigh
+from ._tiles import (
+    NEGATIVE,
+    Operand,
+    Problem,
+    Sight,
+    by_group,
+    collect,
+    logits_of,
+    look,
+    poison,
+    products,
+    seen_bad,
+    weigh,
+)
 
 Tensors = tuple[Tensor, ...]
 

@@ -211,19 +211,41 @@ def spread(tensor: Tensor, heads: int) -> Tensor:
     return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
+ALIGNED = 16  # entries; every matrix then begins on a 64-byte line
+
+
+def matmul(left: Tensor, right: Tensor) -> Tensor:
+    """(B, H, n, k) times (B, H, k, m), item by item, with the sizes filled up by zeros to a multiple of 16.
+
+    The libraries under torch.matmul choose their kernels by the number of matrices and by their alignment, and split
+    odd sizes by the number of threads; those kernels round differently. One product over the whole batch would make a
+    sample's bits depend on its batch mates, and odd sizes on the threads.
+    """
+    rows, columns = left.shape[2], right.shape[3]
+    left, right = _filled(left), _filled(right)
+    items = [torch.matmul(a, b) for a, b in zip(left.unbind(0), right.unbind(0), strict=True)]
+    product = items[0][None] if len(items) == 1 else torch.stack(items)
+    return product[:, :, :rows, :columns]
+
+
+def _filled(matrix: Tensor) -> Tensor:
+    down, right = -matrix.shape[2] % ALIGNED, -matrix.shape[3] % ALIGNED
+    return torch.nn.functional.pad(matrix, (0, right, 0, down)) if down or right else matrix
+
+
 def products(rows: Tensor, key: Tensor) -> Tensor:
     """x_i.k_j: (B, Hq, r, n) with (B, Hkv, c, n) to (B, Hq, r, c)."""
-    return unfold(torch.matmul(fold(rows, key.shape[1]), key.transpose(-1, -2)), rows.shape[1])
+    return unfold(matmul(fold(rows, key.shape[1]), key.transpose(-1, -2)), rows.shape[1])
 
 
 def weigh(weights: Tensor, value: Tensor) -> Tensor:
     """sum_j w_ij v_j: (B, Hq, r, c) with (B, Hkv, c, n) to (B, Hq, r, n)."""
-    return unfold(torch.matmul(fold(weights, value.shape[1]), value), weights.shape[1])
+    return unfold(matmul(fold(weights, value.shape[1]), value), weights.shape[1])
 
 
 def collect(weights: Tensor, rows: Tensor, kv_heads: int) -> Tensor:
     """sum_i w_ij x_i over rows and the query heads of each key head: to (B, Hkv, c, n)."""
-    return torch.matmul(fold(weights, kv_heads).transpose(-1, -2), fold(rows, kv_heads))
+    return matmul(fold(weights, kv_heads).transpose(-1, -2), fold(rows, kv_heads))
 
 
 # --- poison -------------------------------------------------------------------------------------------------------
@@ -250,7 +272,9 @@ def seen_bad(sight: Sight, heads: int, dtype: torch.dtype) -> Tensor | None:
 # --- batch groups -------------------------------------------------------------------------------------------------
 
 
-def by_group(function: Callable[..., tuple[Tensor, ...]], problem: Problem, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+def by_group(
+    function: Callable[..., tuple[Tensor, ...]], problem: Problem, *tensors: Tensor | None
+) -> tuple[Tensor, ...]:
     """`function(problem, *tensors)` over groups of batch items in turn, so that memory does not grow with the batch.
 
     A tensor whose first axis is not the batch (slopes, a table, a bias shared by the batch) goes to every group whole,

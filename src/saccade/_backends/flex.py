@@ -107,7 +107,10 @@ def _bias_at(call: Call) -> Callable[..., Tensor]:
         sizes = parameter.shape
 
         def entry(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-            at = [index if size > 1 else torch.zeros_like(index) for index, size in zip((b, h, row, key), sizes, strict=True)]
+            at = [
+                index if size > 1 else torch.zeros_like(index)
+                for index, size in zip((b, h, row, key), sizes, strict=True)
+            ]
             return parameter[at[0], at[1], at[2], at[3]]
 
         return entry
@@ -117,5 +120,3 @@ def _bias_at(call: Call) -> Callable[..., Tensor]:
         return bias.value(parameter, h, key - row - offset)
 
     return relative
-
-

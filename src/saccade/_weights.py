@@ -1,0 +1,120 @@
+"""Exact attention weights of chosen rows, keys and heads, without forming more than that slice.
+
+Shape legend: B batch, Hq query heads, Lq / Lk lengths, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ._backends._tiles import Operand, Problem, logits_of, look
+from ._backends.chunked import attend, needs_guard
+from ._biases import Bias, Span
+from ._call import Call, add_sink
+from ._checks import make_call
+from ._masks import Mask
+
+Chosen = int | slice | range | Sequence[int] | Tensor | None
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, rows: Chosen = None, keys: Chosen = None,
+    heads: Chosen = None, bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The weights p_ij = exp(s_ij - lse_i) of a slice; each lse runs over all keys, in linear memory.
+
+    Args:
+        query, key, mask, bias, scale, softcap, sink: as `attention`.
+        rows, keys, heads: which query rows, keys and query heads, in the order given: an int, a slice, a range, ints
+            (negative ones count from the end), an integer or boolean tensor; None is all.
+
+    Returns:
+        (B, heads, rows, keys), float32 (float64 for float64), differentiable. Over all keys a row sums to 1 (less the
+        sink's share), a row that sees no key to 0.
+
+    Raises:
+        IndexError: an index out of range. TypeError, ValueError: as `attention`.
+    """
+    value = key.new_zeros(()).expand(*key.shape[:3], 1) if isinstance(key, Tensor) and key.dim() == 4 else key
+    call = make_call(
+        query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=0.0, needs_lse=True
+    )  # fmt: skip
+    chosen_rows = _indices(rows, call.length_q, "rows")
+    chosen_keys = _indices(keys, call.length_k, "keys")
+    chosen_heads = _indices(heads, call.heads, "heads")
+    return _slice(call, chosen_rows, chosen_keys, chosen_heads)
+
+
+def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: list[int] | None) -> Tensor:
+    guarded = needs_guard(call)
+    problem = replace(
+        Problem.of(call, guarded),
+        rows=None if rows is None else tuple(rows),
+        heads=None if heads is None else tuple(heads),
+    )
+    at_rows, at_keys, at_heads = (_tensor(x, call.device) for x in (rows, keys, heads))
+    query, key, value, sink = call.query, call.key, call.value, call.sink
+    if at_heads is not None:
+        of_key = at_heads // (call.heads // call.kv_heads)
+        query, key, value = query[:, at_heads], key[:, of_key], value[:, of_key]
+        sink = None if sink is None else sink[at_heads]
+    query = query if at_rows is None else query[:, :, at_rows]
+    bias = call.bias
+    parameter = None if bias is None else bias.part(bias.parameter, at_rows, None, at_heads)
+    _, lse = attend(problem, query, key, value, parameter)
+    _, lse = add_sink(lse[..., None], lse, sink)
+    key = key if at_keys is None else key[:, :, at_keys]
+    if bias is not None and parameter is not None:
+        parameter = bias.part(parameter, None, at_keys, None)
+    with torch.autocast(call.device.type, enabled=False):
+        return _weights(problem, query, key, parameter, lse, at_keys)
+
+
+def _weights(
+    problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor, at_keys: Tensor | None
+) -> Tensor:
+    count, length = query.shape[2], key.shape[2]
+    row_ids = torch.arange(count, device=query.device) if problem.rows is None else _tensor(problem.rows, query.device)
+    key_ids = torch.arange(length, device=query.device) if at_keys is None else at_keys
+    assert row_ids is not None
+    row_span, key_span = Span(0, count, row_ids), Span(0, length, key_ids)
+    (q, bad_q), (k, bad_k) = Operand(query, problem).block(row_span), Operand(key, problem).block(key_span)
+    sight = look(problem, row_span, key_span, "partial", parameter, (bad_q, bad_k, None), query.shape[1])
+    logits, _ = logits_of(problem, sight, q, k, parameter)
+    return sight.only(torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse)[..., None]))
+
+
+def _tensor(indices: Sequence[int] | None, device: torch.device) -> Tensor | None:
+    return None if indices is None else torch.tensor(list(indices), dtype=torch.int64, device=device)
+
+
+def _indices(chosen: Chosen, size: int, name: str) -> list[int] | None:
+    """The chosen indices as ints in [0, size); None for all."""
+    if chosen is None or (isinstance(chosen, slice) and chosen == slice(None)):
+        return None
+    if isinstance(chosen, slice):
+        return list(range(size))[chosen]
+    if isinstance(chosen, Tensor):
+        chosen = _from_tensor(chosen, size, name)
+    given = [chosen] if isinstance(chosen, int) else list(chosen)
+    for index in given:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"{name} must be ints, a slice or an integer tensor, got {type(index).__name__}")
+        if not -size <= index < size:
+            raise IndexError(f"{name} must lie in [-{size}, {size}), got {index}")
+    return [index % size for index in given]
+
+
+def _from_tensor(chosen: Tensor, size: int, name: str) -> list[int]:
+    if chosen.dim() > 1 or chosen.is_floating_point():
+        raise TypeError(f"{name} must be a 1-D integer or boolean tensor, got {chosen.dtype} {tuple(chosen.shape)}")
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (size,):
+            raise ValueError(f"{name} as booleans must have shape ({size},), got {tuple(chosen.shape)}")
+        chosen = chosen.nonzero()[:, 0]
+    return [int(index) for index in chosen.reshape(-1).tolist()]
