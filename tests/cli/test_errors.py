@@ -1,0 +1,141 @@
+"""Whatever a user may do wrong at the command line is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from saccade import __version__, cli
+from saccade.cli._errors import UserError, one_line, require
+
+
+@pytest.fixture
+def broken_command(monkeypatch):
+    """`saccade broken`, which raises what it is given."""
+    app = typer.Typer()
+    raised: list[BaseException] = []
+
+    @app.callback()
+    def shell() -> None: ...
+
+    @app.command()
+    def broken() -> None:
+        raise raised[0]
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.delenv("SACCADE_TRACEBACK", raising=False)
+    return raised.append
+
+
+def one_error_line(capsys) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("saccade: error: ")
+    assert err.count("\n") == 1 and err.endswith("\n")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--sideways"], "--sideways"),
+        (["gaze"], "gaze"),
+        (["train", "lm", "--sideways"], "--sideways"),
+        (["train", "lm"], "Missing argument"),
+        (["train", "cnn"], "cnn"),
+        (["generate"], "Missing argument"),
+        (["generate", "once", "--tokens", "many"], "--tokens"),
+        (["generate", "once", "upon"], "upon"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_it(arguments, told, capsys):
+    assert cli.main(arguments) == 2
+    line = one_error_line(capsys)
+    assert told in line
+    assert "--help)" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (UserError("there is no such head"), "there is no such head"),
+        (ValueError("key: 3 rows\n  but 5 expected"), "key: 3 rows but 5 expected"),
+        (TypeError("mask: a float tensor"), "mask: a float tensor"),
+        (FileNotFoundError(2, "No such file or directory", "tale.txt"), "tale.txt: no such file or directory"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(error, told, broken_command, capsys):
+    broken_command(error)
+    assert cli.main(["broken"]) == 2
+    assert one_error_line(capsys) == f"saccade: error: {told}\n"
+
+
+def test_a_bug_keeps_its_traceback(broken_command):
+    broken_command(AssertionError("an invariant of ours"))
+    with pytest.raises(AssertionError, match="an invariant of ours"):
+        cli.main(["broken"])
+
+
+def test_a_traceback_can_be_asked_for(broken_command, monkeypatch):
+    broken_command(ValueError("where does it come from?"))
+    monkeypatch.setenv("SACCADE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="where does it come from"):
+        cli.main(["broken"])
+
+
+def test_ctrl_c_is_130_and_silent(broken_command, capsys):
+    broken_command(KeyboardInterrupt())
+    assert cli.main(["broken"]) == 130
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("size", [1, 10**6], ids=["left in the buffer", "written while running"])
+def test_the_reader_of_a_pipe_may_leave(size, tmp_path):
+    script = tmp_path / "chatty.py"
+    script.write_text(
+        "import sys, time, typer\n"
+        "from saccade import cli\n"
+        "cli.app = typer.Typer()\n"
+        "@cli.app.command()\n"
+        f"def chatty(): time.sleep(0.2); print('x' * {size})\n"
+        "sys.exit(cli.main([]))\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_without_a_command_it_shows_help_with_examples(capsys):
+    assert cli.main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for expected in ("Usage: saccade", "look", "generate", "train", "Examples:", 'saccade look "'):
+        assert expected in out
+
+
+@pytest.mark.parametrize("later", ["verify", "bench", "compare", "view"])
+def test_no_command_is_promised_that_does_not_exist(later, capsys):
+    assert cli.main([later]) == 2
+    assert later in one_error_line(capsys)
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"saccade {__version__}\n"
+
+
+def test_a_missing_extra_is_the_command_that_installs_it():
+    require("json", "plot")
+    with pytest.raises(UserError, match=r'pip install "saccade\[plot\]"$'):
+        require("a_module_nobody_has", "plot")
+
+
+def test_an_os_error_without_a_path_is_its_reason():
+    assert one_line(OSError(28, "No space left on device")) == "no space left on device"
+    assert one_line(OSError("said otherwise")) == "said otherwise"
