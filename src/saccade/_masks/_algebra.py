@@ -52,7 +52,7 @@ class _Several(Mask):
         return [part._allow(*where) for part in self.parts]
 
     def __repr__(self) -> str:
-        return f" {self.sign} ".join(bracketed(part) for part in self.parts)
+        return f" {self.sign} ".join(f"({p!r})" if isinstance(p, _Several) else repr(p) for p in self.parts)
 
 
 class And(_Several):
@@ -110,9 +110,9 @@ class Not(Mask):
         return inverted(self.part._region(region))
 
     def __repr__(self) -> str:
-        return f"~{bracketed(self.part)}"
+        return f"~({self.part!r})" if isinstance(self.part, _Several) else f"~{self.part!r}"
 
 
 def bracketed(mask: Mask) -> str:
-    """The mask's repr, in brackets where an operator or a method call follows or precedes it."""
+    """The mask's repr, in brackets where a method call that follows would bind tighter than its operators."""
     return f"({mask!r})" if isinstance(mask, _Several | Not) else repr(mask)

@@ -186,3 +186,34 @@ def block_counts(flags: np.ndarray) -> np.ndarray:
     counts = np.zeros((*flags.shape[:-2], flags.shape[-2] + 1, flags.shape[-1] + 1), dtype=np.int64)
     np.cumsum(np.cumsum(flags, axis=-2), axis=-1, out=counts[..., 1:, 1:])
     return counts
+
+
+def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
+    """An int, or a table of one int per batch item. ValueError below `least`, or for a shape other than (B,)."""
+    if getattr(value, "ndim", 0) == 0 and hasattr(value, "__index__"):
+        return whole(value, name, least=least)
+    table = Table.of(value, name, "an int or ints (B,)", booleans=False, integers=True)
+    if len(table.shape) != 1:
+        raise ValueError(f"{name} must be an int or ints (B,), got shape {table.shape}")
+    if least is not None and (table.host < least).any():
+        raise ValueError(f"{name} must be at least {least}, got {int(table.host.min())}")
+    return table
+
+
+def per_item(value: int | Table, b: Tensor) -> Tensor | int:
+    """The number of each batch item b."""
+    if isinstance(value, int):
+        return value
+    values = value.on(b.device)
+    return values[b] if values.numel() != 1 else values[0]
+
+
+def extent(value: int | Table, item: int | None) -> tuple[int, int]:
+    """Least and greatest of the numbers of all batch items, or of one."""
+    if isinstance(value, int):
+        return value, value
+    if not value.host.size:
+        return 0, 0
+    if item is None or value.shape[0] == 1:
+        return int(value.host.min()), int(value.host.max())
+    return int(value.host[item]), int(value.host[item])

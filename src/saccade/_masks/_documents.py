@@ -184,7 +184,7 @@ def _batch(table: Table) -> int:
 def _ids(source: Any, name: str) -> Table:
     wanted = "integers (L,) or (B, L)"
     table = Table.of(source, f"Documents: {name}", wanted, booleans=False, integers=True)
-    if len(table.shape) not in (1, 2) or table.shape[0] == 0:
+    if len(table.shape) not in (1, 2):
         raise ValueError(f"Documents: {name} must be {wanted}, got {describe(table.values)}")
     return table
 

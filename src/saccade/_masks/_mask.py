@@ -197,7 +197,17 @@ class Mask(ABC):
         return Tile("full") if bits.all() else Tile("partial", bits.contiguous())
 
     def picture(self, Lq: int, Lk: int, *, to: str | Path | None = None, **options: Any) -> Picture | str | Path:
-        """A drawing of the mask, sampled where it is large; see `saccade._masks._picture.picture`."""
+        """A drawing of one batch item and head, sampled where the mask is large: Lq x Lk is never formed.
+
+        Args:
+            to: None for an object that shows itself as text in a terminal and as an image in a notebook; "text" or
+                "svg" for a string; or a path ending in .txt, .svg, .png or .pdf (the last two: extra `plot`).
+            options: `item=0`, `head=0`, `cells=None` (at most so many across and down), `overwrite=False`.
+
+        Raises:
+            ValueError: the mask does not fit, no such item or head, or another ending.
+            FileExistsError: the file is there already, and `overwrite` is not set.
+        """
         from ._picture import picture
 
         return picture(self, Lq, Lk, to=to, **options)

@@ -82,7 +82,7 @@ def kept(source: Any, name: str) -> Subset:
         raise TypeError(f"Padding: {name} must be {wanted}, got {describe(source)}")
     table = Table.of(source, f"Padding: {name}", wanted, booleans=True, integers=True)
     boolean = table.values.dtype == torch.bool
-    if len(table.shape) != (2 if boolean else 1) or table.shape[0] == 0:
+    if len(table.shape) != (2 if boolean else 1):
         raise ValueError(f"Padding: {name} must be {wanted}, got {describe(table.values)}")
     if not boolean and (table.host < 0).any():
         raise ValueError(f"Padding: {name} has a negative length, {int(table.host.min())}")
@@ -92,7 +92,7 @@ def kept(source: Any, name: str) -> Subset:
 def fits(subset: Subset, length: int, name: str, exact: bool) -> None:
     """ValueError unless the lengths stay within `length`, or the booleans are that many (at least, if not exact)."""
     if subset.size is None:
-        longest = int(subset.table.host.max())
+        longest = int(subset.table.host.max(initial=0))
         if exact and longest > length:
             raise ValueError(f"Padding: a length of {longest} {name} is beyond the {length} {name} there are")
     elif subset.size < length or (exact and subset.size > length):

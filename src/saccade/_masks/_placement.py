@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._algebra import bracketed
-from ._data import Table, whole
+from ._data import Table, extent, numbers, per_item, whole
 from ._intervals import Kind, Region, Span, throughout
 from ._mask import Lengths, Mask, Problem, Where, span
 
@@ -46,12 +46,7 @@ class At(Mask):
     def of(cls, mask: Mask, offset: Any) -> Mask:
         if _placed(mask):
             raise ValueError(f"this mask is placed already, .at once for the whole expression: {mask!r}")
-        if getattr(offset, "ndim", 0) == 0 and hasattr(offset, "__index__"):
-            return cls(mask, whole(offset, "offset"))
-        table = Table.of(offset, "offset", "an int or ints (B,)", booleans=False, integers=True)
-        if len(table.shape) != 1 or table.shape[0] == 0:
-            raise ValueError(f"offset must be an int or ints (B,), got shape {table.shape}")
-        placed = cls(mask, table)
+        placed = cls(mask, numbers(offset, "offset"))
         placed._shape()
         return placed
 
@@ -74,19 +69,11 @@ class At(Mask):
         return At(self.part.to(device), self.offset if isinstance(self.offset, int) else self.offset.to(device))
 
     def _check_fit(self, problem: Problem) -> None:
-        low, high = self._extent()
+        low, high = extent(self.offset, None)
         self.part._check_fit(problem.standing((low, high + problem.rows)))
 
-    def _extent(self) -> Span:
-        if isinstance(self.offset, int):
-            return self.offset, self.offset
-        return int(self.offset.host.min()), int(self.offset.host.max())
-
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
-        if isinstance(self.offset, int):
-            return self.part._allow(b, h, row, row + self.offset, key)
-        offset = self.offset.on(row.device)
-        return self.part._allow(b, h, row, row + (offset[b] if offset.numel() > 1 else offset[0]), key)
+        return self.part._allow(b, h, row, row + per_item(self.offset, b), key)
 
     def _region(self, region: Region) -> Kind:
         if isinstance(self.offset, int):

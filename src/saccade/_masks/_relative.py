@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._data import Table, whole
+from ._data import Table, extent, numbers, per_item, whole
 from ._intervals import Kind, Region, band, both, either
 from ._mask import Mask
 
@@ -227,32 +226,3 @@ class Fixed(Mask):
 
     def __repr__(self) -> str:
         return f"Fixed({self.stride}, {self.columns})"
-
-
-def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
-    """An int, or a table of one int per batch item. ValueError below `least`, or for a shape other than (B,)."""
-    if getattr(value, "ndim", 0) == 0 and hasattr(value, "__index__"):
-        return whole(value, name, least=least)
-    table = Table.of(value, name, "an int or ints (B,)", booleans=False, integers=True)
-    if len(table.shape) != 1 or table.shape[0] == 0:
-        raise ValueError(f"{name} must be an int or ints (B,), got shape {table.shape}")
-    if least is not None and (table.host < least).any():
-        raise ValueError(f"{name} must be at least {least}, got {int(table.host.min())}")
-    return table
-
-
-def per_item(value: int | Table, b: Tensor) -> Tensor | int:
-    """The number of each batch item b."""
-    if isinstance(value, int):
-        return value
-    values = value.on(b.device)
-    return values[b] if values.numel() > 1 else values[0]
-
-
-def extent(value: int | Table, item: int | None) -> tuple[int, int]:
-    """Least and greatest of the numbers of all batch items, or of one."""
-    if isinstance(value, int):
-        return value, value
-    if item is None or value.shape[0] == 1:
-        return int(value.host.min()), int(value.host.max())
-    return int(value.host[item]), int(value.host[item])

@@ -1,0 +1,228 @@
+"""Drawings of masks: text for a terminal, SVG or an image elsewhere. Sampled, so Lq x Lk is never formed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ._data import describe, whole
+from ._intervals import Span
+from ._mask import Mask
+
+_SIDE = 32  # rows and keys looked at in a cell that is neither empty nor full
+_SHADES = "·░▒▓█"
+_IMAGE = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A mask as a grid of cells, each standing for `step` x `step` pairs of query and key.
+
+    In a terminal it prints itself as text, in a notebook it is an SVG image.
+
+    Attributes:
+        cells: float array (rows, columns), the fraction of the pairs that attend: 0 and 1 exactly where all agree.
+        step: queries and keys in a cell.
+        title: the mask, the sizes, and which batch item and head are shown.
+    """
+
+    cells: np.ndarray
+    step: int
+    title: str
+    lengths: tuple[int, int]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        """Two characters a cell, which is about square in a terminal."""
+        rows, columns = self.cells.shape
+        margin = len(str(max(self.lengths[0] - 1, 0)))
+        last = str(max(self.lengths[1] - 1, 0))
+        scale = f"{'0':<{max(2 * columns - len(last), 2)}}{last}" if columns > 1 else "0"
+        lines = [self.title, f"{'':{margin}} {scale}"]
+        lines += [f"{n * self.step:>{margin}} {''.join(_glyph(x) * 2 for x in self.cells[n])}" for n in range(rows)]
+        partly = " ░▒▓ some," if self.step > 1 else ""
+        size = f", each cell {self.step} x {self.step}" if self.step > 1 else ""
+        return "\n".join([*lines, f"queries down, keys across{size}: █ attends,{partly} · masked"])
+
+    def svg(self) -> str:
+        """A self-contained SVG document; dark where the reader's system is."""
+        rows, columns = self.cells.shape
+        side = max(3, min(24, 512 // max(rows, columns, 1)))
+        width, height, left, top = columns * side, rows * side, 8, 46
+        total = max(width + 2 * left, 360)
+        keys = f"keys 0 to {self.lengths[1] - 1} across, queries 0 to {self.lengths[0] - 1} down"
+        return "".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height + top + left}" ',
+                f'viewBox="0 0 {total} {height + top + left}" role="img" font-family="system-ui, sans-serif">',
+                "<style>svg{color:#1b2a4a}@media(prefers-color-scheme:dark){svg{color:#c9d8ff}}</style>",
+                f'<title>{escape(self.title)}</title><g fill="currentColor">',
+                f'<text x="{left}" y="18" font-size="13">{escape(_shortened(self.title, total // 7))}</text>',
+                f'<text x="{left}" y="36" font-size="11" opacity=".7">{escape(keys)}</text>',
+                *(_bar(run, left, top, side) for n in range(rows) for run in _runs(self.cells[n], n)),
+                f'</g><rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" ',
+                'stroke="currentColor" stroke-opacity=".4"/></svg>',
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the picture to a .txt, .svg, .png or .pdf file; the last two need the extra `plot`.
+
+        Raises:
+            ValueError: another ending.
+            FileExistsError: the file is there, and `overwrite` is not set.
+            ImportError: matplotlib is missing.
+        """
+        path = Path(path)
+        if path.suffix not in (".txt", ".svg", ".png", ".pdf"):
+            raise ValueError(
+                f"to must be 'text', 'svg' or a path ending in .txt, .svg, .png or .pdf, got {str(path)!r}"
+            )
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} exists: choose another name, or overwrite=True")
+        if path.suffix in (".png", ".pdf"):
+            self._plot(path)
+        else:
+            path.write_text(self.svg() if path.suffix == ".svg" else self.text() + "\n", encoding="utf-8")
+        return path
+
+    def _plot(self, path: Path) -> None:
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ImportError('drawing images needs matplotlib: pip install "saccade[plot]"') from None
+        figure = Figure(
+            figsize=(5, 5 * max(self.cells.shape[0], 1) / max(self.cells.shape[1], 1) + 1), layout="constrained"
+        )
+        axes = figure.add_subplot()
+        Lq, Lk = self.lengths
+        corners = (-0.5, self.cells.shape[1] * self.step - 0.5, self.cells.shape[0] * self.step - 0.5, -0.5)
+        axes.imshow(self.cells, cmap="Blues", vmin=0, vmax=1, extent=corners, interpolation="nearest")
+        axes.set(xlim=(-0.5, Lk - 0.5), ylim=(Lq - 0.5, -0.5), xlabel="key", ylabel="query row")
+        axes.set_title(self.title, fontsize=9, wrap=True)
+        figure.savefig(path, dpi=200)
+
+
+def picture(
+    mask: Mask,
+    Lq: int,
+    Lk: int,
+    *,
+    to: str | Path | None = None,
+    item: int = 0,
+    head: int = 0,
+    cells: int | None = None,
+    overwrite: bool = False,
+) -> Picture | str | Path:
+    """Draw one batch item and head of a mask.
+
+    A mask that is too large to draw pair by pair is drawn in square cells: what is empty or full is known without
+    looking, and in every other cell a grid of at most 32 x 32 pairs is looked at.
+
+    Args:
+        to: None for a `Picture`, which shows itself as text in a terminal and as an image in a notebook; "text" or
+            "svg" for a string; or a path ending in .txt, .svg, .png or .pdf (the last two need the extra `plot`).
+        item, head: which batch item and query head.
+        cells: at most so many cells across and down; by default what fits the terminal, or 128 for images.
+        overwrite: let `to` replace a file.
+
+    Raises:
+        ValueError: the mask does not fit (Lq, Lk), there is no such item or head, or `to` is none of these.
+        FileExistsError, ImportError: see `Picture.save`.
+    """
+    if not (to is None or isinstance(to, str | Path)):
+        raise TypeError(f"to must be None, 'text', 'svg' or a path, got {describe(to)}")
+    mask, _ = mask._settled(Lq, Lk, None)
+    batch, heads = mask._shape()
+    for index, size, name in ((item, batch, "item"), (head, heads, "head")):
+        if whole(index, name, least=0) >= size > 1:
+            raise ValueError(f"{name} must be below {size}, got {index}")
+    limits = _limits(to) if cells is None else (whole(cells, "cells", least=1),) * 2
+    # A power of two, so that cells line up with the blocks and strides that masks are made of.
+    step = 1 << (max(-(-Lq // limits[0]), -(-Lk // limits[1]), 1) - 1).bit_length()
+    shown = [f"item {item} of {batch}"] * (batch > 1) + [f"head {head} of {heads}"] * (heads > 1)
+    title = ", ".join([repr(mask), f"{Lq} queries, {Lk} keys", *shown])
+    which = (min(item, max(batch - 1, 0)), min(head, heads - 1))
+    drawn = Picture(_fractions(mask, Lq, Lk, step, *which), step, title, (Lq, Lk))
+    if to is None:
+        return drawn
+    return drawn.text() if to == "text" else drawn.svg() if to == "svg" else drawn.save(to, overwrite=overwrite)
+
+
+def _limits(to: str | Path | None) -> tuple[int, int]:
+    """Cells down and across: a screenful for what may be printed."""
+    if to in (None, "text") or str(to).endswith(".txt"):
+        return 40, max(min((shutil.get_terminal_size((80, 24)).columns - 8) // 2, 60), 16)
+    return _IMAGE, _IMAGE
+
+
+def _fractions(mask: Mask, Lq: int, Lk: int, step: int, item: int, head: int) -> np.ndarray:
+    rows = [(at, min(at + step, Lq)) for at in range(0, Lq, step)]
+    keys = [(at, min(at + step, Lk)) for at in range(0, Lk, step)]
+    cells = np.zeros((len(rows), len(keys)))
+    for n, row in enumerate(rows):
+        kinds = [mask._kind(row, key, Lq, Lk, item=item, head=head) for key in keys]
+        cells[n] = [kind == "full" for kind in kinds]
+        partial = [m for m, kind in enumerate(kinds) if kind == "partial"]
+        if partial:
+            cells[n, partial] = _looked_at(mask, Lq, Lk, row, [keys[m] for m in partial], item, head)
+    return cells
+
+
+def _looked_at(mask: Mask, Lq: int, Lk: int, row: Span, keys: list[Span], item: int, head: int) -> list[float]:
+    """The fraction that attends in each cell of one row of cells; of all pairs, or of a grid where they are many."""
+    places = [_grid(key) for key in keys]
+    device = mask._device() or torch.device("cpu")
+    at = [torch.as_tensor(np.atleast_1d(x), device=device) for x in (item, head, _grid(row), np.concatenate(places))]
+    shapes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
+    b, h, i, j = (index.view(shape) for index, shape in zip(at, shapes, strict=True))
+    bits = mask._rule(b, h, i, j, Lq, Lk).expand(1, 1, i.numel(), j.numel())[0, 0].cpu().numpy()
+    counted = row[1] - row[0] <= _SIDE and all(key[1] - key[0] <= _SIDE for key in keys)
+    slack = 0.0 if counted else 1 / 64  # a sample does not prove that nothing, or everything, attends
+    ends = np.cumsum([len(place) for place in places])[:-1]
+    return [float(np.clip(part.mean(), slack, 1 - slack)) for part in np.split(bits, ends, axis=1)]
+
+
+def _grid(span: Span) -> np.ndarray:
+    size = span[1] - span[0]
+    return np.unique(np.linspace(span[0], span[1] - 1, min(size, _SIDE)).round().astype(np.int64))
+
+
+def _glyph(fraction: float) -> str:
+    return _SHADES[0 if fraction == 0 else 4 if fraction == 1 else 1 + min(int(fraction * 3), 2)]
+
+
+def _runs(cells: np.ndarray, row: int) -> list[tuple[int, int, int, float]]:
+    """(row, first, stop, opacity) of the stretches of cells that look the same and are not blank."""
+    levels = np.where(cells > 0, np.maximum(np.round(cells * 16) / 16, 1 / 16), 0.0)
+    edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]
+    return [
+        (row, first, stop, float(levels[first]))
+        for first, stop in pairwise(edges)
+        if stop > first and levels[first] > 0
+    ]
+
+
+def _bar(run: tuple[int, int, int, float], left: int, top: int, side: int) -> str:
+    row, first, stop, level = run
+    opacity = "" if level == 1 else f' opacity="{level:.3g}"'
+    place = f'x="{left + first * side}" y="{top + row * side}" width="{(stop - first) * side}" height="{side}"'
+    return f"<rect {place}{opacity}/>"
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
