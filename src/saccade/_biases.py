@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class Span:
 
 
 Parts = list[list["Tensor | None"]]  # [row block][key block]
-Placement = Any  # int, or (B,) int64: query row i stands at key index i + placement
+Placement = int | Tensor  # (B,) int64: query row i stands at key index i + placement
 
 
 class Bias:
@@ -95,8 +94,8 @@ class TensorBias(Bias):
     def __init__(self, tensor: Tensor) -> None:
         if tensor.dim() not in (2, 4):
             raise ValueError(
-                f"bias: a tensor must be (Lq, Lk) or 4-D broadcastable to (B, Hq, Lq, Lk), got shape {tuple(tensor.shape)}"
-                " ((B, L) and (H, L, L) cannot be told apart)"
+                f"bias: a tensor must be (Lq, Lk) or 4-D broadcastable to (B, Hq, Lq, Lk), got shape "
+                f"{tuple(tensor.shape)} ((B, L) and (H, L, L) cannot be told apart)"
             )
         self.parameter = tensor[None, None] if tensor.dim() == 2 else tensor
 

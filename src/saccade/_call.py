@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._biases import Bias
+from ._biases import Bias, Placement
 from ._dropout import Dropout
 from ._masks import Mask
 
@@ -58,7 +58,7 @@ class Call:
         return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
     @property
-    def placement(self) -> int | Tensor:
+    def placement(self) -> Placement:
         """Query row i of this call stands at key index `i + placement`, an int or one per item (B,).
 
         This is for biases: their own placement, else the mask's, else bottom-right.
@@ -74,13 +74,14 @@ class Call:
         return [tensor for tensor in given if tensor is not None]
 
 
-def _standing(placement: Any, unplaced: int, device: torch.device) -> int | Tensor:
+def _standing(placement: Any, unplaced: int, device: torch.device) -> Placement:
     """What a mask's placement says about row i: it stands at key index `i + result`."""
     if placement is None or placement == "open":
         return unplaced
     if placement[0] == "at":
         offset = placement[1]
-        return offset if isinstance(offset, int) else offset.on(device)  # type: ignore[no-any-return]
+        at: Placement = offset if isinstance(offset, int) else offset.on(device)
+        return at
     _, rows, keys, lengths, inner = placement
     if lengths is None and (inner is None or inner == "open"):
         raise ValueError(
@@ -88,7 +89,8 @@ def _standing(placement: Any, unplaced: int, device: torch.device) -> int | Tens
             "give mask.slice(..., lengths=(Lq, Lk)) or place the bias, bias.at(offset)"
         )
     whole = 0 if lengths is None else lengths[1] - lengths[0]
-    return rows[0] - keys[0] + _standing(inner, whole, device)
+    shift: int = rows[0] - keys[0]
+    return shift + _standing(inner, whole, device)
 
 
 def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Dropout on the weights, drawn by counting: the same (seed, b, h, query, key) gives the same bit, on any tile and thread."""
+"""Dropout on the weights, drawn by counting: (seed, b, h, query, key) decides each bit, on any tile and thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Dropout:
 
 
 def _mix(word: Tensor) -> Tensor:
-    """A bijection of 32-bit words with low bias (Wellons, "lowbias32"); int64 holds the words, as torch lacks uint32."""
+    """A bijection of 32-bit words with low bias (Wellons, "lowbias32"); in int64, as torch lacks uint32."""
     word = word & _WORD
     word = ((word ^ (word >> 16)) * 0x7FEB352D) & _WORD
     word = ((word ^ (word >> 15)) * 0x846CA68B) & _WORD

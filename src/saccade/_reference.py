@@ -42,7 +42,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _seen_and_bias(call: Call) -> tuple[Tensor, Tensor]:
-    """Who sees whom, boolean, and the additive scores where seen, both (B, Hq, Lq, Lk); -inf in a tensor is not seen."""
+    """Who sees whom and the additive scores there, both (B, Hq, Lq, Lk); -inf in a tensor bias is not seen."""
     shape = (call.batch, call.heads, call.length_q, call.length_k)
     if call.mask is None:
         seen = torch.ones(shape, dtype=torch.bool, device=call.device)
@@ -70,9 +70,9 @@ def _logits(call: Call, seen: Tensor) -> Tensor:
 def _weighted_values(call: Call, seen: Tensor, weights: Tensor) -> Tensor:
     if call.dropout is not None:
         row, key = (0, 0) if call.mask is None else call.mask._origin()
-        sizes = ((call.batch, 0), (call.heads, 0), (call.length_q, row), (call.length_k, key))
-        counters = [torch.arange(size, device=call.device) + start for size, start in sizes]
-        weights = weights * call.dropout.factor(*counters, call.accumulator)
+        batch, heads = (torch.arange(size, device=call.device) for size in (call.batch, call.heads))
+        rows, keys = (torch.arange(size, device=call.device) for size in (call.length_q, call.length_k))
+        weights = weights * call.dropout.factor(batch, heads, rows + row, keys + key, call.accumulator)
     value = call.value.repeat_interleave(call.heads // call.kv_heads, dim=1)
     value = torch.where(seen[..., None], value[:, :, None].to(call.accumulator), 0.0)
     return (weights[..., None] * value).sum(-2)

@@ -9,7 +9,7 @@ sums over tiles of the derivatives of `_pull`, and no order of differentiation e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def backward(
     delta = torch.where(empty, 0.0, (d_out * out).sum(-1) - torch.where(empty, 0.0, d_lse))
     if not problem.guarded and query.device.type == "cpu" and problem.mask is not None:
         problem = problem.guard_if(d_out)
-    grads = _Backward.apply(problem, query, key, value, parameter, lse, delta, d_out)
+    grads = _Backward.apply(problem, query, key, value, parameter, lse, delta, d_out)  # type: ignore[no-untyped-call]
     return (*grads, None) if parameter is None else grads
 
 
@@ -180,15 +180,15 @@ def _backward_tangent(problem: Problem, *given: Tensor | None) -> Tensors:
     PyTorch inside a dual level, two reverse passes are not.
     """
     inputs, tangents = given[:7], given[7:]
-    query, key, value, parameter, lse, delta, d_out = (_nothing(t) for t in tangents)
+    query, key, value, parameter, lse, delta, d_out = (cast(Tensor, t) for t in tangents)
 
     def map_tile(pull: Any, arguments: Tensors, rows: Span, keys: Span) -> Tensors:
         moved = [_rows_of(x, span).to(problem.dtype) for x, span in
                  ((query, rows), (key, keys), (value, keys), (lse, rows), (delta, rows), (d_out, rows))]  # fmt: skip
         if len(arguments) > 6:
             moved.append(parameter.to(problem.dtype))
-        values, transpose = torch.func.vjp(pull, *arguments)
-        _, again = torch.func.vjp(lambda *u: transpose(u), *(torch.zeros_like(x) for x in values))
+        values, transpose, *_ = torch.func.vjp(pull, *arguments)
+        _, again, *_ = torch.func.vjp(lambda *u: transpose(u), *(torch.zeros_like(x) for x in values))
         return again(tuple(moved))  # type: ignore[no-any-return]
 
     return _backward(problem, *inputs, map_tile=map_tile)
@@ -202,11 +202,13 @@ def _double_backward(problem: Problem, *given: Tensor | None) -> Tensors:
     totals: list[Tensor] = []
 
     def visit(pull: Any, arguments: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
-        (_, _, _, ds), transpose = torch.func.vjp(pull, *arguments)
+        (_, _, _, ds), transpose, *_ = torch.func.vjp(pull, *arguments)
         up = [_rows_of(c, s).to(problem.dtype) for c, s in zip(cotangents[:3], (rows, keys, keys), strict=True)]
         # <c, pull(ds)> = <tile(c), ds>: the bias is linear in its parameter.
-        shift = problem.bias_tile(_nothing(cotangents[3]).to(problem.dtype), rows, keys) if len(arguments) > 6 else None
-        up.append(torch.zeros_like(ds) if shift is None else shift.expand_as(ds))
+        if parameter is None:
+            up.append(torch.zeros_like(ds))
+        else:
+            up.append(problem.bias_tile(cotangents[3], rows, keys).expand_as(ds))  # type: ignore[arg-type]
         back = transpose(tuple(up))
         for total, part, number in zip(sums, back, (i, j, j, i, i, i), strict=False):
             total.add(number, part)
@@ -216,19 +218,14 @@ def _double_backward(problem: Problem, *given: Tensor | None) -> Tensors:
     row_spans, key_spans = _visit(problem, inputs, visit)
     spans = (row_spans, key_spans, key_spans, row_spans, row_spans, row_spans)
     likes = (query, key, value, lse, delta, d_out)
-    grads = [total.join(span, _nothing(like)) for total, span, like in zip(sums, spans, likes, strict=True)]
+    grads = [total.join(span, cast(Tensor, like)) for total, span, like in zip(sums, spans, likes, strict=True)]
     if parameter is not None:
         grads.insert(3, totals[0].to(parameter.dtype) if totals else torch.zeros_like(parameter))
     return tuple(grads)
 
 
-def _nothing(tensor: Tensor | None) -> Tensor:
-    """For the type checker: absent tensors only stand where nothing reads them."""
-    return tensor  # type: ignore[return-value]
-
-
 def _rows_of(tensor: Tensor | None, span: Span) -> Tensor:
-    return _nothing(tensor).narrow(2, span.start, len(span))
+    return cast(Tensor, tensor).narrow(2, span.start, len(span))
 
 
 # --- forward mode over the forward pass ---------------------------------------------------------------------------

@@ -48,11 +48,9 @@ class Problem:
 
     @classmethod
     def of(cls, call: Call, guarded: bool) -> Problem:
-        bias, placement = call.bias, 0
-        if bias is not None:
-            placement = call.placement
+        placement = 0 if call.bias is None else call.placement
         return cls(
-            call.mask, bias, call.scale, call.softcap, call.dropout, call.length_q, call.length_k, call.kv_heads,
+            call.mask, call.bias, call.scale, call.softcap, call.dropout, call.length_q, call.length_k, call.kv_heads,
             call.accumulator, call.device, placement, guarded, batch=(0, call.batch),
         )  # fmt: skip
 

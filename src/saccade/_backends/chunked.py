@@ -52,7 +52,7 @@ def needs_guard(call: Call) -> bool:
 def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
     """out and lse in the accumulator's dtype, without the sink; differentiable as far as anyone asks."""
     with torch.autocast(query.device.type, enabled=False):
-        return _Attend.apply(problem, query, key, value, parameter)  # type: ignore[no-any-return]
+        return _Attend.apply(problem, query, key, value, parameter)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Attend(torch.autograd.Function):

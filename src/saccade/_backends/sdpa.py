@@ -31,7 +31,7 @@ def refuses(call: Call) -> str | None:
 
 
 def _is_dual(tensor: Tensor) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _refuses_bias(call: Call) -> str | None:
@@ -98,4 +98,4 @@ def _by_kv_head(seen: Tensor, call: Call) -> Tensor:
     """(B|1, Hq|1, Lk, 1) to (B|1, Hkv|1, Lk, 1): some query head of the group sees the key."""
     if seen.shape[1] == 1 or call.heads == call.kv_heads:
         return seen
-    return seen.unflatten(1, (call.kv_heads, -1)).any(2)
+    return seen.view(seen.shape[0], call.kv_heads, -1, *seen.shape[2:]).any(2)
