@@ -6,8 +6,6 @@ pipe left. Anything else that is raised is a bug of ours and keeps its traceback
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from . import generate, look, train
 from ._errors import UserError, one_line, require
 
 __all__ = ["UserError", "app", "main", "require"]
@@ -58,9 +57,8 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for name in ("look", "generate", "train"):
-    if importlib.util.find_spec(f"{__name__}.{name}"):
-        importlib.import_module(f"{__name__}.{name}").register(app)
+for command in (look, generate, train):
+    command.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

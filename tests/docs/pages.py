@@ -1,0 +1,87 @@
+"""Reads and runs what the documentation shows, so that it stays true."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
+# Training takes minutes: the pages' own commands run on a model of a few hundred weights (a later option wins).
+_SMALLER = "--steps 4 --batch 2 --layers 1 --heads 2 --width 16 --context 32 --warmup 1"
+_SACCADE = f"""#!/bin/bash
+if [ "$1 $2" = "train lm" ]; then set -- "$@" {_SMALLER}; fi
+exec "{sys.executable}" -m saccade "$@"
+"""
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and the line of the page on which the text begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in _FENCE.finditer(text)]
+    return [block for block in found if block.language == language]
+
+
+def run_python(page: Path) -> int:
+    """Run a page's Python blocks in one namespace, from top to bottom; the number of blocks."""
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    found = blocks(page, "python")
+    for block in found:
+        # Empty lines in front let a traceback name the page's own line.
+        exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
+    return len(found)
+
+
+def run_shell(command: str, folder: Path) -> str:
+    """Standard output of a `sh` block or of one command, run in `folder` with the `saccade` under test."""
+    programs = folder / ".programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "saccade").write_text(_SACCADE)
+    (programs / "saccade").chmod(0o755)
+    novel = folder / "my-novel.txt"
+    if not novel.exists():
+        novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
+    source = str(ROOT / "src")
+    environment["PYTHONPATH"] = f"{source}:{environment['PYTHONPATH']}" if "PYTHONPATH" in environment else source
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def console(block: Block) -> tuple[str, str]:
+    """The command and the output that a `console` block (`$ command`, then its output) shows."""
+    command, _, output = block.text.partition("\n")
+    assert command.startswith("$ "), f"a console block begins with '$ ': {command}"
+    return command[2:], output
+
+
+def same_output(shown: str, came: str, tolerance: float = 0.015) -> bool:
+    """Equal words in equal places; numbers may differ in what the last digit of another processor changes."""
+    if _NUMBER.sub("#", shown).split() != _NUMBER.sub("#", came).split():
+        return False
+    pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(came), strict=True)
+    return all(abs(float(a) - float(b)) <= tolerance * max(1.0, abs(float(a))) for a, b in pairs)

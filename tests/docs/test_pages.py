@@ -1,0 +1,55 @@
+"""Every block of the README and of docs/ runs, and prints what the page says it prints."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pages import PAGES, ROOT, blocks, console, run_python, run_shell, same_output
+
+README = ROOT / "README.md"
+SET_UP = [r'pip install -c constraints\.txt \. && saccade look "[^"]+"', r'pip install -c constraints\.txt -e "\.\[test\]" && pytest']
+
+
+def pages_with(language: str):
+    return [pytest.param(page, id=page.stem) for page in PAGES if blocks(page, language)]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_python(page) > 0
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_shell_blocks_run(page, tmp_path):
+    commands = [block.text for block in blocks(page, "sh") if "pip install" not in block.text]
+    for command in commands:
+        run_shell(command, tmp_path)
+    assert commands or page == README
+
+
+@pytest.mark.parametrize("page", pages_with("console"))
+def test_console_blocks_show_what_is_printed(page, tmp_path):
+    for block in blocks(page, "console"):
+        command, shown = console(block)
+        came = run_shell(command, tmp_path)
+        assert same_output(shown, came), f"{page.name}:{block.line} shows other output than this:\n{came}"
+
+
+def test_the_readme_has_exactly_the_two_set_up_commands():
+    found = re.findall(r"^pip install .* && .*$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(found) == 2
+    assert all(re.fullmatch(expected, command) for expected, command in zip(SET_UP, found, strict=True)), found
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_same_output_tells_words_and_numbers_apart():
+    assert same_output("head 2.5 at .50\n", "head 2.5  at .51")
+    assert not same_output("head 2.5 at .50", "head 2.5 at .60")
+    assert not same_output("head 2.5 at .50", "layer 2.5 at .50")

@@ -1,0 +1,135 @@
+"""Imports go one way, `import saccade` is light and changes nothing, and what it exports exists."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import saccade
+
+PACKAGE = Path(saccade.__file__).parent
+# A part imports from the lines above its own, never from its own line or below.
+LAYERS = [
+    {"_masks"},
+    {"_biases", "_dropout"},
+    {"_call"},
+    {"_checks", "_reference"},
+    {"_backends"},
+    {"_attention"},
+    {"_explain", "_statistics", "_weights", "positions", "variants"},
+    {"nn"},
+    {"models"},
+    {"watching"},
+    {"benchmarking", "integrations", "training", "verification", "viewer"},
+    {"__init__"},
+    {"cli"},
+    {"__main__"},
+]
+LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+HEAVY = {"accelerate", "jinja2", "matplotlib", "rich", "tensorboard", "tokenizers", "transformers", "typer"}
+
+
+def part_of(module: str) -> str:
+    """`saccade.nn.decoder` -> `nn`; `saccade` -> `__init__`."""
+    return (module.split(".") + ["__init__"])[1]
+
+
+def module_name(path: Path) -> str:
+    parts = ["saccade", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Every module of the package that a file imports, wherever in the file the import stands."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*up, *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" if is_module(f"{base}.{alias.name}") else base for alias in node.names}
+    return {name for name in found if name == "saccade" or name.startswith("saccade.")}
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_name)
+def test_imports_go_one_way(path):
+    own = part_of(module_name(path))
+    for name in imported(path):
+        other = part_of(name)
+        if other != own:
+            assert LAYER[other] < LAYER[own], f"{module_name(path)} imports {name}"
+
+
+def test_the_rule_reads_every_form_of_import(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    for folder in ("nn", "models"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    file = tmp_path / "nn" / "thing.py"
+    file.write_text("import saccade.cli\nfrom .. import models, attention\ndef f():\n    from ..models import load\n")
+    assert imported(file) == {"saccade.cli", "saccade.models", "saccade"}
+
+
+def test_optimised_code_never_imports_its_specification():
+    for path in (PACKAGE / "_backends").glob("*.py"):
+        assert "saccade._reference" not in imported(path)
+
+
+def test_what_is_exported_exists_once():
+    assert len(saccade.__all__) == len(set(saccade.__all__))
+    for name in saccade.__all__:
+        assert hasattr(saccade, name)
+        assert not name.startswith("_")
+
+
+def test_no_module_is_named_as_a_function():
+    modules = {path.name for path in PACKAGE.iterdir()} | {path.stem for path in PACKAGE.iterdir()}
+    assert not modules & set(saccade.__all__)
+
+
+PROBE = """
+import json, logging, os, signal, sys, threading, warnings
+import torch
+def state():
+    return {
+        "threads": [t.name for t in threading.enumerate()],
+        "environment": dict(os.environ),
+        "loggers": [repr(h) for n in (None, *logging.root.manager.loggerDict) for h in logging.getLogger(n).handlers],
+        "torch": [torch.get_num_threads(), str(torch.get_default_dtype()), torch.initial_seed(), str(torch.get_rng_state().sum())],
+        "signals": [repr(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM)],
+        "warnings": len(warnings.filters), "hook": repr(sys.excepthook), "path": list(sys.path),
+    }
+before, modules = state(), set(sys.modules)
+import saccade
+after = state()
+print(json.dumps({"changed": [k for k in before if before[k] != after[k]], "new": sorted(set(sys.modules) - modules)}))
+"""  # noqa: E501
+
+
+def test_importing_is_light_and_changes_nothing():
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["changed"] == []
+    assert done.stderr == ""
+    new = set(told["new"])
+    assert "saccade" in new
+    assert not {name.split(".")[0] for name in new} & HEAVY
+    assert not {name for name in new if name.startswith(("torch._dynamo", "torch._inductor", "torch.nn.attention.flex"))}
