@@ -29,12 +29,13 @@ class Picture:
     Attributes:
         cells: float array (rows, columns), the fraction of the pairs that attend: 0 and 1 exactly where all agree.
         step: queries and keys in a cell.
-        title: the mask, the sizes, and which batch item and head are shown.
+        title, caption: the mask; the sizes, and which batch item and head are shown.
     """
 
     cells: np.ndarray
     step: int
     title: str
+    caption: str
     lengths: tuple[int, int]
 
     def __str__(self) -> str:
@@ -51,9 +52,8 @@ class Picture:
         scale = f"{'0':<{max(2 * columns - len(last), 2)}}{last}" if columns > 1 else "0"
         lines = [self.title, f"{'':{margin}} {scale}"]
         lines += [f"{n * self.step:>{margin}} {''.join(_glyph(x) * 2 for x in self.cells[n])}" for n in range(rows)]
-        partly = " ░▒▓ some," if self.step > 1 else ""
-        size = f", each cell {self.step} x {self.step}" if self.step > 1 else ""
-        return "\n".join([*lines, f"queries down, keys across{size}: █ attends,{partly} · masked"])
+        legend = f"each cell {self.step} x {self.step}: █ all, ░▒▓ some" if self.step > 1 else "█ attends"
+        return "\n".join([*lines, f"{self.caption}; {legend}, · masked"])
 
     def svg(self) -> str:
         """A self-contained SVG document; dark where the reader's system is."""
@@ -61,16 +61,15 @@ class Picture:
         side = max(3, min(24, 512 // max(rows, columns, 1)))
         width, height, left, top = columns * side, rows * side, 8, 46
         total = max(width + 2 * left, 360)
-        keys = f"keys 0 to {self.lengths[1] - 1} across, queries 0 to {self.lengths[0] - 1} down"
         return "".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height + top + left}" ',
                 f'viewBox="0 0 {total} {height + top + left}" role="img" font-family="system-ui, sans-serif">',
                 "<style>svg{color:#1b2a4a}@media(prefers-color-scheme:dark){svg{color:#c9d8ff}}</style>",
-                f'<title>{escape(self.title)}</title><g fill="currentColor">',
+                f'<title>{escape(f"{self.title}, {self.caption}")}</title><g fill="currentColor">',
                 f'<text x="{left}" y="18" font-size="13">{escape(_shortened(self.title, total // 7))}</text>',
-                f'<text x="{left}" y="36" font-size="11" opacity=".7">{escape(keys)}</text>',
-                *(_bar(run, left, top, side) for n in range(rows) for run in _runs(self.cells[n], n)),
+                f'<text x="{left}" y="36" font-size="11" opacity=".7">{escape(self.caption)}</text>',
+                *(_bar(run, left, top, side) for n in range(rows) for run in _runs(self.cells[n], n, apart=side >= 8)),
                 f'</g><rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" ',
                 'stroke="currentColor" stroke-opacity=".4"/></svg>',
             ]
@@ -111,9 +110,9 @@ class Picture:
         axes = figure.add_subplot()
         Lq, Lk = self.lengths
         corners = (-0.5, self.cells.shape[1] * self.step - 0.5, self.cells.shape[0] * self.step - 0.5, -0.5)
-        axes.imshow(self.cells, cmap="Blues", vmin=0, vmax=1, extent=corners, interpolation="nearest")
+        axes.imshow(_visible(self.cells), cmap="Blues", vmin=0, vmax=1, extent=corners, interpolation="nearest")
         axes.set(xlim=(-0.5, Lk - 0.5), ylim=(Lq - 0.5, -0.5), xlabel="key", ylabel="query row")
-        axes.set_title(self.title, fontsize=9, wrap=True)
+        axes.set_title(f"{self.title}\n{self.caption}", fontsize=9, wrap=True)
         figure.savefig(path, dpi=200)
 
 
@@ -155,9 +154,9 @@ def picture(
     # A power of two, so that cells line up with the blocks and strides that masks are made of.
     step = 1 << (max(-(-Lq // limits[0]), -(-Lk // limits[1]), 1) - 1).bit_length()
     shown = [f"item {item} of {batch}"] * (batch > 1) + [f"head {head} of {heads}"] * (heads > 1)
-    title = ", ".join([repr(mask), f"{Lq} queries, {Lk} keys", *shown])
+    caption = ", ".join([f"{Lq} queries down, {Lk} keys across", *shown])
     which = (min(item, max(batch - 1, 0)), min(head, heads - 1))
-    drawn = Picture(_fractions(mask, Lq, Lk, step, *which), step, title, (Lq, Lk))
+    drawn = Picture(_fractions(mask, Lq, Lk, step, *which), step, repr(mask), caption, (Lq, Lk))
     if to is None:
         return drawn
     return drawn.text() if to == "text" else drawn.svg() if to == "svg" else drawn.save(to, overwrite=overwrite)
@@ -206,10 +205,15 @@ def _glyph(fraction: float) -> str:
     return _SHADES[0 if fraction == 0 else 4 if fraction == 1 else 1 + min(int(fraction * 3), 2)]
 
 
-def _runs(cells: np.ndarray, row: int) -> list[tuple[int, int, int, float]]:
-    """(row, first, stop, opacity) of the stretches of cells that look the same and are not blank."""
-    levels = np.where(cells > 0, np.maximum(np.round(cells * 16) / 16, 1 / 16), 0.0)
-    edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]
+def _visible(cells: np.ndarray) -> np.ndarray:
+    """Shades in which even a single column of a large cell shows."""
+    return np.where(cells > 0, np.maximum(cells, 0.25), 0.0)
+
+
+def _runs(cells: np.ndarray, row: int, apart: bool) -> list[tuple[int, int, int, float]]:
+    """(row, first, stop, opacity) of the stretches of cells that look alike, or single cells, that are not blank."""
+    levels = np.round(_visible(cells) * 16) / 16
+    edges = range(len(levels) + 1) if apart else [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]
     return [
         (row, first, stop, float(levels[first]))
         for first, stop in pairwise(edges)
@@ -220,8 +224,9 @@ def _runs(cells: np.ndarray, row: int) -> list[tuple[int, int, int, float]]:
 def _bar(run: tuple[int, int, int, float], left: int, top: int, side: int) -> str:
     row, first, stop, level = run
     opacity = "" if level == 1 else f' opacity="{level:.3g}"'
-    place = f'x="{left + first * side}" y="{top + row * side}" width="{(stop - first) * side}" height="{side}"'
-    return f"<rect {place}{opacity}/>"
+    gap = 1 if side >= 8 else 0
+    place = f'x="{left + first * side}" y="{top + row * side}"'
+    return f'<rect {place} width="{(stop - first) * side - gap}" height="{side - gap}"{opacity}/>'
 
 
 def _shortened(text: str, limit: int) -> str:
