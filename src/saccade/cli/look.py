@@ -176,7 +176,15 @@ def _parse_head(head: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _look(given: Given, model: Path | None, head, first: int | None, *, targets: list[Path], force: bool) -> Look:
+def _look(
+    given: Given,
+    model: Path | None,
+    head: tuple[int, int] | None,
+    first: int | None,
+    *,
+    targets: list[Path],
+    force: bool,
+) -> Look:
     from ..models import load
     from ..viewer import check_target
     from ..watching import look as look_through
@@ -264,7 +272,7 @@ def _command(*parts: str) -> str:
 
 
 def _quoted(argument: str) -> str:
-    """As a shell takes it back: bare, in double quotes where nothing in it is special to a shell, else as shlex does."""
+    """As a shell takes it back: bare, in double quotes where nothing in it is special there, else as shlex does."""
     if os.name == "nt":
         import subprocess
 

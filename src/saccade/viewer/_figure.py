@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy as np
 from ..watching import hundredths, short_number
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from ..watching import Look
 
 MOST_WORDS = 60
@@ -45,7 +49,7 @@ def draw_figure(look: Look, kind: str) -> bytes:
     return _saved(figure, kind)
 
 
-def _label(axes, labels: list[str]) -> None:
+def _label(axes: Axes, labels: list[str]) -> None:
     axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
     axes.set_yticks(range(len(labels) - 1), labels[1:], fontsize=8)
     for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
@@ -56,7 +60,7 @@ def _label(axes, labels: list[str]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _write_numbers(axes, weights: np.ndarray) -> None:
+def _write_numbers(axes: Axes, weights: np.ndarray) -> None:
     for (q, k), weight in np.ndenumerate(weights):
         if hundredths(weight) >= 5:
             axes.text(
@@ -70,9 +74,7 @@ def _write_numbers(axes, weights: np.ndarray) -> None:
             )
 
 
-def _saved(figure, kind: str) -> bytes:
-    import warnings
-
+def _saved(figure: Figure, kind: str) -> bytes:
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box; no reason to fail

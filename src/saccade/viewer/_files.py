@@ -9,7 +9,7 @@ from pathlib import Path
 _OURS = (b'<meta name="generator" content="Saccade', b"Software\x00Saccade", b"<dc:title>Saccade")
 
 
-def check_target(path: str | os.PathLike, *, force: bool = False) -> Path:
+def check_target(path: str | Path, *, force: bool = False) -> Path:
     """The file that will be written, after any link; raises ValueError or OSError now rather than after the work.
 
     A file that Saccade made may be replaced; any other existing file only with ``force``.

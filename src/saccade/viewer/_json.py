@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..watching import Look
 
 
-def as_json(look: Look) -> dict:
+def as_json(look: Look) -> dict[str, Any]:
     """What ``saccade look --json`` prints.
 
     ``format`` 1; ``text``; ``model``; ``source`` ("" or where the text came from); ``words``: each with ``text``,
@@ -33,7 +33,7 @@ def as_json(look: Look) -> dict:
     }
 
 
-def _head(look: Look, layer: int, head: int) -> dict:
+def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
     role = look.measured(layer, head) or {}
     habits = {name: look.habit(name, layer, head) for name in look.habits if name != "entropy"}
     rows = look.seen.weights[layer, head]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
@@ -63,13 +63,13 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _embed(data: dict) -> Markup:
+def _embed(data: dict[str, Any]) -> Markup:
     """JSON that cannot close the script element it stands in."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _data(look: Look, columns: list[int], heads: list[dict], focus: dict) -> dict:
+def _data(look: Look, columns: list[int], heads: list[dict[str, Any]], focus: dict[str, Any]) -> dict[str, Any]:
     return {
         "words": [look.seen.words[i].label for i in columns],
         "layers": look.seen.layers,
@@ -92,7 +92,7 @@ def _most_words(look: Look) -> int:
     return int((2 * MOST_WEIGHTS / (look.seen.layers * look.seen.heads)) ** 0.5) - 1
 
 
-def _head(look: Look, layer: int, head: int) -> dict:
+def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
     role = look.measured(layer, head)
     entropy = f"{look.habits['entropy'][layer, head]:.2f}"
     out = {"layer": layer, "head": head, "name": f"{layer}.{head}", "entropy": entropy, "mixed": role is None}
@@ -133,8 +133,8 @@ def _facts(look: Look) -> str:
         f"{len(seen.words) - 1:,} words and marks",
         f"{seen.pieces:,} tokens",
         look.model,
-        f"{seen.layers} layers × {seen.heads} heads",
-    ]  # noqa: RUF001
+        f"{seen.layers} layers × {seen.heads} heads",  # noqa: RUF001
+    ]
     return " · ".join([*parts, look.source] if look.source else parts)
 
 
@@ -143,7 +143,7 @@ def _title(text: str) -> str:
     return line if len(line) <= 60 else line[:59] + "…"
 
 
-def _passage(look: Look, columns: list[int]) -> list[dict]:
+def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
     """The text in runs: words with their number on the page, and what stands between them."""
     words, text = look.seen.words, look.seen.text
     runs = [{"i": 0, "text": words[0].label, "breaks": False}]
@@ -165,8 +165,8 @@ def _note(look: Look, columns: list[int]) -> str:
     if len(columns) - 1 == total:
         return ""
     return (
-        f"This page holds the words {columns[1]:,} to {columns[-1]:,} of {total:,}, where layer {look.layer} head {look.head} "
-        "tells most. Sentences and averages are about the whole text."
+        f"This page holds the words {columns[1]:,} to {columns[-1]:,} of {total:,}, "
+        f"where layer {look.layer} head {look.head} tells most. Sentences and averages are about the whole text."
     )
 
 
@@ -178,10 +178,11 @@ def _link(finding: Finding, place: dict[int, int]) -> str:
     return f"{finding.layer}.{finding.head}{shown}"
 
 
-def _rules(roles: dict | None) -> list[str]:
-    return [
-        f"{' or '.join(ROLE_NAMES[name] for name in rule['roles'])}, whichever is larger: at least {short_number(rule['at_least'])} on {rule['measured_on']}"
-        if len(rule["roles"]) > 1
-        else f"{ROLE_NAMES[rule['roles'][0]]}: at least {short_number(rule['at_least'])} of the largest possible entropy on {rule['measured_on']}"
-        for rule in (roles or {}).get("rules", ())
-    ]
+def _rules(roles: dict[str, Any] | None) -> list[str]:
+    out = []
+    for rule in (roles or {}).get("rules", ()):
+        names = [ROLE_NAMES[name] for name in rule["roles"]]
+        least, where = short_number(rule["at_least"]), rule["measured_on"]
+        of = " of the largest possible entropy" if rule["roles"] == ["broad"] else ", whichever is larger"
+        out.append(f"{' or '.join(names)}: at least {least}{of}, on {where}")
+    return out

@@ -5,7 +5,7 @@ Colour is never the only carrier: cells hold digits where they are wide enough a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -85,7 +85,7 @@ def print_map(console: Console, look: Look) -> None:
         shown = range(*look.span(max(room, 1)))
         lines = _block_lines(look, labels, shown, _colours(console))
     if len(shown) < len(labels) - 1:
-        part = f"words {shown.start} to {shown.stop - 1} of {len(labels) - 1}, where this head is most telling; all: the report"
+        part = f"words {shown.start} to {shown.stop - 1} of {len(labels) - 1}, where this head tells most"
         console.print(Text(part, style="dim"))
     for line in lines:
         line.truncate(console.width)
@@ -103,7 +103,7 @@ def _print_title(console: Console, look: Look) -> None:
     console.print(title)
 
 
-def _role_in_words(role: dict) -> str:
+def _role_in_words(role: dict[str, Any]) -> str:
     score = f"{ROLE_NAMES[role['decided_by']]} {short_number(role['score'])}"
     return f"mixed ({score})" if role["role"] == "mixed" else score
 
@@ -196,7 +196,7 @@ def _head_lines(look: Look, layer: int, heads: range, left: int, cell: int) -> l
     return lines if look.roles else [lines[0], lines[2]]
 
 
-def _scores(look: Look, role: dict) -> str:
+def _scores(look: Look, role: dict[str, Any]) -> str:
     score = short_number(role["score"])
     if role["role"] == "mixed":
         return f"{_NEAREST.get(role['decided_by'], role['decided_by'])} {score}"

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import saccade
 
+from .._masks import Mask
+from ..models import LanguageModel
 from ._words import Word, group, split_words
 
 
@@ -30,11 +34,11 @@ class AttentionMap:
 
     @property
     def layers(self) -> int:
-        return self.weights.shape[0]
+        return int(self.weights.shape[0])
 
     @property
     def heads(self) -> int:
-        return self.weights.shape[1]
+        return int(self.weights.shape[1])
 
     @property
     def pieces(self) -> int:
@@ -44,10 +48,10 @@ class AttentionMap:
     def entropy(self) -> np.ndarray:
         """(layers, heads): the entropy in nats of a word's weights, averaged over the words (not ``<s>``)."""
         w = self.weights[:, :, 1:]
-        return -np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(-1).mean(-1)
+        return np.asarray(-np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(-1).mean(-1))
 
 
-def collect(lm, text: str) -> AttentionMap:
+def collect(lm: LanguageModel, text: str) -> AttentionMap:
     """The attention weights of every head of ``lm`` on ``text``.
 
     Raises ValueError for a text without a word and for one that is longer than the model's context.
@@ -64,9 +68,9 @@ def collect(lm, text: str) -> AttentionMap:
     encoding = lm.tokenizer.encode(text)
     words = group(text, encoding.spans, spans)
     mean, total = _word_matrices(words, len(encoding.ids) + 1)
-    layers: dict[int, torch.Tensor] = {}
+    layers: dict[int, Tensor] = {}
 
-    def keep(layer: int, weights: torch.Tensor) -> None:
+    def keep(layer: int, weights: Tensor) -> None:
         layers[layer] = mean @ weights[0].double().cpu() @ total
 
     observe_weights(lm, torch.tensor([[lm.tokenizer.start, *encoding.ids]]), keep)
@@ -74,10 +78,10 @@ def collect(lm, text: str) -> AttentionMap:
     return AttentionMap(text, tuple(words), weights)
 
 
-def observe_weights(lm, tokens: torch.Tensor, visit: Callable[[int, torch.Tensor], None]) -> None:
+def observe_weights(lm: LanguageModel, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
     """Run ``tokens`` (B, L) and call ``visit(layer, weights)`` with (B, H, L, L) weights, layer after layer."""
 
-    def observe(layer, query, key, value, mask):
+    def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> None:
         visit(layer, _weights(query, key, mask))
 
     training = lm.model.training
@@ -89,7 +93,7 @@ def observe_weights(lm, tokens: torch.Tensor, visit: Callable[[int, torch.Tensor
         lm.model.train(training)
 
 
-def words_that_fit(lm, text: str, spans: list[tuple[int, int]] | None = None) -> int:
+def words_that_fit(lm: LanguageModel, text: str, spans: list[tuple[int, int]] | None = None) -> int:
     """How many words of ``text``, counted from its start, the model's context holds beside the start token."""
     spans = split_words(text) if spans is None else spans
     room = lm.model.config.context - 1
@@ -103,14 +107,14 @@ def words_that_fit(lm, text: str, spans: list[tuple[int, int]] | None = None) ->
     return _last_that_fits(lm, text, spans, sum(stop <= end for _, stop in spans), room)
 
 
-def _last_that_fits(lm, text: str, spans: list[tuple[int, int]], guess: int, room: int) -> int:
+def _last_that_fits(lm: LanguageModel, text: str, spans: list[tuple[int, int]], guess: int, room: int) -> int:
     """A cut text may be encoded a little differently from a whole one: step back until it fits."""
     while guess > 1 and len(lm.tokenizer.encode(text[: spans[guess - 1][1]]).ids) > room:
         guess -= 1
     return guess
 
 
-def _word_matrices(words: list[Word], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _word_matrices(words: list[Word], length: int) -> tuple[Tensor, Tensor]:
     """(W, L) that averages over a word's pieces, and (L, W) that sums over them."""
     belongs = torch.zeros(len(words), length, dtype=torch.float64)
     for i, word in enumerate(words):
@@ -118,7 +122,7 @@ def _word_matrices(words: list[Word], length: int) -> tuple[torch.Tensor, torch.
     return belongs / belongs.sum(-1, keepdim=True), belongs.T
 
 
-def _weights(query, key, mask):
+def _weights(query: Any, key: Any, mask: Any) -> Any:
     if hasattr(saccade, "attention_weights"):
         return saccade.attention_weights(query, key, mask)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)

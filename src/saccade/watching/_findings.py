@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,13 @@ class Finding:
     query: int | None = None
     key: int | None = None
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """(layer, head); (0, 0) for what is about no single head."""
+        return self.layer or 0, self.head or 0
 
-def find(seen: AttentionMap, roles: dict | None = None, limit: int = 5) -> list[Finding]:
+
+def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[Finding]:
     """The most telling findings, the first about a head whenever any head stands out; never an empty list.
 
     ``roles`` is what ``measure_roles`` returned: only a head with a measured role is said to have a habit of copying.
@@ -124,13 +130,16 @@ def _copies(seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]])
                 yield from _copy(seen, gain, copying, (layer, head, int(q), int(follows)))
             value = float(seen.weights[layer, head, q, j])
             if value >= MAIN and gain[layer, head, q, j] >= CLEAR and q - j > 1:
-                sentence = f"{name_of(seen, q)} looks back at {name_of(seen, j)} ({short_number(value)}) in layer {layer} head {head}"
+                where = f"({short_number(value)}) in layer {layer} head {head}"
+                sentence = f"{name_of(seen, q)} looks back at {name_of(seen, j)} {where}"
                 yield Finding(
                     "same", _capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
                 )
 
 
-def _copy(seen: AttentionMap, gain: np.ndarray, copying: set, at: tuple[int, int, int, int]) -> Iterator[Finding]:
+def _copy(
+    seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at: tuple[int, int, int, int]
+) -> Iterator[Finding]:
     layer, head, q, k = at
     value, worth = float(seen.weights[at]), float(gain[at])
     if seen.words[k].is_delimiter or worth < CLEAR / 2:
@@ -170,7 +179,8 @@ def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
         value = float(means[layer, head])
         worth = value * np.log(value / float(np.mean(1 / np.arange(k + 2, size + 1))))
         if value >= MAIN and (best is None or worth > best.telling):
-            sentence = f"Layer {layer} head {head} gathers at {name_of(seen, k)}: {short_number(value)} of the weight of the words after it"
+            share = f"{short_number(value)} of the weight of the words after it"
+            sentence = f"Layer {layer} head {head} gathers at {name_of(seen, k)}: {share}"
             best = Finding("delimiter", sentence, value, worth, layer, head, None, k)
     if best:
         yield best

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from ..models import LanguageModel
 from ._collect import AttentionMap, collect
 from ._findings import Finding, find
+from ._roles import ROLE_NAMES
 from ._scores import here, telling
 
 
@@ -22,7 +25,7 @@ class Look:
 
     seen: AttentionMap
     findings: list[Finding]
-    roles: dict | None
+    roles: dict[str, Any] | None
     layer: int
     head: int
     query: int
@@ -37,7 +40,7 @@ class Look:
     def gain(self) -> np.ndarray:
         return telling(self.seen.weights)
 
-    def measured(self, layer: int, head: int) -> dict | None:
+    def measured(self, layer: int, head: int) -> dict[str, Any] | None:
         """The head's entry in ``heads.json``, None if its role was never measured."""
         heads = (self.roles or {}).get("heads", ())
         return next((h for h in heads if (h["layer"], h["head"]) == (layer, head)), None)
@@ -63,7 +66,12 @@ class Look:
 
 
 def look(
-    lm, text: str, head: tuple[int, int] | None = None, *, model: str = "embedded model", source: str = ""
+    lm: LanguageModel,
+    text: str,
+    head: tuple[int, int] | None = None,
+    *,
+    model: str = "embedded model",
+    source: str = "",
 ) -> Look:
     """Look at ``text`` through ``lm``; ``head`` (layer, head) is the one to show large, else the most telling one.
 
@@ -75,10 +83,24 @@ def look(
             f"head: {head[0]}.{head[1]} does not exist; this model has the layers 0 to {config.layers - 1}, "
             f"each with the heads 0 to {config.heads - 1}"
         )
+    _check_roles(lm)
     seen = collect(lm, text)
     findings = find(seen, lm.heads)
-    first = next((f for f in findings if f.layer is not None and head in (None, (f.layer, f.head))), None)
-    layer, number = head or ((first.layer, first.head) if first else (0, 0))
-    best = telling(seen.weights[layer : layer + 1, number : number + 1])[0, 0].max(-1)
-    query = first.query if first and first.query is not None else int(best.argmax()) or 1
+    first = next((f for f in findings if f.layer is not None and head in (None, f.place)), None)
+    layer, number = head or (first.place if first else (0, 0))
+    query = first.query if first else None
+    if query is None:
+        query = int(telling(seen.weights[layer, number]).max(-1).argmax()) or 1
     return Look(seen, findings, lm.heads, layer, number, query, model, source)
+
+
+def _check_roles(lm: LanguageModel) -> None:
+    config, known = lm.model.config, {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}
+    try:
+        heads = [] if lm.heads is None else lm.heads["heads"]
+        for h in heads:
+            right = 0 <= h["layer"] < config.layers and 0 <= h["head"] < config.heads and 0 <= h["score"] <= 1
+            if not right or any(h[name] not in names for name, names in known.items()):
+                raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{lm.name}: heads.json is damaged; without it the roles are simply not shown") from None

@@ -11,9 +11,12 @@ Shapes: B batch, H query heads, L tokens.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 
+from ..models import LanguageModel
 from ._collect import observe_weights
 
 FIRST_ROW = 8  # rows before it see so few keys that everything looks like a habit
@@ -22,11 +25,22 @@ REPEAT_LENGTH, REPEATS = 48, 8
 BATCH = 4
 LONGEST_TEXT = 2_000_000  # characters; windows are spread evenly over them
 
+
+class Rule(NamedTuple):
+    """The largest of ``roles`` decides if it stands ``at_least`` so far above chance."""
+
+    roles: tuple[str, ...]
+    at_least: float
+    measured_on: str
+
+
+Scores = dict[str, np.ndarray]
+
 # In this order: a head that copies rests on the first token when there is nothing to copy, so copying is asked first.
 RULES = (
-    {"roles": ["repeat", "duplicate"], "at_least": 0.25, "measured_on": "repeated random tokens"},
-    {"roles": ["previous", "self", "delimiter", "sink"], "at_least": 0.40, "measured_on": "held-out text"},
-    {"roles": ["broad"], "at_least": 0.80, "measured_on": "held-out text"},
+    Rule(("repeat", "duplicate"), 0.25, "repeated random tokens"),
+    Rule(("previous", "self", "delimiter", "sink"), 0.40, "held-out text"),
+    Rule(("broad",), 0.80, "held-out text"),
 )
 ROLE_NAMES = {
     "previous": "previous token",
@@ -41,7 +55,7 @@ ROLE_NAMES = {
 SCORES = ("previous", "self", "sink", "delimiter", "repeat", "duplicate", "broad")
 
 
-def measure_roles(lm, text: str, seed: int = 0) -> dict:
+def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]:
     """The role of every head of ``lm``, from ``text`` that it was not trained on and from repeated random tokens.
 
     Returns what is stored as ``heads.json``: ``rules`` (thresholds on the scores above chance, first rule that holds
@@ -57,7 +71,7 @@ def measure_roles(lm, text: str, seed: int = 0) -> dict:
     delimiter = torch.tensor([_is_delimiter(text[a:b]) for a, b in encoding.spans])
     windows, marks = _windows(lm, torch.tensor(encoding.ids), delimiter)
     on_text, chance = _measure_text(lm, windows, marks)
-    ordinary = sorted({t for t, d in zip(encoding.ids, delimiter.tolist(), strict=True) if not d})
+    ordinary = sorted({t for t, (a, b) in zip(encoding.ids, encoding.spans, strict=True) if _has_letters(text[a:b])})
     if len(ordinary) < 2:
         raise ValueError("text: two different tokens with a letter or digit are needed to measure roles")
     on_repeats, repeat_chance, length = _measure_repeats(lm, ordinary, seed)
@@ -68,7 +82,7 @@ def measure_roles(lm, text: str, seed: int = 0) -> dict:
         "seed": seed,
         "text": {"windows": len(windows), "tokens": windows[:, 1:].numel()},
         "repeats": {"sequences": REPEATS, "length": length},
-        "rules": [dict(rule) for rule in RULES],
+        "rules": [rule._asdict() for rule in RULES],
         "chance": {name: round(value, 4) for name, value in chance.items()},
         "heads": [
             _describe(layer, head, {name: float(scores[name][layer, head]) for name in SCORES}, chance)
@@ -81,14 +95,14 @@ def measure_roles(lm, text: str, seed: int = 0) -> dict:
 def role_of(above: dict[str, float]) -> tuple[str, str]:
     """(role, the score that decided it) from the scores above chance, by ``RULES``."""
     for rule in RULES:
-        best = max(rule["roles"], key=lambda name: above[name])
-        if above[best] >= rule["at_least"]:
+        best = max(rule.roles, key=lambda name: above[name])
+        if above[best] >= rule.at_least:
             return best, best
-    thresholds = {name: rule["at_least"] for rule in RULES for name in rule["roles"]}
+    thresholds = {name: rule.at_least for rule in RULES for name in rule.roles}
     return "mixed", max((n for n in SCORES if n != "broad"), key=lambda name: above[name] / thresholds[name])
 
 
-def _describe(layer: int, head: int, scores: dict[str, float], chance: dict[str, float]) -> dict:
+def _describe(layer: int, head: int, scores: dict[str, float], chance: dict[str, float]) -> dict[str, Any]:
     above = {name: max(0.0, (value - chance[name]) / (1 - chance[name])) for name, value in scores.items()}
     role, decided_by = role_of(above)
     return {
@@ -103,10 +117,14 @@ def _describe(layer: int, head: int, scores: dict[str, float], chance: dict[str,
 
 
 def _is_delimiter(piece: str) -> bool:
-    return bool(piece) and ("\n" in piece or bool(piece.strip())) and not any(c.isalnum() for c in piece)
+    return ("\n" in piece or bool(piece.strip())) and not _has_letters(piece)
 
 
-def _windows(lm, ids: torch.Tensor, delimiter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _has_letters(piece: str) -> bool:
+    return any(c.isalnum() for c in piece)
+
+
+def _windows(lm: LanguageModel, ids: torch.Tensor, delimiter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(B, L) windows that begin with the start token, spread over the text, and where their delimiters stand."""
     length = min(lm.model.config.context - 1, WINDOW - 1, len(ids))
     count = max(1, min(WINDOWS, len(ids) // length))
@@ -116,11 +134,11 @@ def _windows(lm, ids: torch.Tensor, delimiter: torch.Tensor) -> tuple[torch.Tens
     return torch.cat([start, ids[rows]], 1), torch.cat([start * 0 > 0, delimiter[rows]], 1)
 
 
-def _measure_text(lm, tokens: torch.Tensor, marks: torch.Tensor) -> tuple[dict, dict]:
+def _measure_text(lm: LanguageModel, tokens: torch.Tensor, marks: torch.Tensor) -> tuple[Scores, dict[str, float]]:
     length = tokens.shape[1]
     rows = torch.arange(min(FIRST_ROW, length - 1), length)
     totals: dict[int, dict[str, torch.Tensor]] = {}
-    for part, mark in zip(tokens.split(BATCH), marks.double().split(BATCH), strict=True):
+    for part, mark in zip(torch.split(tokens, BATCH), torch.split(marks.double(), BATCH), strict=True):
 
         def visit(layer: int, weights: torch.Tensor, mark: torch.Tensor = mark) -> None:
             _add(totals.setdefault(layer, {}), _text_scores(weights[:, :, rows].double().cpu(), mark, rows))
@@ -145,7 +163,7 @@ def _text_scores(w: torch.Tensor, mark: torch.Tensor, rows: torch.Tensor) -> dic
     }
 
 
-def _measure_repeats(lm, ordinary: list[int], seed: int) -> tuple[dict, dict, int]:
+def _measure_repeats(lm: LanguageModel, ordinary: list[int], seed: int) -> tuple[Scores, dict[str, float], int]:
     """Random tokens written twice: no token twice in one copy, so the earlier occurrence is the only one."""
     length = min(REPEAT_LENGTH, (lm.model.config.context - 1) // 2, len(ordinary))
     draw = np.random.default_rng(seed)

@@ -42,7 +42,7 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
 
 def earlier_or_self(size: int, *, strict: bool = False) -> np.ndarray:
     """(W, W): the keys a query may see, without itself where ``strict``."""
-    return np.tril(np.ones((size, size), dtype=bool), -1 if strict else 0)
+    return np.asarray(np.tril(np.ones((size, size), dtype=bool), -1 if strict else 0))
 
 
 def earlier_occurrences(seen: AttentionMap) -> np.ndarray:
@@ -50,7 +50,7 @@ def earlier_occurrences(seen: AttentionMap) -> np.ndarray:
     names = np.array(
         [f"\n{i}" if w.is_start or w.is_delimiter else w.text.casefold() for i, w in enumerate(seen.words)]
     )
-    return (names[:, None] == names[None, :]) & earlier_or_self(len(names), strict=True)
+    return np.asarray((names[:, None] == names[None, :]) & earlier_or_self(len(names), strict=True))
 
 
 def telling(weights: np.ndarray) -> np.ndarray:
@@ -69,14 +69,14 @@ def telling(weights: np.ndarray) -> np.ndarray:
 
 def _same_key(w: np.ndarray) -> np.ndarray:
     others = np.maximum(w.shape[-1] - 1 - np.arange(w.shape[-1]), 1)
-    return (w.sum(-2, keepdims=True) - w) / others
+    return np.asarray((w.sum(-2, keepdims=True) - w) / others)
 
 
 def _same_distance(w: np.ndarray) -> np.ndarray:
     size = w.shape[-1]
     sums = np.stack([np.trace(w, -d, axis1=-2, axis2=-1) for d in range(size)], -1)  # (layers, heads, W) by distance
     distance = np.clip(np.subtract.outer(np.arange(size), np.arange(size)), 0, None)
-    return (sums[..., distance] - w) / np.maximum(size - 1 - distance, 1)
+    return np.asarray((sums[..., distance] - w) / np.maximum(size - 1 - distance, 1))
 
 
 def _nothing(seen: AttentionMap) -> np.ndarray:

@@ -7,7 +7,7 @@ ideograph, or a run of line breaks. A piece that reaches over several of these j
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 START = "<s>"
@@ -71,7 +71,7 @@ def _end_of_word(text: str, i: int) -> int:
     return stop
 
 
-def _run(text: str, i: int, belongs) -> int:
+def _run(text: str, i: int, belongs: Callable[[str], bool]) -> int:
     while i < len(text) and belongs(text[i]):
         i += 1
     return i
