@@ -274,7 +274,7 @@ class Mask(ABC):
         for table in self._tables():
             if table.device is not None and table.device != device:
                 raise ValueError(
-                    f"mask: {type(self).__name__} is on {table.device}, the query on {device}: "
+                    f"mask: {type(self).__name__} is on device {table.device}, the query on {device}: "
                     f"use mask.to({str(device)!r})"
                 )
             table.on(device)

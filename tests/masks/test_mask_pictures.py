@@ -1,0 +1,98 @@
+"""Pictures: exact where pairs are shown, honest where cells stand for many."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+
+from saccade._masks import Causal, FromTensor, Global, Padding, PerHead, RandomBlocks, Window
+
+
+def test_text_of_every_pair():
+    lines = Causal().picture(3, 5, to="text").splitlines()
+    assert lines[0] == "Causal()"
+    assert lines[1].split() == ["0", "4"]
+    assert lines[2:5] == ["0 ██████····", "1 ████████··", "2 ██████████"]
+    assert lines[5] == "3 queries down, 5 keys across; █ attends, · masked"
+
+
+def test_cells_are_fractions():
+    bits = torch.rand(61, 53, generator=torch.Generator().manual_seed(0)) < 0.3
+    cells = FromTensor(bits).picture(61, 53, cells=8).cells
+    padded = torch.zeros(64, 56)
+    padded[:61, :53] = bits.float()
+    assert cells.shape == (8, 7)
+    for n in range(8):
+        for m in range(7):
+            part = bits[8 * n : 8 * n + 8, 8 * m : 8 * m + 8]
+            assert cells[n, m] == pytest.approx(part.float().mean().item(), abs=1e-6)
+
+
+def test_blank_means_empty_and_solid_means_full():
+    mask = Causal() & (Window(4000, 0) | Global([5, 30001]) | RandomBlocks(1, 2048, 2))
+    cells = mask.picture(65536, 65536, cells=32).cells
+    step = 65536 // cells.shape[0]
+    for n in range(cells.shape[0]):
+        for m in range(cells.shape[1]):
+            kind = mask._kind((n * step, (n + 1) * step), (m * step, (m + 1) * step), 65536, 65536)
+            assert (cells[n, m] == 0) == (kind == "empty") and (cells[n, m] == 1) == (kind == "full")
+
+
+def test_one_item_and_head():
+    mask = PerHead([Causal() & Padding([2, 3]), Window(0, 0)])
+    for item in range(2):
+        for head in range(2):
+            picture = mask.picture(3, 3, item=item, head=head)
+            assert torch.equal(torch.from_numpy(picture.cells).bool(), mask.dense(3, 3)[item, head])
+            assert f"item {item} of 2, head {head} of 2" in picture.text()
+    with pytest.raises(ValueError, match="item must be below 2, got 2"):
+        mask.picture(3, 3, item=2)
+    with pytest.raises(ValueError, match="head must be below 2, got 5"):
+        mask.picture(3, 3, head=5)
+
+
+def test_svg_stands_alone():
+    picture = (Causal() & Padding([3, 13])).picture(11, 13, item=1)
+    root = ElementTree.fromstring(picture.svg())
+    squares = [element for element in root.iter() if element.tag.endswith("rect")]
+    assert len(squares) == int(picture.cells.sum()) + 1
+    assert picture._repr_html_() == picture.svg() and str(picture) == repr(picture) == picture.text()
+    assert "&amp;" in picture.svg() and "http" not in picture.svg().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_files(tmp_path):
+    for ending in ("txt", "svg"):
+        path = Causal().picture(5, 7, to=tmp_path / f"mask.{ending}")
+        assert path.read_text(encoding="utf-8").strip() == Causal().picture(
+            5, 7, to="svg" if ending == "svg" else "text"
+        )
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            Window(1, 1).picture(5, 7, to=path)
+        assert Window(1, 1).picture(5, 7, to=str(path), overwrite=True) == path
+        assert "Window" in path.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"'text', 'svg' or a path ending in .txt, .svg, .png or .pdf"):
+        Causal().picture(5, 7, to="mask.jpeg")
+    with pytest.raises(TypeError, match="got 3"):
+        Causal().picture(5, 7, to=3)
+
+
+def test_images(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = Causal().picture(512, 700, to=tmp_path / "mask.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_images_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "saccade\[plot\]"'):
+        Causal().picture(5, 7, to=tmp_path / "mask.png")
+    assert not (tmp_path / "mask.png").exists()
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 5), (5, 0), (1, 1), (1, 100000), (100000, 1)])
+def test_odd_sizes(lengths):
+    picture = Causal().picture(*lengths)
+    assert picture.text() and ElementTree.fromstring(picture.svg()) is not None
