@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import saccade
-
 from .._masks import Mask
+from .._weights import attention_weights
 from ..models import LanguageModel
 from ._words import Word, group, split_words
 
@@ -82,7 +80,7 @@ def observe_weights(lm: LanguageModel, tokens: Tensor, visit: Callable[[int, Ten
     """Run ``tokens`` (B, L) and call ``visit(layer, weights)`` with (B, H, L, L) weights, layer after layer."""
 
     def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> None:
-        visit(layer, _weights(query, key, mask))
+        visit(layer, attention_weights(query, key, mask))
 
     training = lm.model.training
     lm.model.eval()
@@ -120,11 +118,3 @@ def _word_matrices(words: list[Word], length: int) -> tuple[Tensor, Tensor]:
     for i, word in enumerate(words):
         belongs[i, word.first : word.last] = 1
     return belongs / belongs.sum(-1, keepdim=True), belongs.T
-
-
-def _weights(query: Any, key: Any, mask: Any) -> Any:
-    if hasattr(saccade, "attention_weights"):
-        return saccade.attention_weights(query, key, mask)
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = query.float() @ key.float().transpose(-1, -2) * query.shape[-1] ** -0.5
-    return scores.masked_fill(~mask.dense(query.shape[2], key.shape[2]), -torch.inf).softmax(-1)
