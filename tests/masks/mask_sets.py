@@ -6,6 +6,7 @@ A meaning is `f(b, h, row, position, key) -> bool`. Sizes: BATCH items, HEADS he
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -111,9 +112,8 @@ def edges(draw, Lq, Lk):
 def blocks(draw, Lq, Lk):
     size = draw(st.integers(1, 5))
     count = -(-REACH // size)
-    flags = (
-        np.random.default_rng(draw(st.integers(0, 99))).random((draw(st.sampled_from([1, HEADS])), count, count)) < 0.6
-    )
+    heads = draw(st.sampled_from([1, HEADS]))
+    flags = np.random.default_rng(draw(st.integers(0, 99))).random((heads, count, count)) < 0.6
     layout = flags[0] if flags.shape[0] == 1 else flags
 
     def meaning(b, h, i, p, j):
@@ -137,9 +137,8 @@ def padding(draw, Lq, Lk):
             lengths = draw(st.lists(st.integers(0, length), min_size=BATCH, max_size=BATCH))
             return lengths, [set(range(n)) for n in lengths]
         flags = [draw(st.lists(st.booleans(), min_size=length, max_size=length)) for _ in range(BATCH)]
-        return torch.tensor(flags, dtype=torch.bool).reshape(BATCH, length), [
-            {n for n, flag in enumerate(row) if flag} for row in flags
-        ]
+        kept = [{n for n, flag in enumerate(row) if flag} for row in flags]
+        return torch.tensor(flags, dtype=torch.bool).reshape(BATCH, length), kept
 
     keys, kept_keys = side(Lk)
     queries, kept_rows = side(Lq) if draw(st.booleans()) else (None, [set(range(Lq))] * BATCH)
@@ -171,9 +170,17 @@ def from_tensor(draw, Lq, Lk):
     return Case(masks.FromTensor(bits), meaning)
 
 
+@dataclass(frozen=True)
+class Multiples:
+    step: int
+
+    def __call__(self, b, h, q, k):
+        return (q + k + b) % (self.step + h) == 0
+
+
 def predicate(draw, Lq, Lk):
     step = draw(st.integers(1, 4))
-    mask = masks.Predicate(lambda b, h, q, k: (q + k + b) % (step + h) == 0, batch=BATCH, heads=HEADS)
+    mask = masks.Predicate(Multiples(step), batch=BATCH, heads=HEADS)
     return Case(mask, lambda b, h, i, p, j: (p + j + b) % (step + h) == 0)
 
 
@@ -208,9 +215,8 @@ def composition(draw, Lq: int, Lk: int, depth: int = 2) -> Case:
 
 def placed(draw, case: Case, Lq: int) -> Case:
     """The case itself, or moved by `.at`."""
-    offset = draw(
-        st.none() | st.integers(-4, REACH - 14) | st.lists(st.integers(-4, REACH - 14), min_size=3, max_size=3)
-    )
+    one = st.integers(-4, REACH - 14)
+    offset = draw(st.none() | one | st.lists(one, min_size=BATCH, max_size=BATCH))
     if offset is None:
         return case
     return Case(case.mask.at(offset), lambda b, h, i, p, j: case.meaning(b, h, i, i + per_item(offset, b), j))

@@ -38,7 +38,7 @@ EXACT = [
     Strided(1),
     Strided(5),
     Global([0, 1, 2, 3, 17]),
-    Global(torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.2),
+    Global(torch.rand(1, 40, generator=torch.Generator().manual_seed(0)) < 0.2),
     Edges([1, 2, 2, 2, 9, 28, 3], [4, 0, 1, 2, 8, 22, 22]),
     Blocks(torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.5, 4),
     RandomBlocks(3, 3, 2),

@@ -66,9 +66,8 @@ def test_svg_stands_alone():
 def test_files(tmp_path):
     for ending in ("txt", "svg"):
         path = Causal().picture(5, 7, to=tmp_path / f"mask.{ending}")
-        assert path.read_text(encoding="utf-8").strip() == Causal().picture(
-            5, 7, to="svg" if ending == "svg" else "text"
-        )
+        expected = Causal().picture(5, 7, to="svg" if ending == "svg" else "text")
+        assert path.read_text(encoding="utf-8").strip() == expected
         with pytest.raises(FileExistsError, match="overwrite=True"):
             Window(1, 1).picture(5, 7, to=path)
         assert Window(1, 1).picture(5, 7, to=str(path), overwrite=True) == path
