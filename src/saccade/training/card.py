@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def model_card(
-    run: LanguageRun, lm: LanguageModel, corpus: Corpus, curve: list[dict[str, float]], steps_done: int
+    run: LanguageRun, lm: LanguageModel, corpus: Corpus, curve: list[dict[str, float]], steps_done: int, stored_loss: float | None
 ) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how well it predicts."""
     config, settings = lm.model.config, run.settings
@@ -47,12 +47,16 @@ def model_card(
         f"| repeats | {_repeats(settings.repeats)} |",
     ]
     if best is not None:
-        loss = best["validation_loss"]
         lines += [
             f"| time | {curve[-1]['seconds'] / 60:.1f} min on {machine()} |",
-            f"| best validation loss | {loss:.4f} nats per token (perplexity {math.exp(loss):.2f}), "
-            f"at step {best['step']:,} |",
+            f"| best look at validation | {best['validation_loss']:.4f} nats per token, at step {best['step']:,}, "
+            "whose weights are kept |",
         ]
+    if stored_loss is not None:
+        lines.append(
+            f"| validation loss as stored | {stored_loss:.4f} nats per token (perplexity {math.exp(stored_loss):.2f}) "
+            "over the whole validation text |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -34,7 +34,7 @@ class Settings:
         seed: of windows, initial weights and dropout.
         precision: "bf16" (autocast) or "no" (float32).
         evaluate_every: steps between looks at the validation text.
-        evaluate_windows: how many of its windows, evenly spread; None is all. The last look is always at all.
+        evaluate_windows: how many of its windows, evenly spread, to look at; None is all.
         repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
         beta2: of AdamW; the first is 0.9.
     """
@@ -88,10 +88,10 @@ def train(model: DecoderLM, corpus: Corpus, start: int, settings: Settings, moni
     from accelerate import Accelerator
 
     context = model.config.context
-    windows = whole_windows(corpus.validation, start=start, context=context)
+    windows = spread(whole_windows(corpus.validation, start=start, context=context), settings.evaluate_windows)
     torch.manual_seed(settings.seed)
     accelerator = Accelerator(mixed_precision=settings.precision)
-    model, optimizer = accelerator.prepare(model, _optimizer(model, settings))
+    prepared, optimizer = accelerator.prepare(model, _optimizer(model, settings))
     model.train()
     draw = _drawer(corpus.training, start, context, settings, accelerator.device)
     began, mean, validation = time.perf_counter(), _RunningMean(), math.nan
@@ -100,7 +100,7 @@ def train(model: DecoderLM, corpus: Corpus, start: int, settings: Settings, moni
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = draw(step)
-        loss = _loss(model, batch)
+        loss = _loss(prepared, batch)
         accelerator.backward(loss)
         norm = accelerator.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
@@ -111,8 +111,7 @@ def train(model: DecoderLM, corpus: Corpus, start: int, settings: Settings, moni
         done, seconds = step + 1, time.perf_counter() - began
         monitor.step(done, value, float(norm), rate, done * batch[:, 1:].numel() / seconds)
         if done % settings.evaluate_every == 0 or done == settings.steps:
-            looked_at = windows if done == settings.steps else spread(windows, settings.evaluate_windows)
-            validation = evaluate(model, looked_at)
+            validation = evaluate(model, windows)
             monitor.evaluated(done, mean.take(), validation, seconds)
     return validation
 

@@ -67,5 +67,8 @@ class ConsoleReporter(Reporter):
         )
         self._line("    " + " ".join(sample.split()), style="dim")
 
+    def finished(self, validation_loss: float) -> None:
+        self._line(f"best weights, over the whole validation text: {validation_loss:.4f} nats per token")
+
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)

@@ -21,8 +21,9 @@ from ..models.checkpoint import CARD, CONFIG, WEIGHTS, write_text
 from ..models.tokenizer import train_bpe, train_characters
 from .card import model_card
 from .data import Corpus, read_texts, split_tail
+from .evaluation import evaluate
 from .loop import Settings, train
-from .windows import check_length
+from .windows import check_length, whole_windows
 
 CURVE, LAST = "curve.jsonl", "last.safetensors"
 
@@ -58,6 +59,8 @@ class Reporter:
 
     def looked(self, entry: dict[str, float], sample: str, best: bool) -> None: ...
 
+    def finished(self, validation_loss: float) -> None: ...
+
 
 def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> LanguageModel:
     """Train, keeping the best weights on the way, and return the model with them, read back from `run.out`.
@@ -82,7 +85,7 @@ def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> 
         train(lm.model, corpus, tokenizer.start, run.settings, keeper)
     finally:
         keeper.close()
-    return load(run.out)
+    return keeper.finish()
 
 
 class _Keeper:
@@ -92,6 +95,7 @@ class _Keeper:
         self._run, self._lm, self._corpus, self._reporter = run, lm, corpus, reporter
         self._best, self._done, self._saved = float("inf"), 0, -1
         self._norm = self._speed = 0.0
+        self._stored: float | None = None
         self._curve: list[dict[str, float]] = []
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
@@ -122,10 +126,25 @@ class _Keeper:
         if self._done and not (self._run.out / WEIGHTS).exists():
             self._write(WEIGHTS)
 
+    def finish(self) -> LanguageModel:
+        """The best weights as they were stored, judged by the whole validation text; the card says how well."""
+        best = load(self._run.out)
+        best.model.to(self._lm.model.embedding.weight.device)
+        windows = whole_windows(
+            self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context
+        )
+        self._stored = evaluate(best.model, windows)
+        write_text(self._run.out / CARD, self._card())
+        self._reporter.finished(self._stored)
+        return best
+
+    def _card(self) -> str:
+        return model_card(self._run, self._lm, self._corpus, self._curve, self._done, self._stored)
+
     def _write(self, weights: str) -> None:
         save(self._lm, self._run.out, weights=weights)
         write_text(self._run.out / CURVE, "".join(json.dumps(entry) + "\n" for entry in self._curve))
-        write_text(self._run.out / CARD, model_card(self._run, self._lm, self._corpus, self._curve, self._done))
+        write_text(self._run.out / CARD, self._card())
         self._saved = self._done
 
     def _sample(self) -> str:

@@ -1,0 +1,131 @@
+"""Model folders: round trip, whole files, and what is said about damaged ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from saccade.models import checkpoint, load, save
+from saccade.models.checkpoint import whole_file
+
+
+@pytest.fixture
+def folder(lm, tmp_path):
+    save(lm, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_round_trip(lm, folder, text):
+    lm.heads = {"seed": 3, "heads": [{"layer": 0, "head": 1, "role": "self"}]}
+    save(lm, folder)
+    again = load(folder)
+    assert again.model.config == lm.model.config
+    assert again.heads == lm.heads
+    assert again.tokenizer.encode(text) == lm.tokenizer.encode(text)
+    assert not again.model.training
+    for (name, ours), (other, theirs) in zip(
+        lm.model.state_dict().items(), again.model.state_dict().items(), strict=True
+    ):
+        assert name == other
+        assert theirs.dtype == torch.float32
+        assert torch.equal(ours.bfloat16().float(), theirs)
+
+
+def test_what_was_loaded_saves_to_the_same_bytes(folder, tmp_path):
+    save(load(folder), tmp_path / "again")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_a_model_without_measured_heads(folder):
+    assert load(folder).heads is None
+
+
+def test_an_unfinished_write_leaves_the_old_file(lm, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full_disk(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", full_disk)
+    torch.nn.init.zeros_(lm.model.embedding.weight)
+    with pytest.raises(OSError, match="No space left"):
+        save(lm, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
+def test_whole_file_takes_its_place_only_at_the_end(tmp_path, stop):
+    path = tmp_path / "file"
+    with whole_file(path) as temporary:
+        temporary.write_text("first")
+        assert not path.exists()
+    with pytest.raises(stop), whole_file(path) as temporary:
+        temporary.write_text("sec")
+        raise stop
+    assert path.read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def _edit_config(folder, **changes):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **changes}))
+
+
+def _edit_weights(folder, edit):
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    edit(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+
+
+DAMAGE = {
+    "header": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors: damaged, not a"),
+    "cut": (
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-5]),
+        "model.safetensors: damaged, not a safetensors file",
+    ),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors: damaged, not a"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: missing from the model folder"),
+    "key gone": (
+        lambda f: _edit_weights(f, lambda t: t.pop("decoder.norm.weight")),
+        "model.safetensors: does not fit the configuration: decoder.norm.weight is missing$",
+    ),
+    "key too many": (
+        lambda f: _edit_weights(f, lambda t: t.update(other=torch.zeros(3))),
+        "model.safetensors: does not fit the configuration: other is not part of the model$",
+    ),
+    "shape": (
+        lambda f: _edit_weights(f, lambda t: t.update({"decoder.norm.weight": torch.zeros(7)})),
+        r"decoder.norm.weight has shape \(7,\), expected \(24,\)$",
+    ),
+    "many problems": (lambda f: _edit_config(f, layers=5), r"model.safetensors: .* is missing \(and \d+ more\)$"),
+    "config text": (lambda f: (f / "config.json").write_text("{"), "config.json: damaged, not JSON"),
+    "config binary": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json: damaged, not JSON"),
+    "config list": (lambda f: (f / "config.json").write_text("[]"), "config.json: damaged, expected an object"),
+    "config value": (lambda f: _edit_config(f, heads=5), "config.json: heads: must divide the width"),
+    "config field": (lambda f: _edit_config(f, depth=5), r"config.json: .* unknown \['depth'\]"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json: missing from the model folder"),
+    "tokenizer text": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: damaged, not a tokenizer"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: missing from the model folder"),
+    "other tokenizer": (lambda f: _edit_config(f, vocabulary=300), "tokenizer.json: has 283 tokens, .* says 300"),
+    "heads text": (lambda f: (f / "heads.json").write_text("{"), "heads.json: damaged, not JSON"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_named_in_one_line(folder, case):
+    damage, message = DAMAGE[case]
+    damage(folder)
+    with pytest.raises((ValueError, OSError), match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such model folder"):
+        load(tmp_path / "nowhere")

@@ -1,0 +1,116 @@
+"""The language model: what it computes, its causality, its cache, its configuration."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import saccade
+from saccade.models import DecoderLM, ModelConfig
+
+B, L, VOCABULARY = 2, 13, 31
+CONFIG = ModelConfig(VOCABULARY, width=24, layers=2, heads=6, kv_heads=2, hidden=17, context=19)
+
+
+def make(config=CONFIG) -> DecoderLM:
+    return DecoderLM(config).double().eval()
+
+
+def test_head_is_the_embedding():
+    model = make()
+    tokens = torch.randint(VOCABULARY, (B, L))
+    hidden = model.decoder(model.embedding(tokens))
+    torch.testing.assert_close(model(tokens), hidden @ model.embedding.weight.T)
+    assert sum(p.numel() for p in model.parameters()) == model.parameter_count()
+
+
+def test_starts_close_to_knowing_nothing():
+    torch.manual_seed(0)
+    model = make(ModelConfig(997, width=64, layers=4, heads=4))
+    probabilities = model(torch.randint(997, (B, L))).softmax(-1)
+    entropy = -(probabilities * probabilities.log()).sum(-1)
+    assert (entropy > 0.98 * math.log(997)).all()
+
+
+def test_residual_writers_start_smaller_with_depth():
+    model = DecoderLM(ModelConfig(31, width=256, layers=8, heads=4))
+    block = model.decoder.blocks[3]
+    for last in (block.attention.output, block.feed_forward.down):
+        assert last.weight.std().item() == pytest.approx(0.02 / 4, rel=0.03)
+    assert block.attention.projection.weight.std().item() == pytest.approx(0.02, rel=0.03)
+
+
+def test_later_tokens_have_no_gradient_at_all():
+    model = make()
+    embedded = []
+    model.embedding.register_forward_hook(lambda module, inputs, out: embedded.append(out))
+    out = model(torch.randint(VOCABULARY, (B, L)))
+    for t in (0, 5, L - 1):
+        (grad,) = torch.autograd.grad(out[:, t].sum(), embedded[0], retain_graph=True)
+        assert (grad[:, t + 1 :] == 0).all()
+        assert (grad[:, : t + 1].abs().amax(-1) > 0).all()
+
+
+@pytest.mark.parametrize("chunks", [[1] * L, [6, 1, 1, 5]])
+def test_cached_decoding_is_the_parallel_forward(chunks):
+    model = make()
+    tokens = torch.randint(VOCABULARY, (B, L))
+    cache = model.cache()
+    parts = [model(chunk, cache=cache) for chunk in tokens.split(chunks, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
+
+
+def test_observed_weights_are_those_attended_with():
+    model = make()
+    observed = []
+    model(torch.randint(VOCABULARY, (B, L)), observe=lambda *arguments: observed.append(arguments))
+    assert [layer for layer, *_ in observed] == [0, 1]
+    for _, query, key, value, mask in observed:
+        assert (query.shape, key.shape, value.shape) == ((B, 6, L, 4), (B, 2, L, 4), (B, 2, L, 4))
+        weights = saccade.attention_weights(query, key, mask)
+        assert (weights.triu(1) == 0).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(B, 6, L, dtype=weights.dtype), atol=1e-5, rtol=0)
+
+
+def test_config_round_trip():
+    assert ModelConfig.from_dict(CONFIG.to_dict()) == CONFIG
+    assert ModelConfig(31, 24, 2, 6).kv_heads == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 5}, "heads: must divide the width, got heads=5 and width=24"),
+        ({"kv_heads": 4}, "kv_heads: must divide the heads, got kv_heads=4 and heads=6"),
+        ({"heads": 8, "kv_heads": 8}, "rotary positions need heads of even width, got 24 / 8 = 3"),
+        ({"layers": 0}, "layers: must be at least 1, got 0"),
+        ({"context": 0}, "context: must be at least 1, got 0"),
+        ({"hidden": 0}, "hidden: must be at least 1, got 0"),
+        ({"dropout": 1.0}, r"dropout: must be in \[0, 1\), got 1.0"),
+        ({"depth": 3}, r"missing nothing, unknown \['depth'\]"),
+        ({"width": "24"}, "not a number of the right kind: width"),
+    ],
+)
+def test_bad_configurations(change, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dict({**CONFIG.to_dict(), **change})
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ValueError, match=r"missing \['layers', 'heads'\]"):
+        ModelConfig.from_dict({"vocabulary": 31, "width": 24})
+
+
+def test_bad_tokens():
+    model = make()
+    with pytest.raises(ValueError, match=r"tokens: expected shape \(batch, length\), got \(13,\)"):
+        model(torch.zeros(L, dtype=torch.int64))
+    with pytest.raises(ValueError, match="tokens: 20 are more than the model's context of 19"):
+        model(torch.zeros(1, 20, dtype=torch.int64))
+    cache = model.cache()
+    model(torch.zeros(1, 12, dtype=torch.int64), cache=cache)
+    with pytest.raises(ValueError, match="tokens: 20 are more than the model's context of 19"):
+        model(torch.zeros(1, 8, dtype=torch.int64), cache=cache)
+    assert cache.length == 12
