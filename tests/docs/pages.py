@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
@@ -56,9 +55,8 @@ def run_shell(command: str, folder: Path) -> str:
     novel = folder / "my-novel.txt"
     if not novel.exists():
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
-    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "80"}
-    source = str(ROOT / "src")
-    environment["PYTHONPATH"] = f"{source}:{environment['PYTHONPATH']}" if "PYTHONPATH" in environment else source
+    path = f"{programs}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": pythonpath(), "COLUMNS": "80"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
@@ -70,6 +68,11 @@ def run_shell(command: str, folder: Path) -> str:
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def pythonpath() -> str:
+    """PYTHONPATH with this checkout first."""
+    return os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def console(block: Block) -> tuple[str, str]:

@@ -1,0 +1,30 @@
+"""Renews what the documentation shows: `python tests/docs/refresh.py`. Read the diff before you commit it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import nbformat
+from notebooks import NOTEBOOKS, execute
+from pages import PAGES, blocks, console, run_shell
+
+
+def refresh_page(page: Path, folder: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for block in blocks(page, "console"):
+        command, _ = console(block)
+        text = text.replace(block.text, f"$ {command}\n{run_shell(command, folder)}")
+    page.write_text(text, encoding="utf-8")
+
+
+def refresh_notebook(path: Path, folder: Path) -> None:
+    path.write_text(nbformat.writes(execute(path, folder)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        for page in PAGES:
+            refresh_page(page, Path(folder))
+        for path in NOTEBOOKS:
+            refresh_notebook(path, Path(folder))
