@@ -1,0 +1,149 @@
+"""The training loop: schedule, evaluation, one step by hand, and learning something."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from saccade.models import DecoderLM, ModelConfig
+from saccade.training import Corpus, Settings, draw_windows, evaluate, learning_rate, train, whole_windows
+from saccade.training.loop import Diverged, spread
+
+CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
+SETTINGS = Settings(steps=5, batch=3, peak=0.01, warmup=2, evaluate_every=2, precision="no", clip=0.5)
+TOKENS = torch.arange(211) ** 2 % 31
+
+
+class Notes:
+    def __init__(self):
+        self.steps, self.looks = [], []
+
+    def step(self, step, loss, norm, rate, tokens_per_second):
+        self.steps.append((step, loss, norm, rate))
+
+    def evaluated(self, step, training_loss, validation_loss, seconds):
+        self.looks.append((step, training_loss, validation_loss))
+
+
+def make(config=CONFIG) -> DecoderLM:
+    torch.manual_seed(3)
+    return DecoderLM(config)
+
+
+def run(settings=SETTINGS, model=None, tokens=TOKENS):
+    model, notes = model or make(), Notes()
+    loss = train(model, Corpus(tokens, tokens[:101]), 0, settings, notes)
+    return model, notes, loss
+
+
+def test_schedule():
+    rates = [learning_rate(step, peak=2.0, steps=100, warmup=20) for step in range(101)]
+    assert rates[:20] == pytest.approx([2.0 * (step + 1) / 20 for step in range(20)])
+    for step in range(20, 101):
+        assert rates[step] == pytest.approx(0.2 + 1.8 * (1 + math.cos(math.pi * (step - 20) / 80)) / 2)
+    assert rates[20] == pytest.approx(2.0)
+    assert rates[60] == pytest.approx(1.1)
+    assert rates[100] == pytest.approx(0.2)
+    assert learning_rate(0, peak=2.0, steps=1, warmup=0) == pytest.approx(2.0)
+
+
+def test_evaluate_is_the_mean_over_all_tokens():
+    model = make(dataclasses.replace(CONFIG, dropout=0.5)).train()
+    windows = whole_windows(TOKENS, start=0, context=11)
+    loss = evaluate(model, windows, batch=4)
+    assert model.training
+    model.eval()
+    expected = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_spread():
+    windows = torch.arange(101)[:, None]
+    assert spread(windows, None) is windows
+    assert spread(windows, 200) is windows
+    assert spread(windows, 4).flatten().tolist() == [0, 25, 50, 75]
+
+
+def test_steps_are_adamw_with_clipped_gradients():
+    expected = make()
+    matrices = [p for p in expected.parameters() if p.ndim > 1]
+    vectors = [p for p in expected.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.98)
+    )
+    norms = []
+    for step in range(SETTINGS.steps):
+        windows = draw_windows(TOKENS, start=0, context=11, batch=3, seed=0, step=step)
+        F.cross_entropy(expected(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.5).item())
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, peak=0.01, steps=5, warmup=2)
+        optimizer.step()
+        optimizer.zero_grad()
+    model, notes, _ = run()
+    assert max(norms) > 0.5
+    assert [norm for _, _, norm, _ in notes.steps] == pytest.approx(norms, rel=1e-4)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, expected.get_parameter(name), atol=1e-5, rtol=1e-4)
+
+
+def test_what_the_monitor_is_told():
+    _, notes, loss = run()
+    assert [step for step, *_ in notes.steps] == [1, 2, 3, 4, 5]
+    assert [step for step, *_ in notes.looks] == [2, 4, 5]
+    losses = [loss for _, loss, *_ in notes.steps]
+    means = [training for _, training, _ in notes.looks]
+    assert means == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:4]) / 2, losses[4]])
+    assert loss == notes.looks[-1][2]
+
+
+def test_the_same_seed_gives_the_same_weights():
+    config = dataclasses.replace(CONFIG, dropout=0.2)
+    first, second = run(model=make(config))[0], run(model=make(config))[0]
+    other = run(dataclasses.replace(SETTINGS, seed=1), make(config))[0]
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, second.get_parameter(name))
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_learns_a_text_by_heart():
+    settings = Settings(steps=250, batch=16, peak=0.02, warmup=10, evaluate_every=250, precision="no")
+    # Of period 13 and longer than the context: the next token follows from the last two.
+    tokens = (torch.arange(211) % 13) * (torch.arange(211) % 13) % 11
+    _, notes, loss = run(settings, make(dataclasses.replace(CONFIG, width=32)), tokens)
+    assert notes.steps[0][1] > 3.0
+    # The first token of a window cannot be known: ln 13 at worst in one of 11.
+    assert loss < math.log(13) / 11 + 0.1
+
+
+def test_bf16_autocast_keeps_float32_weights():
+    model, notes, _ = run(dataclasses.replace(SETTINGS, precision="bf16"))
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert all(math.isfinite(loss) for _, loss, *_ in notes.steps)
+
+
+def test_a_diverging_loss_is_reported():
+    model = make()
+    torch.nn.init.constant_(model.embedding.weight, math.nan)
+    with pytest.raises(Diverged, match="the loss became nan at step 1; try a smaller learning rate"):
+        run(model=model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps: must be at least 1, got 0"),
+        ({"batch": 0}, "batch: must be at least 1, got 0"),
+        ({"peak": 0.0}, "peak: must be finite and positive, got 0.0"),
+        ({"clip": math.nan}, "clip: must be finite and positive, got nan"),
+        ({"precision": "fp8"}, "precision: expected 'bf16' or 'no', got 'fp8'"),
+        ({"repeats": 1.5}, r"repeats: is a share in \[0, 1\], got 1.5"),
+    ],
+)
+def test_bad_settings(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SETTINGS, **change)

@@ -1,0 +1,163 @@
+"""Whole runs: what is written, what is kept, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from saccade.models import load
+from saccade.training import train_language_model
+from saccade.training.progress import ConsoleReporter
+from saccade.training.run import Reporter
+
+
+def test_a_run_writes_a_model_a_curve_and_a_card(make_run):
+    run = make_run()
+    lm = train_language_model(run)
+    assert {path.name for path in run.out.iterdir()} == {
+        "README.md",
+        "config.json",
+        "curve.jsonl",
+        "last.safetensors",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    curve = [json.loads(line) for line in (run.out / "curve.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in curve] == [2, 4]
+    card = (run.out / "README.md").read_text()
+    assert "4 of 4" in card
+    assert "validation loss as stored" in card
+    stored = load(run.out)
+    for name, parameter in lm.model.state_dict().items():
+        assert torch.equal(parameter, stored.model.state_dict()[name])
+
+
+class WorseAndWorse(Reporter):
+    """Spoils the weights after the first look, so that the first are the best."""
+
+    def started(self, lm, corpus):
+        self.lm, self.kept = lm, None
+
+    def looked(self, entry, sample, best):
+        assert best == (self.kept is None)
+        if self.kept is None:
+            self.kept = self.lm.model.embedding.weight.detach().bfloat16().float().clone()
+        torch.nn.init.constant_(self.lm.model.embedding.weight, 3.0)
+
+
+def test_the_best_weights_are_kept_and_the_last_beside_them(make_run):
+    reporter = WorseAndWorse()
+    run = make_run(steps=6)
+    lm = train_language_model(run, reporter)
+    assert torch.equal(lm.model.embedding.weight, reporter.kept)
+    assert (run.out / "last.safetensors").read_bytes() != (run.out / "model.safetensors").read_bytes()
+
+
+class StopAt(Reporter):
+    def __init__(self, step):
+        self.stop = step
+
+    def step(self, step, loss, norm, rate, tokens_per_second):
+        if step == self.stop:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_an_interrupted_run_keeps_what_there_is(make_run, step):
+    run = make_run()
+    with pytest.raises(KeyboardInterrupt):
+        train_language_model(run, StopAt(step))
+    load(run.out)
+    assert f"{step} of 4" in (run.out / "README.md").read_text()
+    assert (run.out / "last.safetensors").exists()
+
+
+def test_held_out_files_are_not_trained_on(make_run, story, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    held = folder / "held.txt"
+    held.write_text("zebra quagga okapi " * 30)
+    (folder / "other.txt").write_text(story.read_text())
+    lengths = []
+
+    class Look(Reporter):
+        def started(self, lm, corpus):
+            lengths.append((lm.tokenizer.encode("zebra").ids, corpus.validation.shape[0]))
+
+    train_language_model(make_run(text=folder, hold_out=(held,)), Look())
+    ((zebra, validation),) = lengths
+    assert len(zebra) == 5  # no merge was learned from it
+    assert validation > 200
+    with pytest.raises(ValueError, match="nothing is left to train on"):
+        train_language_model(make_run(text=held, hold_out=(held,), out=tmp_path / "none"))
+
+
+def test_characters(make_run, story):
+    lm = train_language_model(make_run(vocabulary=None))
+    assert lm.tokenizer.vocabulary <= len(set(story.read_text())) + 2
+
+
+def test_an_existing_model_is_refused_and_overwritten_on_request(make_run):
+    train_language_model(make_run())
+    before = {path.name: path.read_bytes() for path in make_run().out.iterdir()}
+    with pytest.raises(FileExistsError, match="out: exists already; choose another --out, or give --overwrite"):
+        train_language_model(make_run())
+    assert {path.name: path.read_bytes() for path in make_run().out.iterdir()} == before
+    train_language_model(make_run(overwrite=True, steps=2))
+    assert "2 of 2" in (make_run().out / "README.md").read_text()
+
+
+def test_only_model_folders_are_overwritten(make_run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(FileExistsError, match="not a model folder, so it is not overwritten"):
+        train_language_model(make_run(overwrite=True))
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileExistsError, match="file: is a file, expected a folder"):
+        train_language_model(make_run(out=tmp_path / "file", overwrite=True))
+
+
+def test_bad_input_leaves_no_folder(make_run, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("a few words")
+    cases = [
+        ({"text": tmp_path / "nowhere"}, FileNotFoundError, "nowhere: no such file"),
+        ({"text": short}, ValueError, r"tokens are too short for one window of 11 .*; give more text or a smaller"),
+        ({"shape": {"heads": 5}}, ValueError, "heads: must divide the width, got heads=5 and width=12"),
+        ({"vocabulary": 100}, ValueError, "vocabulary: .* at least 257, got 100"),
+        ({"hold_out": (tmp_path / "gone.txt",)}, FileNotFoundError, "gone.txt: no such file"),
+    ]
+    for options, error, message in cases:
+        with pytest.raises(error, match=message):
+            train_language_model(make_run(**options))
+        assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_written(make_run, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match=r"file/model: cannot be written \(Not a directory\)"):
+        train_language_model(make_run(out=tmp_path / "file" / "model"))
+
+
+def test_piped_output_is_plain(make_run):
+    run, written = make_run(), io.StringIO()
+    with ConsoleReporter(run, Console(file=written, width=60)) as reporter:
+        train_language_model(run, reporter)
+    lines = written.getvalue().splitlines()
+    assert "\x1b" not in written.getvalue()
+    assert lines[0].endswith("parameters: 1 layers, 2 heads, width 12, context 11, 283 tokens in the vocabulary")
+    assert sum(line.startswith("step") and "gradient norm" in line for line in lines) == 2
+    assert lines[-1].startswith("best weights, over the whole validation text")
+
+
+def test_a_terminal_gets_a_bar(make_run):
+    run, written = make_run(), io.StringIO()
+    console = Console(file=written, width=120, force_terminal=True)
+    with ConsoleReporter(run, console) as reporter:
+        train_language_model(run, reporter)
+    assert "4/4" in written.getvalue()
+    assert "tokens/s" in written.getvalue()
