@@ -33,10 +33,12 @@ LAYERS = [
 LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"accelerate", "jinja2", "matplotlib", "rich", "tensorboard", "tokenizers", "transformers", "typer"}
 
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
+
 
 def part_of(module: str) -> str:
     """`saccade.nn.decoder` -> `nn`; `saccade` -> `__init__`."""
-    return (module.split(".") + ["__init__"])[1]
+    return [*module.split("."), "__init__"][1]
 
 
 def module_name(path: Path) -> str:
@@ -132,4 +134,4 @@ def test_importing_is_light_and_changes_nothing():
     new = set(told["new"])
     assert "saccade" in new
     assert not {name.split(".")[0] for name in new} & HEAVY
-    assert not {name for name in new if name.startswith(("torch._dynamo", "torch._inductor", "torch.nn.attention.flex"))}
+    assert not {name for name in new if name.startswith(COMPILERS)}

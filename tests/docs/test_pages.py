@@ -8,7 +8,10 @@ import pytest
 from pages import PAGES, ROOT, blocks, console, run_python, run_shell, same_output
 
 README = ROOT / "README.md"
-SET_UP = [r'pip install -c constraints\.txt \. && saccade look "[^"]+"', r'pip install -c constraints\.txt -e "\.\[test\]" && pytest']
+SET_UP = [
+    r'pip install -c constraints\.txt \. && saccade look "[^"]+"',
+    r'pip install -c constraints\.txt -e "\.\[test\]" && pytest',
+]
 
 
 def pages_with(language: str):
