@@ -82,7 +82,10 @@ def test_here_names_a_heads_habits_on_this_text():
     seen = collect(lm, text)
     habits = here(seen)
     assert np.allclose([habits["previous"][0, 0], habits["self"][0, 1], habits["sink"][0, 2]], 1)
-    assert math.isclose(habits["delimiter"][0, 3], 1 / 7 / 6, rel_tol=1e-5)  # the full stop sees itself only
+    assert np.isnan(habits["delimiter"]).all()  # nothing comes after the full stop
+    marked = here(collect(lm, "the dog, the cat."))["delimiter"][0]
+    assert math.isclose(marked[3], (1 / 5 + 1 / 6 + 2 / 7) / 3, rel_tol=1e-5)
+    assert np.allclose(marked[:3], [1 / 3, 1 / 3, 0])  # "the" looks back at the comma, the full stop stays on itself
     assert math.isclose(habits["duplicate"][0, 3], 1 / 5, rel_tol=1e-5)  # the second "the" on the first
     assert math.isclose(habits["repeat"][0, 3], 1 / 5, rel_tol=1e-5)  # ... and on "dog"
     assert np.allclose(habits["broad"][0, 3], 1)

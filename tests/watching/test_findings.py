@@ -56,7 +56,7 @@ AVERAGE = re.compile(
     rf"Layer (\d+) head (\d+) (looks one word back|stays on the word itself): {NUMBER} of its weight on average"
 )
 GATHERS = re.compile(rf"Layer (\d+) head (\d+) gathers at {NAME}: {NUMBER} of the weight of the words after it")
-SINKS = re.compile(r"(\d+) of (\d+) heads rests? on the first token: more than half of the weight is on '<s>'")
+SINKS = re.compile(r"(\d+) of (\d+) heads rests? on the first token: '<s>' gets more than half")
 
 
 def check(seen: AttentionMap, finding, roles) -> None:

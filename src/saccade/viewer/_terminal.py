@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDEST_CELL, DIGIT_CELL, BLOCK_CELL = 6, 4, 2
 LONGEST_LABEL = 14
+FILLED = 0.15  # from here on a cell has a coloured ground
 SHORT_ROLES = {
     "previous": "prev.",
     "self": "self",
@@ -30,7 +31,7 @@ SHORT_ROLES = {
     "mixed": "mixed",
 }
 _NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate": "dup"}
-_SHADES = " ░▒▓█"
+_SHADES = "░▒▓█"
 _ACCENT = "bold #4f8cff"
 # From a quiet grey to the accent; each pair reads on a dark and on a light terminal.
 _RAMP = ((0x6B, 0x74, 0x86), (0x1F, 0x5E, 0xFF))
@@ -128,7 +129,7 @@ def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Sty
     text = _pad(short_number(weight) if n else "·", cell, "centre")
     if not colours:
         return text, "bold" if n >= 30 else ""
-    return text, (_fill(weight) if n >= 8 else "dim")
+    return text, (_fill(weight) if weight >= FILLED else "dim")
 
 
 def _block_lines(look: Look, labels: list[str], shown: range, colours: bool) -> list[Text]:
@@ -139,15 +140,18 @@ def _block_lines(look: Look, labels: list[str], shown: range, colours: bool) -> 
     for q in columns:
         line = Text()
         for k in (k for k in columns if k <= q):
-            weight = float(weights[q, k])
-            shade = _SHADES[min(4, int(weight * 4) + (weight >= 0.05))] if weight >= 0.05 else "·"
-            if colours:
-                line.append("  " if weight >= 0.05 else "· ", style=_fill(weight) if weight >= 0.05 else "dim")
-            else:
-                line.append(shade * BLOCK_CELL if shade != "·" else "· ")
+            line.append(*_block_cell(float(weights[q, k]), colours))
         line.append(" " + labels[q], style="dim" if q == 0 else "")
         lines.append(line)
     return lines
+
+
+def _block_cell(weight: float, colours: bool) -> tuple[str, str | Style]:
+    if weight < 0.05:
+        return "· ", "dim"
+    if colours and weight >= FILLED:
+        return " " * BLOCK_CELL, _fill(weight)
+    return _SHADES[min(3, int(weight * 4))] * BLOCK_CELL, "dim" if colours else ""
 
 
 def _colours(console: Console) -> bool:

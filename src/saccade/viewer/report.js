@@ -109,15 +109,17 @@
 
   let cell = 0;
   function drawMap(chosen) {
-    const width = map.clientWidth, scale = window.devicePixelRatio || 1;
+    const room = map.parentElement.clientWidth, scale = window.devicePixelRatio || 1;
     const context = map.getContext("2d");
     const font = (px) => `${px}px ${css("--serif")}`;
     context.font = font(16);
     // The last words must fit beside the triangle: the label of row q starts at column q + 1.
     const longest = Math.max(...words.map((w, q) => context.measureText(w).width / 16 * 0.9 - (size - 1 - q)));
-    cell = Math.max(1, Math.min(34, width / (size + Math.max(0.5, longest) + 0.6)));
-    const text = Math.min(16, cell * 0.86), labels = text >= 6.5;
-    if (!labels) cell = width / size;
+    const across = size + Math.max(0.5, longest) + 0.6, labels = room / across >= 8.5 || size <= 100;
+    // Words must stay readable: rather a map that scrolls sideways than one without them, unless there are too many.
+    cell = labels ? Math.max(8.5, Math.min(34, room / across)) : room / size;
+    const text = Math.min(16, cell * 0.86), width = labels ? Math.max(room, cell * across) : room;
+    map.style.width = width + "px";
     map.style.height = Math.ceil(cell * size) + 2 + "px";
     map.width = Math.round(width * scale);
     map.height = Math.round((Math.ceil(cell * size) + 2) * scale);

@@ -191,7 +191,7 @@ def _sink(seen: AttentionMap, habits: dict[str, np.ndarray]) -> list[Finding]:
     if not resting or len(seen.words) < 4:
         return []
     verb = "rests" if resting == 1 else "rest"
-    where = "on the first token: more than half of the weight is on '<s>'"
+    where = "on the first token: '<s>' gets more than half"
     return [Finding("sink", f"{resting} of {seen.layers * seen.heads} heads {verb} {where}", resting, 0.0)]
 
 

@@ -16,18 +16,19 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
     """Each head's habits on this text, on words: a (layers, heads) array by name, NaN where the text cannot tell.
 
     ``previous`` ``self`` ``sink`` ``delimiter``: the weight on the word before, on the word itself, on ``<s>`` and
-    on punctuation, averaged over the words. ``repeat`` and ``duplicate``: the weight on the words that followed the
+    on punctuation, averaged over the words (for ``delimiter`` over those that come after a punctuation mark). ``repeat`` and ``duplicate``: the weight on the words that followed the
     earlier occurrences of a repeated word, and on those occurrences. ``broad``: the entropy over that of a row that
     looks at everything alike. ``entropy`` is in nats.
     """
     w, size = seen.weights, len(seen.words)
     rows = np.arange(1, size)
     delimiters = np.array([word.is_delimiter for word in seen.words])
+    after = delimiters.cumsum() > delimiters
     out = {
         "previous": w[:, :, rows[1:], rows[1:] - 1].mean(-1) if size > 2 else _nothing(seen),
         "self": w[:, :, rows, rows].mean(-1),
         "sink": w[:, :, rows, 0].mean(-1),
-        "delimiter": w[:, :, 1:, delimiters].sum(-1).mean(-1) if delimiters.any() else _nothing(seen),
+        "delimiter": w[:, :, after][..., delimiters].sum(-1).mean(-1) if after.any() else _nothing(seen),
         "entropy": seen.entropy(),
     }
     earlier = earlier_occurrences(seen)

@@ -1,0 +1,98 @@
+"""Which short, ordinary sentence shows best what attention heads do? Ranks candidates on the embedded model.
+
+    python benchmarks/choose_sentence.py [--model DIR] [--top 10]
+
+A sentence is as clear as the least clear of the three things a newcomer should see in it:
+
+    back    the largest share that any head gives to the word before, averaged over the words
+    copy    the largest weight that a head measured as "repeat" puts from a repeated word on the word that followed it
+            last time, where that word is no punctuation
+    rest    the largest share that any head gives to the start token, averaged over the words
+
+Printed beside them: the strongest link between two different words, how many heads rest on the start, and how many
+columns the map needs with digits in its cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from saccade.models import load
+from saccade.watching import Look, look
+from saccade.watching._scores import earlier_occurrences
+
+CANDIDATES = (
+    "The cat sat on the mat because the cat was tired.",
+    "The cat sat on the mat, and the dog sat on the cat.",
+    "The old man saw the young man, and the old man smiled.",
+    "When Mary met John, Mary gave John a letter.",
+    "Anne looked at Mary, and Mary looked at Anne.",
+    "My dear sister wrote to my dear mother.",
+    "The little girl opened the little door.",
+    "The little boy told the little girl a little story.",
+    "She opened the door, and behind the door stood a man.",
+    "He took the key, and with the key he opened the box.",
+    "The king loved the queen, but the queen loved the king's brother.",
+    "It was the best of times, it was the worst of times.",
+    "Mr. Holmes looked at the letter, and Mr. Holmes smiled.",
+    "The white rabbit looked at the clock, and the white rabbit ran.",
+    "The young lady smiled, and then the young lady laughed.",
+    "I never saw the sea until I saw the sea with you.",
+    "The sun rose over the hill, and over the hill came the soldiers.",
+    "Where there is love there is life.",
+    "No one knew the house, and no one knew the man.",
+    "I will go if you will go with me.",
+    "Tom asked Jane, and Jane asked Tom.",
+    "Miss Jane asked Miss Anne where Miss Jane should sit.",
+    "The doctor took his hat, and the doctor left the room.",
+    "Every night the old woman told the children a story, and every night the children slept.",
+    "He said that he would come, and she said that she would wait.",
+    "A good dog is a good friend.",
+    "The captain shouted at the sailors, and the sailors laughed at the captain.",
+    "My mother loves my father, and my father loves my mother.",
+    "The rain fell on the roof, and the rain fell on the road.",
+    "The black cat watched the white cat, and the white cat watched the black cat.",
+)
+
+
+def clarity(seen: Look) -> dict[str, float]:
+    """The three numbers, the least of them as ``clear``, and what is printed beside them."""
+    habits, words = seen.habits, seen.seen.words
+    links = [f.value for f in seen.findings if f.kind == "look"]
+    out = {"back": float(habits["previous"].max()), "copy": copying(seen), "rest": float(habits["sink"].max())}
+    return out | {
+        "clear": min(out.values()),
+        "link": max(links, default=0.0),
+        "resting": int((habits["sink"] > 0.5).sum()),
+        "columns": 1 + max(len(w.label) for w in words) + 4 * len(words),
+    }
+
+
+def copying(seen: Look) -> float:
+    """The largest weight of a measured repeat head from a repeated word on the word after its earlier occurrence."""
+    words = seen.seen.words
+    targets = [(q, j + 1) for q, j in np.argwhere(earlier_occurrences(seen.seen)) if j + 1 < q]
+    targets = [(q, k) for q, k in targets if not words[k].is_delimiter]
+    heads = [h for h in (seen.roles or {}).get("heads", ()) if h["role"] == "repeat"]
+    weights = [seen.seen.weights[h["layer"], h["head"], q, k] for h in heads for q, k in targets]
+    return float(max(weights, default=0.0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--top", type=int, default=len(CANDIDATES))
+    options = parser.parse_args()
+    lm = load(options.model)
+    ranked = sorted(((clarity(look(lm, text)), text) for text in CANDIDATES), key=lambda pair: -pair[0]["clear"])
+    print("clear  back  copy  rest  link  resting  columns")
+    for numbers, text in ranked[: options.top]:
+        shares = "  ".join(f"{numbers[name]:.2f}" for name in ("clear", "back", "copy", "rest", "link"))
+        print(f" {shares}  {numbers['resting']:7d}  {numbers['columns']:7d}  {text}")
+
+
+if __name__ == "__main__":
+    main()
