@@ -105,7 +105,7 @@ def choose(call: Call, backend: str) -> tuple[Any, str, str]:
         if reason is not None:
             raise ValueError(f"backend {backend!r} cannot do this call: {reason}")
         return BACKENDS[backend], backend, "named by the caller"
-    if torch._C._are_functorch_transforms_active() or any(sdpa._is_dual(tensor) for tensor in call.tensors()):
+    if call.transformed:
         return chunked, "chunked", "forward-mode or torch.func derivatives are being taken"
     not_sdpa = sdpa.refuses(call)
     if not_sdpa is None:

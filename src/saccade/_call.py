@@ -6,14 +6,15 @@ Shape legend, everywhere: B batch, Hq / Hkv query and key-value heads, Lq / Lk l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._biases import Bias, Placement
 from ._dropout import Dropout
 from ._masks import Mask
+from ._masks._placement import At, Slice
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,18 @@ class Call:
         """
         if self.bias is not None and self.bias.offset is not None:
             return self.bias.offset
-        placement = None if self.mask is None else self.mask._placement()
-        return _standing(placement, self.length_k - self.length_q, self.device)
+        return _standing(self.mask, self.length_k - self.length_q, self.device)
+
+    @property
+    def transformed(self) -> bool:
+        """Whether forward-mode tangents or a torch.func transform are at work, which fused kernels do not know."""
+        if torch._C._are_functorch_transforms_active():
+            return True
+        # Outside of every dual level no tensor has a tangent: no need to ask each one, on each call.
+        return forward_ad._current_level >= 0 and any(
+            forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+            for tensor in self.tensors()
+        )
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that may carry a derivative."""
@@ -74,23 +85,23 @@ class Call:
         return [tensor for tensor in given if tensor is not None]
 
 
-def _standing(placement: Any, unplaced: int, device: torch.device) -> Placement:
-    """What a mask's placement says about row i: it stands at key index `i + result`."""
-    if placement is None or placement == "open":
-        return unplaced
-    if placement[0] == "at":
-        offset = placement[1]
-        at: Placement = offset if isinstance(offset, int) else offset.on(device)
-        return at
-    _, rows, keys, lengths, inner = placement
-    if lengths is None and (inner is None or inner == "open"):
+def _standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement:
+    """Query row i stands at key index `i + result`, by the mask's placement or, without one, `unplaced`."""
+    if isinstance(mask, At):
+        return mask.offset if isinstance(mask.offset, int) else mask.offset.on(device)
+    if isinstance(mask, Slice):
+        whole = None if mask.lengths is None else mask.lengths[1] - mask.lengths[0]
+        return mask.rows[0] - mask.keys[0] + _standing(mask.part, whole, device)
+    # Parts that are placed are placed alike: combining others is refused.
+    placed = [] if mask is None else [part for part in mask._parts() if part._placement() not in (None, "open")]
+    if placed:
+        return _standing(placed[0], unplaced, device)
+    if unplaced is None:
         raise ValueError(
             "bias: the mask is a slice that does not say where its queries stand; "
             "give mask.slice(..., lengths=(Lq, Lk)) or place the bias, bias.at(offset)"
         )
-    whole = 0 if lengths is None else lengths[1] - lengths[0]
-    shift: int = rows[0] - keys[0]
-    return shift + _standing(inner, whole, device)
+    return unplaced
 
 
 def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:

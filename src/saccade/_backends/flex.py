@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._biases import TensorBias
 from .._call import Call, add_sink
-from .sdpa import _by_kv_head, _is_dual
+from .sdpa import _by_kv_head
 
 
 def refuses(call: Call) -> str | None:
@@ -29,7 +29,7 @@ def refuses(call: Call) -> str | None:
         return "FlexAttention does not take empty inputs"
     if call.query.shape[3] < 16 or call.value.shape[3] < 16:
         return "FlexAttention wants at least 16 columns in key and value"
-    if torch._C._are_functorch_transforms_active() or any(_is_dual(tensor) for tensor in call.tensors()):
+    if call.transformed:
         return "FlexAttention lacks forward-mode and torch.func derivatives"
     return None
 

@@ -25,13 +25,9 @@ def refuses(call: Call) -> str | None:
         return "F.scaled_dot_product_attention has no sink"
     if call.dropout is not None:
         return "its dropout cannot be reproduced from a seed and an index"
-    if torch._C._are_functorch_transforms_active() or any(_is_dual(tensor) for tensor in call.tensors()):
+    if call.transformed:
         return "its fused kernels lack forward-mode and torch.func derivatives"
     return _refuses_bias(call) or _refuses_mask(call)
-
-
-def _is_dual(tensor: Tensor) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _refuses_bias(call: Call) -> str | None:
