@@ -50,8 +50,6 @@ def per_item(value, b):
     return value[b % len(value)] if isinstance(value, list) else value
 
 
-# ---- one strategy for each class ---------------------------------------------------------------------------------
-
 per_batch = st.lists(st.integers(0, 9), min_size=BATCH, max_size=BATCH)
 
 
@@ -189,9 +187,6 @@ LEAVES = {
     "Edges": edges, "Blocks": blocks, "RandomBlocks": random_blocks, "Padding": padding, "Documents": documents,
     "FromTensor": from_tensor, "Predicate": predicate,
 }  # fmt: skip
-
-
-# ---- compositions ------------------------------------------------------------------------------------------------
 
 
 def leaf(draw, Lq: int, Lk: int) -> Case:

@@ -109,6 +109,8 @@ def test_what_is_made_from_lists_belongs_to_no_device():
     """Lists go wherever the query is; tensors are where the user put them."""
     lists = Causal() & Padding([3, 4]) & Global([1]) & Edges([1], [2]) & Documents([0] * 9)
     assert lists._device() is None
+    lists &= Documents.from_cu_seqlens([0, 3, 9]) & Prefix([1, 2]) & Blocks([[True]], 9)
+    assert lists._device() is None and lists.at([1, 2])._device() is None
     lists._check(2, 1, 5, 7, torch.device("meta"))
     assert (Causal() & Padding(torch.tensor([3, 4])))._device() == torch.device("cpu")
 
@@ -122,17 +124,6 @@ def test_moving():
 
 
 def test_every_name_is_exported():
-    patterns = [
-        "Causal",
-        "Window",
-        "Padding",
-        "Documents",
-        "Prefix",
-        "Global",
-        "Strided",
-        "Fixed",
-        "Blocks",
-        "RandomBlocks",
-        "Edges",
-    ]
-    assert {*patterns, "PerHead", "FromTensor", "Predicate", "Mask"} <= set(masks.__all__)
+    patterns = {Blocks, Causal, Documents, Edges, FromTensor, Global, Padding, PerHead, Prefix, RandomBlocks, Window}
+    patterns |= {masks.Fixed, masks.Strided, masks.Predicate, masks.Mask}
+    assert {pattern.__name__ for pattern in patterns} <= set(masks.__all__)

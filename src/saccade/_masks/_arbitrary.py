@@ -102,7 +102,7 @@ class Predicate(Mask):
     The function is called with int64 tensors that broadcast against each other and returns a bool tensor; it must
     work element by element and not look at values from Python. It gets the query's *position*, so that
     `Predicate(lambda b, h, q, k: k <= q)` is `Causal()`. Nothing is known about it before it is called: no tile is
-    skipped.
+    skipped. Tensors that it closes over stay where they are: `.to(device)` does not know of them.
 
     Args:
         fn: `fn(b, h, q, k) -> bool`.
@@ -235,9 +235,15 @@ def _compact(tensor: Tensor) -> Tensor:
 
 def _summarised(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Running counts (rows of blocks + 1, columns of blocks + 1) of the blocks with some, and with only, True."""
-    some, every = tensor.flatten(0, 1).any(0).numpy(), tensor.flatten(0, 1).all(0).numpy()
-    for axis in (0, 1):
-        starts = np.arange(0, some.shape[axis], _BLOCK)
-        some = np.logical_or.reduceat(some, starts, axis=axis)
-        every = np.logical_and.reduceat(every, starts, axis=axis)
+    values = tensor.view(torch.uint8).flatten(0, 1).numpy()
+    some, every = (_by_blocks(reduce, values) for reduce in (np.bitwise_or.reduce, np.bitwise_and.reduce))
     return block_counts(some), block_counts(every)
+
+
+def _by_blocks(reduce: Callable[..., np.ndarray], values: np.ndarray) -> np.ndarray:
+    """(items, Lq, Lk) bytes to (row blocks, key blocks)."""
+    # Bitwise and block by block: these run over whole vectors, `logical_or` and `reduceat` element by element.
+    _, rows, keys = values.shape
+    by_row = np.stack([reduce(values[:, at : at + _BLOCK], axis=(0, 1)) for at in range(0, rows, _BLOCK)])
+    padding = np.repeat(by_row[:, -1:], -keys % _BLOCK, axis=1)
+    return reduce(np.concatenate([by_row, padding], axis=1).reshape(len(by_row), -1, _BLOCK), axis=2)

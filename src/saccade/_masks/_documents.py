@@ -13,7 +13,7 @@ from ._data import Table, describe
 from ._intervals import Kind, Region, Span
 from ._mask import Mask, Problem, common
 
-Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor
+Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | Table
 
 
 class Documents(Mask):
@@ -182,6 +182,8 @@ def _batch(table: Table) -> int:
 
 
 def _ids(source: Any, name: str) -> Table:
+    if isinstance(source, Table):
+        return source
     wanted = "integers (L,) or (B, L)"
     table = Table.of(source, f"Documents: {name}", wanted, booleans=False, integers=True)
     if len(table.shape) not in (1, 2):
@@ -189,14 +191,15 @@ def _ids(source: Any, name: str) -> Table:
     return table
 
 
-def _cumulative(source: Any, name: str) -> Tensor:
+def _cumulative(source: Any, name: str) -> Table:
     table = Table.of(source, f"Documents: {name}", "integers (N + 1,)", booleans=False, integers=True)
     host = table.host
     if host.ndim != 1 or host.size < 2 or host[0] != 0 or (np.diff(host) < 0).any():
         raise ValueError(f"Documents: {name} must be (N + 1,) integers that start at 0 and never fall, got {table!r}")
-    return table.values
+    return table
 
 
-def _expanded(cu_seqlens: Tensor) -> Tensor:
-    lengths = cu_seqlens.diff()
-    return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+def _expanded(cu_seqlens: Table) -> Table:
+    lengths = cu_seqlens.values.diff()
+    ids = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+    return Table(ids, portable=cu_seqlens.portable)

@@ -25,6 +25,9 @@ class PerHead(Mask):
     """
 
     masks: tuple[Mask, ...]
+    _distinct: tuple[Mask, ...]
+    _which: tuple[int, ...]
+    _fixed: Lengths | None
 
     def __init__(self, masks: Sequence[Mask]):
         if not isinstance(masks, list | tuple) or not all(isinstance(mask, Mask) for mask in masks):
@@ -41,10 +44,6 @@ class PerHead(Mask):
         )
         self._placement()  # refuses parts that stand in different places
         self._shape()
-
-    _distinct: tuple[Mask, ...]
-    _which: tuple[int, ...]
-    _fixed: Lengths | None
 
     def _parts(self) -> tuple[Mask, ...]:
         return self._distinct

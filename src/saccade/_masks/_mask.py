@@ -61,8 +61,6 @@ class Mask(ABC):
     `mask.at(offset)` places the queries elsewhere, for the whole expression.
     """
 
-    # ---- what a mask must define -------------------------------------------------------------------------------
-
     @abstractmethod
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         """Whether the pair attends: elementwise, on int64 tensors that broadcast. The definition of the mask."""
@@ -94,8 +92,6 @@ class Mask(ABC):
 
     _positional = True  # whether the answer depends on where the queries stand
 
-    # ---- algebra -----------------------------------------------------------------------------------------------
-
     def __and__(self, other: Any) -> Mask:
         from ._algebra import And
 
@@ -119,8 +115,6 @@ class Mask(ABC):
 
     def __bool__(self) -> bool:
         raise TypeError("a mask is neither true nor false: combine masks with & | ~, not with and, or, not")
-
-    # ---- placing and cutting -----------------------------------------------------------------------------------
 
     def at(self, offset: int | Sequence[int] | Tensor) -> Mask:
         """The same mask with query row i at position `i + offset`.
@@ -165,8 +159,6 @@ class Mask(ABC):
     def to(self, device: torch.device | str) -> Mask:
         """The same mask with its tensors on `device`."""
         return self._moved(device)
-
-    # ---- the meaning -------------------------------------------------------------------------------------------
 
     def dense(self, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor:
         """The whole mask as a bool tensor (B or 1, H or 1, Lq, Lk), True = attend. For small problems and tests.
@@ -218,8 +210,6 @@ class Mask(ABC):
         place = torch.device(device) if device is not None else self._device() or torch.device("cpu")
         mask._check(None, None, Lq, Lk, None)
         return mask, place
-
-    # ---- for the backends --------------------------------------------------------------------------------------
 
     def _rule(self, b: Tensor, h: Tensor, row: Tensor, key: Tensor, Lq: int, Lk: int) -> Tensor:
         """Whether query row `row` attends to `key` in item b and head h: elementwise, broadcastable int64 tensors."""
@@ -306,8 +296,6 @@ class Mask(ABC):
         from ._placement import shared
 
         return shared(self._parts()) if self._parts() else ("open" if self._positional else None)
-
-    # ---- value semantics ---------------------------------------------------------------------------------------
 
     def _set(self, **fields: Any) -> None:
         self.__dict__.update(fields)

@@ -104,6 +104,7 @@ class Edges(Mask):
     queries: Table
     keys: Table
     _starts: Table
+    _steps: int
 
     def __init__(self, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor):
         sides = [
@@ -119,6 +120,7 @@ class Edges(Mask):
         starts = np.searchsorted(pairs[:, 0], np.arange(pairs[-1, 0] + 2 if len(pairs) else 1))
         device = next((side.device for side in sides if side.device is not None), None)
         named = zip(("queries", "keys", "_starts"), (pairs[:, 0], pairs[:, 1], starts), strict=True)
+        self._set(_steps=int(np.diff(starts).max(initial=0)).bit_length())
         self._set(**{name: _table(values, device) for name, values in named})
 
     def _tables(self) -> tuple[Table, ...]:
@@ -137,7 +139,7 @@ class Edges(Mask):
         low, end = starts[node], starts[node + 1]
         high = end
         # Bisection without branches, so that it also works on the scalars of a compiled mask function.
-        for _ in range(int(np.diff(self._starts.host).max()).bit_length()):
+        for _ in range(self._steps):
             middle = (low + high) // 2
             right = (low < high) & (keys[middle.clamp(max=edges - 1)] < key)
             low, high = torch.where(right, middle + 1, low), torch.where(right, high, middle)
