@@ -19,8 +19,11 @@ class DecoderLM(nn.Module):
     Token embedding, a `saccade.nn.Decoder` (pre-norm RMSNorm, rotary positions, SwiGLU), and a head that is the
     embedding's transpose (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017).
 
-    Initialisation: normal with standard deviation 0.02; 0.02 / sqrt(2 layers) for the two matrices of each block that
-    write into the residual stream, so that its variance does not grow with depth (Radford et al., GPT-2, 2019).
+    Initialisation: normal with standard deviation fan_in ** -0.5, so that attention logits start with a variance near 1
+    (a fixed 0.02 leaves narrow models with nearly uniform heads, which then take long to become anything else); divided
+    by sqrt(2 layers) for the two matrices of each block that write into the residual stream, so that its variance does
+    not grow with depth (Radford et al., GPT-2, 2019). Embeddings are multiplied by sqrt(E) on the way in (Vaswani et
+    al. 2017, section 3.4), so tokens enter with variance 1 and logits leave with it.
     """
 
     def __init__(self, config: ModelConfig):
@@ -51,7 +54,7 @@ class DecoderLM(nn.Module):
         length = tokens.shape[1] + (0 if cache is None else cache.length)
         if length > self.config.context:
             raise ValueError(f"tokens: {length} are more than the model's context of {self.config.context}")
-        x = self.dropout(self.embedding(tokens))
+        x = self.dropout(self.embedding(tokens) * self.config.width**0.5)
         x = self.decoder(x, cache=cache, observe=observe)
         return F.linear(x, self.embedding.weight)
 
@@ -64,8 +67,8 @@ class DecoderLM(nn.Module):
 
     def _initialise(self) -> None:
         for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, (nn.Linear, nn.Embedding)):  # both weights have their fan-in last
+                nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
         for block in self.decoder.blocks:
             for last in (block.attention.output, block.feed_forward.down):
-                nn.init.normal_(last.weight, std=0.02 * (2 * self.config.layers) ** -0.5)
+                nn.init.normal_(last.weight, std=(2 * self.config.layers * last.in_features) ** -0.5)
