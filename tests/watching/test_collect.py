@@ -73,6 +73,7 @@ def test_words_that_fit_counts_pieces_and_copes_with_many_blanks():
     assert words_that_fit(lm, "Seven catalogues") == 2  # 2 + 3 pieces
     assert words_that_fit(lm, "Seven catalogues stood, on") == 3
     assert words_that_fit(lm, "catalogues" * 9) == 0
+    assert collect(lm, "Seven catalogues on" + " " * 9).words[-1].last == 7
     assert words_that_fit(PretendLM([[broad]], context=601), "a" + " " * 551 + "b") == 2
 
 

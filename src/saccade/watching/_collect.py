@@ -63,7 +63,7 @@ def collect(lm: LanguageModel, text: str) -> AttentionMap:
             f"text: {len(spans):,} words came; this model reads {lm.model.config.context - 1:,} tokens at once, "
             f"which holds the first {fit:,} words"
         )
-    encoding = lm.tokenizer.encode(text)
+    encoding = lm.tokenizer.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing
     words = group(text, encoding.spans, spans)
     mean, total = _word_matrices(words, len(encoding.ids) + 1)
     layers: dict[int, Tensor] = {}
