@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -114,11 +116,14 @@ def test_slices_taken_alike_combine_like_the_whole(problem, data):
     assert torch.equal(full(apart, n, m), bits[..., slice(*rows), slice(*keys)])
 
 
+@pytest.mark.parametrize("sizes", [{}, {"_DIRECT": 0, "_ROWS": 3, "_KEYS": 5}], ids=["at once", "in small tiles"])
 @given(problem=problems(depth=2))
-def test_seen_keys_and_rows(problem):
+def test_seen_keys_and_rows(sizes, problem):
     (mask, _), Lq, Lk = problem
     bits = full(mask, Lq, Lk)
-    for found, expected in ((masks.keys_seen(mask, Lq, Lk), bits.any(2)), (masks.rows_seen(mask, Lq, Lk), bits.any(3))):
+    with patch.multiple("saccade._masks._seen", **sizes) if sizes else nullcontext():
+        keys, rows = masks.keys_seen(mask, Lq, Lk), masks.rows_seen(mask, Lq, Lk)
+    for found, expected in ((keys, bits.any(2)), (rows, bits.any(3))):
         assert expected.all() if found is None else torch.equal(found.expand_as(expected), expected)
 
 

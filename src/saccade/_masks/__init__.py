@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ._arbitrary import FromTensor, Predicate, as_mask
+from ._arbitrary import FromTensor, Predicate
+from ._arbitrary import as_mask as as_mask
 from ._blocks import Blocks, RandomBlocks
 from ._documents import Documents
 from ._heads import PerHead
@@ -30,5 +31,4 @@ __all__ = [
     "Strided",
     "Tile",
     "Window",
-    "as_mask",
 ]

@@ -28,8 +28,10 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
     Answered from the structure for causal, padding and their combinations with anything that lets a position see
     itself; otherwise tile by tile, skipping what is empty or full.
     """
-    if mask is None or Lk == 0:
+    if Lk == 0 or (mask is None and Lq):
         return None
+    if mask is None:
+        return torch.zeros(1, 1, Lk, dtype=torch.bool, device=device)
     mask, place = mask._settled(Lq, Lk, device)
     parts = _factors(mask)
     by_key = [part for part in parts if _is_by_key(part)]
