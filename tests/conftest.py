@@ -1,0 +1,56 @@
+"""What every test stands on: poisoned uninitialised memory, fixed seeds, and property tests that never flake."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+# The same examples on every run; `pytest --hypothesis-profile=explore` looks for new ones.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=400)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure(config):
+    # PyTorch's own forward-mode rules warn on their first use.
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+def _poisoned(make):
+    """`make` filled with what is certain to show: NaN, the largest integer, True."""
+
+    def make_poisoned(*args, **kwargs):
+        tensor = make(*args, **kwargs)
+        with torch.no_grad():
+            if tensor.is_floating_point() or tensor.is_complex():
+                return tensor.fill_(float("nan"))
+            return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
+
+    return make_poisoned
+
+
+@pytest.fixture(autouse=True)
+def uninitialised_memory_is_poison(monkeypatch):
+    # Patched by name and not by use_deterministic_algorithms, which would also change the kernels under test.
+    for owner, names in ((torch, ("empty", "empty_like", "empty_strided")), (torch.Tensor, ("new_empty",))):
+        for name in names:
+            monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads for the test alone."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -1,0 +1,42 @@
+"""The backends a contract test runs on. `chunked` runs twice: as it is, and in tiles so small that there are many."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+EXACT = ("reference", "chunked", "chunked in small tiles")  # they promise every line of the contract
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 4 rows by 5 keys and few batch items at once, so that 11 x 13 is walked in 9 tiles."""
+    import saccade._backends._tiles as tiles
+
+    assert {"ROWS", "KEYS", "GROUP"} <= set(vars(tiles)), "the chunked backend's tile sizes have moved"
+    for module in [m for name, m in sys.modules.items() if name.startswith("saccade._backends")]:
+        for name, size in (("ROWS", 4), ("KEYS", 5), ("GROUP", 1)):
+            if name in vars(module):
+                monkeypatch.setattr(module, name, size)
+
+
+def _prepare(request) -> str:
+    if request.param == "chunked in small tiles":
+        request.getfixturevalue("small_tiles")
+    return request.param.split(" ")[0]
+
+
+@pytest.fixture(params=EXACT)
+def exact(request) -> str:
+    return _prepare(request)
+
+
+@pytest.fixture(params=("auto", *EXACT))
+def backend(request) -> str:
+    return _prepare(request)
+
+
+@pytest.fixture(params=("chunked", "chunked in small tiles"))
+def chunked(request) -> str:
+    return _prepare(request)

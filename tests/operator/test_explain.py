@@ -1,0 +1,153 @@
+"""`explain` tells what runs and why; a named backend does the call or says why it cannot."""
+
+from __future__ import annotations
+
+import oracle
+import problems
+import pytest
+import saccade
+import torch
+from problems import CASES, assert_close
+
+BACKENDS = ("reference", "chunked", "sdpa", "flex")
+
+
+def explained(problem, tensors=None, **more):
+    tensors = problem.tensors if tensors is None else tensors
+    return saccade.explain(
+        tensors["query"], tensors["key"], tensors["value"], problem.mask, bias=problem.to_bias(tensors),
+        sink=tensors.get("sink"), **problem.options, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_what_runs(name):
+    problem = CASES[name]()
+    plan = explained(problem)
+    assert plan.backend in BACKENDS
+    assert isinstance(plan.reason, str) and plan.reason
+    assert plan.backend in str(plan)
+    assert torch.equal(problem.out(backend="auto"), problem.out(backend=plan.backend))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_named_backend_does_the_call_or_explains(name, backend):
+    problem = CASES[name]()
+    try:
+        plan = explained(problem, backend=backend)
+    except ValueError as refusal:
+        assert backend in str(refusal) and len(str(refusal)) > len(backend) + 10
+        with pytest.raises(ValueError, match=backend):
+            problem.out(backend=backend)
+        return
+    assert plan.backend == backend
+    assert_close(problem.out(backend=backend), problem.truth().out)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference_and_chunked_do_every_call(name):
+    for backend in ("reference", "chunked"):
+        assert explained(CASES[name](), backend=backend).backend == backend
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped_heads", "one_kv_head", "square_causal", "bias_matrix"])
+def test_sdpa_does_what_it_means(name):
+    assert_close(CASES[name]().out(backend="sdpa"), CASES[name]().truth().out)
+
+
+REFUSED = {"softcap": "softcap", "sink": "sink", "window": "mask", "causal_documents": "mask"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sdpa_refuses_and_says_why(name):
+    problem = CASES[name]()
+    with pytest.raises(ValueError, match=f"(?is)sdpa.*{REFUSED[name]}"):
+        problem.out(backend="sdpa")
+
+
+def test_sdpa_refuses_a_differentiable_lse():
+    problem = CASES["plain"]()
+    with pytest.raises(ValueError, match="(?is)sdpa.*(lse|log-sum-exp)"):
+        problem.ours(problems.leaves(problem.tensors), "sdpa")
+
+
+@pytest.mark.skipif(problems.CUDA, reason="flex is there on CUDA")
+def test_flex_is_refused_without_cuda():
+    with pytest.raises(ValueError, match="(?s)flex.*CUDA"):
+        CASES["plain"]().out(backend="flex")
+
+
+@pytest.mark.skipif(not problems.CUDA, reason="flex needs CUDA")
+@pytest.mark.parametrize("name", ["square_causal", "window", "causal_documents", "alibi", "softcap"])
+def test_flex_on_cuda(name):
+    problem = CASES[name]()
+    named = {k: t.float().cuda() for k, t in problem.tensors.items()}
+    out = problem.out(named, "flex").cpu()
+    # TF32 is off by default; float32 sums of 13 terms
+    torch.testing.assert_close(out.double(), problem.truth().out, rtol=0, atol=1e-5)
+
+
+def test_auto_never_picks_what_cannot_reproduce_dropout():
+    for dropout in (0.2, saccade.Dropout(0.2, 3)):
+        assert explained(CASES["plain"](), dropout=dropout).backend not in ("sdpa", "flex")
+
+
+def test_tangents_and_transforms_are_seen():
+    problem = CASES["plain"]()
+    seen = []
+
+    def call(query):
+        seen.append(explained(problem, problem.tensors | {"query": query}))
+        return query.sum()
+
+    torch.func.grad(call)(problem.tensors["query"])
+    torch.func.vmap(call)(problem.tensors["query"][None])
+    torch.func.jvp(call, (problem.tensors["query"],), (problem.tensors["query"],))
+    assert [plan.backend for plan in seen] == ["chunked"] * 3
+
+
+def test_detours_of_derivatives_are_told():
+    problem = CASES["plain"]()
+    plan = explained(problem, problems.leaves(problem.tensors))
+    if plan.backend in ("reference", "chunked"):
+        pytest.skip("the backend has every derivative itself")
+    text = str(plan).lower()
+    assert "chunked" in text and any(w in text for w in ("derivative", "forward-mode", "double backward", "second"))
+
+
+def test_explaining_computes_nothing_and_draws_nothing():
+    problem = CASES["everything"]()
+    before = torch.get_rng_state()
+    broken = {k: torch.full_like(t, torch.nan) for k, t in problem.tensors.items()}
+    explained(problem, broken, dropout=0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+    million = torch.zeros(()).expand(1, 1, 2**20, 8)  # one number; attending would take hours
+    assert saccade.explain(million, million, million, saccade.Causal(), softcap=1.0).backend in BACKENDS
+
+
+def test_no_silent_fallback(monkeypatch):
+    # what a named backend raises must arrive, not be answered by another
+    import saccade._backends.chunked as chunked
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(chunked, "run", broken)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        CASES["plain"]().out(backend="chunked")
+
+
+@pytest.mark.parametrize("rows", [11, 13, 17])
+def test_sdpa_and_causal_lengths_that_differ(rows):
+    """F.sdpa is top-left, Saccade bottom-right: sdpa is right or refuses."""
+    named = problems.tensors(rows=rows)
+    want = oracle.attend(*named.values(), oracle.causal(rows, 13)).out
+    for mask in (saccade.Causal(), saccade.Causal().at(0)):
+        try:
+            got = saccade.attention(*named.values(), mask, backend="sdpa")
+        except ValueError as refusal:
+            assert "sdpa" in str(refusal)
+            continue
+        placed = want if mask == saccade.Causal() else oracle.attend(*named.values(), oracle.causal(rows, 13, 0)).out
+        assert_close(got, placed)
