@@ -6,7 +6,7 @@ A sentence is as clear as the least clear of the three things a newcomer should 
 
     back    the largest share that any head gives to the word before, averaged over the words
     copy    the largest weight that a head measured as "repeat" puts from a repeated word on the word that followed it
-            last time, where that word is no punctuation
+            last time, where that word is no punctuation (any head, if the model has none that is measured so)
     rest    the largest share that any head gives to the start token, averaged over the words
 
 Printed beside them: the strongest link between two different words, how many heads rest on the start, and how many
@@ -72,12 +72,14 @@ def clarity(seen: Look) -> dict[str, float]:
 
 
 def copying(seen: Look) -> float:
-    """The largest weight of a measured repeat head from a repeated word on the word after its earlier occurrence."""
+    """The largest weight from a repeated word on the word after its earlier occurrence, by a head measured as "repeat"
+    or by any head where the model has none."""
     words = seen.seen.words
     targets = [(q, j + 1) for q, j in np.argwhere(earlier_occurrences(seen.seen)) if j + 1 < q]
     targets = [(q, k) for q, k in targets if not words[k].is_delimiter]
     heads = [h for h in (seen.roles or {}).get("heads", ()) if h["role"] == "repeat"]
-    weights = [seen.seen.weights[h["layer"], h["head"], q, k] for h in heads for q, k in targets]
+    places = [(h["layer"], h["head"]) for h in heads] or list(np.ndindex(seen.seen.layers, seen.seen.heads))
+    weights = [seen.seen.weights[(*place, q, k)] for place in places for q, k in targets]
     return float(max(weights, default=0.0))
 
 

@@ -1,8 +1,8 @@
 """A few plain sentences about what a model attends to in one text, each with the number it stands on.
 
-Every candidate carries how telling it is: for a single weight, ``w * ln(w / expected)`` of ``telling``; for a habit,
-``m * ln(m / chance)`` with the average weight m. The best of each kind compete, so that the few sentences shown are
-not three of the same.
+Every candidate carries how telling it is: for a single weight, ``w * ln(w / expected)`` of ``telling`` (a link between
+words that stand n and m times counts 1 / sqrt(n m) of it); for a habit, ``m * ln(m / chance)`` with the average weight
+m. The best of each kind compete, so that the few sentences shown are not three of the same.
 """
 
 from __future__ import annotations
@@ -100,16 +100,18 @@ def _links(seen: AttentionMap, gain: np.ndarray) -> Iterator[Finding]:
     q, k = np.tril_indices(size, -2)
     earlier = earlier_occurrences(seen)
     ordinary = np.array([not (w.is_start or w.is_delimiter) for w in seen.words])
+    counts = 1 + (earlier | earlier.T).sum(-1)  # a word that is everywhere in the text says less
     fine = ordinary[q] & ordinary[k] & ~earlier[q, k] & ~earlier[q, k - 1]
     q, k = q[fine], k[fine]
     if not len(q):
         return
     weights, gains = seen.weights[:, :, q, k], gain[:, :, q, k]
+    worth = gains / np.sqrt(counts[q] * counts[k])
     largest = seen.weights.argmax(-1)
     for layer, head, i in np.argwhere((weights >= MAIN) & (gains >= CLEAR)):
         at, to = int(q[i]), int(k[i])
         if largest[layer, head, at] == to:
-            yield _link("look", seen, int(layer), int(head), at, to, float(gains[layer, head, i]))
+            yield _link("look", seen, int(layer), int(head), at, to, float(worth[layer, head, i]))
 
 
 def _link(kind: str, seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> Finding:

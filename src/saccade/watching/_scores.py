@@ -16,9 +16,10 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
     """Each head's habits on this text, on words: a (layers, heads) array by name, NaN where the text cannot tell.
 
     ``previous`` ``self`` ``sink`` ``delimiter``: the weight on the word before, on the word itself, on ``<s>`` and
-    on punctuation, averaged over the words (for ``delimiter`` over those that come after a punctuation mark). ``repeat`` and ``duplicate``: the weight on the words that followed the
-    earlier occurrences of a repeated word, and on those occurrences. ``broad``: the entropy over that of a row that
-    looks at everything alike. ``entropy`` is in nats.
+    on punctuation, averaged over the words (for ``delimiter`` over those that come after a punctuation mark).
+    ``repeat`` and ``duplicate``: the weight on the words that followed the earlier occurrences of a repeated word,
+    and on those occurrences. ``broad``: the entropy over that of a row that looks at everything alike.
+    ``entropy`` is in nats.
     """
     w, size = seen.weights, len(seen.words)
     rows = np.arange(1, size)
