@@ -149,6 +149,8 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    if not isinstance(parts, Sequence):
+        raise TypeError(f"merge: parts must be a sequence of (out, lse) pairs, got {type(parts).__name__}")
     pairs = list(parts)
     if not pairs:
         raise ValueError("merge: parts must hold at least one (out, lse) pair, got none")

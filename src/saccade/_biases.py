@@ -97,6 +97,7 @@ class TensorBias(Bias):
                 f"bias: a tensor must be (Lq, Lk) or 4-D broadcastable to (B, Hq, Lq, Lk), got shape "
                 f"{tuple(tensor.shape)} ((B, L) and (H, L, L) cannot be told apart)"
             )
+        self.given = tuple(tensor.shape)
         self.parameter = tensor[None, None] if tensor.dim() == 2 else tensor
 
     def at(self, offset: int | Sequence[int] | Tensor) -> Bias:
@@ -125,9 +126,7 @@ class TensorBias(Bias):
     def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         target = (batch, heads, length_q, length_k)
         if any(size not in (1, full) for size, full in zip(self.parameter.shape, target, strict=True)):
-            raise ValueError(
-                f"bias: shape {tuple(self.parameter.shape)} does not broadcast to (B, Hq, Lq, Lk) = {target}"
-            )
+            raise ValueError(f"bias: shape {self.given} does not broadcast to (B, Hq, Lq, Lk) = {target}")
 
     def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         for dim, chosen in ((1, heads), (2, rows), (3, keys)):
@@ -136,7 +135,7 @@ class TensorBias(Bias):
         return parameter
 
     def __repr__(self) -> str:
-        return f"TensorBias{tuple(self.parameter.shape)}"
+        return f"TensorBias{self.given}"
 
 
 def _join(cells: list[Tensor], dim: int, size: int) -> Tensor:

@@ -118,4 +118,5 @@ def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Ten
     empty = lse == float("-inf")
     safe = torch.where(empty, sink, lse)  # keeps -inf - -inf out of the derivative
     whole = torch.where(empty, sink, torch.logaddexp(safe, sink))
-    return out * torch.exp(safe - whole)[..., None], whole
+    # An empty row's output is 0 whatever the sink: its cotangent, perhaps a padded query's NaN, must not reach it.
+    return torch.where(empty[..., None], 0.0, out * torch.exp(safe - whole)[..., None]), whole

@@ -52,7 +52,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, cast as F.sdpa does: everything but float64 to the autocast dtype."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
@@ -97,27 +97,26 @@ def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bia
     return checked
 
 
-def check_number(value: object, name: str) -> float:
-    """A finite real number; a tensor is refused, since it would be read on every call."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        hint = " (fold a learned scale into the query)" if name == "scale" else ""
-        raise TypeError(f"{name} must be a float, got {type(value).__name__}{hint}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
-
-
 def _scale(scale: float | None, width: int) -> float:
-    return width**-0.5 if scale is None else check_number(scale, "scale")
+    if scale is None:
+        return float(width**-0.5)
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(
+            f"scale must be a float or None, got {type(scale).__name__} (fold a learned one into the query)"
+        )
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    return float(scale)
 
 
 def _softcap(softcap: float | None) -> float | None:
     if softcap is None:
         return None
-    number = check_number(softcap, "softcap")
-    if number <= 0:
-        raise ValueError(f"softcap must be positive, got {softcap} (None switches it off)")
-    return number
+    if isinstance(softcap, bool) or not isinstance(softcap, Real):
+        raise TypeError(f"softcap must be a float or None, got {type(softcap).__name__}")
+    if not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be positive and finite, got {softcap} (None switches it off)")
+    return float(softcap)
 
 
 def _sink(sink: Tensor | None, query: Tensor) -> Tensor | None:

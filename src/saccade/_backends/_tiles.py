@@ -220,6 +220,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     sample's bits depend on its batch mates, and odd sizes on the threads.
     """
     rows, columns = left.shape[2], right.shape[3]
+    if left.shape[0] == 0:
+        return left.new_zeros(0, left.shape[1], rows, columns)
     left, right = _filled(left), _filled(right)
     items = [torch.matmul(a, b) for a, b in zip(left.unbind(0), right.unbind(0), strict=True)]
     product = items[0][None] if len(items) == 1 else torch.stack(items)
