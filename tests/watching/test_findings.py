@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -121,8 +122,8 @@ def test_the_random_models_reach_every_kind_of_sentence():
 
 
 def test_sentences_differ_in_kind_and_head():
-    for seed in range(5):
-        found = find(collect(random_lm(seed), TEXTS[0]))
+    for seed, text in itertools.product(range(5), TEXTS):
+        found = find(collect(random_lm(seed), text), limit=9)
         looks = [f for f in found if f.kind == "look"]
         others = [f.kind for f in found if f.kind != "look"]
         assert len(others) == len(set(others)) and len(looks) <= 2

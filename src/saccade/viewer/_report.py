@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each
-_SHORT = {"delimiter": "delim.", "duplicate": "dupl."}
+_SHORT = {"previous": "prev.", "delimiter": "delim.", "duplicate": "dupl."}
 _SIZES = ((30, "short"), (90, "middle"))
 
 

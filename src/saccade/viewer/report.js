@@ -26,22 +26,27 @@
     return [from.sort(larger), by.sort(larger)];
   }
 
+  function quoted(tag, i) {
+    const out = document.createElement(tag);
+    out.dir = "auto"; // a word written from right to left must not turn the sentence around
+    out.textContent = `‘${words[i]}’`;
+    return out;
+  }
+
   function list(pairs, most) {
     const shown = pairs.filter(([, n]) => n >= 5).slice(0, most);
     const out = document.createDocumentFragment();
     shown.forEach(([i, n], at) => {
       const value = document.createElement("i");
       value.textContent = number(n);
-      out.append(at ? ", " : "", `‘${words[i]}’ `, value);
+      out.append(at ? ", " : "", quoted("bdi", i), " ", value);
     });
     return shown.length ? out : document.createTextNode("nothing with .05 or more");
   }
 
   function read(into, h, i) {
     const [from, by] = partners(h, i);
-    const name = document.createElement("b");
-    name.textContent = `‘${words[i]}’`;
-    into.replaceChildren(`In layer ${heads[h].layer} head ${heads[h].head} `, name, " looks at ", list(from, 5));
+    into.replaceChildren(`In layer ${heads[h].layer} head ${heads[h].head} `, quoted("b", i), " looks at ", list(from, 5));
     if (i + 1 < size) into.append("; looked at by ", list(by, 5));
     into.append(".");
   }

@@ -83,13 +83,12 @@ def _diverse(candidates: list[Finding], limit: int) -> list[Finding]:
     for one in ranked:
         if all(f.kind != one.kind for f in chosen):
             chosen.append(one)
-    links = [f for f in chosen if f.kind == "look"]
-    second = (
-        f
-        for f in ranked
-        if f.kind == "look" and all((f.layer, f.head) != (g.layer, g.head) and f.query != g.query for g in links)
-    )
-    chosen = [*chosen[:limit], *second][:limit]
+    chosen = chosen[:limit]
+    first = next((f for f in chosen if f.kind == "look"), None)
+    if first and len(chosen) < limit:
+        others = (f for f in ranked if f.kind == "look" and f.place != first.place and f.query != first.query)
+        second = next(others, None)
+        chosen += [second] if second else []
     # Words come before habits: a link between two words is what a reader can check at a glance.
     return sorted(chosen, key=lambda f: (f.query is None, -f.telling))
 
