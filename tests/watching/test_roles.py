@@ -7,7 +7,7 @@ from pretend_lm import PretendLM, at_ids, broad, duplicate, itself, previous, re
 
 from saccade.watching import RULES, measure_roles, role_of
 
-WORDS = "cat dog hen fox owl bee ant elk emu yak cow pig rat bat eel cod asp ape kid doe ewe ram hog koi".split()  # noqa: SIM905
+WORDS = "cat dog hen fox owl bee ant elk emu yak cow pig rat bat eel cod asp ape kid doe ewe ram hog koi".split()
 
 
 def ordinary_text(n=240):
