@@ -56,7 +56,8 @@ def run_shell(command: str, folder: Path) -> str:
     if not novel.exists():
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": pythonpath(), "COLUMNS": "80"}
+    # One thread: on models this small, two mostly wait for each other.
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
