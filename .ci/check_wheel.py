@@ -13,7 +13,8 @@ EMBEDDED = "saccade/models/embedded/"
 def check(path: Path) -> None:
     names = set(zipfile.ZipFile(path).namelist())
     expected = {EMBEDDED + name for name in ("config.json", "model.safetensors", "tokenizer.json", "heads.json")}
-    sources = {source.relative_to("src").as_posix() for source in Path("src/saccade").rglob("*.py")}
+    files = (path for path in Path("src/saccade").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    sources = {file.relative_to("src").as_posix() for file in files}
     missing = sorted((expected | sources) - names)
     strangers = sorted(name for name in names if not name.startswith(("saccade/", "saccade-")))
     size = path.stat().st_size
