@@ -14,7 +14,8 @@ def refresh_page(page: Path, folder: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for block in blocks(page, "console"):
         command, _ = console(block)
-        text = text.replace(block.text, f"$ {command}\n{run_shell(command, folder)}")
+        lines = [f"$ {command}", *(line.rstrip() for line in run_shell(command, folder).splitlines())]
+        text = text.replace(block.text, "\n".join(lines) + "\n")
     page.write_text(text, encoding="utf-8")
 
 
