@@ -133,7 +133,7 @@ def test_a_long_text_is_cut_and_says_so(monkeypatch):
     assert data["words"] == ["<s>", *(w.label for w in look.seen.words[start:stop])]
     assert f"This page holds the words {start} to {stop - 1} of 149" in html
     columns = [0, *range(start, stop)]
-    expected = look.seen.weights.reshape(10, 150, 150)[:, columns][:, :, columns]
+    expected = look.seen.weights.astype(float).reshape(10, 150, 150)[:, columns][:, :, columns]
     assert (weights_of(data) == np.floor(expected * 100 + 0.5)).all()
 
 

@@ -154,7 +154,7 @@ def test_a_chosen_head_is_shown_and_its_word_is_telling():
     lm = random_lm(1)
     seen = look(lm, TEXTS[0], (1, 3))
     assert (seen.layer, seen.head) == (1, 3)
-    assert seen.query == seen.gain[1, 3].max(-1).argmax() or any(f.place == (1, 3) for f in seen.findings)
+    assert seen.query == seen.gain.max(-1).argmax() or any(f.place == (1, 3) for f in seen.findings)
     with pytest.raises(
         ValueError, match=r"head: 2\.0 does not exist; this model has the layers 0 to 1, .* heads 0 to 6"
     ):
@@ -180,8 +180,8 @@ def test_damaged_roles_are_named(heads):
 def test_span_holds_the_most_telling_stretch():
     lm = PretendLM([[sink]])
     seen = look(lm, " ".join(f"w{i}" for i in range(40)))
-    seen.gain[0, 0][:] = 0
-    seen.gain[0, 0][31, 27] = 1
+    seen.gain[:] = 0
+    seen.gain[31, 27] = 1
     start, stop = seen.span(7)
     assert stop - start == 7 and start <= 27 and stop > 31
     assert seen.span(40) == seen.span(99) == (1, 41)

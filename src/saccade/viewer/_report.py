@@ -84,7 +84,7 @@ def _hundredths(look: Look, columns: list[int]) -> bytes:
     """Per head the rows of the lower triangle, one byte a weight."""
     q, k = np.tril_indices(len(columns))
     at = np.array(columns)
-    w = look.seen.weights[:, :, at[q], at[k]]
+    w = look.seen.weights[:, :, at[q], at[k]].astype(np.float64)
     return np.floor(w * 100 + 0.5).clip(0, 100).astype(np.uint8).tobytes()
 
 

@@ -69,7 +69,7 @@ def collect(lm: LanguageModel, text: str) -> AttentionMap:
     layers: dict[int, Tensor] = {}
 
     def keep(layer: int, weights: Tensor) -> None:
-        layers[layer] = mean @ weights[0].double().cpu() @ total
+        layers[layer] = (mean @ weights[0].double().cpu() @ total).float()
 
     observe_weights(lm, torch.tensor([[lm.tokenizer.start, *encoding.ids]]), keep)
     weights = torch.stack([layers[i] for i in sorted(layers)]).numpy()

@@ -38,7 +38,8 @@ class Look:
 
     @cached_property
     def gain(self) -> np.ndarray:
-        return telling(self.seen.weights)
+        """(W, W): how telling each weight of the shown head is."""
+        return telling(self.seen.weights[self.layer, self.head])
 
     def measured(self, layer: int, head: int) -> dict[str, Any] | None:
         """The head's entry in ``heads.json``, None if its role was never measured."""
@@ -55,9 +56,8 @@ class Look:
         words = len(self.seen.words)
         if words - 1 <= size:
             return 1, words
-        gain = self.gain[self.layer, self.head]
         sums = np.zeros((words + 1, words + 1))
-        sums[1:, 1:] = gain.cumsum(0).cumsum(1)
+        sums[1:, 1:] = self.gain.cumsum(0).cumsum(1)
         starts = np.arange(1, words - size + 1)
         ends = starts + size
         inside = sums[ends, ends] - sums[starts, ends] - sums[ends, starts] + sums[starts, starts]

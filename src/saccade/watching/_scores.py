@@ -61,12 +61,14 @@ def telling(weights: np.ndarray) -> np.ndarray:
     Expected is the largest of what a head that looks everywhere alike would give, what this head gives to the same
     distance in the other rows, and what it gives to the same word from the other rows.
     """
+    if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps at once
+        return np.stack([telling(layer) for layer in weights])
     size = weights.shape[-1]
     alike = 1 / np.arange(1, size + 1)[:, None]
     expected = np.maximum(np.maximum(_same_distance(weights), _same_key(weights)), alike)
     expected = np.maximum(expected, _FLOOR)
     gain = weights * np.log(np.maximum(weights, 1e-12) / expected)
-    return np.where(earlier_or_self(size), np.maximum(gain, 0), 0)
+    return np.where(earlier_or_self(size), np.maximum(gain, 0), 0).astype(weights.dtype)
 
 
 def _same_key(w: np.ndarray) -> np.ndarray:
