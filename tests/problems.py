@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
-import saccade
 import torch
 from torch import Tensor
+
+import oracle
+import saccade
 
 CUDA = torch.cuda.is_available()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import problems
 import pytest
-import saccade
 import torch
+
+import problems
+import saccade
 from problems import CASES, assert_close
 from recording import Largest
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import oracle
-import problems
 import pytest
-import saccade
 import torch
 import torch.autograd.forward_ad as fwd
+
+import oracle
+import problems
+import saccade
 from problems import CASES, assert_close
 
 # Cases small enough to differentiate twice by finite differences, of every kind of input there is.
@@ -53,10 +54,10 @@ def results(problem, backend):
 
 
 @every_kind
-def test_gradcheck(kind, backend):
+def test_gradcheck(kind, exact):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
-    assert torch.autograd.gradcheck(results(problem, backend), given)
+    assert torch.autograd.gradcheck(results(problem, exact), given, fast_mode=True)
 
 
 @every_kind
@@ -67,11 +68,16 @@ def test_gradgradcheck(kind, backend):
 
 
 @every_kind
-def test_forward_mode_gradcheck(kind, backend):
+def test_forward_mode_gradcheck(kind, exact):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
     assert torch.autograd.gradcheck(
-        results(problem, backend), given, check_forward_ad=True, check_backward_ad=False, check_undefined_grad=False
+        results(problem, exact),
+        given,
+        check_forward_ad=True,
+        check_backward_ad=False,
+        check_undefined_grad=False,
+        fast_mode=True,
     )
 
 
@@ -81,7 +87,7 @@ def test_forward_over_reverse(kind, exact):
     given = list(problems.leaves(problem.tensors).values())
     assert torch.autograd.gradgradcheck(
         results(problem, exact), given, check_fwd_over_rev=True, check_rev_over_rev=False,
-        check_undefined_grad=False,
+        check_undefined_grad=False, fast_mode=True,
     )  # fmt: skip
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 import oracle
 import problems
-import pytest
 import saccade
-import torch
 from problems import CASES, assert_close
 
 BACKENDS = ("reference", "chunked", "sdpa", "flex")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-import oracle
-import problems
 import pytest
-import saccade
 import torch
 from hypothesis import HealthCheck, given, settings
+
+import oracle
+import problems
+import saccade
 from problems import CASES, assert_close
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
+import torch
+
 import oracle
 import problems
-import pytest
 import saccade
-import torch
 from problems import assert_close
 
 

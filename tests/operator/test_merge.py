@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import hypothesis.strategies as st
-import problems
 import pytest
-import saccade
 import torch
 from hypothesis import HealthCheck, given, settings
+
+import problems
+import saccade
 from problems import CASES, assert_close
 
 MERGED = (
@@ -37,7 +39,7 @@ def part(problem, tensors, start, stop, carries_sink, backend="chunked", rows=sl
 
 def merged(problem, tensors, cuts, carrier, backend="chunked"):
     edges = [0, *sorted(cuts), problem.shape[3]]
-    spans = list(zip(edges, edges[1:], strict=False))
+    spans = list(itertools.pairwise(edges))
     carrier %= len(spans)
     return saccade.merge([part(problem, tensors, a, b, n == carrier, backend) for n, (a, b) in enumerate(spans)])
 

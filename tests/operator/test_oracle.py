@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import oracle
-import problems
 import pytest
 import torch
 import torch.nn.functional as F
+
+import oracle
+import problems
 from problems import assert_close
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
+import torch
+
 import oracle
 import problems
-import pytest
 import saccade
-import torch
 from problems import CASES, assert_close
 
 POISON = [math.nan, math.inf, -math.inf]

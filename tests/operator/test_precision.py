@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import oracle
-import problems
 import pytest
-import saccade
 import torch
 import torch.nn.functional as F
+
+import oracle
+import problems
+import saccade
 from problems import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import problems
 import pytest
-import saccade
 import torch
+
+import problems
+import saccade
 
 
 def shaped(**shapes):

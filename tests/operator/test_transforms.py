@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import problems
 import pytest
-import saccade
 import torch
-from problems import CASES, assert_close
 from torch import func
+
+import problems
+import saccade
+from problems import CASES, assert_close
 
 NAMES = ("plain", "wide_causal", "keys_padded", "alibi", "relative_both_ways", "everything")
 every_name = pytest.mark.parametrize("name", NAMES)

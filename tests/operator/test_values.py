@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
+import torch
+
 import oracle
 import problems
-import pytest
 import saccade
-import torch
 from problems import CASES, assert_close
 
 every_case = pytest.mark.parametrize("name", CASES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import problems
 import pytest
-import saccade
 import torch
-from problems import CASES, assert_close
 from torch.utils.checkpoint import checkpoint
+
+import problems
+import saccade
+from problems import CASES, assert_close
 
 
 def factor(dropout, batch=2, heads=3, rows=11, keys=13, *, mask=None, backend="chunked", dtype=torch.float64):
