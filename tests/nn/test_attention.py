@@ -87,7 +87,10 @@ def test_dropout_acts_in_training_only():
         (lambda: MultiHeadAttention(16, 0), "heads: must divide the width, got heads=0"),
         (lambda: MultiHeadAttention(16, 4, kv_heads=3), "kv_heads: must divide the heads, got kv_heads=3 and heads=4"),
         (lambda: MultiHeadAttention(16, 4, rotary=Rotary(6)), "rotary: heads are 4 wide, but it turns 6 features"),
-        (lambda: MultiHeadAttention(16, 4)(torch.zeros(2, 16)), r"x: expected shape \(batch, length, 16\), got \(2, 16\)"),
+        (
+            lambda: MultiHeadAttention(16, 4)(torch.zeros(2, 16)),
+            r"x: expected shape \(batch, length, 16\), got \(2, 16\)",
+        ),
         (lambda: MultiHeadAttention(16, 4)(torch.zeros(2, 3, 15)), r"got \(2, 3, 15\)"),
     ],
 )

@@ -109,7 +109,7 @@ def test_dropout_acts_in_training_only():
     [
         (lambda: Decoder(16, 0, 4), "layers: must be at least 1, got 0"),
         (lambda: Decoder(16, 2, 3), "heads: must divide the width, got heads=3 and width=16"),
-        (lambda: Decoder(12, 2, 4), "width: rotary .* even .* got 3"),
+        (lambda: Decoder(12, 2, 4), "width: rotary .* even, got 3"),
         (
             lambda: Decoder(16, 2, 4)(torch.zeros(1, 3, 16), cache=KVCache(3)),
             "cache: made for 3 layers, but the decoder has 2",

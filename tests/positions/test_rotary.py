@@ -89,7 +89,7 @@ def test_has_nothing_to_save_and_pickles():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Rotary(7), "width: .* must be even .* got 7"),
+        (lambda: Rotary(7), "width: .* must be even, got 7"),
         (lambda: Rotary(0), "width: .* got 0"),
         (lambda: Rotary(6, base=1.0), "base: must be greater than 1, got 1.0"),
         (lambda: Rotary(6)(torch.zeros(1, 1, 5, 8)), r"x: last axis must be 6 wide, got shape \(1, 1, 5, 8\)"),

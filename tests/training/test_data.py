@@ -8,6 +8,7 @@ import torch
 
 from saccade.models.tokenizer import train_characters
 from saccade.training import Corpus, draw_windows, read_texts, split_tail, whole_windows
+from saccade.training.windows import draw_copying
 
 
 def test_a_file_and_a_folder(tmp_path):
@@ -116,6 +117,22 @@ def test_share_of_repeats():
     windows = torch.cat([draw(step, repeats=0.25) for step in range(200)])
     share = (windows[:, 2:] - windows[:, 1:-1] != 1).any(1).double().mean()
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / 1000) ** 0.5
+
+
+@pytest.mark.parametrize("context", [2, 7, 23, 64, 101])
+def test_copying_windows_say_the_same_over_and_over(context):
+    periods = set()
+    for step in range(100):
+        windows = draw_copying(31, start=5, context=context, batch=3, seed=7, step=step)
+        assert windows.shape == (3, min(context, 64) + 1)
+        assert (windows[:, 0] == 5).all()
+        assert ((windows[:, 1:] != 5) & (windows[:, 1:] >= 0) & (windows[:, 1:] < 31)).all()
+        for body in windows[:, 1:]:
+            periods.add(next(n for n in range(1, len(body) + 1) if torch.equal(body[n:], body[:-n])))
+    longest = min(24, context // 2)
+    assert periods == set(range(min(4, longest), longest + 1))
+    again = draw_copying(31, start=5, context=context, batch=3, seed=7, step=99)
+    assert torch.equal(again, windows)
 
 
 def test_whole_windows_predict_each_token_once():

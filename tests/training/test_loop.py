@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from saccade.models import DecoderLM, ModelConfig
 from saccade.training import Corpus, Settings, draw_windows, evaluate, learning_rate, train, whole_windows
 from saccade.training.loop import Diverged, spread
+from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
 SETTINGS = Settings(steps=5, batch=3, peak=0.01, warmup=2, evaluate_every=2, precision="no", clip=0.5)
@@ -49,6 +50,16 @@ def test_schedule():
     assert rates[60] == pytest.approx(1.1)
     assert rates[100] == pytest.approx(0.2)
     assert learning_rate(0, peak=2.0, steps=1, warmup=0) == pytest.approx(2.0)
+
+
+def test_schedule_with_copying_first():
+    settings = dataclasses.replace(SETTINGS, steps=50, warmup=10, copying=30)
+    plain = dataclasses.replace(settings, copying=0)
+    assert settings.all_steps == 80
+    rates = [settings.rate(step) for step in range(80)]
+    assert rates[:10] == [plain.rate(step) for step in range(10)]
+    assert rates[10:41] == [settings.peak] * 31
+    assert rates[40:] == [plain.rate(step) for step in range(10, 50)]
 
 
 def test_evaluate_is_the_mean_over_all_tokens():
@@ -120,6 +131,23 @@ def test_learns_a_text_by_heart():
     assert loss < math.log(13) / 11 + 0.1
 
 
+def test_copying_comes_first_and_without_dropout():
+    settings = dataclasses.replace(SETTINGS, copying=3)
+    model = make(dataclasses.replace(CONFIG, dropout=0.5))
+    seen = []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append((module.training, inputs[0].clone())))
+    _, notes, _ = run(settings, model)
+    assert [step for step, *_ in notes.steps] == list(range(1, 9))
+    steps = [(training, tokens) for training, tokens in seen if tokens.shape[0] == 3]
+    assert [training for training, _ in steps] == [False] * 3 + [True] * 5
+    for step, (_, tokens) in enumerate(steps):
+        if step < 3:
+            expected = draw_copying(31, start=0, context=11, batch=3, seed=0, step=step)
+        else:
+            expected = draw_windows(TOKENS, start=0, context=11, batch=3, seed=0, step=step - 3)
+        assert torch.equal(tokens, expected[:, :-1])
+
+
 def test_bf16_autocast_keeps_float32_weights():
     model, notes, _ = run(dataclasses.replace(SETTINGS, precision="bf16"))
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -141,6 +169,7 @@ def test_a_diverging_loss_is_reported():
         ({"peak": 0.0}, "peak: must be finite and positive, got 0.0"),
         ({"clip": math.nan}, "clip: must be finite and positive, got nan"),
         ({"precision": "fp8"}, "precision: expected 'bf16' or 'no', got 'fp8'"),
+        ({"copying": -1}, "copying: steps cannot be negative, got -1"),
         ({"repeats": 1.5}, r"repeats: is a share in \[0, 1\], got 1.5"),
     ],
 )

@@ -37,22 +37,24 @@ def test_a_run_writes_a_model_a_curve_and_a_card(make_run):
 
 
 class WorseAndWorse(Reporter):
-    """Spoils the weights after the first look, so that the first are the best."""
+    """Spoils the weights after the second look, so that those are the best."""
 
     def started(self, lm, corpus):
-        self.lm, self.kept = lm, None
+        self.lm, self.looks, self.kept = lm, 0, None
 
     def looked(self, entry, sample, best):
-        assert best == (self.kept is None)
-        if self.kept is None:
+        self.looks += 1
+        assert best == (self.looks <= 2)
+        if self.looks == 2:
             self.kept = self.lm.model.embedding.weight.detach().bfloat16().float().clone()
-        torch.nn.init.constant_(self.lm.model.embedding.weight, 3.0)
+            torch.nn.init.normal_(self.lm.model.embedding.weight, std=5.0)
 
 
 def test_the_best_weights_are_kept_and_the_last_beside_them(make_run):
     reporter = WorseAndWorse()
     run = make_run(steps=6)
     lm = train_language_model(run, reporter)
+    assert reporter.looks == 3
     assert torch.equal(lm.model.embedding.weight, reporter.kept)
     assert (run.out / "last.safetensors").read_bytes() != (run.out / "model.safetensors").read_bytes()
 
@@ -74,6 +76,28 @@ def test_an_interrupted_run_keeps_what_there_is(make_run, step):
     load(run.out)
     assert f"{step} of 4" in (run.out / "README.md").read_text()
     assert (run.out / "last.safetensors").exists()
+
+
+def test_starting_from_a_model(make_run, tmp_path):
+    first = train_language_model(make_run(out=tmp_path / "first"))
+    started = []
+
+    class Look(Reporter):
+        def started(self, lm, corpus):
+            started.append((lm.tokenizer.to_json(), lm.model.embedding.weight.detach().clone(), lm.model.config))
+
+    run = make_run(initial=tmp_path / "first", shape={"dropout": 0.1})
+    train_language_model(run, Look())
+    ((tokenizer, embedding, config),) = started
+    assert tokenizer == first.tokenizer.to_json()
+    assert torch.equal(embedding, first.model.embedding.weight)
+    assert config.dropout == 0.1
+    assert "| starts from | first |" in (run.out / "README.md").read_text()
+    other = make_run(initial=tmp_path / "first", shape={"layers": 2, "context": 13}, out=tmp_path / "none")
+    expected = r"first: has another shape: layers 1 \(asked for 2\), context 11 \(asked for 13\)"
+    with pytest.raises(ValueError, match=expected):
+        train_language_model(other)
+    assert not (tmp_path / "none").exists()
 
 
 def test_held_out_files_are_not_trained_on(make_run, story, tmp_path):

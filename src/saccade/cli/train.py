@@ -25,10 +25,14 @@ def language_model(
     out: Annotated[Path, typer.Option(help="The folder to write the model into.")] = Path("runs/lm"),
     hold_out: Annotated[
         list[Path] | None,
-        typer.Option(help="A file to validate on instead of training on it; may be given again.  [default: the last tenth]"),
+        typer.Option(help="Validate on this file, do not train on it; may be given again.  [default: the last tenth]"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model in --out.")] = False,
     characters: Annotated[bool, typer.Option("--characters", help="Tokens are characters, not BPE pieces.")] = False,
+    initial: Annotated[
+        Path | None,
+        typer.Option("--from", help="Start from this model's weights and tokenizer.  [default: random weights]"),
+    ] = None,
     vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary.")] = 2048,
     layers: Annotated[int, typer.Option(help="Decoder blocks.")] = 4,
     heads: Annotated[int, typer.Option(help="Query heads of each block.")] = 8,
@@ -48,6 +52,7 @@ def language_model(
     precision: Annotated[str, typer.Option(help="bf16 (autocast) or no (float32).")] = "bf16",
     every: Annotated[int, typer.Option(help="Steps between looks at the validation text.")] = 250,
     repeats: Annotated[float, typer.Option(help="Share of windows that say something twice (teaches copying).")] = 0.0,
+    copying: Annotated[int, typer.Option(help="Steps on repeated random tokens before the text (the same).")] = 0,
 ) -> None:
     """Train a language model on TEXT, and measure what its heads do.
 
@@ -69,6 +74,7 @@ def language_model(
         precision=precision,
         evaluate_every=every,
         repeats=repeats,
+        copying=copying,
     )
     shape = {
         "layers": layers,
@@ -79,7 +85,16 @@ def language_model(
         "context": context,
         "dropout": dropout,
     }
-    run = LanguageRun(text, out, settings, shape, tuple(hold_out or ()), None if characters else vocabulary, overwrite)
+    run = LanguageRun(
+        text,
+        out,
+        settings,
+        shape,
+        hold_out=tuple(hold_out or ()),
+        vocabulary=None if characters else vocabulary,
+        overwrite=overwrite,
+        initial=initial,
+    )
     with ConsoleReporter(run) as reporter:
         lm = train_language_model(run, reporter)
     _measure_heads(lm, run)

@@ -1,10 +1,10 @@
 """A language model on disk: a folder of config.json, model.safetensors, tokenizer.json, and what was learned about it.
 
-    config.json        the fields of `ModelConfig`
-    model.safetensors  the weights, bfloat16
-    tokenizer.json     of the `tokenizers` library
-    heads.json         what each attention head does, with scores (may be absent)
-    README.md          the model card (may be absent)
+config.json        the fields of `ModelConfig`
+model.safetensors  the weights, bfloat16
+tokenizer.json     of the `tokenizers` library
+heads.json         what each attention head does, with scores (may be absent)
+README.md          the model card (may be absent)
 """
 
 from __future__ import annotations

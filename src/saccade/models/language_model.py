@@ -42,9 +42,7 @@ class DecoderLM(nn.Module):
         )
         self._initialise()
 
-    def forward(
-        self, tokens: Tensor, *, cache: KVCache | None = None, observe: LayerObserver | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, *, cache: KVCache | None = None, observe: LayerObserver | None = None) -> Tensor:
         """Logits of the token after each one. With a cache, `tokens` continue those in it.
 
         `observe(layer, query, key, value, mask)` is called in each layer with what goes into `saccade.attention`.

@@ -28,7 +28,7 @@ class Rotary(nn.Module):
     def __init__(self, width: int, base: float = 10000.0):
         super().__init__()
         if width < 2 or width % 2:
-            raise ValueError(f"width: rotary positions turn pairs of features, so it must be even and >= 2, got {width}")
+            raise ValueError(f"width: rotary positions turn pairs of features, so it must be even, got {width}")
         if not base > 1.0:
             raise ValueError(f"base: must be greater than 1, got {base}")
         self.width, self.base = width, float(base)

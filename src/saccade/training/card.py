@@ -14,15 +14,22 @@ from ..models import LanguageModel
 from .data import Corpus
 
 if TYPE_CHECKING:
+    from .loop import Settings
     from .run import LanguageRun
 
 
 def model_card(
-    run: LanguageRun, lm: LanguageModel, corpus: Corpus, curve: list[dict[str, float]], steps_done: int, stored_loss: float | None
+    run: LanguageRun,
+    lm: LanguageModel,
+    corpus: Corpus,
+    curve: list[dict[str, float]],
+    steps_done: int,
+    stored_loss: float | None,
 ) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how well it predicts."""
     config, settings = lm.model.config, run.settings
-    seen = steps_done * settings.batch * config.context
+    text_steps = max(steps_done - settings.copying, 0)
+    seen = text_steps * settings.batch * config.context
     kind = "single characters" if run.vocabulary is None else "byte-level BPE"
     held = ", ".join(path.name for path in run.hold_out) or "the last tenth of the text"
     best = min(curve, key=lambda entry: entry["validation_loss"], default=None)
@@ -39,12 +46,13 @@ def model_card(
         f"| tokens | {kind}, {config.vocabulary} |",
         f"| trained on | {run.text.name}: {corpus.training.shape[0]:,} tokens |",
         f"| validated on | {held}: {corpus.validation.shape[0]:,} tokens |",
-        f"| steps | {steps_done:,} of {settings.steps:,}, {settings.batch} windows each: {seen:,} tokens, "
+        f"| steps | {text_steps:,} of {settings.steps:,}, {settings.batch} windows each: {seen:,} tokens, "
         f"{seen / corpus.training.shape[0]:.1f} times the text |",
+        f"| starts from | {'random weights' if run.initial is None else run.initial.resolve().name} |",
         f"| optimizer | AdamW, peak {settings.peak:g}, warm-up {settings.warmup}, weight decay "
         f"{settings.weight_decay:g}, betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
         f"dropout {config.dropout:g}, precision {settings.precision}, seed {settings.seed} |",
-        f"| repeats | {_repeats(settings.repeats)} |",
+        f"| copying | {_copying(settings)} |",
     ]
     if best is not None:
         lines += [
@@ -60,10 +68,14 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _repeats(share: float) -> str:
-    if share == 0.0:
-        return "none"
-    return f"in {share:.0%} of the windows a stretch of text is followed by itself, to teach copying"
+def _copying(settings: Settings) -> str:
+    """What was done for copying heads, which text alone gives a small model late or never."""
+    done = []
+    if settings.copying:
+        done.append(f"{settings.copying:,} steps before the text, on random tokens over and over")
+    if settings.repeats:
+        done.append(f"in {settings.repeats:.0%} of the windows a stretch of text is followed by itself")
+    return "; ".join(done) or "nothing was done to teach it"
 
 
 def machine() -> str:

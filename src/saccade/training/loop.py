@@ -8,18 +8,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models import DecoderLM
+from ..models import DecoderLM, ModelConfig
 from .data import Corpus
 from .evaluation import evaluate
 from .schedule import learning_rate
-from .windows import draw_windows, whole_windows
+from .windows import draw_copying, draw_windows, whole_windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,9 @@ class Settings:
         evaluate_every: steps between looks at the validation text.
         evaluate_windows: how many of its windows, evenly spread, to look at; None is all.
         repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
+        copying: steps before all others, without dropout and at the highest rate, on random tokens over and over
+            (see `draw_copying`). Copying what followed last time takes two heads that are useless without each other;
+            from text alone a small model finds them late or never.
         beta2: of AdamW; the first is 0.9.
     """
 
@@ -50,7 +52,17 @@ class Settings:
     evaluate_every: int = 250
     evaluate_windows: int | None = 64
     repeats: float = 0.0
+    copying: int = 0
     beta2: float = 0.98
+
+    @property
+    def all_steps(self) -> int:
+        return self.copying + self.steps
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: warm-up, flat while copying is taught, then the cosine."""
+        at = step if step < self.warmup else max(step - self.copying, self.warmup)
+        return learning_rate(at, peak=self.peak, steps=self.steps, warmup=self.warmup)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "evaluate_every"):
@@ -60,6 +72,8 @@ class Settings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: must be finite and positive, got {value}")
+        if self.copying < 0:
+            raise ValueError(f"copying: steps cannot be negative, got {self.copying}")
         if self.precision not in ("bf16", "no"):
             raise ValueError(f"precision: expected 'bf16' or 'no', got {self.precision!r}")
         if not 0.0 <= self.repeats <= 1.0:
@@ -81,8 +95,9 @@ class Diverged(ValueError):
 def train(model: DecoderLM, corpus: Corpus, start: int, settings: Settings, monitor: Monitor) -> float:
     """Train `model` in place and return its last validation loss (nats per token).
 
-    Step s sees `draw_windows(..., seed, s)`. `monitor.evaluated` is called every `evaluate_every` steps and at the
-    end. A `KeyboardInterrupt` passes through with the model as it is. Raises `Diverged` when the loss is not finite.
+    What a step sees is a function of the seed and the step. `monitor.evaluated` is called every `evaluate_every` steps
+    and at the end. A `KeyboardInterrupt` passes through with the model as it is. Raises `Diverged` when the loss is
+    not finite.
     """
     # Accelerate is an extra, and slow to import.
     from accelerate import Accelerator
@@ -92,14 +107,13 @@ def train(model: DecoderLM, corpus: Corpus, start: int, settings: Settings, moni
     torch.manual_seed(settings.seed)
     accelerator = Accelerator(mixed_precision=settings.precision)
     prepared, optimizer = accelerator.prepare(model, _optimizer(model, settings))
-    model.train()
-    draw = _drawer(corpus.training, start, context, settings, accelerator.device)
-    began, mean, validation = time.perf_counter(), _RunningMean(), math.nan
-    for step in range(settings.steps):
-        rate = learning_rate(step, peak=settings.peak, steps=settings.steps, warmup=settings.warmup)
+    began, mean, seen, validation = time.perf_counter(), _RunningMean(), 0, math.nan
+    for step in range(settings.all_steps):
+        model.train(step >= settings.copying)
+        rate = settings.rate(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        batch = draw(step)
+        batch = _draw(step, corpus.training, start, model.config, settings).to(accelerator.device)
         loss = _loss(prepared, batch)
         accelerator.backward(loss)
         norm = accelerator.clip_grad_norm_(model.parameters(), settings.clip)
@@ -108,9 +122,9 @@ def train(model: DecoderLM, corpus: Corpus, start: int, settings: Settings, moni
         value = mean.add(loss.item())
         if not math.isfinite(value):
             raise Diverged(f"training: the loss became {value} at step {step + 1}; try a smaller learning rate")
-        done, seconds = step + 1, time.perf_counter() - began
-        monitor.step(done, value, float(norm), rate, done * batch[:, 1:].numel() / seconds)
-        if done % settings.evaluate_every == 0 or done == settings.steps:
+        done, seen, seconds = step + 1, seen + batch[:, 1:].numel(), time.perf_counter() - began
+        monitor.step(done, value, float(norm), rate, seen / seconds)
+        if done % settings.evaluate_every == 0 or done == settings.all_steps:
             validation = evaluate(model, windows)
             monitor.evaluated(done, mean.take(), validation, seconds)
     return validation
@@ -121,22 +135,20 @@ def _loss(model: nn.Module, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
-def _drawer(
-    tokens: Tensor, start: int, context: int, settings: Settings, device: torch.device
-) -> Callable[[int], Tensor]:
-    def draw(step: int) -> Tensor:
-        windows = draw_windows(
-            tokens,
-            start=start,
-            context=context,
-            batch=settings.batch,
-            seed=settings.seed,
-            step=step,
-            repeats=settings.repeats,
-        )
-        return windows.to(device)
-
-    return draw
+def _draw(step: int, tokens: Tensor, start: int, config: ModelConfig, settings: Settings) -> Tensor:
+    """The windows of a step: a function of the settings and the step."""
+    seed, batch = settings.seed, settings.batch
+    if step < settings.copying:
+        return draw_copying(config.vocabulary, start=start, context=config.context, batch=batch, seed=seed, step=step)
+    return draw_windows(
+        tokens,
+        start=start,
+        context=config.context,
+        batch=batch,
+        seed=seed,
+        step=step - settings.copying,
+        repeats=settings.repeats,
+    )
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

@@ -27,14 +27,14 @@ class ConsoleReporter(Reporter):
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  norm {task.fields[norm]:.2f}  {task.fields[speed]:,.0f} tokens/s"),
+            TextColumn("loss {task.fields[loss]:.3f}  |g| {task.fields[norm]:.2f}  {task.fields[speed]:,.0f} tokens/s"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=run.settings.steps, loss=math.nan, norm=math.nan, speed=0.0)
+        self._task = self._progress.add_task("", total=run.settings.all_steps, loss=math.nan, norm=math.nan, speed=0.0)
 
     def __enter__(self) -> ConsoleReporter:
         self._progress.start()
@@ -53,7 +53,7 @@ class ConsoleReporter(Reporter):
         )
         self._line(
             f"{corpus.training.shape[0]:,} tokens to train on, {corpus.validation.shape[0]:,} to validate; "
-            f"{self._run.settings.steps:,} steps into {self._run.out}"
+            f"{self._run.settings.all_steps:,} steps into {self._run.out}"
         )
 
     def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:

@@ -39,6 +39,8 @@ class LanguageRun:
         shape: fields of `ModelConfig` but `vocabulary`.
         hold_out: files judged by instead of trained on; none is the last tenth of all text.
         vocabulary: how many tokens the BPE is to have; None is single characters.
+        initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same but for
+            the dropout. None starts from random weights.
     """
 
     text: Path
@@ -48,6 +50,7 @@ class LanguageRun:
     hold_out: tuple[Path, ...] = ()
     vocabulary: int | None = 2048
     overwrite: bool = False
+    initial: Path | None = None
 
 
 class Reporter:
@@ -71,13 +74,12 @@ def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> 
     reporter = reporter or Reporter()
     check_output(run.out, run.overwrite)
     training, validation = texts(run)
-    tokenizer = train_characters(training) if run.vocabulary is None else train_bpe(training, run.vocabulary)
-    config = ModelConfig(vocabulary=tokenizer.vocabulary, **run.shape)
+    torch.manual_seed(run.settings.seed)
+    lm = _new(run, training) if run.initial is None else _continued(run, run.initial)
+    tokenizer, config = lm.tokenizer, lm.model.config
     corpus = Corpus.encode(training, validation, tokenizer)
     for name, tokens in (("training", corpus.training), ("validation", corpus.validation)):
         _check_long_enough(name, tokens, config.context)
-    torch.manual_seed(run.settings.seed)
-    lm = LanguageModel(DecoderLM(config), tokenizer, name=str(run.out))
     make_folder(run.out)
     reporter.started(lm, corpus)
     keeper = _Keeper(run, lm, corpus, reporter)
@@ -86,6 +88,26 @@ def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> 
     finally:
         keeper.close()
     return keeper.finish()
+
+
+def _new(run: LanguageRun, training: list[str]) -> LanguageModel:
+    tokenizer = train_characters(training) if run.vocabulary is None else train_bpe(training, run.vocabulary)
+    config = ModelConfig(vocabulary=tokenizer.vocabulary, **run.shape)
+    return LanguageModel(DecoderLM(config), tokenizer, name=str(run.out))
+
+
+def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
+    """The model in `initial` with the run's dropout; ValueError names the fields in which its shape differs."""
+    old = load(initial)
+    config = ModelConfig(vocabulary=old.tokenizer.vocabulary, **run.shape)
+    ours, theirs = config.to_dict(), old.model.config.to_dict()
+    differ = [name for name in ours if ours[name] != theirs[name] and name != "dropout"]
+    if differ:
+        listed = ", ".join(f"{name} {theirs[name]} (asked for {ours[name]})" for name in differ)
+        raise ValueError(f"{initial}: has another shape: {listed}")
+    model = DecoderLM(config)
+    model.load_state_dict(old.model.state_dict())
+    return LanguageModel(model, old.tokenizer, name=str(run.out))
 
 
 class _Keeper:
@@ -130,9 +152,7 @@ class _Keeper:
         """The best weights as they were stored, judged by the whole validation text; the card says how well."""
         best = load(self._run.out)
         best.model.to(self._lm.model.embedding.weight.device)
-        windows = whole_windows(
-            self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context
-        )
+        windows = whole_windows(self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context)
         self._stored = evaluate(best.model, windows)
         write_text(self._run.out / CARD, self._card())
         self._reporter.finished(self._stored)

@@ -39,6 +39,23 @@ def _repeat(window: Tensor, random: np.random.Generator) -> None:
     window[first + length : first + 2 * length] = window[first : first + length].clone()
 
 
+def draw_copying(vocabulary: int, *, start: int, context: int, batch: int, seed: int, step: int) -> Tensor:
+    """Random tokens over and over, (B, min(L, 64) + 1): a function of the arguments and nothing else.
+
+    Behind the start token, 4 to 24 tokens (less in a small context) drawn evenly from all others fill the window again
+    and again: which token comes next can be known only by looking up what followed last time.
+    """
+    random = np.random.default_rng((seed, step, 1))
+    length = min(context, 64)
+    longest = max(min(24, length // 2), 1)
+    windows = np.full((batch, length + 1), start, dtype=np.int64)
+    for window in windows:
+        period = int(random.integers(min(4, longest), longest, endpoint=True))
+        drawn = random.integers(vocabulary - 1, size=period)
+        window[1:] = np.resize(drawn + (drawn >= start), length)
+    return torch.from_numpy(windows)
+
+
 def whole_windows(tokens: Tensor, *, start: int, context: int) -> Tensor:
     """The text cut into windows side by side, (count, L + 1): each token is predicted once.
 
