@@ -141,10 +141,9 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     total = weight.sum(0)
     empty = total == 0
     some = torch.where(empty, 1.0, total)
-    # A part a row sees nothing of has weight 0; whatever its output holds there is not read.
-    terms = [torch.where((w != 0)[..., None], out.to(wide) * (w / some)[..., None], 0.0)
-             for w, out in zip(weight, outs, strict=True)]  # fmt: skip
-    out = torch.stack(terms).sum(0)
+    # A part a row sees nothing of has weight 0: whatever its output holds there is not read, here or in the backward.
+    read = [torch.where((w != 0)[..., None], out, 0.0).to(wide) for w, out in zip(weight, outs, strict=True)]
+    out = torch.stack([part * (w / some)[..., None] for w, part in zip(weight, read, strict=True)]).sum(0)
     return out.to(outs[0].dtype), torch.where(empty, float("-inf"), pivot + torch.log(some))
 
 
@@ -158,13 +157,15 @@ def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], 
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
             raise TypeError(f"merge: part {number} must be a pair of tensors (out, lse), got {type(pair).__name__}")
         out, lse = pair
+        if not (out.is_floating_point() and lse.is_floating_point()):
+            raise TypeError(f"merge: part {number} must be floating point, got {out.dtype} and {lse.dtype}")
         if out.dim() != 4 or lse.shape != out.shape[:3]:
             raise ValueError(
                 f"merge: part {number} must be out (B, Hq, Lq, Dv) and lse (B, Hq, Lq), "
                 f"got {tuple(out.shape)} and {tuple(lse.shape)}"
             )
         first = pairs[0][0]
-        if (out.shape, out.dtype, out.device) != (first.shape, first.dtype, first.device):
+        if (out.shape, out.dtype, out.device) != (first.shape, first.dtype, first.device) or lse.device != out.device:
             raise ValueError(
                 f"merge: part {number} is {tuple(out.shape)} {out.dtype} on {out.device}, "
                 f"expected part 0's {tuple(first.shape)} {first.dtype} on {first.device}"

@@ -6,24 +6,29 @@ scores made from the parameter, and its transpose, which takes a tile of cotange
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from ._masks._data import Table, whole
 
 
 @dataclass(frozen=True)
 class Span:
     """A block of rows or keys: `start ... stop - 1` where tensors of the problem are cut, `index` (n,) where it stands.
 
-    The two differ only when a problem covers chosen rows of a larger one.
+    The two differ only when a problem covers chosen rows of a larger one; `unbroken` says that `index` counts by one.
     """
 
     start: int
     stop: int
     index: Tensor
+    unbroken: bool = True
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -38,29 +43,22 @@ Placement = int | Tensor  # (B,) int64: query row i stands at key index i + plac
 
 
 class Bias:
-    """A value added to the logits after scale and softcap. Abstract; see `ALiBi` and `RelativeBias`."""
+    """A value added to the logits after scale and softcap. Abstract; see `ALiBi` and `RelativeBias`.
+
+    It holds the caller's parameter itself, not a copy: what an optimizer does to it is seen by the next call.
+    """
 
     parameter: Tensor
     offset: Placement | None = None
 
-    def at(self, offset: int | Sequence[int] | Tensor) -> Bias:
-        """The same bias with query row i standing at key index `i + offset`; an int, or one per batch item.
+    def form(self) -> Bias:
+        """This bias without its parameter: what a graph may keep without keeping the parameter alive."""
+        bare = copy.copy(self)
+        bare.__dict__.pop("parameter", None)
+        return bare
 
-        Without it a bias follows the mask's placement, or bottom-right (`Lk - Lq`) where there is none.
-        """
-        if self.offset is not None:
-            raise ValueError(f"bias.at: {self!r} is already placed")
-        placed = object.__new__(type(self))
-        placed.__dict__.update(self.__dict__)
-        placed.offset = offset if isinstance(offset, int) else torch.as_tensor(offset, dtype=torch.int64).clone()
-        return placed
-
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        """Scores (B|1, H|1, r, c) of one tile."""
-        raise NotImplementedError
-
-    def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
-        """The score of one head at one `j - position(i)`, elementwise; a tensor bias has none."""
+    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+        """Scores (B|1, H|1, r, c) of one tile in `dtype`."""
         raise NotImplementedError
 
     def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
@@ -80,13 +78,6 @@ class Bias:
         """The parameter of the sub-problem of these rows, keys and heads (None: all)."""
         raise NotImplementedError
 
-    def _distance(self, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        """Key index minus query position, int64 (B|1, r, c)."""
-        if isinstance(placement, int):
-            return (keys.index[None, :] - rows.index[:, None] - placement)[None]
-        offset = placement.to(rows.index.device)
-        return keys.index[None, None, :] - rows.index[None, :, None] - offset[:, None, None]
-
 
 class TensorBias(Bias):
     """A dense tensor, (Lq, Lk) or 4-D broadcastable to (B, Hq, Lq, Lk); -inf counts as masked."""
@@ -100,11 +91,8 @@ class TensorBias(Bias):
         self.given = tuple(tensor.shape)
         self.parameter = tensor[None, None] if tensor.dim() == 2 else tensor
 
-    def at(self, offset: int | Sequence[int] | Tensor) -> Bias:
-        raise ValueError("bias.at: a tensor is given row by row and cannot be placed")
-
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        return keys.of(rows.of(parameter, 2), 3)
+    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+        return keys.of(rows.of(parameter, 2), 3).to(dtype)
 
     def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
         dims = [d for d in range(4) if parameter.shape[d] == 1 and cotangent.shape[d] != 1]
@@ -143,7 +131,98 @@ def _join(cells: list[Tensor], dim: int, size: int) -> Tensor:
     return torch.stack(cells).sum(0) if size == 1 else torch.cat(cells, dim)
 
 
-class ALiBi(Bias):
+class RelativeScores(Bias):
+    """A bias that depends on `j - position(i)` alone. Abstract: a subclass says the score of a distance.
+
+    A tile of r x c pairs has only r + c - 1 distances: they are scored once and laid out along the diagonals.
+    """
+
+    def at(self, offset: int | Sequence[int] | Tensor) -> RelativeScores:
+        """The same bias with query row i standing at key index `i + offset`; an int, or one per batch item (B,).
+
+        Without it a bias follows the mask's placement, or bottom-right (`Lk - Lq`) where there is none.
+
+        Raises:
+            TypeError: not ints. ValueError: a second `.at`, or, at the call, not one offset per batch item.
+        """
+        if self.offset is not None:
+            raise ValueError(f"bias.at: {self!r} is already placed")
+        placed = copy.copy(self)
+        if hasattr(offset, "__index__") and not (isinstance(offset, Tensor) and offset.dim() > 0):
+            placed.offset = whole(offset, "bias.at: offset")
+            return placed
+        table = Table.of(offset, "bias.at: offset", "an int or ints (B,)", booleans=False, integers=True)
+        if len(table.shape) != 1 or table.shape[0] == 0:
+            raise ValueError(f"bias.at: offset must be an int or ints (B,), got shape {table.shape}")
+        placed.offset = int(table.host[0]) if table.shape == (1,) else table.values
+        return placed
+
+    def score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        """(H, n) from distances `j - position(i)` (n,)."""
+        raise NotImplementedError
+
+    def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+        """The score of one head at one distance, elementwise, float32 at least."""
+        raise NotImplementedError
+
+    def pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+        """The transpose of `score`: (H, n) to the parameter's gradient."""
+        raise NotImplementedError
+
+    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
+        parameter = parameter.to(dtype)
+        if rows.unbroken and keys.unbroken:
+            line = self._lines(parameter, _diagonals(rows, keys, placement))
+            return line.unfold(-1, len(keys), 1).flip(2)
+        distance = _distance(rows, keys, placement)
+        return self._lines(parameter, distance.flatten(1)).unflatten(-1, distance.shape[1:])  # type: ignore[no-untyped-call, no-any-return]
+
+    def _lines(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        """(P, H, n) from distances (P, n)."""
+        line = self.score(parameter, distance.flatten())
+        return line.view(line.shape[0], *distance.shape).transpose(0, 1)
+
+    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
+        if rows.unbroken and keys.unbroken:
+            distance, cotangent = _diagonals(rows, keys, placement), _diagonal_sums(cotangent)
+        else:
+            distance, cotangent = _distance(rows, keys, placement).flatten(1), cotangent.flatten(2)
+        if distance.shape[0] == 1:
+            cotangent = cotangent.sum(0, keepdim=True)
+        return self.pull_score(cotangent.transpose(0, 1).flatten(1), parameter, distance.flatten())
+
+    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        if isinstance(self.offset, Tensor) and self.offset.shape[0] != batch:
+            raise ValueError(f"bias: placed by {self.offset.shape[0]} offsets, expected one per batch item ({batch})")
+
+
+def _distance(rows: Span, keys: Span, placement: Placement) -> Tensor:
+    """Key index minus query position, int64 (B|1, r, c)."""
+    return keys.index[None, None, :] - rows.index[None, :, None] - _column(placement, rows.index.device)[:, :, None]
+
+
+def _diagonals(rows: Span, keys: Span, placement: Placement) -> Tensor:
+    """The r + c - 1 distances of a tile of neighbours, from the last row's first key on: int64 (B|1, r + c - 1)."""
+    steps = torch.arange(len(rows) + len(keys) - 1, device=rows.index.device)
+    return steps[None] + (keys.index[0] - rows.index[-1]) - _column(placement, rows.index.device)
+
+
+def _column(placement: Placement, device: torch.device) -> Tensor:
+    """(B|1, 1)."""
+    if isinstance(placement, int):
+        return torch.full((1, 1), placement, device=device)
+    return placement.to(device)[:, None]
+
+
+def _diagonal_sums(tile: Tensor) -> Tensor:
+    """Sums along the diagonals of (B, H, r, c), from the last row's first entry on: (B, H, r + c - 1)."""
+    rows, keys = tile.shape[2:]
+    # Each row one step further right than the one below it: fill up by r, read in rows one entry shorter.
+    flat = F.pad(tile.flip(2), (0, rows)).flatten(2)[..., : rows * (rows + keys - 1)]
+    return flat.reshape(*tile.shape[:2], rows, rows + keys - 1).sum(2)
+
+
+class ALiBi(RelativeScores):
     """Attention with linear biases: `-slope_h * |position(i) - j|` (Press et al. 2022, "Train Short, Test Long").
 
     Args:
@@ -168,28 +247,28 @@ class ALiBi(Bias):
         return torch.tensor(base + more)
 
     def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
-        return -parameter[head] * distance.abs().to(parameter.dtype)
+        slope = parameter[head]
+        return -slope * distance.abs().to(torch.promote_types(slope.dtype, torch.float32))
 
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        distance = self._distance(rows, keys, placement).abs().to(parameter.dtype)
-        return -parameter[None, :, None, None] * distance[:, None]
+    def score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        return -parameter[:, None] * distance.abs().to(parameter.dtype)
 
-    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        distance = self._distance(rows, keys, placement).abs().to(cotangent.dtype)
-        return -(cotangent * distance[:, None]).sum((0, 2, 3))
-
-    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
-        if self.parameter.shape[0] != heads:
-            raise ValueError(f"bias: ALiBi has {self.parameter.shape[0]} slopes, expected one per query head ({heads})")
+    def pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+        return -(cotangent * distance.abs().to(cotangent.dtype)).sum(1)
 
     def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         return parameter if heads is None else parameter.index_select(0, heads)
+
+    def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super().check(batch, heads, length_q, length_k)
+        if self.parameter.shape[0] != heads:
+            raise ValueError(f"bias: ALiBi has {self.parameter.shape[0]} slopes, expected one per query head ({heads})")
 
     def __repr__(self) -> str:
         return f"ALiBi({self.parameter.shape[0]} heads)"
 
 
-class RelativeBias(Bias):
+class RelativeBias(RelativeScores):
     """T5's bucketed relative bias: `table[bucket(j - position(i)), h]` (Raffel et al. 2020, section 2.1).
 
     Args:
@@ -204,18 +283,19 @@ class RelativeBias(Bias):
 
     def __init__(self, table: Tensor, bidirectional: bool = True, max_distance: int = 128) -> None:
         self.parameter = _parameter(table, "RelativeBias: table", 2, "(buckets, Hq)")
-        self.bidirectional, self.max_distance = bool(bidirectional), int(max_distance)
-        buckets = table.shape[0]
-        exact = buckets // 4 if bidirectional else buckets // 2
-        if exact < 1 or (bidirectional and buckets % 2):
+        self.bidirectional = bool(bidirectional)
+        self.max_distance = whole(max_distance, "RelativeBias: max_distance")
+        self.count = table.shape[0]
+        exact = self.count // 4 if bidirectional else self.count // 2
+        if exact < 1 or (bidirectional and self.count % 2):
             need = "an even number of at least 4" if bidirectional else "at least 2"
-            raise ValueError(f"RelativeBias: table needs {need} buckets, got {buckets}")
+            raise ValueError(f"RelativeBias: table needs {need} buckets, got {self.count}")
         if self.max_distance <= exact:
             raise ValueError(f"RelativeBias: max_distance must exceed {exact}, got {max_distance}")
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Bucket of each `j - position(i)`, int64: exact up to a half of them, then logarithmic up to max_distance."""
-        count = self.parameter.shape[0]
+        count = self.count
         if self.bidirectional:
             count //= 2
             first = (distance > 0).to(torch.int64) * count
@@ -231,29 +311,27 @@ class RelativeBias(Bias):
     def value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
         return parameter[self.buckets(distance), head]
 
-    def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        return parameter[self.buckets(self._distance(rows, keys, placement))].permute(0, 3, 1, 2)
+    def score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        return parameter[self.buckets(distance)].transpose(0, 1)
 
-    def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
+    def pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
         # One product with a 0/1 matrix instead of index_add: repeatable on a GPU, and vmap knows it.
-        bucket = self.buckets(self._distance(rows, keys, placement))
-        if bucket.shape[0] == 1:
-            cotangent = cotangent.sum(0, keepdim=True)
-        one_hot = torch.nn.functional.one_hot(bucket.flatten(1), parameter.shape[0]).to(cotangent.dtype)
-        return torch.matmul(cotangent.flatten(2), one_hot).sum(0).transpose(0, 1)
+        one_hot = F.one_hot(self.buckets(distance), self.count).to(cotangent.dtype)
+        return torch.matmul(cotangent, one_hot).transpose(0, 1)
+
+    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+        return parameter if heads is None else parameter.index_select(1, heads)
 
     def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super().check(batch, heads, length_q, length_k)
         if self.parameter.shape[1] != heads:
             raise ValueError(
                 f"bias: RelativeBias has {self.parameter.shape[1]} columns, expected one per query head ({heads})"
             )
 
-    def part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
-        return parameter if heads is None else parameter.index_select(1, heads)
-
     def __repr__(self) -> str:
         way = "bidirectional" if self.bidirectional else "causal"
-        return f"RelativeBias({self.parameter.shape[0]} buckets, {way}, max_distance={self.max_distance})"
+        return f"RelativeBias({self.count} buckets, {way}, max_distance={self.max_distance})"
 
 
 def _parameter(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:

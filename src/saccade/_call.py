@@ -87,25 +87,42 @@ class Call:
 
 def _standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement:
     """Query row i stands at key index `i + result`, by the mask's placement or, without one, `unplaced`."""
-    if isinstance(mask, At):
-        return mask.offset if isinstance(mask.offset, int) else mask.offset.on(device)
-    if isinstance(mask, Slice):
-        whole = None if mask.lengths is None else mask.lengths[1] - mask.lengths[0]
-        return mask.rows[0] - mask.keys[0] + _standing(mask.part, whole, device)
-    # Parts that are placed are placed alike: combining others is refused.
-    placed = [] if mask is None else [part for part in mask._parts() if part._placement() not in (None, "open")]
-    if placed:
-        return _standing(placed[0], unplaced, device)
-    if unplaced is None:
+    found = _stands_at(mask, unplaced, device)
+    if found is None:
         raise ValueError(
             "bias: the mask is a slice that does not say where its queries stand; "
             "give mask.slice(..., lengths=(Lq, Lk)) or place the bias, bias.at(offset)"
         )
-    return unplaced
+    return found
+
+
+def _stands_at(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement | None:
+    if isinstance(mask, At):
+        if isinstance(mask.offset, int):
+            return mask.offset
+        return int(mask.offset.host[0]) if mask.offset.shape == (1,) else mask.offset.on(device)
+    if isinstance(mask, Slice):
+        whole = None if mask.lengths is None else mask.lengths[1] - mask.lengths[0]
+        inner = _stands_at(mask.part, whole, device)
+        return None if inner is None else mask.rows[0] - mask.keys[0] + inner
+    # Parts that are placed are placed alike, combining others is refused; some slices do not say where.
+    placed = [] if mask is None else [part for part in mask._parts() if part._placement() not in (None, "open")]
+    answers = (_stands_at(part, unplaced, device) for part in placed)
+    return next((answer for answer in answers if answer is not None), None) if placed else unplaced
+
+
+def sink_lse(lse: Tensor, sink: Tensor | None) -> Tensor:
+    """The lse (B, Hq, Lq) once the sink (Hq,) has joined the denominator; an empty row's is the sink itself."""
+    if sink is None:
+        return lse
+    sink = sink.to(lse.dtype)[None, :, None]
+    empty = lse == float("-inf")
+    # No -inf - -inf is ever formed, in value or derivative, whatever the sink is.
+    return torch.where(empty, sink, torch.logaddexp(torch.where(empty, 0.0, lse), sink))
 
 
 def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Give the sink its share of the denominator: it is one more part, with output 0 and lse `sink`.
+    """Give the sink its share of the denominator: it is one more part to merge, with output 0 and lse `sink`.
 
     Args:
         out: (B, Hq, Lq, Dv) without the sink, accumulator dtype.
@@ -114,9 +131,8 @@ def add_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Ten
     """
     if sink is None:
         return out, lse
-    sink = sink.to(lse.dtype)[None, :, None].expand_as(lse)
+    whole = sink_lse(lse, sink)
     empty = lse == float("-inf")
-    safe = torch.where(empty, sink, lse)  # keeps -inf - -inf out of the derivative
-    whole = torch.where(empty, sink, torch.logaddexp(safe, sink))
+    share = torch.exp(torch.where(empty, 0.0, lse) - torch.where(empty, 0.0, whole))
     # An empty row's output is 0 whatever the sink: its cotangent, perhaps a padded query's NaN, must not reach it.
-    return torch.where(empty[..., None], 0.0, out * torch.exp(safe - whole)[..., None]), whole
+    return torch.where(empty[..., None], 0.0, out * share[..., None]), whole

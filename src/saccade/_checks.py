@@ -104,9 +104,16 @@ def _scale(scale: float | None, width: int) -> float:
         raise TypeError(
             f"scale must be a float or None, got {type(scale).__name__} (fold a learned one into the query)"
         )
-    if not math.isfinite(scale):
+    if not _finite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
     return float(scale)
+
+
+def _finite(number: Real) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 def _softcap(softcap: float | None) -> float | None:
@@ -114,7 +121,7 @@ def _softcap(softcap: float | None) -> float | None:
         return None
     if isinstance(softcap, bool) or not isinstance(softcap, Real):
         raise TypeError(f"softcap must be a float or None, got {type(softcap).__name__}")
-    if not (math.isfinite(softcap) and softcap > 0):
+    if not (_finite(softcap) and softcap > 0):
         raise ValueError(f"softcap must be positive and finite, got {softcap} (None switches it off)")
     return float(softcap)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -54,9 +55,9 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def check_probability(p: object, name: str) -> float:
-    if isinstance(p, bool) or not isinstance(p, (int, float)):
+    if isinstance(p, bool) or not isinstance(p, Real):
         raise TypeError(f"{name} must be a float in [0, 1), got {type(p).__name__}")
-    if not 0.0 <= p < 1.0:
+    if not 0.0 <= float(p) < 1.0:
         raise ValueError(f"{name} must lie in [0, 1), got {p}")
     return float(p)
 

@@ -52,7 +52,7 @@ def _seen_and_bias(call: Call) -> tuple[Tensor, Tensor]:
         return seen, torch.zeros((), dtype=call.accumulator, device=call.device)
     rows = Span(0, call.length_q, torch.arange(call.length_q, device=call.device))
     keys = Span(0, call.length_k, torch.arange(call.length_k, device=call.device))
-    bias = call.bias.tile(call.bias.parameter.to(call.accumulator), rows, keys, call.placement).expand(shape)
+    bias = call.bias.tile(call.bias.parameter, rows, keys, call.placement, call.accumulator).expand(shape)
     if isinstance(call.bias, TensorBias):
         seen = seen & (bias != NEGATIVE)
     return seen, torch.where(seen, bias, 0.0)

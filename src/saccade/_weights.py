@@ -11,12 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._backends._tiles import Operand, Problem, logits_of, look
-from ._backends.chunked import attend, needs_guard
+from ._backends._tiles import Problem, logits_of, look
+from ._backends.chunked import attend
 from ._biases import Bias, Span
-from ._call import Call, add_sink
+from ._call import Call, sink_lse
 from ._checks import make_call
 from ._masks import Mask
+from ._masks._data import whole
 
 Chosen = int | slice | range | Sequence[int] | Tensor | None
 
@@ -51,9 +52,8 @@ def attention_weights(
 
 
 def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: list[int] | None) -> Tensor:
-    guarded = needs_guard(call)
     problem = replace(
-        Problem.of(call, guarded),
+        Problem.of(call),
         rows=None if rows is None else tuple(rows),
         heads=None if heads is None else tuple(heads),
     )
@@ -67,7 +67,7 @@ def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: li
     bias = call.bias
     parameter = None if bias is None else bias.part(bias.parameter, at_rows, None, at_heads)
     _, lse = attend(problem, query, key, value, parameter)
-    _, lse = add_sink(lse[..., None], lse, sink)
+    lse = sink_lse(lse, sink)
     key = key if at_keys is None else key[:, :, at_keys]
     if bias is not None and parameter is not None:
         parameter = bias.part(parameter, None, at_keys, None)
@@ -82,10 +82,12 @@ def _weights(
     row_ids = torch.arange(count, device=query.device) if problem.rows is None else _tensor(problem.rows, query.device)
     key_ids = torch.arange(length, device=query.device) if at_keys is None else at_keys
     assert row_ids is not None
-    row_span, key_span = Span(0, count, row_ids), Span(0, length, key_ids)
-    (q, bad_q), (k, bad_k) = Operand(query, problem).block(row_span), Operand(key, problem).block(key_span)
-    sight = look(problem, row_span, key_span, "partial", parameter, (bad_q, bad_k, None), query.shape[1])
-    logits, _ = logits_of(problem, sight, q, k, parameter)
+    rows = Span(0, count, row_ids, unbroken=problem.rows is None)
+    keys = Span(0, length, key_ids, unbroken=at_keys is None)
+    (q, bad_q), (k, bad_k) = problem.block(query, rows), problem.block(key, keys)
+    scores = problem.bias_tile(parameter, rows, keys)
+    sight = look(problem, rows, keys, "partial", scores, (bad_q, bad_k, None), query.shape[1])
+    logits, _ = logits_of(problem, sight, q, k, scores)
     return sight.only(torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse)[..., None]))
 
 
@@ -101,13 +103,12 @@ def _indices(chosen: Chosen, size: int, name: str) -> list[int] | None:
         return list(range(size))[chosen]
     if isinstance(chosen, Tensor):
         chosen = _from_tensor(chosen, size, name)
-    given = [chosen] if isinstance(chosen, int) else list(chosen)
-    for index in given:
-        if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"{name} must be ints, a slice or an integer tensor, got {type(index).__name__}")
+    given = [chosen] if hasattr(chosen, "__index__") else list(chosen)
+    indices = [whole(index, name) for index in given]
+    for index in indices:
         if not -size <= index < size:
             raise IndexError(f"{name} must lie in [-{size}, {size}), got {index}")
-    return [index % size for index in given]
+    return [index % size for index in indices]
 
 
 def _from_tensor(chosen: Tensor, size: int, name: str) -> list[int]:

@@ -1,25 +1,29 @@
 """The derivatives of tiled attention, each a sum over tiles with its weights recomputed.
 
 Given lse and delta, the backward pass is a sum over tiles of one small function, `_pull`. So its own derivatives are
-sums over tiles of the derivatives of `_pull`, and no order of differentiation ever holds Lq x Lk.
+sums over tiles of the derivatives of `_pull`: first and second derivatives, forward mode and any mix of two never hold
+Lq x Lk. (From the third order on PyTorch records the tiles' own derivatives: right, but no longer in linear memory.)
 
     p = exp(s - lse)   dv_j += p_ij do_i   ds_ij = p_ij (do_i.v_j - delta_i)   dq_i += scale ds_ij k_j   dk_j likewise
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .._biases import Span
+from .._masks import keys_seen
 from ._tiles import (
     NEGATIVE,
-    Operand,
+    PARAMETER,
     Problem,
     Sight,
+    any_in,
     by_group,
     collect,
     logits_of,
@@ -27,6 +31,7 @@ from ._tiles import (
     poison,
     products,
     seen_bad,
+    spread,
     weigh,
 )
 
@@ -41,10 +46,20 @@ def backward(
     empty = lse == NEGATIVE
     d_out = torch.where(empty[..., None], 0.0, d_out)
     delta = torch.where(empty, 0.0, (d_out * out).sum(-1) - torch.where(empty, 0.0, d_lse))
-    if not problem.guarded and query.device.type == "cpu" and problem.mask is not None:
-        problem = problem.guard_if(d_out)
+    if parameter is None:
+        problem = replace(problem, pulls_bias=False)
+    # A non-finite entry of either cotangent makes delta non-finite too, and delta is the smallest to look at.
+    problem = problem.guard_if(delta)
     grads = _Backward.apply(problem, query, key, value, parameter, lse, delta, d_out)  # type: ignore[no-untyped-call]
-    return (*grads, None) if parameter is None else grads
+    return grads if problem.pulls_bias else (*grads, None)
+
+
+def zeros_for(primals: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The tangents, with zeros where PyTorch leaves one out."""
+    return [
+        torch.zeros_like(primal) if tangent is None and primal is not None else tangent
+        for primal, tangent in zip(primals, tangents, strict=True)
+    ]
 
 
 # --- the backward pass as a function of its own -------------------------------------------------------------------
@@ -68,23 +83,38 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        grads = by_group(_double_backward, ctx.problem, *inputs, *cotangents)
-        return (None, *grads) if inputs[3] is not None else (None, *grads[:3], None, *grads[3:])
+        d_query, d_key, d_value, *rest = cotangents
+        d_query, d_key, d_value = _unread(ctx.problem, inputs[4], d_query, d_key, d_value)
+        problem = ctx.problem.guard_if(d_query, d_key, d_value)
+        # Without a gradient of the bias its cotangent is absent, but its place is kept.
+        grads = by_group(_double_backward, problem, *inputs, d_query, d_key, d_value, *(rest or (None,)))
+        return (None, *grads) if inputs[PARAMETER] is not None else (None, *grads[:PARAMETER], None, *grads[PARAMETER:])
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensors:
         inputs = ctx.saved_tensors
-        given = [
-            torch.zeros_like(x) if t is None and x is not None else t for x, t in zip(inputs, tangents, strict=True)
-        ]
-        return by_group(_backward_tangent, ctx.problem, *inputs, *given)
+        given = zeros_for(inputs, tangents)
+        return by_group(_backward_tangent, ctx.problem.guard_if(*given), *inputs, *given)
+
+
+def _unread(problem: Problem, lse: Tensor, d_query: Tensor, d_key: Tensor, d_value: Tensor) -> Tensors:
+    """The cotangents of dq, dk, dv with those of empty rows and of keys nobody sees set to 0: they are never read."""
+    if not problem.guard_if(d_query, d_key, d_value).guarded or problem.mask is None:
+        return d_query, d_key, d_value
+    d_query = torch.where((lse == NEGATIVE)[..., None], 0.0, d_query)
+    seen = keys_seen(problem.mask, problem.length_q, problem.length_k, device=problem.device)
+    if seen is None:
+        return d_query, d_key, d_value
+    if seen.shape[1] not in (1, d_key.shape[1]):
+        seen = seen.view(seen.shape[0], d_key.shape[1], -1, seen.shape[2]).any(2)
+    return d_query, torch.where(seen[..., None], d_key, 0.0), torch.where(seen[..., None], d_value, 0.0)
 
 
 def _pull(problem: Problem, sight: Sight, bad_do: Tensor | None) -> Callable[..., Tensors]:
-    """The tile's function (q, k, v, lse, delta, do[, parameter]) -> (dq_i, dk_j, dv_j, ds)."""
+    """The tile's function (q, k, v, lse, delta, do[, scores]) -> (dq_i, dk_j, dv_j, ds)."""
 
-    def pull(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, d_out: Tensor, *rest: Tensor) -> Tensors:
-        logits, tanh = logits_of(problem, sight, q, k, rest[0] if rest else None)
+    def pull(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, d_out: Tensor, *scores: Tensor) -> Tensors:
+        logits, tanh = logits_of(problem, sight, q, k, scores[0] if scores else None)
         p = sight.only(torch.exp(logits - torch.where(lse == NEGATIVE, 0.0, lse)[..., None]))
         dp = products(d_out, v)
         kept = p
@@ -92,19 +122,16 @@ def _pull(problem: Problem, sight: Sight, bad_do: Tensor | None) -> Callable[...
             kept, dp = p * sight.factor, dp * sight.factor
         ds = p * (dp - delta[..., None])
         if sight.bad_v is not None and bad_do is not None:
-            touched = bad_do.any(-1)[..., :, None] | _spread_any(sight.bad_v, q.shape[1])
-            ds = sight.only(poison(ds, touched))
-            kept = sight.only(poison(kept, bad_do.any(-1)[..., None]))
+            row = any_in(bad_do)[..., :, None]
+            ds = sight.only(poison(ds, row | spread(any_in(sight.bad_v), q.shape[1])[..., None, :]))
+            kept = sight.only(poison(kept, row))
         dl = ds * problem.scale if tanh is None else ds * (problem.scale * (1 - tanh * tanh))
         return weigh(dl, k), collect(dl, q, k.shape[1]), collect(kept, d_out, k.shape[1]), ds
 
     return pull
 
 
-def _spread_any(bad: Tensor, heads: int) -> Tensor:
-    """(B, Hkv, c, n) to (B, Hq, 1, c): keys with any bad entry."""
-    return bad.any(-1).repeat_interleave(heads // bad.shape[1], dim=1)[..., None, :]
-
+# --- walking the tiles --------------------------------------------------------------------------------------------
 
 Visit = Callable[[Callable[..., Tensors], Tensors, Span, Span, int, int], None]
 
@@ -112,18 +139,23 @@ Visit = Callable[[Callable[..., Tensors], Tensors, Span, Span, int, int], None]
 def _visit(problem: Problem, inputs: tuple[Tensor | None, ...], visit: Visit) -> tuple[list[Span], list[Span]]:
     """Call `visit(pull, its arguments, rows, keys, row number, key number)` on every tile that has work."""
     query, key, value, parameter, lse, delta, d_out = inputs
-    assert query is not None and key is not None and value is not None
-    assert lse is not None and delta is not None and d_out is not None
+    query, key, value = cast(Tensor, query), cast(Tensor, key), cast(Tensor, value)
+    lse, delta, d_out = cast(Tensor, lse), cast(Tensor, delta), cast(Tensor, d_out)
     row_spans, key_spans = problem.row_spans(), problem.key_spans()
-    rest = () if parameter is None else (parameter.to(problem.dtype),)
     for i, rows in enumerate(row_spans):
-        (q, bad_q), (do, bad_do) = Operand(query, problem).block(rows), Operand(d_out, problem).block(rows)
-        lse_i, delta_i = lse.narrow(2, rows.start, len(rows)), delta.narrow(2, rows.start, len(rows))
+        (q, bad_q), (do, bad_do) = problem.block(query, rows), problem.block(d_out, rows)
+        lse_i, delta_i = _cut(lse, rows), _cut(delta, rows)
         for j, keys, kind in problem.tiles(rows, key_spans):
-            (k, bad_k), (v, bad_v) = Operand(key, problem).block(keys), Operand(value, problem).block(keys)
-            sight = look(problem, rows, keys, kind, rest[0] if rest else None, (bad_q, bad_k, bad_v), q.shape[1])
-            visit(_pull(problem, sight, bad_do), (q, k, v, lse_i, delta_i, do, *rest), rows, keys, i, j)
+            (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
+            scores = problem.bias_tile(parameter, rows, keys)
+            sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, bad_v), q.shape[1])
+            given = (q, k, v, lse_i, delta_i, do) if scores is None else (q, k, v, lse_i, delta_i, do, scores)
+            visit(_pull(problem, sight, bad_do), given, rows, keys, i, j)
     return row_spans, key_spans
+
+
+def _cut(tensor: Tensor | None, span: Span) -> Tensor:
+    return cast(Tensor, tensor).narrow(2, span.start, len(span))
 
 
 class _Sums:
@@ -135,39 +167,51 @@ class _Sums:
     def add(self, number: int, block: Tensor) -> None:
         self.blocks[number] = self.blocks[number] + block if number in self.blocks else block
 
-    def join(self, spans: list[Span], like: Tensor) -> Tensor:
+    def join(self, spans: list[Span], like: Tensor | None) -> Tensor:
         """Concatenated along axis 2 in `like`'s shape and dtype."""
+        like = cast(Tensor, like)
         cells = [
-            self.blocks[n].to(like.dtype) if n in self.blocks else torch.zeros_like(like.narrow(2, s.start, len(s)))
+            self.blocks[n].to(like.dtype) if n in self.blocks else torch.zeros_like(_cut(like, s))
             for n, s in enumerate(spans)
         ]
         return torch.cat(cells, 2) if cells else torch.zeros_like(like)
 
 
+class _BiasSums:
+    """The parameter's gradient from cotangents of its tiles."""
+
+    def __init__(self, problem: Problem, parameter: Tensor | None) -> None:
+        self.problem, self.parameter = problem, parameter
+        self.parts: dict[tuple[int, int], Tensor] = {}
+
+    def add(self, i: int, j: int, cotangent: Tensor, rows: Span, keys: Span) -> None:
+        bias = self.problem.bias
+        if bias is not None and self.parameter is not None:
+            self.parts[i, j] = bias.pull(cotangent, self.parameter, rows, keys, self.problem.placement)
+
+    def join(self, row_spans: list[Span], key_spans: list[Span]) -> Tensor:
+        assert self.problem.bias is not None and self.parameter is not None
+        table = [[self.parts.get((i, j)) for j in range(len(key_spans))] for i in range(len(row_spans))]
+        widths = [len(s) for s in row_spans], [len(s) for s in key_spans]
+        return self.problem.bias.gather(table, self.parameter, widths).to(self.parameter.dtype)
+
+
 def _backward(problem: Problem, *inputs: Tensor | None, map_tile: Any = None) -> Tensors:
     """The backward pass; `map_tile(pull, arguments, rows, keys)` may stand in for the plain call of a tile."""
     query, key, value, parameter = inputs[:4]
-    assert query is not None and key is not None and value is not None
-    dq, dk, dv = _Sums(), _Sums(), _Sums()
-    parts: dict[tuple[int, int], Tensor] = {}
+    dq, dk, dv, db = _Sums(), _Sums(), _Sums(), _BiasSums(problem, parameter)
 
     def visit(pull: Any, given: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
         dq_i, dk_j, dv_j, ds = pull(*given) if map_tile is None else map_tile(pull, given, rows, keys)
         dq.add(i, dq_i)
         dk.add(j, dk_j)
         dv.add(j, dv_j)
-        if parameter is not None:
-            assert problem.bias is not None
-            parts[i, j] = problem.bias.pull(ds, parameter, rows, keys, problem.placement)
+        if problem.pulls_bias:
+            db.add(i, j, ds, rows, keys)
 
     row_spans, key_spans = _visit(problem, inputs, visit)
     grads = dq.join(row_spans, query), dk.join(key_spans, key), dv.join(key_spans, value)
-    if parameter is None:
-        return grads
-    assert problem.bias is not None
-    table = [[parts.get((i, j)) for j in range(len(key_spans))] for i in range(len(row_spans))]
-    widths = [len(s) for s in row_spans], [len(s) for s in key_spans]
-    return *grads, problem.bias.gather(table, parameter, widths).to(parameter.dtype)
+    return (*grads, db.join(row_spans, key_spans)) if problem.pulls_bias else grads
 
 
 # --- its derivatives ----------------------------------------------------------------------------------------------
@@ -180,13 +224,14 @@ def _backward_tangent(problem: Problem, *given: Tensor | None) -> Tensors:
     PyTorch inside a dual level, two reverse passes are not.
     """
     inputs, tangents = given[:7], given[7:]
-    query, key, value, parameter, lse, delta, d_out = (cast(Tensor, t) for t in tangents)
+    query, key, value, parameter, lse, delta, d_out = tangents
 
     def map_tile(pull: Any, arguments: Tensors, rows: Span, keys: Span) -> Tensors:
-        moved = [_rows_of(x, span).to(problem.dtype) for x, span in
-                 ((query, rows), (key, keys), (value, keys), (lse, rows), (delta, rows), (d_out, rows))]  # fmt: skip
-        if len(arguments) > 6:
-            moved.append(parameter.to(problem.dtype))
+        places = ((query, rows), (key, keys), (value, keys), (lse, rows), (delta, rows), (d_out, rows))
+        moved = [_cut(tensor, span).to(problem.dtype) for tensor, span in places]
+        scores = problem.bias_tile(parameter, rows, keys)
+        if scores is not None:
+            moved.append(scores)
         values, transpose, *_ = torch.func.vjp(pull, *arguments)
         _, again, *_ = torch.func.vjp(lambda *u: transpose(u), *(torch.zeros_like(x) for x in values))
         return again(tuple(moved))  # type: ignore[no-any-return]
@@ -198,34 +243,27 @@ def _double_backward(problem: Problem, *given: Tensor | None) -> Tensors:
     """Cotangents of (q, k, v[, parameter], lse, delta, do) from those of (dq, dk, dv[, dparameter])."""
     inputs, cotangents = given[:7], given[7:]
     query, key, value, parameter, lse, delta, d_out = inputs
-    sums = [_Sums() for _ in range(6)]
-    totals: list[Tensor] = []
+    sums, db = [_Sums() for _ in range(6)], _BiasSums(problem, parameter)
 
     def visit(pull: Any, arguments: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
         (_, _, _, ds), transpose, *_ = torch.func.vjp(pull, *arguments)
-        up = [_rows_of(c, s).to(problem.dtype) for c, s in zip(cotangents[:3], (rows, keys, keys), strict=True)]
+        up = [_cut(c, s).to(problem.dtype) for c, s in zip(cotangents[:3], (rows, keys, keys), strict=True)]
         # <c, pull(ds)> = <tile(c), ds>: the bias is linear in its parameter.
-        if parameter is None:
-            up.append(torch.zeros_like(ds))
-        else:
-            up.append(problem.bias_tile(cotangents[3], rows, keys).expand_as(ds))  # type: ignore[arg-type]
+        shift = problem.bias_tile(cotangents[PARAMETER], rows, keys)
+        up.append(torch.zeros_like(ds) if shift is None else shift.expand_as(ds))
         back = transpose(tuple(up))
         for total, part, number in zip(sums, back, (i, j, j, i, i, i), strict=False):
             total.add(number, part)
-        if len(back) > 6:
-            totals[:] = [totals[0] + back[6]] if totals else [back[6]]
+        if len(back) > len(sums):
+            db.add(i, j, back[-1], rows, keys)
 
     row_spans, key_spans = _visit(problem, inputs, visit)
     spans = (row_spans, key_spans, key_spans, row_spans, row_spans, row_spans)
     likes = (query, key, value, lse, delta, d_out)
-    grads = [total.join(span, cast(Tensor, like)) for total, span, like in zip(sums, spans, likes, strict=True)]
+    grads = [total.join(span, like) for total, span, like in zip(sums, spans, likes, strict=True)]
     if parameter is not None:
-        grads.insert(3, totals[0].to(parameter.dtype) if totals else torch.zeros_like(parameter))
+        grads.insert(PARAMETER, db.join(row_spans, key_spans))
     return tuple(grads)
-
-
-def _rows_of(tensor: Tensor | None, span: Span) -> Tensor:
-    return cast(Tensor, tensor).narrow(2, span.start, len(span))
 
 
 # --- forward mode over the forward pass ---------------------------------------------------------------------------
@@ -239,23 +277,23 @@ def tangent(
     key_spans = problem.key_spans()
     outs, lses = [torch.zeros_like(out.narrow(2, 0, 0))], [torch.zeros_like(lse.narrow(2, 0, 0))]
     for rows in problem.row_spans():
-        q, bad_q = Operand(query, problem).block(rows)
-        dq, _ = Operand(d_query, problem).block(rows)
-        lse_i, out_i = _rows_of(lse, rows), _rows_of(out, rows)
+        (q, bad_q), (dq, bad_dq) = problem.block(query, rows), problem.block(d_query, rows)
+        lse_i, out_i = _cut(lse, rows), _cut(out, rows)
         empty = lse_i == NEGATIVE
         t, u = torch.zeros_like(lse_i), torch.zeros_like(out_i)
         for _, keys, kind in problem.tiles(rows, key_spans):
-            (k, bad_k), (v, bad_v) = Operand(key, problem).block(keys), Operand(value, problem).block(keys)
-            (dk, _), (dv, _) = Operand(d_key, problem).block(keys), Operand(d_value, problem).block(keys)
-            sight = look(problem, rows, keys, kind, parameter, (bad_q, bad_k, bad_v), q.shape[1])
-            logits, tanh = logits_of(problem, sight, q, k, parameter)
+            (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
+            (dk, bad_dk), (dv, bad_dv) = problem.block(d_key, keys), problem.block(d_value, keys)
+            scores = problem.bias_tile(parameter, rows, keys)
+            bad = _either(bad_q, bad_dq), _either(bad_k, bad_dk), _either(bad_v, bad_dv)
+            sight = look(problem, rows, keys, kind, scores, bad, q.shape[1])
+            logits, tanh = logits_of(problem, sight, q, k, scores)
             p = sight.only(torch.exp(logits - torch.where(empty, 0.0, lse_i)[..., None]))
             ds = (products(dq, k) + products(q, dk)) * problem.scale
             if tanh is not None:
                 ds = ds * (1 - tanh * tanh)
-            if d_parameter is not None:
-                ds = ds + problem.bias_tile(d_parameter.to(problem.dtype), rows, keys)
-            ds = sight.only(ds)
+            moved = problem.bias_tile(d_parameter, rows, keys)
+            ds = sight.only(ds if moved is None else ds + moved)
             t = t + (p * ds).sum(-1)
             kept = p if sight.factor is None else p * sight.factor
             u = u + weigh(kept * ds, v) + weigh(kept, dv)
@@ -263,3 +301,7 @@ def tangent(
         outs.append(torch.where(empty[..., None], 0.0, u - t[..., None] * out_i))
         lses.append(torch.where(empty, 0.0, t))
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return None if one is None or other is None else one | other

@@ -24,6 +24,7 @@ ROWS, KEYS = 256, 256
 GROUP = 2**22
 
 NEGATIVE = float("-inf")
+PARAMETER = 3  # where a bias's parameter, or its gradient, stands among tensors: after query, key and value
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,12 @@ class Problem:
     """The part of a call that is not differentiated, possibly for some rows, heads and batch items only."""
 
     mask: Mask | None
-    bias: Bias | None
+    bias: Bias | None  # its form: the parameter comes as an argument, and no graph holds it through here
     scale: float
     softcap: float | None
     dropout: Dropout | None
     length_q: int
     length_k: int
-    kv_heads: int
     dtype: torch.dtype  # accumulation
     device: torch.device
     placement: Placement
@@ -45,14 +45,16 @@ class Problem:
     rows: tuple[int, ...] | None = None  # query rows, None: all
     heads: tuple[int, ...] | None = None  # query heads, None: all
     batch: tuple[int, int] = (0, 0)
+    pulls_bias: bool = True  # whether anyone asks for the parameter's gradient
 
     @classmethod
-    def of(cls, call: Call, guarded: bool) -> Problem:
+    def of(cls, call: Call) -> Problem:
+        bias = None if call.bias is None else call.bias.form()
         placement = 0 if call.bias is None else call.placement
         return cls(
-            call.mask, call.bias, call.scale, call.softcap, call.dropout, call.length_q, call.length_k, call.kv_heads,
-            call.accumulator, call.device, placement, guarded, batch=(0, call.batch),
-        )  # fmt: skip
+            call.mask, bias, call.scale, call.softcap, call.dropout, call.length_q, call.length_k,
+            call.accumulator, call.device, placement, guarded=False, batch=(0, call.batch),
+        ).guard_if(*call.tensors())  # fmt: skip
 
     def group(self, start: int, stop: int) -> Problem:
         placement = self.placement
@@ -60,11 +62,22 @@ class Problem:
             placement = placement[start:stop]
         return replace(self, batch=(start, stop), placement=placement)
 
-    def guard_if(self, upstream: Tensor) -> Problem:
-        """The same problem, guarded when the upstream gradient is not finite everywhere."""
-        if torch._C._are_functorch_transforms_active() or bool(torch.isfinite(upstream.detach().sum())):
+    def guard_if(self, *tensors: Tensor | None) -> Problem:
+        """The same problem, guarded when something non-finite may sit where not every query may look.
+
+        On a CPU that is looked up (a sum costs a fiftieth of a scan); on a GPU that would be a synchronisation and
+        under a transform it is impossible, so there a problem with a mask or a bias is always guarded.
+        """
+        if self.guarded or (self.mask is None and self.bias is None):
             return self
-        return replace(self, guarded=True)
+        given = [tensor for tensor in tensors if tensor is not None]
+        cannot_look = self.device.type != "cpu" or torch._C._are_functorch_transforms_active()
+        if cannot_look or any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in given):
+            return replace(self, guarded=True)
+        with torch.no_grad():
+            # float32 at least: finite half-precision entries overflow their own sum.
+            sums = (tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)) for tensor in given)
+            return self if all(bool(torch.isfinite(total)) for total in sums) else replace(self, guarded=True)
 
     # --- the walk -------------------------------------------------------------------------------------------------
 
@@ -75,10 +88,13 @@ class Problem:
     def _row_span(self, start: int, stop: int) -> Span:
         if self.rows is None:
             return Span(start, stop, torch.arange(start, stop, device=self.device))
-        return Span(start, stop, torch.tensor(self.rows[start:stop], device=self.device))
+        return Span(start, stop, torch.tensor(self.rows[start:stop], device=self.device), unbroken=False)
 
     def key_spans(self) -> list[Span]:
-        edges = [(start, min(start + KEYS, self.length_k)) for start in range(0, self.length_k, KEYS)]
+        # Few rows, as in decoding: wider tiles, as large as the others.
+        rows = self.length_q if self.rows is None else len(self.rows)
+        width = KEYS * (ROWS // min(ROWS, max(ALIGNED, rows)))
+        edges = [(start, min(start + width, self.length_k)) for start in range(0, self.length_k, width)]
         return [Span(start, stop, torch.arange(start, stop, device=self.device)) for start, stop in edges]
 
     def tiles(self, rows: Span, key_spans: list[Span]) -> Iterator[tuple[int, Span, str]]:
@@ -105,39 +121,35 @@ class Problem:
             bits = bits[self.batch[0] : self.batch[1]]
         return bits[:, list(self.heads)] if self.heads is not None and bits.shape[1] > 1 else bits
 
-    def scores(
-        self, query: Tensor, key: Tensor, parameter: Tensor | None, rows: Span, keys: Span
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits before masking (B, Hq, r, c), and tanh of the capped ones (for their derivative)."""
-        logits = products(query * self.scale, key)
-        tanh = None
-        if self.softcap is not None:
-            tanh = torch.tanh(logits / self.softcap)
-            logits = self.softcap * tanh
-        if parameter is not None:
-            logits = logits + self.bias_tile(parameter, rows, keys)
-        return logits, tanh
-
-    def bias_tile(self, parameter: Tensor, rows: Span, keys: Span) -> Tensor:
-        assert self.bias is not None
-        return self.bias.tile(parameter.to(self.dtype), rows, keys, self.placement)
+    def bias_tile(self, parameter: Tensor | None, rows: Span, keys: Span) -> Tensor | None:
+        """The bias's scores (B|1, H|1, r, c) in the accumulator's dtype."""
+        if self.bias is None or parameter is None:
+            return None
+        return self.bias.tile(parameter, rows, keys, self.placement, self.dtype)
 
     def dropped(self, rows: Span, keys: Span, heads: int) -> Tensor | None:
         """The dropout factor of each weight, (B, Hq, r, c), by absolute indices; None without dropout."""
         if self.dropout is None:
             return None
+        assert self.heads is None
         row, key = (0, 0) if self.mask is None else self.mask._origin()
         batch = torch.arange(*self.batch, device=self.device)
         head = torch.arange(heads, device=self.device)
         return self.dropout.factor(batch, head, rows.index + row, keys.index + key, self.dtype)
+
+    def block(self, tensor: Tensor, span: Span) -> tuple[Tensor, Tensor | None]:
+        """(a block of a tensor in the accumulator's dtype, where it was not finite); cleaned when guarded."""
+        block = tensor.narrow(2, span.start, len(span)).to(self.dtype)
+        if not self.guarded:
+            return block, None
+        finite = torch.isfinite(block)
+        return torch.where(finite, block, 0.0), ~finite
 
 
 @dataclass(frozen=True)
 class Sight:
     """What the rows of one tile may see, and where poison sits; constant under every derivative."""
 
-    rows: Span
-    keys: Span
     visible: Tensor | None  # (B|1, H|1, r, c), None: everything
     factor: Tensor | None  # dropout, (B, Hq, r, c)
     marks: Tensor | None  # logits that a non-finite query or key went into, (B, Hq, r, c)
@@ -148,43 +160,33 @@ class Sight:
         return tile if self.visible is None else torch.where(self.visible, tile, 0.0)
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A tensor of the call: blocks of it in the accumulator's dtype, cleaned when the problem is guarded."""
-
-    tensor: Tensor
-    problem: Problem
-
-    def block(self, span: Span) -> tuple[Tensor, Tensor | None]:
-        """(block (B, H, n, width), where it was not finite or None)."""
-        block = self.tensor.narrow(2, span.start, span.stop - span.start).to(self.problem.dtype)
-        if not self.problem.guarded:
-            return block, None
-        finite = torch.isfinite(block)
-        return torch.where(finite, block, 0.0), ~finite
-
-
 def look(
-    problem: Problem, rows: Span, keys: Span, kind: str, parameter: Tensor | None, bad: tuple[Tensor | None, ...],
+    problem: Problem, rows: Span, keys: Span, kind: str, scores: Tensor | None, bad: tuple[Tensor | None, ...],
     heads: int,
 ) -> Sight:  # fmt: skip
-    """What is to be seen in a tile; `bad` says where its queries, keys and values are not finite."""
+    """What is to be seen in a tile: `scores` is its bias, `bad` where its queries, keys and values are not finite."""
     visible = problem.visible(rows, keys, kind)
     bad_q, bad_k, bad_v = bad
     marks = None
     if bad_q is not None and bad_k is not None:
-        marks = bad_q.any(-1)[..., :, None] | spread(bad_k.any(-1), heads)[..., None, :]
-        if parameter is not None and isinstance(problem.bias, TensorBias):
-            allowed = problem.bias_tile(parameter, rows, keys) != NEGATIVE
+        marks = any_in(bad_q)[..., :, None] | spread(any_in(bad_k), heads)[..., None, :]
+        if scores is not None and isinstance(problem.bias, TensorBias):
+            # Not only its value: whatever stands behind a -inf must not be read either.
+            allowed = scores.detach() != NEGATIVE
             visible = allowed if visible is None else visible & allowed
-    return Sight(rows, keys, visible, problem.dropped(rows, keys, heads), marks, bad_v)
+    return Sight(visible, problem.dropped(rows, keys, heads), marks, bad_v)
 
 
 def logits_of(
-    problem: Problem, sight: Sight, query: Tensor, key: Tensor, parameter: Tensor | None
+    problem: Problem, sight: Sight, query: Tensor, key: Tensor, scores: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Masked logits (B, Hq, r, c), -inf where nothing is seen, and tanh of the capped ones."""
-    logits, tanh = problem.scores(query, key, parameter, sight.rows, sight.keys)
+    """Masked logits (B, Hq, r, c), -inf where nothing is seen, and tanh of the capped ones (for their derivative)."""
+    logits, tanh = products(query * problem.scale, key), None
+    if problem.softcap is not None:
+        tanh = torch.tanh(logits / problem.softcap)
+        logits = problem.softcap * tanh
+    if scores is not None:
+        logits = logits + scores
     logits = poison(logits, sight.marks)
     return (logits if sight.visible is None else torch.where(sight.visible, logits, NEGATIVE)), tanh
 
@@ -251,6 +253,11 @@ def collect(weights: Tensor, rows: Tensor, kv_heads: int) -> Tensor:
 # --- poison -------------------------------------------------------------------------------------------------------
 
 
+def any_in(bad: Tensor) -> Tensor:
+    """(B, H, n, width) to (B, H, n): rows with any bad entry."""
+    return bad.any(-1)
+
+
 def poison(result: Tensor, hit: Tensor | None) -> Tensor:
     """NaN where `hit`."""
     if hit is None:
@@ -280,24 +287,21 @@ def by_group(
     A tensor whose first axis is not the batch (slopes, a table, a bias shared by the batch) goes to every group whole,
     and where the function returns its gradient, the groups' are added.
     """
-    query = tensors[0]
+    query, parameter = tensors[0], tensors[3]
     assert query is not None
     batch = query.shape[0]
-    size = max(1, GROUP // (query.shape[1] * min(ROWS, max(1, query.shape[2])) * min(KEYS, max(1, problem.length_k))))
+    tile = query.shape[1] * min(ROWS, max(1, query.shape[2])) * min(KEYS, max(1, problem.length_k))
+    size = max(1, GROUP // max(1, tile))
     if batch <= size:
         return function(problem, *tensors)
-    shared = tensors[3] is not None and _shared(tensors[3], batch)
+    # All else is 3-D or 4-D and has the batch axis; a bias's parameter, and what has its shape, may lack it.
+    shared = parameter is not None and (parameter.dim() <= 2 or parameter.shape[0] == 1)
     parts = []
     for start in range(0, batch, size):
         stop = min(start + size, batch)
-        cut = [x if x is None or _shared(x, batch) else x[start:stop] for x in tensors]
+        cut = [x if x is None or x.dim() <= 2 or x.shape[0] == 1 else x[start:stop] for x in tensors]
         parts.append(function(problem.group(start, stop), *cut))
     return tuple(
-        torch.stack(pieces).sum(0) if shared and number == 3 else torch.cat(pieces)
+        torch.stack(pieces).sum(0) if shared and number == PARAMETER else torch.cat(pieces)
         for number, pieces in enumerate(zip(*parts, strict=True))
     )
-
-
-def _shared(tensor: Tensor, batch: int) -> bool:
-    """Only a bias's parameter (and what has its shape) can lack the batch axis: all else is 3-D or 4-D and has it."""
-    return tensor.dim() <= 2 or (tensor.shape[0] == 1 and batch > 1)

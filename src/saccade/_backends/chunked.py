@@ -9,6 +9,7 @@ derivatives recompute p from lse tile by tile and stand in `_derivatives.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from .._biases import Span
 from .._call import Call, add_sink
 from . import _derivatives
-from ._tiles import NEGATIVE, Operand, Problem, by_group, logits_of, look, poison, seen_bad, weigh
+from ._tiles import NEGATIVE, PARAMETER, Problem, by_group, logits_of, look, poison, seen_bad, weigh
 
 Pair = tuple[Tensor, Tensor]
 
@@ -29,24 +30,9 @@ def refuses(call: Call) -> str | None:
 
 def run(call: Call) -> Pair:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
-    problem = Problem.of(call, guarded=needs_guard(call))
-    out, lse = attend(problem, call.query, call.key, call.value, call.bias.parameter if call.bias else None)
+    out, lse = attend(Problem.of(call), call.query, call.key, call.value, call.bias.parameter if call.bias else None)
     out, lse = add_sink(out, lse, call.sink)
     return out.to(call.query.dtype), lse
-
-
-def needs_guard(call: Call) -> bool:
-    """Whether something non-finite may sit where not every query may look.
-
-    On a CPU that is looked up (a sum costs a fiftieth of a scan); on a GPU that would be a synchronisation and under
-    torch.func it is impossible, so there a call with a mask or a bias is always guarded.
-    """
-    if call.mask is None and call.bias is None:
-        return False
-    if call.device.type != "cpu" or torch._C._are_functorch_transforms_active():
-        return True
-    with torch.no_grad():
-        return not all(bool(torch.isfinite(tensor.detach().sum())) for tensor in call.tensors())
 
 
 def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
@@ -72,18 +58,17 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+        problem = replace(ctx.problem, pulls_bias=ctx.needs_input_grad[1 + PARAMETER])
         query, key, value, parameter, out, lse = ctx.saved_tensors
-        grads = _derivatives.backward(ctx.problem, query, key, value, parameter, out, lse, d_out, d_lse)
+        grads = _derivatives.backward(problem, query, key, value, parameter, out, lse, d_out, d_lse)
         return None, *grads
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Pair:
         *primals, out, lse = ctx.saved_tensors
-        given = [
-            torch.zeros_like(primal) if tangent is None and primal is not None else tangent
-            for primal, tangent in zip(primals, tangents, strict=True)
-        ]
-        return by_group(_derivatives.tangent, ctx.problem, *primals, *given, out, lse)  # type: ignore[return-value]
+        given = _derivatives.zeros_for(primals, tangents)
+        problem = ctx.problem.guard_if(*given)
+        return by_group(_derivatives.tangent, problem, *primals, *given, out, lse)  # type: ignore[return-value]
 
 
 def _forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
@@ -102,15 +87,15 @@ def _forward_rows(
     problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, rows: Span,
     key_spans: list[Span],
 ) -> Pair:  # fmt: skip
-    q, bad_q = Operand(query, problem).block(rows)
+    q, bad_q = problem.block(query, rows)
     top = q.new_full(q.shape[:3], NEGATIVE)
     total = torch.zeros_like(top)
     summed = q.new_zeros(*q.shape[:3], value.shape[3])
     for _, keys, kind in problem.tiles(rows, key_spans):
-        k, bad_k = Operand(key, problem).block(keys)
-        v, bad_v = Operand(value, problem).block(keys)
-        sight = look(problem, rows, keys, kind, parameter, (bad_q, bad_k, bad_v), q.shape[1])
-        logits, _ = logits_of(problem, sight, q, k, parameter)
+        (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
+        scores = problem.bias_tile(parameter, rows, keys)
+        sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, bad_v), q.shape[1])
+        logits, _ = logits_of(problem, sight, q, k, scores)
         higher = torch.maximum(top, logits.amax(-1))
         pivot = torch.where(higher == NEGATIVE, 0.0, higher)  # -inf - -inf is NaN
         weights, carry = torch.exp(logits - pivot[..., None]), torch.exp(top - pivot)

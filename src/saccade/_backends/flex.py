@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._biases import TensorBias
+from .._biases import RelativeScores, TensorBias
 from .._call import Call, add_sink
 from .sdpa import _by_kv_head
 
@@ -46,7 +46,7 @@ def attend(call: Call, flex_attention: Callable[..., Any]) -> tuple[Tensor, Tens
     from .._masks import keys_seen
 
     query, key, value = call.query, call.key, call.value
-    seen = keys_seen(call.mask, call.length_q, call.length_k) if call.mask is not None else None
+    seen = keys_seen(call.mask, call.length_q, call.length_k, device=call.device) if call.mask is not None else None
     if seen is not None:
         shown = _by_kv_head(seen[..., None], call)
         key, value = torch.where(shown, key, 0.0), torch.where(shown, value, 0.0)
@@ -64,7 +64,8 @@ def attend(call: Call, flex_attention: Callable[..., Any]) -> tuple[Tensor, Tens
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    # fullgraph: after too many shapes PyTorch would otherwise go on in eager mode, dense, without a word.
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def _block_mask(call: Call) -> Any:
@@ -115,8 +116,11 @@ def _bias_at(call: Call) -> Callable[..., Tensor]:
 
         return entry
 
+    assert isinstance(bias, RelativeScores)
+    relative_scores = bias
+
     def relative(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
         offset = placement if isinstance(placement, int) else placement[b]
-        return bias.value(parameter, h, key - row - offset)
+        return relative_scores.value(parameter, h, key - row - offset)
 
     return relative

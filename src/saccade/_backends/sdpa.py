@@ -6,13 +6,15 @@ contract's poison line: a NaN key reaches every row that F.sdpa multiplies with 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._biases import TensorBias
 from .._call import Call
-from .._masks import Causal, FromTensor, Padding
+from .._masks import Causal, FromTensor, Padding, keys_seen, rows_seen
 
 
 def refuses(call: Call) -> str | None:
@@ -35,11 +37,16 @@ def _refuses_bias(call: Call) -> str | None:
         return None
     if not isinstance(call.bias, TensorBias):
         return f"{call.bias!r} would need a dense (Hq, Lq, Lk) tensor"
-    if not (call.mask is None or isinstance(call.mask, FromTensor)):
-        return "mask and bias together would need a dense tensor"
     if call.bias.parameter.dtype != call.query.dtype:
         return f"bias is {call.bias.parameter.dtype} and query {call.query.dtype}"
-    return None
+    if call.mask is None:
+        return None
+    if isinstance(call.mask, FromTensor):
+        shapes = call.mask.tensor.shape, call.bias.parameter.shape
+        whole = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        if math.prod(whole) <= max(math.prod(shape) for shape in shapes):
+            return None
+    return "mask and bias together would need a larger dense tensor than either"
 
 
 def _refuses_mask(call: Call) -> str | None:
@@ -57,37 +64,40 @@ def _refuses_mask(call: Call) -> str | None:
 def run(call: Call) -> tuple[Tensor, None]:
     """out (B, Hq, Lq, Dv) and no lse."""
     query, key, value = call.query, call.key, call.value
+    scores, rows, keys = _seen(call)
+    # What nobody may see is never read: a weight of 0 times NaN would be NaN, and so would its derivatives.
+    if rows is not None:
+        query = torch.where(rows, query, 0.0)
+    if keys is not None:
+        key, value = (torch.where(_by_kv_head(keys, call), x, 0.0) for x in (key, value))
     causal = isinstance(call.mask, Causal) and call.length_q > 1
-    allowed = None
-    if isinstance(call.mask, (FromTensor, Padding)):
-        allowed = _allowed(call)
-        seen = allowed.any(-2, keepdim=True).transpose(-1, -2)  # (B|1, H|1, Lk, 1): some query sees the key
-        query = torch.where(allowed.any(-1, keepdim=True), query, 0.0)
-        key, value = (torch.where(_by_kv_head(seen, call), x, 0.0) for x in (key, value))
-    scores = allowed
-    if call.bias is not None:
-        scores = call.bias.parameter
-        if allowed is not None:
-            scores = torch.where(allowed, scores, float("-inf"))
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=scores, is_causal=causal, scale=call.scale, enable_gqa=call.heads != call.kv_heads
     )
-    if scores is not None:
-        # Kernels differ on rows without keys (0, NaN, a mean): the contract says 0, in value and gradient.
-        visible = scores if scores.dtype == torch.bool else scores != float("-inf")
-        out = torch.where(visible.any(-1, keepdim=True), out, 0.0)
-    return out, None
+    # Kernels differ on rows without keys (0, NaN, a mean): the contract says 0, in value and gradient.
+    return (out if rows is None else torch.where(rows, out, 0.0)), None
 
 
-def _allowed(call: Call) -> Tensor:
-    """Boolean (B|1, H|1, Lq|1, Lk), no larger than what the caller brought."""
-    assert call.mask is not None
-    if isinstance(call.mask, Padding) and call.mask.queries is None:
-        rows = torch.zeros(1, dtype=torch.int64, device=call.device)
-    else:
-        rows = torch.arange(call.length_q, device=call.device)
-    keys = torch.arange(call.length_k, device=call.device)
-    return call.mask._bits(rows, keys, call.length_q, call.length_k)
+def _seen(call: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """F.sdpa's attn_mask, the rows that see a key (B|1, H|1, Lq, 1), and the keys some row sees (B|1, H|1, Lk, 1).
+
+    The attn_mask is no larger than what the caller brought; None where there is nothing to say.
+    """
+    if isinstance(call.mask, Padding):
+        lengths = call.length_q, call.length_k
+        rows, keys = (find(call.mask, *lengths, device=call.device) for find in (rows_seen, keys_seen))
+        attn_mask = None if keys is None else keys[..., None, :]
+        return attn_mask, None if rows is None else rows[..., None], None if keys is None else keys[..., None]
+    allowed = call.mask.tensor if isinstance(call.mask, FromTensor) else None
+    if call.bias is None and allowed is None:
+        return None, None, None
+    scores = allowed
+    if call.bias is not None:
+        scores = call.bias.parameter
+        scores = scores if allowed is None else torch.where(allowed, scores, float("-inf"))
+        allowed = scores.detach() != float("-inf")
+    assert allowed is not None
+    return scores, allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
 
 
 def _by_kv_head(seen: Tensor, call: Call) -> Tensor:
