@@ -13,7 +13,7 @@ from ._biases import Bias
 from ._call import Call
 from ._checks import make_call
 from ._dropout import Dropout
-from ._masks import Causal, Mask
+from ._masks import Causal, FromTensor, Mask, Padding
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Plan:
         flops: multiplications and additions of the forward pass, 2 (D + Dv) per pair computed.
         peak_bytes: estimated extra memory of the forward pass, the output included.
         derivatives: what derivatives will do where they take another path than the forward.
+        lacks: what the contract promises and this backend does not keep.
     """
 
     backend: str
@@ -36,6 +37,7 @@ class Plan:
     peak_bytes: int
     refused: dict[str, str] = field(default_factory=dict)
     derivatives: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -44,6 +46,7 @@ class Plan:
             f"  about {self.peak_bytes / 2**20:.3g} MiB of extra memory, output included",
         ]
         lines += [f"  derivatives: {line}" for line in self.derivatives]
+        lines += [f"  lacks: {line}" for line in self.lacks]
         lines += [f"  not {name}: {why}" for name, why in self.refused.items()]
         return "\n".join(lines)
 
@@ -67,7 +70,7 @@ def explain(
     pairs = work * call.batch * call.heads * call.length_q * call.length_k
     flops = int(2 * pairs * (call.query.shape[3] + call.value.shape[3]))
     refused = {other: why for other, module in BACKENDS.items() if (why := module.refuses(call)) is not None}
-    return Plan(name, reason, work, flops, _peak_bytes(call, name), refused, _derivatives(name))
+    return Plan(name, reason, work, flops, _peak_bytes(call, name), refused, _derivatives(name), _lacks(call, name))
 
 
 def _work(call: Call, name: str) -> float:
@@ -100,7 +103,20 @@ def _peak_bytes(call: Call, name: str) -> int:
         wide = torch.finfo(call.accumulator).bits // 8
         tile = min(GROUP, call.batch * call.heads * min(ROWS, call.length_q) * min(KEYS, call.length_k))
         return rows * (call.value.shape[3] + 2) * wide + 6 * tile * wide + (out if size != wide else 0)
+    if name == "sdpa":
+        return out + rows * 4 + _sdpa_bytes(call)
     return out + rows * 4
+
+
+def _sdpa_bytes(call: Call) -> int:
+    """Of F.sdpa beside its output: cleaned copies of what a mask or bias hides, and scores where it is not fused."""
+    size, pairs = call.query.element_size(), call.batch * call.heads * call.length_q * call.length_k
+    hidden = 0
+    if call.bias is not None or isinstance(call.mask, (FromTensor, Padding)):
+        hidden = sum(tensor.numel() for tensor in (call.query, call.key, call.value)) * size
+    learns_bias = call.bias is not None and call.bias.parameter.requires_grad
+    fused = call.query.shape[3] == call.value.shape[3] and not learns_bias
+    return hidden if fused else hidden + 2 * pairs * size
 
 
 def _derivatives(name: str) -> tuple[str, ...]:
@@ -109,4 +125,10 @@ def _derivatives(name: str) -> tuple[str, ...]:
             "forward mode and torch.func go through chunked when backend is 'auto'",
             "a second derivative (create_graph=True) is not implemented by PyTorch's kernel: name backend='chunked'",
         )
+    return ()
+
+
+def _lacks(call: Call, name: str) -> tuple[str, ...]:
+    if name in ("sdpa", "flex") and call.mask is not None:
+        return ("a NaN or Inf in a key or value that some queries see reaches those that may not see it, too",)
     return ()
