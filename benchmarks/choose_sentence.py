@@ -9,8 +9,9 @@ A sentence is as clear as the least clear of the three things a newcomer should 
             last time, where that word is no punctuation (any head, if the model has none that is measured so)
     rest    the largest share that any head gives to the start token, averaged over the words
 
-Printed beside them: the strongest link between two different words, how many heads rest on the start, and how many
-columns the map needs with digits in its cells.
+First come those of which `saccade look` tells all three in its sentences, with a map whose cells hold digits in a
+terminal of 80 columns. Printed beside: how many of the three are told, the strongest link between two different words
+that is told, how many heads rest on the start, and how many columns such a map needs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ CANDIDATES = (
     "She opened the door, and behind the door stood a man.",
     "He took the key, and with the key he opened the box.",
     "The king loved the queen, but the queen loved the king's brother.",
+    "The bird sang in the tree, and the bird sang all day.",
+    "The boy ran to the river, and the dog ran to the boy.",
+    "My father told me a story, and my father told it well.",
+    "The wind blew all night, and all night the children lay awake.",
+    "One day the girl met a wolf, and the wolf said good day.",
+    "She loved the garden, and the garden loved her.",
+    "The moon rose, and the moon shone on the sea.",
+    "He looked at me, and I looked at him.",
     "It was the best of times, it was the worst of times.",
     "Mr. Holmes looked at the letter, and Mr. Holmes smiled.",
     "The white rabbit looked at the clock, and the white rabbit ran.",
@@ -65,6 +74,7 @@ def clarity(seen: Look) -> dict[str, float]:
     out = {"back": float(habits["previous"].max()), "copy": copying(seen), "rest": float(habits["sink"].max())}
     return out | {
         "clear": min(out.values()),
+        "told": len({"previous", "copy", "sink"} & {f.kind for f in seen.findings}),
         "link": max(links, default=0.0),
         "resting": int((habits["sink"] > 0.5).sum()),
         "columns": 1 + max(len(w.label) for w in words) + 4 * len(words),
@@ -83,17 +93,22 @@ def copying(seen: Look) -> float:
     return float(max(weights, default=0.0))
 
 
+def _rank(pair: tuple[dict[str, float], str]) -> tuple[float, bool, float]:
+    numbers = pair[0]
+    return numbers["told"], numbers["columns"] <= 80, numbers["clear"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--top", type=int, default=len(CANDIDATES))
     options = parser.parse_args()
     lm = load(options.model)
-    ranked = sorted(((clarity(look(lm, text)), text) for text in CANDIDATES), key=lambda pair: -pair[0]["clear"])
-    print("clear  back  copy  rest  link  resting  columns")
+    ranked = sorted(((clarity(look(lm, text)), text) for text in CANDIDATES), key=_rank, reverse=True)
+    print("told  clear  back  copy  rest  link  resting  columns")
     for numbers, text in ranked[: options.top]:
         shares = "  ".join(f"{numbers[name]:.2f}" for name in ("clear", "back", "copy", "rest", "link"))
-        print(f" {shares}  {numbers['resting']:7d}  {numbers['columns']:7d}  {text}")
+        print(f"{numbers['told']:4d}   {shares}  {numbers['resting']:7d}  {numbers['columns']:7d}  {text}")
 
 
 if __name__ == "__main__":
