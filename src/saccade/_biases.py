@@ -171,11 +171,11 @@ class RelativeScores(Bias):
 
     def tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:
         parameter = parameter.to(dtype)
-        if rows.unbroken and keys.unbroken:
+        if _neighbours(rows, keys):
             line = self._lines(parameter, _diagonals(rows, keys, placement))
             return line.unfold(-1, len(keys), 1).flip(2)
         distance = _distance(rows, keys, placement)
-        return self._lines(parameter, distance.flatten(1)).unflatten(-1, distance.shape[1:])  # type: ignore[no-untyped-call, no-any-return]
+        return self._lines(parameter, distance.flatten(1)).unflatten(-1, distance.shape[1:])
 
     def _lines(self, parameter: Tensor, distance: Tensor) -> Tensor:
         """(P, H, n) from distances (P, n)."""
@@ -183,7 +183,7 @@ class RelativeScores(Bias):
         return line.view(line.shape[0], *distance.shape).transpose(0, 1)
 
     def pull(self, cotangent: Tensor, parameter: Tensor, rows: Span, keys: Span, placement: Placement) -> Tensor:
-        if rows.unbroken and keys.unbroken:
+        if _neighbours(rows, keys):
             distance, cotangent = _diagonals(rows, keys, placement), _diagonal_sums(cotangent)
         else:
             distance, cotangent = _distance(rows, keys, placement).flatten(1), cotangent.flatten(2)
@@ -194,6 +194,11 @@ class RelativeScores(Bias):
     def check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
         if isinstance(self.offset, Tensor) and self.offset.shape[0] != batch:
             raise ValueError(f"bias: placed by {self.offset.shape[0]} offsets, expected one per batch item ({batch})")
+
+
+def _neighbours(rows: Span, keys: Span) -> bool:
+    """Whether a tile's distances stand along its diagonals."""
+    return rows.unbroken and keys.unbroken and len(rows) > 0 and len(keys) > 0
 
 
 def _distance(rows: Span, keys: Span, placement: Placement) -> Tensor:
