@@ -74,7 +74,7 @@ def attention(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout
     )  # fmt: skip
     out, _ = choose(call, backend)[0].run(call)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def attention_with_lse(
@@ -93,7 +93,7 @@ def attention_with_lse(
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=True
     )  # fmt: skip
-    return choose(call, backend)[0].run(call)  # type: ignore[no-any-return]
+    return choose(call, backend)[0].run(call)
 
 
 def choose(call: Call, backend: str) -> tuple[Any, str, str]:

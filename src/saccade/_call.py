@@ -75,8 +75,7 @@ class Call:
             return True
         # Outside of every dual level no tensor has a tangent: no need to ask each one, on each call.
         return forward_ad._current_level >= 0 and any(
-            forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-            for tensor in self.tensors()
+            forward_ad.unpack_dual(tensor).tangent is not None for tensor in self.tensors()
         )
 
     def tensors(self) -> list[Tensor]:

@@ -50,7 +50,7 @@ def backward(
         problem = replace(problem, pulls_bias=False)
     # A non-finite entry of either cotangent makes delta non-finite too, and delta is the smallest to look at.
     problem = problem.guard_if(delta)
-    grads = _Backward.apply(problem, query, key, value, parameter, lse, delta, d_out)  # type: ignore[no-untyped-call]
+    grads = _Backward.apply(problem, query, key, value, parameter, lse, delta, d_out)
     return grads if problem.pulls_bias else (*grads, None)
 
 
@@ -234,7 +234,7 @@ def _backward_tangent(problem: Problem, *given: Tensor | None) -> Tensors:
             moved.append(scores)
         values, transpose, *_ = torch.func.vjp(pull, *arguments)
         _, again, *_ = torch.func.vjp(lambda *u: transpose(u), *(torch.zeros_like(x) for x in values))
-        return again(tuple(moved))  # type: ignore[no-any-return]
+        return again(tuple(moved))
 
     return _backward(problem, *inputs, map_tile=map_tile)
 

@@ -38,7 +38,7 @@ def run(call: Call) -> Pair:
 def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
     """out and lse in the accumulator's dtype, without the sink; differentiable as far as anyone asks."""
     with torch.autocast(query.device.type, enabled=False):
-        return _Attend.apply(problem, query, key, value, parameter)  # type: ignore[no-any-return, no-untyped-call]
+        return _Attend.apply(problem, query, key, value, parameter)
 
 
 class _Attend(torch.autograd.Function):

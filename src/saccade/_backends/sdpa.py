@@ -43,7 +43,7 @@ def _refuses_bias(call: Call) -> str | None:
         return None
     if isinstance(call.mask, FromTensor):
         shapes = call.mask.tensor.shape, call.bias.parameter.shape
-        whole = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        whole = torch.broadcast_shapes(*shapes)
         if math.prod(whole) <= max(math.prod(shape) for shape in shapes):
             return None
     return "mask and bias together would need a larger dense tensor than either"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..nn import Decoder, KVCache
+from ..nn import Decoder, DecoderBlock, KVCache
 from ..nn.decoder import LayerObserver
 from .config import ModelConfig
 
@@ -67,6 +67,7 @@ class DecoderLM(nn.Module):
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):  # both weights have their fan-in last
                 nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-        for block in self.decoder.blocks:
-            for last in (block.attention.output, block.feed_forward.down):
-                nn.init.normal_(last.weight, std=(2 * self.config.layers * last.in_features) ** -0.5)
+        for block in self.decoder.modules():
+            if isinstance(block, DecoderBlock):
+                for last in (block.attention.output, block.feed_forward.down):
+                    nn.init.normal_(last.weight, std=(2 * self.config.layers * last.in_features) ** -0.5)

@@ -5,6 +5,8 @@ Shapes: B batch, H heads, L length, D key width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -65,7 +67,7 @@ class Rotary(nn.Module):
         angles = torch.outer(positions, self.base**-exponents)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cos": None, "_sin": None}
 
     def extra_repr(self) -> str:
