@@ -38,16 +38,24 @@ def register(app: typer.Typer) -> None:
 
 def look(
     text: Annotated[
-        list[str] | None, typer.Argument(help="A text in quotes, a file, or - for standard input.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="A model folder.  [default: the embedded model]")] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A model folder.  [default: the embedded model]")
+    ] = None,
     head: Annotated[
-        str | None, typer.Option(help="The head to map, as 2.5: layer 2 head 5.  [default: the most telling]")
+        str | None,
+        typer.Option(
+            metavar="LAYER.HEAD", help="The head to map, as 2.5: layer 2 head 5.  [default: the most telling]"
+        ),
     ] = None,
-    first: Annotated[int | None, typer.Option("--from", help="The first word to read, counted from 1.")] = None,
-    last: Annotated[int | None, typer.Option("--to", help="The last word to read.")] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", metavar="N", help="The first word to read, counted from 1.")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--to", metavar="N", help="The last word to read.")] = None,
     out: Annotated[
-        Path, typer.Option(help="Where the report goes; a .png or .svg is drawn beside it for papers.")
+        Path, typer.Option(metavar="FILE", help="Where the report goes; a .png or .svg is drawn beside it for papers.")
     ] = REPORT,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False,
     as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
