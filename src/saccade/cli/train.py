@@ -95,8 +95,13 @@ def language_model(
         overwrite=overwrite,
         initial=initial,
     )
-    with ConsoleReporter(run) as reporter:
-        lm = train_language_model(run, reporter)
+    try:
+        with ConsoleReporter(run) as reporter:
+            lm = train_language_model(run, reporter)
+    except KeyboardInterrupt:
+        if out.exists():
+            typer.echo(f"saccade: stopped; {out} keeps the best weights and the last", err=True)
+        raise
     _measure_heads(lm, run)
     typer.echo(f"{out}: model written. Next:")
     typer.echo(f'  saccade generate --model {out} "Once upon a time"')
