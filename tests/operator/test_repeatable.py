@@ -17,25 +17,30 @@ SIZES = {
     "one query": {"rows": 1, "keys": 67, "width": 16, "value_width": 16},
     "one key": {"rows": 19, "keys": 1, "width": 8, "value_width": 8},
     "odd": {"rows": 29, "keys": 31, "width": 7, "value_width": 11},
-    "usual": {"rows": 61, "keys": 61, "width": 32, "value_width": 32},
-    "tiles": {"rows": 307, "keys": 311, "width": 64, "value_width": 64},
+    "usual": {"rows": 61, "keys": 61, "width": 64, "value_width": 64},
+    "tiles": {"rows": 263, "keys": 269, "width": 16, "value_width": 16},
 }
 every_size = pytest.mark.parametrize("size", SIZES)
 every_backend = pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
 exact_backends = pytest.mark.parametrize("exact", ["reference", "chunked"])
 
 
-def draw(size, dtype, batch=3, heads=4, kv_heads=2):
+def draw(size, dtype, batch=3, heads=2, kv_heads=1):
     return problems.tensors(batch, heads, kv_heads, **SIZES[size], dtype=dtype, seed=73)
 
 
 def everything(named, backend, mask=None, **options):
-    """Output, lse and gradients; the cotangent depends on its place in the item alone."""
+    """Output, lse and gradients; the cotangent depends on its place in the item alone.
+
+    `auto` is asked for the output alone: a differentiable lse would rule out half of what it may choose.
+    """
     leaves = problems.leaves(named)
-    out, lse = saccade.attention_with_lse(*leaves.values(), mask, backend=backend, **options)
-    cotangent = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(79)).to(out.dtype).expand(out.shape)
-    gradients = torch.autograd.grad([out, lse], list(leaves.values()), [cotangent, torch.ones_like(lse)])
-    return [out.detach(), lse.detach(), *gradients]
+    call = saccade.attention if backend == "auto" else saccade.attention_with_lse
+    results = call(*leaves.values(), mask, backend=backend, **options)
+    results = [results] if backend == "auto" else list(results)
+    cotangent = torch.randn(results[0].shape[1:], generator=torch.Generator().manual_seed(79)).to(results[0].dtype)
+    cotangents = [cotangent.expand(results[0].shape), *(torch.ones_like(x) for x in results[1:])]
+    return [*(x.detach() for x in results), *torch.autograd.grad(results, list(leaves.values()), cotangents)]
 
 
 def assert_same_bits(got, want):
