@@ -50,8 +50,9 @@ def _seen_and_bias(call: Call) -> tuple[Tensor, Tensor]:
         seen = call.mask.dense(call.length_q, call.length_k, device=call.device).expand(shape)
     if call.bias is None:
         return seen, torch.zeros((), dtype=call.accumulator, device=call.device)
-    rows = Span(0, call.length_q, torch.arange(call.length_q, device=call.device))
-    keys = Span(0, call.length_k, torch.arange(call.length_k, device=call.device))
+    # Pair by pair, not along diagonals: this is the specification of that, too.
+    rows = Span(0, call.length_q, torch.arange(call.length_q, device=call.device), unbroken=False)
+    keys = Span(0, call.length_k, torch.arange(call.length_k, device=call.device), unbroken=False)
     bias = call.bias.tile(call.bias.parameter, rows, keys, call.placement, call.accumulator).expand(shape)
     if isinstance(call.bias, TensorBias):
         seen = seen & (bias != NEGATIVE)
