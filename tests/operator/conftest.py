@@ -37,6 +37,13 @@ def backend(request) -> str:
     return _prepare(request)
 
 
-@pytest.fixture(params=("chunked", "chunked in small tiles"))
-def chunked(request) -> str:
+@pytest.fixture(params=("reference", "chunked in small tiles"))
+def twice_differentiated(request) -> str:
+    """The two whose second derivatives are computed by different code."""
+    return _prepare(request)
+
+
+@pytest.fixture(params=("auto", "chunked in small tiles"))
+def transformed(request) -> str:
+    """For torch.func: `auto` is chunked in its real tiles there."""
     return _prepare(request)

@@ -54,10 +54,10 @@ def results(problem, backend):
 
 
 @every_kind
-def test_gradcheck(kind, exact):
+def test_gradcheck(kind, twice_differentiated):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
-    assert torch.autograd.gradcheck(results(problem, exact), given, fast_mode=True)
+    assert torch.autograd.gradcheck(results(problem, twice_differentiated), given, fast_mode=True)
 
 
 @every_kind
@@ -68,11 +68,11 @@ def test_gradgradcheck(kind, backend):
 
 
 @every_kind
-def test_forward_mode_gradcheck(kind, exact):
+def test_forward_mode_gradcheck(kind, twice_differentiated):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
     assert torch.autograd.gradcheck(
-        results(problem, exact),
+        results(problem, twice_differentiated),
         given,
         check_forward_ad=True,
         check_backward_ad=False,
@@ -82,20 +82,20 @@ def test_forward_mode_gradcheck(kind, exact):
 
 
 @every_kind
-def test_forward_over_reverse(kind, exact):
+def test_forward_over_reverse(kind, twice_differentiated):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
     assert torch.autograd.gradgradcheck(
-        results(problem, exact), given, check_fwd_over_rev=True, check_rev_over_rev=False,
+        results(problem, twice_differentiated), given, check_fwd_over_rev=True, check_rev_over_rev=False,
         check_undefined_grad=False, fast_mode=True,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_second_derivatives_are_the_oracles(name, exact):
+def test_second_derivatives_are_the_oracles(name, twice_differentiated):
     problem = CASES[name]()
     found = []
-    for function in (lambda t: problem.ours(t, exact), lambda t: problem.truth(t)[:2]):
+    for function in (lambda t: problem.ours(t, twice_differentiated), lambda t: problem.truth(t)[:2]):
         leaves = problems.leaves(problem.tensors)
         draw = torch.Generator().manual_seed(7)
         out, lse = function(leaves)

@@ -9,7 +9,7 @@ import problems
 import saccade
 from problems import CASES
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # Sizes on both sides of where a matrix library changes its kernel: one query, odd ones, and several real tiles.

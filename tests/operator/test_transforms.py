@@ -31,9 +31,9 @@ def loss_of(problem, backend):
 
 
 @every_name
-def test_grad(name, backend):
+def test_grad(name, transformed):
     problem = CASES[name]()
-    loss, truth = loss_of(problem, backend)
+    loss, truth = loss_of(problem, transformed)
     got = func.grad(loss)(problem.tensors)
     leaves = problems.leaves(problem.tensors)
     want = torch.autograd.grad(truth(leaves), list(leaves.values()))
@@ -42,9 +42,9 @@ def test_grad(name, backend):
 
 
 @every_name
-def test_jvp_agrees_with_vjp(name, backend):
+def test_jvp_agrees_with_vjp(name, transformed):
     problem = CASES[name]()
-    loss, _ = loss_of(problem, backend)
+    loss, _ = loss_of(problem, transformed)
     draw = torch.Generator().manual_seed(17)
     tangents = {k: torch.randn(t.shape, dtype=t.dtype, generator=draw) for k, t in problem.tensors.items()}
     value, pushed = func.jvp(loss, (problem.tensors,), (tangents,))
@@ -57,9 +57,9 @@ def test_jvp_agrees_with_vjp(name, backend):
 
 
 @every_name
-def test_hessian_vector_products_forward_over_reverse_and_reverse_over_reverse(name, backend):
+def test_hessian_vector_products_forward_over_reverse_and_reverse_over_reverse(name, transformed):
     problem = CASES[name]()
-    loss, truth = loss_of(problem, backend)
+    loss, truth = loss_of(problem, transformed)
     draw = torch.Generator().manual_seed(19)
     tangents = {k: torch.randn(t.shape, dtype=t.dtype, generator=draw) for k, t in problem.tensors.items()}
     _, forward = func.jvp(func.grad(loss), (problem.tensors,), (tangents,))
@@ -82,11 +82,11 @@ def small(rows=3, keys=5):
     return problems.tensors(batch=1, heads=2, kv_heads=1, rows=rows, keys=keys, width=2, value_width=3)
 
 
-def test_jacobians_and_hessian(backend):
+def test_jacobians_and_hessian(transformed):
     named = small()
 
     def call(query):
-        return saccade.attention(query, named["key"], named["value"], saccade.Causal(), backend=backend)
+        return saccade.attention(query, named["key"], named["value"], saccade.Causal(), backend=transformed)
 
     def dense(query):
         logits = query @ named["key"].mT * 2**-0.5
@@ -110,10 +110,10 @@ def stacked(problem, count=3):
 
 
 @every_name
-def test_vmap_is_a_loop(name, backend):
+def test_vmap_is_a_loop(name, transformed):
     problem = CASES[name]()
     many = stacked(problem)
-    got = func.vmap(lambda tensors: problem.ours(tensors, backend))(many)
+    got = func.vmap(lambda tensors: problem.ours(tensors, transformed))(many)
     for n in range(3):
         want = problem.truth({k: t[n] for k, t in many.items()})
         assert_close(got[0][n], want.out)
@@ -121,18 +121,18 @@ def test_vmap_is_a_loop(name, backend):
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "bias", "sink"])
-def test_vmap_over_one_input_alone(which, backend):
+def test_vmap_over_one_input_alone(which, transformed):
     problem = CASES["everything"]()
     many = stacked(problem)[which].movedim(0, -1)
-    got = func.vmap(lambda x: problem.out(problem.tensors | {which: x}, backend), in_dims=-1, out_dims=1)(many)
+    got = func.vmap(lambda x: problem.out(problem.tensors | {which: x}, transformed), in_dims=-1, out_dims=1)(many)
     for n in range(3):
         assert_close(got[:, n], problem.truth(problem.tensors | {which: many[..., n]}).out)
 
 
 @every_name
-def test_vmap_of_grad_gives_a_gradient_per_sample(name, backend):
+def test_vmap_of_grad_gives_a_gradient_per_sample(name, transformed):
     problem = CASES[name]()
-    loss, truth = loss_of(problem, backend)
+    loss, truth = loss_of(problem, transformed)
     many = stacked(problem)
     got = func.vmap(func.grad(loss))(many)
     for n in range(3):
@@ -142,9 +142,9 @@ def test_vmap_of_grad_gives_a_gradient_per_sample(name, backend):
             assert_close(one[n], other, terms=256)
 
 
-def test_vmap_of_jvp_and_jvp_of_vmap(backend):
+def test_vmap_of_jvp_and_jvp_of_vmap(transformed):
     problem = CASES["everything"]()
-    loss, _ = loss_of(problem, backend)
+    loss, _ = loss_of(problem, transformed)
     many = stacked(problem)
     directions = {k: torch.randn_like(t) for k, t in many.items()}
     inside = func.vmap(lambda t, d: func.jvp(loss, (t,), (d,))[1])(many, directions)
@@ -160,10 +160,10 @@ def test_vmap_of_jvp_and_jvp_of_vmap(backend):
     assert_close(outside, want, terms=4096)
 
 
-def test_vmap_inside_autograd(backend):
+def test_vmap_inside_autograd(transformed):
     problem = CASES["wide_causal"]()
     ours, theirs = problems.leaves(stacked(problem)), problems.leaves(stacked(problem))
-    out = func.vmap(lambda t: problem.out(t, backend))(ours)
+    out = func.vmap(lambda t: problem.out(t, transformed))(ours)
     want = torch.stack([problem.truth({k: t[n] for k, t in theirs.items()}).out for n in range(3)])
     cotangent = torch.randn(out.shape, dtype=out.dtype)
     got = torch.autograd.grad(out, list(ours.values()), cotangent)
@@ -171,7 +171,7 @@ def test_vmap_inside_autograd(backend):
         assert_close(one, other, terms=256)
 
 
-def test_functional_call_of_a_module_with_grad_and_vmap(backend):
+def test_functional_call_of_a_module_with_grad_and_vmap(transformed):
     class Layer(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -180,7 +180,7 @@ def test_functional_call_of_a_module_with_grad_and_vmap(backend):
 
         def forward(self, x):
             query, key, value = self.project(x).unflatten(-1, (3, 2, 3)).permute(1, 2, 0, 3).unsqueeze(1)
-            return saccade.attention(query, key, value, saccade.Causal(), sink=self.sink, backend=backend).sum()
+            return saccade.attention(query, key, value, saccade.Causal(), sink=self.sink, backend=transformed).sum()
 
     layer, batch = Layer(), torch.randn(5, 7, 6, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
