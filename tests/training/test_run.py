@@ -135,6 +135,17 @@ def test_an_existing_model_is_refused_and_overwritten_on_request(make_run):
     assert "2 of 2" in (make_run().out / "README.md").read_text()
 
 
+def test_an_interrupted_overwriting_leaves_a_model_that_fits_together(make_run):
+    train_language_model(make_run())
+    out = make_run().out
+    (out / "heads.json").write_text("{}")
+    with pytest.raises(KeyboardInterrupt):
+        train_language_model(make_run(overwrite=True, shape={"layers": 2}), StopAt(1))
+    lm = load(out)
+    assert lm.model.config.layers == 2
+    assert lm.heads is None
+
+
 def test_only_model_folders_are_overwritten(make_run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")

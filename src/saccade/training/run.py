@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..models import DecoderLM, LanguageModel, ModelConfig, Sampling, generate, load, save
-from ..models.checkpoint import CARD, CONFIG, WEIGHTS, write_text
+from ..models.checkpoint import CARD, CONFIG, HEADS, WEIGHTS, write_text
 from ..models.tokenizer import train_bpe, train_characters
 from .card import model_card
 from .data import Corpus, read_texts, split_tail
@@ -145,7 +145,7 @@ class _Keeper:
         """Save what is not saved yet."""
         if self._done > self._saved:
             self._write(LAST)
-        if self._done and not (self._run.out / WEIGHTS).exists():
+        if self._done and self._best == float("inf"):
             self._write(WEIGHTS)
 
     def finish(self) -> LanguageModel:
@@ -162,6 +162,8 @@ class _Keeper:
         return model_card(self._run, self._lm, self._corpus, self._curve, self._done, self._stored)
 
     def _write(self, weights: str) -> None:
+        # Of a model that is being overwritten.
+        (self._run.out / HEADS).unlink(missing_ok=True)
         save(self._lm, self._run.out, weights=weights)
         write_text(self._run.out / CURVE, "".join(json.dumps(entry) + "\n" for entry in self._curve))
         write_text(self._run.out / CARD, self._card())
