@@ -113,7 +113,7 @@ sizes = st.tuples(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
     size=sizes, seed=st.integers(0, 2**20), offset=st.one_of(st.none(), st.integers(-9, 9)), with_sink=st.booleans(),
     left=st.one_of(st.none(), st.integers(0, 7)), right=st.one_of(st.none(), st.integers(0, 3)),
