@@ -170,6 +170,10 @@ def test_a_diverging_loss_is_reported():
         ({"clip": math.nan}, "clip: must be finite and positive, got nan"),
         ({"precision": "fp8"}, "precision: expected 'bf16' or 'no', got 'fp8'"),
         ({"copying": -1}, "copying: steps cannot be negative, got -1"),
+        ({"warmup": -1}, "warmup: steps cannot be negative, got -1"),
+        ({"weight_decay": -0.1}, "weight_decay: must be finite and not negative, got -0.1"),
+        ({"beta2": 1.0}, r"beta2: must be in \[0, 1\), got 1.0"),
+        ({"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),
         ({"repeats": 1.5}, r"repeats: is a share in \[0, 1\], got 1.5"),
     ],
 )

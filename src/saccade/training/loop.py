@@ -72,8 +72,15 @@ class Settings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: must be finite and positive, got {value}")
-        if self.copying < 0:
-            raise ValueError(f"copying: steps cannot be negative, got {self.copying}")
+        for name in ("warmup", "copying"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: steps cannot be negative, got {getattr(self, name)}")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay: must be finite and not negative, got {self.weight_decay}")
+        if not 0.0 <= self.beta2 < 1.0:
+            raise ValueError(f"beta2: must be in [0, 1), got {self.beta2}")
+        if self.evaluate_windows is not None and self.evaluate_windows < 1:
+            raise ValueError(f"evaluate_windows: must be at least 1, got {self.evaluate_windows}")
         if self.precision not in ("bf16", "no"):
             raise ValueError(f"precision: expected 'bf16' or 'no', got {self.precision!r}")
         if not 0.0 <= self.repeats <= 1.0:
