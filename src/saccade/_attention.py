@@ -9,7 +9,8 @@ Ainslie et al. 2023.)
 How `backend="auto"` chooses, first match:
 
 1. forward-mode tangents or a torch.func transform: `chunked`, the only fast path that has every derivative;
-2. what F.scaled_dot_product_attention means exactly, with no dense mask nobody brought: `sdpa`;
+2. what F.scaled_dot_product_attention means exactly, with no dense mask nobody brought, and on a CPU only where it is
+   fused (Dv = D, no gradient to a bias) and, in float32 and float64, D fills whole 64-byte lines: `sdpa`;
 3. on CUDA, anything FlexAttention can do: `flex`;
 4. everything else: `chunked`.
 
@@ -107,7 +108,7 @@ def choose(call: Call, backend: str) -> tuple[Any, str, str]:
         return BACKENDS[backend], backend, "named by the caller"
     if call.transformed:
         return chunked, "chunked", "forward-mode or torch.func derivatives are being taken"
-    not_sdpa = sdpa.refuses(call)
+    not_sdpa = sdpa.refuses(call) or sdpa.second_best(call)
     if not_sdpa is None:
         return sdpa, "sdpa", "PyTorch's fused kernel means exactly this call"
     if flex.refuses(call) is None:

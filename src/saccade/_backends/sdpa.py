@@ -16,6 +16,8 @@ from .._biases import TensorBias
 from .._call import Call
 from .._masks import Causal, FromTensor, Padding, keys_seen, rows_seen
 
+LINE = 64  # bytes: float32 and float64 matrices that begin on no such line are multiplied by other kernels
+
 
 def refuses(call: Call) -> str | None:
     """Why F.sdpa cannot do this call, or None."""
@@ -30,6 +32,20 @@ def refuses(call: Call) -> str | None:
     if call.transformed:
         return "its fused kernels lack forward-mode and torch.func derivatives"
     return _refuses_bias(call) or _refuses_mask(call)
+
+
+def second_best(call: Call) -> str | None:
+    """Why `auto` leaves a call to `chunked` that F.sdpa could do, or None."""
+    if call.device.type != "cpu":
+        return None
+    width, value_width = call.query.shape[3], call.value.shape[3]
+    if width != value_width:
+        return f"with D = {width} and Dv = {value_width} PyTorch forms the dense (Lq, Lk) weights"
+    if call.bias is not None and call.bias.parameter.requires_grad and torch.is_grad_enabled():
+        return "with a gradient to the bias PyTorch forms the dense (Lq, Lk) weights"
+    if call.query.dtype.itemsize >= 4 and width * call.query.dtype.itemsize % LINE:
+        return f"at a width of {width} a sample's bits depend on its batch mates there"
+    return None
 
 
 def _refuses_bias(call: Call) -> str | None:
