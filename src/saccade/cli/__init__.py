@@ -22,7 +22,7 @@ __all__ = ["UserError", "app", "main", "require"]
 EXAMPLES = """
 Examples:
 
-  saccade look "The cat sat on the mat because the cat was tired."
+  saccade look "I will go if you will go with me."
 
   saccade generate "It was a dark night"
 
