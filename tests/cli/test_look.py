@@ -146,8 +146,10 @@ def test_part_of_a_text(bpe, capsys):
     numbers = json.loads(out)
     assert [w["text"] for w in numbers["words"]] == ["<s>", *re.findall(r"\w+|,", STORY)[2:9]]
     assert "words 3 to 9 of " in numbers["source"]
-    for wrong in (("--from", 0), ("--from", 9, "--to", 3), ("--from", 5000), ("--to", -1)):
+    for wrong in (("--from", 9, "--to", 3), ("--from", 5000)):
         assert "no such words" in refused(capsys, STORY, "--model", bpe, *wrong)
+    for wrong in (("--from", 0), ("--to", -1)):
+        assert f"{wrong[0]} {wrong[1]}: words are counted from 1" in refused(capsys, STORY, "--model", bpe, *wrong)
 
 
 def test_too_long_a_text_says_what_fits_and_that_fits(bpe, capsys):

@@ -129,3 +129,11 @@ def test_damage_is_named_in_one_line(folder, case):
 def test_no_such_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: no such model folder"):
         load(tmp_path / "nowhere")
+
+
+def test_weights_that_are_not_numbers(lm, folder):
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors["embedding.weight"][3, 1] = float("nan")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="damaged, embedding.weight holds weights that are not finite"):
+        load(folder)

@@ -117,6 +117,7 @@ def test_a_prompt_that_fills_the_context_is_refused_at_once(lm):
         ({"temperature": math.inf}, "temperature: .* got inf"),
         ({"temperature": math.nan}, "temperature: .* got nan"),
         ({"top_k": 0}, "top_k: must be at least 1, got 0"),
+        ({"seed": 2**64}, "seed: must be a 64-bit integer, got 18446744073709551616"),
         ({"top_p": 0.0}, r"top_p: must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.1}, r"top_p: must be in \(0, 1\], got 1.1"),
     ],

@@ -162,8 +162,11 @@ def _cut(given: Given, first: int | None, last: int | None) -> Given:
     from ..watching import split_words
 
     spans = split_words(given.text)
+    for name, number in (("--from", first), ("--to", last)):
+        if number is not None and number < 1:
+            raise UserError(f"{name} {number}: words are counted from 1")
     start, stop = first or 1, min(last if last is not None else len(spans), len(spans))
-    if not (first is None or first >= 1) or not 1 <= start <= stop:
+    if start > stop:
         raise UserError(
             f"--from {start} --to {stop if last is None else last}: no such words; the text has 1 to {len(spans):,}"
         )

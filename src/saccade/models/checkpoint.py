@@ -151,4 +151,7 @@ def _load_weights(model: DecoderLM, path: Path) -> None:
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ValueError(f"{path}: does not fit the configuration: {'; '.join(problems[:3])}{more}")
+    spoilt = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if spoilt:
+        raise ValueError(f"{path}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
     model.load_state_dict(tensors)

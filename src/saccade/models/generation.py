@@ -35,6 +35,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature: must be finite and not negative, got {self.temperature}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed: must be a 64-bit integer, got {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k: must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
