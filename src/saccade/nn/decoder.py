@@ -55,6 +55,7 @@ class DecoderBlock(nn.Module):
         cache: LayerCache | None = None,
         observe: Observer | None = None,
     ) -> Tensor:
+        """x (B, L, E) to (B, L, E). `mask`, `cache` and `observe` are those of `MultiHeadAttention`."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, cache=cache, observe=observe))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
