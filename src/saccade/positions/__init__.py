@@ -1,7 +1,32 @@
-"""Positions: ways of telling attention where a token stands."""
+"""Positions: ways of telling attention where a token stands.
+
+Added to embeddings: `Sinusoidal`, `Learned`. Turning queries and keys: `Rotary`. Added to logits: `AlibiBias`,
+`T5Bias`. Frozen values that name one of the last three in a configuration: `RotaryConfig`, `AlibiConfig`, `T5Config`.
+"""
 
 from __future__ import annotations
 
+from .biases import AlibiBias, T5Bias
+from .configs import AlibiConfig, Config, RotaryConfig, T5Config
+from .learned import Learned
+from .offsets import Offset, places
 from .rotary import Rotary
+from .scaling import LinearScaling, NTKScaling, YaRNScaling
+from .sinusoidal import Sinusoidal
 
-__all__ = ["Rotary"]
+__all__ = [
+    "AlibiBias",
+    "AlibiConfig",
+    "Config",
+    "Learned",
+    "LinearScaling",
+    "NTKScaling",
+    "Offset",
+    "Rotary",
+    "RotaryConfig",
+    "Sinusoidal",
+    "T5Bias",
+    "T5Config",
+    "YaRNScaling",
+    "places",
+]

@@ -5,75 +5,111 @@ Shapes: B batch, H heads, L length, D key width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from .._masks._data import describe, whole
+from .offsets import Offset
+from .scaling import LinearScaling, NTKScaling, Scaling, YaRNScaling, check_number
+from .waves import Waves
+
+Layout = Literal["half", "interleaved"]
+LAYOUTS = ("half", "interleaved")
 
 
 class Rotary(nn.Module):
     """Rotary positions: turns pairs of features by an angle proportional to the position.
 
-    Features `d` and `d + D/2` of a token at position `m` are the real and imaginary part of a complex number, which is
-    multiplied by `exp(i * m * base**(-2 d / D))`. The product of a turned query and a turned key depends on their
-    distance alone. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021); the pairing of
-    halves is the one of GPT-NeoX and Llama.
+    The pair i of a token at position m is the real and the imaginary part of a complex number, which is multiplied by
+    `exp(1j * m * base ** (-2 i / R))`, with R the number of turned features. The product of a turned query and a
+    turned key depends on their distance alone. Su et al., "RoFormer: Enhanced Transformer with Rotary Position
+    Embedding" (2021), section 3.2.
 
-    Angles and turning are computed in float32 (float64 for float64); the result has the input's dtype. There is
-    nothing to learn and nothing to save.
+    Which features are a pair is the layout. "half": features i and i + R/2 (GPT-NeoX, Llama and most models of today).
+    "interleaved": features 2 i and 2 i + 1 (the paper, GPT-J). One is the other up to a permutation of the features.
+
+    Angles and turning are computed in float32 (float64 for float64), from angles in float64; the result has the
+    input's dtype. There is nothing to learn and nothing to save.
 
     Args:
-        width: D, an even number.
+        width: D. The turned features must be even in number.
         base: the longest wavelength is about `2 pi base`.
+        layout: "half" or "interleaved".
+        turned: R, how many features are turned, the first ones; the rest are left as they are (partial rotary
+            positions: GPT-J, GPT-NeoX). None is all of them.
+        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for contexts longer than those trained on. An attention
+            factor multiplies turned features only.
+
+    Raises:
+        TypeError: a number or a scaling of another type.
+        ValueError: an odd number of features, more of them than there are, a base of 1 or less, an unknown layout.
     """
 
-    def __init__(self, width: int, base: float = 10000.0):
+    def __init__(
+        self,
+        width: int,
+        base: float = 10000.0,
+        *,
+        layout: Layout = "half",
+        turned: int | None = None,
+        scaling: Scaling | None = None,
+    ):
         super().__init__()
-        if width < 2 or width % 2:
+        width = whole(width, "width")
+        if turned is None and (width < 2 or width % 2):
             raise ValueError(f"width: rotary positions turn pairs of features, so it must be even, got {width}")
-        if not base > 1.0:
-            raise ValueError(f"base: must be greater than 1, got {base}")
-        self.width, self.base = width, float(base)
-        self._cos: Tensor | None = None
-        self._sin: Tensor | None = None
+        check_rotary(base, layout, turned, scaling)
+        if turned is not None and turned > width:
+            raise ValueError(f"turned: at most all {width} features can be turned, got {turned}")
+        self.width, self.base, self.layout, self.scaling = width, float(base), layout, scaling
+        self.turned = width if turned is None else whole(turned, "turned")
+        self._waves = Waves(self.turned, self.base, scaling)
 
-    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """Turn `x (B, H, L, D)`, whose first token stands at position `offset`; same shape and dtype."""
+    def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
+        """Turn `x (B, H, L, D)`; same shape and dtype.
+
+        `offset` is the position of the first token, (B,) int64: of each item's first token, or (B, L) int64: of every
+        token. Negative positions in a tensor (of left-padded rows) turn the other way round, as the formula says.
+        """
+        self._check(x)
+        cos, sin = self._waves.of(x, offset)
+        if cos.ndim == 3:
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        part = x[..., : self.turned]
+        first, second = part.chunk(2, dim=-1) if self.layout == "half" else (part[..., 0::2], part[..., 1::2])
+        pairs = (first * cos - second * sin, second * cos + first * sin)
+        turned = torch.cat(pairs, dim=-1) if self.layout == "half" else torch.stack(pairs, dim=-1).flatten(-2)
+        turned = turned.to(x.dtype)
+        return turned if self.turned == self.width else torch.cat((turned, x[..., self.turned :]), dim=-1)
+
+    def _check(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise TypeError(f"x: must be floating point, got {describe(x)}")
+        if x.ndim != 4:
+            raise ValueError(f"x: expected shape (batch, heads, length, {self.width}), got {tuple(x.shape)}")
         if x.shape[-1] != self.width:
             raise ValueError(f"x: last axis must be {self.width} wide, got shape {tuple(x.shape)}")
-        if offset < 0:
-            raise ValueError(f"offset: positions start at 0, got {offset}")
-        cos, sin = self._tables(offset, x)
-        first, second = x.chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return turned.to(x.dtype)
-
-    def _tables(self, offset: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles, each (L, D/2); kept between calls, since every layer asks for the same ones."""
-        end = offset + x.shape[-2]
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        known = self._cos
-        if known is None or known.shape[0] < end or known.device != x.device or known.dtype != dtype:
-            # Tables made in inference mode could not be used for training later.
-            with torch.inference_mode(False):
-                self._cos, self._sin = self._compute(_round_up(end), x.device, dtype)
-        assert self._cos is not None and self._sin is not None
-        return self._cos[offset:end], self._sin[offset:end]
-
-    def _compute(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        # Angles in float64: m * frequency loses its fraction in float32 once m is large.
-        exponents = torch.arange(0, self.width, 2, device=device, dtype=torch.float64) / self.width
-        positions = torch.arange(length, device=device, dtype=torch.float64)
-        angles = torch.outer(positions, self.base**-exponents)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cos": None, "_sin": None}
 
     def extra_repr(self) -> str:
-        return f"{self.width}, base={self.base:g}"
+        words = [str(self.width), f"base={self.base:g}"]
+        if self.layout != "half":
+            words.append(f"layout={self.layout!r}")
+        if self.turned != self.width:
+            words.append(f"turned={self.turned}")
+        if self.scaling is not None:
+            words.append(f"scaling={self.scaling}")
+        return ", ".join(words)
 
 
-def _round_up(length: int) -> int:
-    """The next power of two, so that decoding token by token rebuilds the tables a few times only."""
-    return 1 << max(length - 1, 63).bit_length()
+def check_rotary(base: float, layout: str, turned: int | None, scaling: Scaling | None) -> None:
+    """Errors of everything about rotary positions that does not need the width."""
+    if check_number("base", base) <= 1.0:
+        raise ValueError(f"base: must be greater than 1, got {base}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+    if turned is not None and (whole(turned, "turned") < 2 or turned % 2):
+        raise ValueError(f"turned: features are turned in pairs, so it must be even and at least 2, got {turned}")
+    if scaling is not None and not isinstance(scaling, (LinearScaling, NTKScaling, YaRNScaling)):
+        raise TypeError(f"scaling: must be LinearScaling, NTKScaling, YaRNScaling or None, got {describe(scaling)}")

@@ -1,0 +1,62 @@
+"""Position schemes of attention as values: what a configuration holds, and what builds the module.
+
+Shapes: Hq query heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .biases import AlibiBias, T5Bias, check_buckets, check_flag
+from .rotary import Layout, Rotary, check_rotary
+from .scaling import Scaling
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """Names `Rotary` positions; fields as there."""
+
+    base: float = 10000.0
+    layout: Layout = "half"
+    turned: int | None = None
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_rotary(self.base, self.layout, self.turned, self.scaling)
+
+    def build(self, heads: int, head_width: int) -> Rotary:
+        """The module for heads that are `head_width` wide; it serves any number of them."""
+        return Rotary(head_width, self.base, layout=self.layout, turned=self.turned, scaling=self.scaling)
+
+
+@dataclass(frozen=True)
+class AlibiConfig:
+    """Names an `AlibiBias`; fields as there."""
+
+    learned: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("learned", self.learned)
+
+    def build(self, heads: int, head_width: int) -> AlibiBias:
+        """The module for so many query heads, of any width."""
+        return AlibiBias(heads, learned=self.learned)
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Names a `T5Bias`; fields as there."""
+
+    buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def __post_init__(self) -> None:
+        check_buckets(self.buckets, self.max_distance, self.bidirectional)
+
+    def build(self, heads: int, head_width: int) -> T5Bias:
+        """The module for so many query heads, of any width."""
+        return T5Bias(heads, buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional)
+
+
+Config = RotaryConfig | AlibiConfig | T5Config

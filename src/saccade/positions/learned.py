@@ -1,0 +1,89 @@
+"""Learned positions, added to embeddings.
+
+Shapes: B batch, L length, E model width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._masks._data import whole
+from .offsets import Offset, checked, extremes, places
+from .sinusoidal import check_embedded
+
+
+class Learned(nn.Module):
+    """Adds one learned vector for each position: `x + weight[position]`, (B, L, E) -> (B, L, E).
+
+    Gehring et al., "Convolutional Sequence to Sequence Learning" (2017), section 3.1; BERT and GPT-2. There are
+    `length` positions and no more: what stands beyond them has never been learned, and is an error.
+
+    A tensor of offsets is looked at where that costs nothing: on a CPU. On other devices looking would make every call
+    wait for the device, and under torch.compile and torch.func nobody can look. An index out of range would there end
+    the process, or read another row; so a token beyond the table or before it gets a row of NaN, which the loss shows.
+
+    Initialisation: normal with variance 1/2, the mean square of `Sinusoidal`'s entries, for embeddings that enter with
+    variance 1. Where they enter with a smaller one (GPT-2's .02), draw the weight to match.
+
+    Args:
+        length: positions 0 ... length - 1.
+        width: E.
+
+    Raises:
+        TypeError: a length or width that is no int. ValueError: one below 1.
+    """
+
+    def __init__(self, length: int, width: int):
+        super().__init__()
+        self.length, self.width = whole(length, "length", least=1), whole(width, "width", least=1)
+        self.weight = nn.Parameter(torch.empty(self.length, self.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table anew."""
+        nn.init.normal_(self.weight, std=math.sqrt(0.5))
+
+    def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
+        """`x (B, L, E)` plus its positions' rows, in x's dtype.
+
+        `offset` is the position of the first token, (B,) int64: of each item's first token, or (B, L) int64: of every
+        token (left padding: clamp it at 0).
+
+        Raises:
+            ValueError: a position beyond the table, or a negative one.
+        """
+        check_embedded(x, self.width)
+        offset = checked(offset, x.shape[1], x.shape[0])
+        rows = self._rows(offset, x) if isinstance(offset, Tensor) else self._run(offset, x.shape[1])
+        return (x + rows).to(x.dtype)
+
+    def _run(self, start: int, length: int) -> Tensor:
+        """Rows of neighbours, (L, E)."""
+        if start + length > self.length:
+            raise self._beyond(start, start + length - 1)
+        return self.weight[start : start + length]
+
+    def _rows(self, offset: Tensor, x: Tensor) -> Tensor:
+        """Rows of any positions, (B, L, E)."""
+        positions = places(offset, x.shape[1], x.device, x.shape[0])
+        seen = extremes(positions)
+        if seen is not None:
+            if seen[0] < 0 or seen[1] >= self.length:
+                raise self._beyond(*seen)
+            return F.embedding(positions, self.weight)
+        rows = F.embedding(positions.clamp(0, self.length - 1), self.weight)
+        inside = (positions >= 0) & (positions < self.length)
+        return rows.where(inside[..., None], math.nan)
+
+    def _beyond(self, first: int, last: int) -> ValueError:
+        return ValueError(
+            f"offset: the table has {self.length} learned positions, 0 to {self.length - 1}, but tokens stand at "
+            f"{first} to {last}"
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.length}, {self.width}"

@@ -1,0 +1,163 @@
+"""Frequencies of rotary positions, and ways of stretching them over a longer context than was trained.
+
+Shapes: D turned features, n = D / 2 pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._masks._data import describe, whole
+
+
+def frequencies(width: int, base: float, device: torch.device | str | None = None) -> Tensor:
+    """`base ** (-2 i / width)` for i = 0 ... ceil(width / 2) - 1, radians a token: float64 (ceil(width / 2),)."""
+    exponents = torch.arange(0, width, 2, device=device, dtype=torch.float64) / width
+    return base**-exponents
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation: every position is divided by `factor`, `angle = m / factor * base ** (-2 i / D)`.
+
+    A model trained on L tokens then sees angles it knows on `factor * L` tokens; neighbours become harder to tell
+    apart, so it wants some fine-tuning. Chen et al., "Extending Context Window of Large Language Models via Positional
+    Interpolation" (2023), equation 3.
+
+    Args:
+        factor: how many times longer the context becomes; finite, at least 1.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _at_least_one("factor", self.factor)
+
+    @property
+    def attention(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 1.0
+
+    def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
+        """Radians a token, float64 (width / 2,)."""
+        return frequencies(width, base, device) / self.factor
+
+
+@dataclass(frozen=True)
+class NTKScaling:
+    """A larger base: `base' = base * factor ** (D / (D - 2))`. Widths of at least 4.
+
+    The slowest pair is slowed by exactly `factor`, the fastest not at all, so neighbours stay apart; it works without
+    fine-tuning up to somewhat less than `factor` times the context. bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et
+    al., "YaRN" (2023), section 3.1.
+
+    The base is fixed when the module is made, and never follows the length of the text: a cache holds keys turned with
+    the base of their day, and queries of another base would not fit them.
+
+    Args:
+        factor: finite, at least 1.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _at_least_one("factor", self.factor)
+
+    @property
+    def attention(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 1.0
+
+    def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
+        """Radians a token, float64 (width / 2,)."""
+        if width < 4:
+            raise ValueError(f"scaling: NTKScaling needs at least 4 turned features, got {width}")
+        return frequencies(width, base * self.factor ** (width / (width - 2)), device)
+
+
+@dataclass(frozen=True)
+class YaRNScaling:
+    """Fast pairs stay as they are, slow ones are interpolated, those between are mixed; logits grow a little.
+
+    `frequency_i = (1 - ramp(i)) * theta_i + ramp(i) * theta_i / factor` with `theta_i = base ** (-2 i / D)`. Pairs that
+    turn at least `beta_fast` times within the original length have ramp 0, those that turn at most `beta_slow` times
+    have ramp 1. Between them the ramp is linear in i, from the last of the first kind to the first of the second, as in
+    the authors' code and in transformers (the paper's equation 18 has it linear in the number of turns). cos and sin
+    are multiplied by `attention_factor`, logits of turned features so by its square: 0.1 ln(factor) + 1 unless given.
+    Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), sections 3.2 to 3.4.
+
+    Args:
+        factor: how many times longer the context becomes; finite, at least 1.
+        original_length: tokens the model was trained on; more than `2 pi beta_slow`, or no pair would turn enough.
+        beta_fast, beta_slow: turns, `beta_fast > beta_slow > 0`.
+        attention_factor: a positive number; None is the paper's.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_one("factor", self.factor)
+        for name in ("beta_fast", "beta_slow"):
+            _positive(name, getattr(self, name))
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(
+                f"beta_fast: must be greater than beta_slow, got beta_fast={self.beta_fast} and "
+                f"beta_slow={self.beta_slow}"
+            )
+        least = 2 * math.pi * self.beta_slow
+        if whole(self.original_length, "original_length") <= least:
+            raise ValueError(
+                f"original_length: must be more than 2 pi beta_slow = {least:.4g} tokens, got {self.original_length}"
+            )
+        if self.attention_factor is not None:
+            _positive("attention_factor", self.attention_factor)
+
+    @property
+    def attention(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else float(self.attention_factor)
+
+    def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
+        """Radians a token, float64 (width / 2,)."""
+        plain = frequencies(width, base, device)
+        low, high = self._pair(self.beta_fast, width, base), self._pair(self.beta_slow, width, base)
+        first = min(max(math.floor(low), 0), width - 1)
+        last = min(math.ceil(high), width - 1)
+        steps = torch.arange(width // 2, device=device, dtype=torch.float64) - first
+        # A step where both ends meet: 0.001, the authors' own, only keeps the division finite.
+        ramp = (steps / max(last - first, 0.001)).clamp(0.0, 1.0)
+        return plain * (1.0 - ramp) + plain / self.factor * ramp
+
+    def _pair(self, turns: float, width: int, base: float) -> float:
+        """The pair, as a real number, that turns so many times within the original length."""
+        return width * math.log(self.original_length / (2 * math.pi * turns)) / (2 * math.log(base))
+
+
+Scaling = LinearScaling | NTKScaling | YaRNScaling
+
+
+def check_number(name: str, value: object) -> float:
+    """TypeError unless it is a real number, ValueError unless it is finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: must be a number, got {describe(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: must be finite, got {value}")
+    return float(value)
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if check_number(name, value) < 1.0:
+        raise ValueError(f"{name}: must be at least 1 (contexts are stretched, not shrunk), got {value}")
+
+
+def _positive(name: str, value: object) -> None:
+    if check_number(name, value) <= 0.0:
+        raise ValueError(f"{name}: must be positive, got {value}")

@@ -1,0 +1,67 @@
+"""Sinusoidal positions, added to embeddings.
+
+Shapes: B batch, L length, E model width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .._masks._data import describe, whole
+from .offsets import Offset
+from .waves import Waves
+
+
+class Sinusoidal(nn.Module):
+    """Adds waves of different lengths to the embeddings: `x + PE(position)`, (B, L, E) -> (B, L, E).
+
+    `PE(p)[2 i] = sin(p * base ** (-2 i / E))` and `PE(p)[2 i + 1] = cos(p * base ** (-2 i / E))`: Vaswani et al.,
+    "Attention Is All You Need" (2017), section 3.5. `PE(p + k)` is a rotation of `PE(p)` that depends on k alone; an
+    odd width leaves out the last cosine. Any length: there is no table to outgrow, nothing to learn, nothing to save.
+
+    Entries have a mean square of 1/2, so embeddings should enter with a variance of about 1 (the paper multiplies
+    them by sqrt(E)).
+
+    Args:
+        width: E, at least 1.
+        base: wavelengths go from `2 pi` up to about `2 pi base`.
+
+    Raises:
+        TypeError: a width that is no int, a base that is no number. ValueError: a width below 1, a base of 1 or less.
+    """
+
+    def __init__(self, width: int, *, base: float = 10000.0):
+        super().__init__()
+        self.width = whole(width, "width", least=1)
+        self._waves = Waves(self.width, base)
+        self.base = self._waves.base
+
+    def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
+        """`x (B, L, E)` plus the positions' waves, in x's dtype (added in float32 at least, then rounded).
+
+        `offset` is the position of the first token, (B,) int64: of each item's first token, or (B, L) int64: of every
+        token.
+        """
+        check_embedded(x, self.width)
+        return (x + self._interleave(*self._waves.of(x, offset))).to(x.dtype)
+
+    def table(self, positions: Tensor) -> Tensor:
+        """PE of any positions (...,), whole or not, negative or not: float64 (..., E)."""
+        if positions.dtype == torch.bool or positions.is_complex():
+            raise TypeError(f"positions: must be numbers, got {describe(positions)}")
+        return self._interleave(*self._waves.at(positions, torch.float64))
+
+    def _interleave(self, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.stack((sin, cos), dim=-1).flatten(-2)[..., : self.width]
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, base={self.base:g}"
+
+
+def check_embedded(x: Tensor, width: int) -> None:
+    """TypeError or ValueError unless x is (B, L, width) and floating point."""
+    if not x.is_floating_point():
+        raise TypeError(f"x: must be floating point, got {describe(x)}")
+    if x.ndim != 3 or x.shape[-1] != width:
+        raise ValueError(f"x: expected shape (batch, length, {width}), got {tuple(x.shape)}")

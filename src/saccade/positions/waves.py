@@ -1,0 +1,95 @@
+"""cos and sin of positions: what sinusoidal and rotary positions are made of.
+
+Shapes: B batch, L length, n frequencies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .offsets import Offset, checked, eager, extremes, places
+from .scaling import Scaling, check_number, frequencies
+
+LONGEST = 1 << 20  # positions in a table; beyond, angles are computed for the positions of the call alone
+
+
+class Waves:
+    """cos and sin of `position * frequency`, times the scaling's attention factor.
+
+    Angles are computed in float64: `position * frequency` loses its fraction in float32 once the position is large.
+    Every layer asks for the same ones, so tables are kept between calls. They cannot be where tensors are traced or
+    transformed, and how far they must reach is not known where reading a tensor's largest position would halt a
+    device; there, the angles are computed anew, by the same formula.
+    """
+
+    _cos: Tensor | None = None
+    _sin: Tensor | None = None
+    _steps: Tensor | None = None
+
+    def __init__(self, width: int, base: float, scaling: Scaling | None = None):
+        if check_number("base", base) <= 1.0:
+            raise ValueError(f"base: must be greater than 1, got {base}")
+        self.width, self.base, self.scaling = width, float(base), scaling
+        self._frequencies("cpu")  # a scaling that does not fit the width raises here
+
+    def of(self, x: Tensor, offset: Offset) -> tuple[Tensor, Tensor]:
+        """cos and sin for the tokens of `x (B, ..., L, E)`: each (L, n), or (B, L, n) where the offset is a tensor.
+
+        float32, or float64 where x is.
+        """
+        length, batch = x.shape[-2], x.shape[0]
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        offset = checked(offset, length, batch)
+        if not isinstance(offset, Tensor) and eager(x) and offset + length <= LONGEST:
+            cos, sin = self._tables(offset + length, x.device, dtype)
+            return cos[offset : offset + length], sin[offset : offset + length]
+        positions = places(offset, length, x.device, batch)
+        seen = extremes(positions) if eager(x) else None
+        if seen is None or max(seen[1], -seen[0]) >= LONGEST:
+            return self.at(positions, dtype)
+        cos, sin = self._tables(max(seen[1], -seen[0]) + 1, x.device, dtype)
+        if seen[0] >= 0:
+            return F.embedding(positions, cos), F.embedding(positions, sin)
+        distance = positions.abs()  # cos(-a) = cos(a), sin(-a) = -sin(a)
+        return F.embedding(distance, cos), F.embedding(distance, sin) * positions.sign()[..., None]
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin (..., n) in `dtype` for any positions (...,)."""
+        angles = positions.to(torch.float64)[..., None] * self._frequencies_on(positions)
+        factor = 1.0 if self.scaling is None else self.scaling.attention
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+    def _frequencies(self, device: torch.device | str) -> Tensor:
+        make = frequencies if self.scaling is None else self.scaling.frequencies
+        return make(self.width, self.base, device)
+
+    def _frequencies_on(self, positions: Tensor) -> Tensor:
+        if not eager(positions):
+            return self._frequencies(positions.device)
+        if self._steps is None or self._steps.device != positions.device:
+            with torch.inference_mode(False):
+                self._steps = self._frequencies(positions.device)
+        return self._steps
+
+    def _tables(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions 0, 1, ...: each (at least `length`, n)."""
+        known = self._cos
+        if known is None or known.shape[0] < length or known.device != device or known.dtype != dtype:
+            # Tables made in inference mode could not be used for training later.
+            with torch.inference_mode(False):
+                positions = torch.arange(_round_up(length), device=device)
+                self._cos, self._sin = self.at(positions, dtype)
+        assert self._cos is not None and self._sin is not None
+        return self._cos, self._sin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cos": None, "_sin": None, "_steps": None}
+
+
+def _round_up(length: int) -> int:
+    """The next power of two, so that decoding token by token rebuilds the tables a few times only."""
+    return 1 << max(length - 1, 63).bit_length()
