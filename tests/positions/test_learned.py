@@ -70,7 +70,9 @@ BEYOND = [
 
 @pytest.mark.parametrize(("offset", "message"), BEYOND)
 def test_beyond_the_table_is_an_error(offset, message):
-    with pytest.raises(ValueError, match=f"offset: the table has 31 learned positions, 0 to 30, but tokens stand at {message}$"):
+    with pytest.raises(
+        ValueError, match=f"offset: the table has 31 learned positions, 0 to 30, but tokens stand at {message}$"
+    ):
         Learned(31, 5)(torch.zeros(2, 7, 5), offset)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from positions.formulas import of_each_token
 
+from positions.formulas import of_each_token
 from saccade.positions import Learned, Rotary, Sinusoidal, places
 
 CPU = torch.device("cpu")
@@ -121,7 +121,9 @@ def test_works_under_torch_func_and_keeps_nothing_of_it(name):
     fresh.load_state_dict(module.state_dict())
     torch.testing.assert_close(torch.func.vmap(lambda one: fresh(one, offset))(x), apart, rtol=1e-15, atol=1e-15)
     gradient = torch.func.grad(lambda one: fresh(one, 3).square().sum())(x[0])
-    torch.testing.assert_close(gradient, torch.autograd.grad(module(y := x[0].requires_grad_(), 3).square().sum(), y)[0])
+    torch.testing.assert_close(
+        gradient, torch.autograd.grad(module(y := x[0].requires_grad_(), 3).square().sum(), y)[0]
+    )
     # Tables of a transform would be wrappers of a level that has ended.
     for value in [*vars(fresh).values(), *vars(getattr(fresh, "_waves", fresh)).values()]:
         if isinstance(value, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from types import SimpleNamespace
@@ -10,8 +11,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from positions.formulas import theta
 
+from positions.formulas import theta
 from saccade.positions import LinearScaling, NTKScaling, Rotary, YaRNScaling
 
 WIDTHS = st.integers(2, 67).map(lambda n: 2 * n)
@@ -101,7 +102,7 @@ def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones(width, base, factor, l
             assert scaled == pytest.approx(plain / factor, rel=1e-13)
         ratio.append(scaled / plain)
     assert all(1 / factor * (1 - 1e-12) <= r <= 1 + 1e-12 for r in ratio)
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(ratio, ratio[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(ratio))
 
 
 def test_yarn_mixes_in_between():

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from positions import formulas
 
+from positions import formulas
 from saccade.positions import Sinusoidal
 
 
