@@ -29,8 +29,8 @@ def test_tokens_enter_with_variance_one_and_attention_starts_with_logits_near_it
     entering, logits = [], []
     model.decoder.register_forward_pre_hook(lambda module, inputs: entering.append(inputs[0]))
 
-    def observe(layer, query, key, value, mask):
-        logits.append(query @ key.transpose(-1, -2) * 32**-0.5)
+    def observe(layer, seen):
+        logits.append(seen.query @ seen.key.transpose(-1, -2) * 32**-0.5)
 
     model(torch.randint(997, (5, 31)), observe=observe)
     assert entering[0].var().item() == pytest.approx(1.0, rel=0.1)
@@ -72,9 +72,9 @@ def test_observed_weights_are_those_attended_with():
     observed = []
     model(torch.randint(VOCABULARY, (B, L)), observe=lambda *arguments: observed.append(arguments))
     assert [layer for layer, *_ in observed] == [0, 1]
-    for _, query, key, value, mask in observed:
-        assert (query.shape, key.shape, value.shape) == ((B, 6, L, 4), (B, 2, L, 4), (B, 2, L, 4))
-        weights = saccade.attention_weights(query, key, mask)
+    for _, seen in observed:
+        assert (seen.query.shape, seen.key.shape, seen.value.shape) == ((B, 6, L, 4), (B, 2, L, 4), (B, 2, L, 4))
+        weights = saccade.attention_weights(seen.query, seen.key, seen.mask)
         assert (weights.triu(1) == 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones(B, 6, L, dtype=weights.dtype), atol=1e-5, rtol=0)
 

@@ -1,107 +1,279 @@
-"""Multi-head attention against PyTorch's, with copied weights."""
+"""Multi-head attention, part by part, against PyTorch's and against its formula written out."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from saccade import Causal
-from saccade.nn import LayerCache, MultiHeadAttention
-from saccade.positions import Rotary
+from saccade import Causal, Padding, Window
+from saccade.nn import AttentionConfig, ContextLayer, GrowingLayer, MultiHeadAttention, SelfAttention
+from saccade.positions import AlibiConfig, Rotary, RotaryConfig, T5Config
 
-B, L, WIDTH, HEADS = 2, 7, 15, 3
+B, L, LC, WIDTH, HEADS = 2, 7, 11, 15, 3
 
 
-def test_is_torch_multihead_attention_with_the_same_weights():
-    theirs = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64)
-    torch.nn.init.normal_(theirs.in_proj_bias)
-    torch.nn.init.normal_(theirs.out_proj.bias)
-    ours = MultiHeadAttention(WIDTH, HEADS, bias=True).double()
-    ours.load_state_dict(
-        {
-            "projection.weight": theirs.in_proj_weight,
-            "projection.bias": theirs.in_proj_bias,
-            "output.weight": theirs.out_proj.weight,
-            "output.bias": theirs.out_proj.bias,
-        }
-    )
-    x = torch.randn(B, L, WIDTH, dtype=torch.float64, requires_grad=True)
-    ignored = torch.ones(L, L, dtype=torch.bool).triu(1)
-    expected, _ = theirs(x, x, x, attn_mask=ignored, need_weights=False)
-    out = ours(x, Causal())
+def make(width=WIDTH, heads=HEADS, **options) -> MultiHeadAttention:
+    module = MultiHeadAttention(AttentionConfig(width, heads, **options)).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def tokens(length=L, width=WIDTH, batch=B) -> torch.Tensor:
+    return torch.randn(batch, length, width, dtype=torch.float64, requires_grad=True)
+
+
+def by_formula(module: MultiHeadAttention, x, context, values, allowed=None, rotary=None):
+    """Every head by itself, in a loop: what the docstring says."""
+    config = module.config
+    (wq, bq), (wk, bk), (wv, bv) = module.matrices()
+    d, dv = config.head_width, config.value_head_width
+    query, key, value = F.linear(x, wq, bq), F.linear(context, wk, bk), F.linear(values, wv, bv)
+    outs = []
+    for head in range(config.heads):
+        group = head // (config.heads // config.kv_heads)
+        q = module.query_norm(query[..., head * d : (head + 1) * d])
+        k = module.key_norm(key[..., group * d : (group + 1) * d])
+        v = value[..., group * dv : (group + 1) * dv]
+        if rotary is not None:
+            q, k = rotary(q[:, None])[:, 0], rotary(k[:, None])[:, 0]
+        logits = q @ k.transpose(-1, -2) * (d**-0.5 if config.scale is None else config.scale)
+        if config.softcap is not None:
+            logits = config.softcap * torch.tanh(logits / config.softcap)
+        if allowed is not None:
+            logits = logits.masked_fill(~allowed, float("-inf"))
+        if module.sink is not None:
+            column = module.sink[head].expand(*logits.shape[:-1], 1)
+            weights = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
+        else:
+            weights = logits.softmax(-1)
+        outs.append(weights @ v)
+    out = torch.cat(outs, -1)
+    if module.gate is not None:
+        out = out * torch.sigmoid(x @ module.gate.weight.T)
+    return F.linear(out, module.output.weight, module.output.bias)
+
+
+def equal_with_gradients(out, expected, inputs):
+    """Equal outputs, and equal gradients of every input under one random cotangent."""
     torch.testing.assert_close(out, expected)
     cotangent = torch.randn_like(out)
-    (theirs_grad,) = torch.autograd.grad(expected, x, cotangent)
-    (ours_grad,) = torch.autograd.grad(out, x, cotangent)
-    torch.testing.assert_close(ours_grad, theirs_grad)
+    ours = torch.autograd.grad(out, inputs, cotangent, retain_graph=True)
+    theirs = torch.autograd.grad(expected, inputs, cotangent)
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": True},
+        {"fused": False, "bias": True, "output_bias": False},
+        {"head_width": 7, "value_head_width": 4},
+        {"qk_norm": "rms"},
+        {"qk_norm": "layer", "scale": 0.7},
+        {"gate": True},
+        {"sink": True, "softcap": 1.3},
+        {"window": Window(2, 1)},
+    ],
+    ids=str,
+)
+def test_self_attention_is_its_formula(options):
+    module, x = make(**options), tokens()
+    window = module.config.window
+    allowed = None if window is None else window.dense(L, L)[0]
+    equal_with_gradients(module(x), by_formula(module, x, x, x, allowed), [x, *module.parameters()])
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 def test_query_head_reads_its_group(kv_heads):
-    heads, width = 6, 30
-    d = width // heads
-    module = MultiHeadAttention(width, heads, kv_heads=kv_heads).double()
-    x = torch.randn(B, L, width, dtype=torch.float64)
-    q, k, v = module.projection.weight.split([width, kv_heads * d, kv_heads * d])
-    outs = []
-    for head in range(heads):
-        group = head // (heads // kv_heads)
-        rows, shared = slice(head * d, (head + 1) * d), slice(group * d, (group + 1) * d)
-        outs.append(F.scaled_dot_product_attention(x @ q[rows].T, x @ k[shared].T, x @ v[shared].T))
-    torch.testing.assert_close(module(x), torch.cat(outs, dim=-1) @ module.output.weight.T)
+    module, x = make(30, 6, kv_heads=kv_heads), tokens(width=30)
+    allowed = Causal().dense(L, L)[0]
+    equal_with_gradients(module(x, Causal()), by_formula(module, x, x, x, allowed), [x, *module.parameters()])
+
+
+def test_rotary_positions_turn_normed_queries_and_keys():
+    module, x = make(20, 5, kv_heads=1, qk_norm="rms", positions=RotaryConfig()), tokens(width=20)
+    expected = by_formula(module, x, x, x, rotary=Rotary(4))
+    equal_with_gradients(module(x), expected, [x, *module.parameters()])
+    assert not torch.allclose(module(x, offset=3), module(x, offset=torch.arange(L).flip(0).expand(B, L)))
+    torch.testing.assert_close(module(x, offset=3), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"context_width": 13},
+        {"context_width": 13, "values_width": 17, "head_width": 4, "value_head_width": 6, "kv_heads": 1, "bias": True},
+    ],
+    ids=str,
+)
+def test_cross_attention_is_its_formula(options):
+    module, x = make(**options), tokens()
+    context = tokens(LC, module.config.context_width)
+    values = tokens(LC, module.config.values_width) if "values_width" in options else None
+    mask = Padding([5, 11])
+    expected = by_formula(module, x, context, context if values is None else values, mask.dense(L, LC)[:, 0])
+    inputs = [x, context, *([] if values is None else [values]), *module.parameters()]
+    equal_with_gradients(module(x, mask, context=context, values=values), expected, inputs)
+
+
+def test_a_context_is_projected_once_with_a_cache():
+    module, x, context = make(), tokens(), tokens(LC)
+    expected, cache = module(x, context=context), ContextLayer()
+    first = module(x[:, :3], context=context, cache=cache)
+    rest = module(x[:, 3:], context=torch.full_like(context, torch.nan), cache=cache)  # not read any more
+    torch.testing.assert_close(torch.cat((first, rest), 1), expected)
 
 
 def test_without_positions_and_mask_it_is_permutation_equivariant():
-    module = MultiHeadAttention(WIDTH, HEADS).double()
-    x = torch.randn(B, L, WIDTH, dtype=torch.float64)
-    order = torch.randperm(L)
+    module, x, order = make(), tokens(), torch.randperm(L)
     torch.testing.assert_close(module(x[:, order]), module(x)[:, order])
 
 
-def test_observer_sees_what_goes_into_attention():
-    module = MultiHeadAttention(20, 5, kv_heads=1, rotary=Rotary(4)).double()
-    x = torch.randn(B, L, 20, dtype=torch.float64)
+@pytest.mark.parametrize("scheme", [AlibiConfig(), T5Config(buckets=8, max_distance=5)], ids=repr)
+def test_biases_by_distance_reach_the_logits(scheme):
+    module, x = make(positions=scheme), tokens()
+    bias = module.positions()
+    plain = make()
+    plain.load_state_dict({name: t for name, t in module.state_dict().items() if not name.startswith("positions")})
+    torch.testing.assert_close(module(x), plain(x, bias=bias))
+    assert not torch.allclose(module(x), plain(x))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("scheme", [None, RotaryConfig(), AlibiConfig()], ids=repr)
+def test_padding_changes_nothing_at_real_tokens(side, scheme):
+    module, x = make(20, 5, positions=scheme), tokens(width=20)
+    real = torch.zeros(B, L, dtype=torch.bool)
+    for item, length in enumerate((3, 5)):
+        real[item, :length] = True
+    real = real.flip(1) if side == "left" else real
+    spoilt = torch.where(real[..., None], x, torch.nan)
+    out = module(spoilt, Causal(), padding=Padding(real))
+    for item in range(B):
+        alone = module(x[item : item + 1, real[item]], Causal())
+        torch.testing.assert_close(out[item : item + 1, real[item]], alone)
+    (grad,) = torch.autograd.grad(out[real].sum(), x)
+    assert grad.isfinite().all()
+    assert (grad[~real] == 0).all()
+
+
+def test_cached_self_attention_is_the_parallel_one():
+    module, x, cache = make(20, 5, kv_heads=1, positions=RotaryConfig()), tokens(width=20), GrowingLayer()
+    parts = [module(part, Causal(), cache=cache) for part in x.split([3, 1, 1, 2], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), module(x, Causal()))
+
+
+def test_observation_is_what_goes_into_attention_and_what_comes_out():
+    module, x = make(20, 5, kv_heads=1, positions=RotaryConfig(), gate=True, sink=True), tokens(width=20)
     seen = []
-    out = module(x, Causal(), observe=lambda *arguments: seen.append(arguments))
-    ((query, key, value, mask),) = seen
-    assert (query.shape, key.shape, value.shape) == ((B, 5, L, 4), (B, 1, L, 4), (B, 1, L, 4))
-    assert mask == Causal()
-    again = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(module.output(again.transpose(1, 2).flatten(2)), out)
+    out = module(x, Causal(), observe=seen.append)
+    (o,) = seen
+    assert (o.query.shape, o.key.shape, o.value.shape) == ((B, 5, L, 4), (B, 1, L, 4), (B, 1, L, 4))
+    assert o.mask == Causal()
+    assert o.sink is module.sink
+    assert not o.cross
+    again = o.out.transpose(1, 2).flatten(2) * module.gate(x).sigmoid()
+    torch.testing.assert_close(module.output(again), out)
 
 
 def test_dropout_acts_in_training_only():
-    module = MultiHeadAttention(WIDTH, HEADS, dropout=0.5)
-    x = torch.randn(B, L, WIDTH)
+    module, x = make(dropout=0.5), tokens()
     trained = module(x)
     module.eval()
     assert torch.equal(module(x), module(x))
     assert not torch.allclose(trained, module(x))
 
 
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 4}, {"fused": False}, {"qk_norm": "rms"}], ids=str)
+def test_logits_start_with_a_variance_near_1(options):
+    torch.manual_seed(0)
+    module = MultiHeadAttention(AttentionConfig(512, 8, **options))
+    seen = []
+    module(torch.randn(4, 128, 512), observe=seen.append)
+    logits = seen[0].query @ seen[0].key.repeat_interleave(8 // module.config.kv_heads, 1).transpose(-1, -2) / 8
+    # A head's variance is trace(Cq Ck) / D, with the covariances of its queries and keys: both the draw of the weights
+    # (512 x 64 of them) and that of the 512 tokens move it by about 2 / sqrt(512 * 64).
+    assert (logits.var((0, 2, 3)) - 1).abs().max() < 5 * 2 * (2 / (512 * 64)) ** 0.5
+    assert abs(seen[0].value.var() - 1) < 0.05
+
+
+def test_configurations_are_values():
+    config = AttentionConfig(16, 4)
+    assert config == AttentionConfig(16, 4, kv_heads=4, head_width=4, context_width=16, output_bias=False)
+    assert hash(config) == hash(AttentionConfig(16, 4))
+    assert dataclasses.replace(config, heads=2, kv_heads=1).kv_heads == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.heads = 5
+
+
+ONE = MultiHeadAttention(AttentionConfig(16, 4))
+TURNED = MultiHeadAttention(AttentionConfig(16, 4, positions=RotaryConfig()))
+X = torch.zeros(2, 3, 16)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: MultiHeadAttention(16, 3), "heads: must divide the width, got heads=3 and width=16"),
-        (lambda: MultiHeadAttention(16, 0), "heads: must divide the width, got heads=0"),
-        (lambda: MultiHeadAttention(16, 4, kv_heads=3), "kv_heads: must divide the heads, got kv_heads=3 and heads=4"),
-        (lambda: MultiHeadAttention(16, 4, rotary=Rotary(6)), "rotary: heads are 4 wide, but it turns 6 features"),
+        (lambda: AttentionConfig(16, 3), "heads: must divide the width, got heads=3 and width=16"),
+        (lambda: AttentionConfig(16, 0), "heads: must divide the width, got heads=0"),
+        (lambda: AttentionConfig(16, 4, kv_heads=3), "kv_heads: must divide the heads, got kv_heads=3 and heads=4"),
+        (lambda: AttentionConfig(16, 4, head_width=0), "head_width: must be at least 1, got 0"),
+        (lambda: AttentionConfig(16, 4, qk_norm="batch"), "qk_norm: expected one of None, 'layer', 'rms'; got 'batch'"),
+        (lambda: AttentionConfig(16, 4, dropout=1.0), r"dropout: must be in \[0, 1\), got 1.0"),
+        (lambda: AttentionConfig(16, 4, softcap=0.0), "softcap: must be finite and positive, got 0.0"),
+        (lambda: AttentionConfig(16, 4, context_width=5, fused=True), "fused: .* width=16, context_width=5"),
+        (lambda: ONE(torch.zeros(2, 16)), r"x: expected shape \(batch, length, 16\), got \(2, 16\)"),
+        (lambda: ONE(torch.zeros(2, 3, 15)), r"x: expected shape .* got \(2, 3, 15\)"),
         (
-            lambda: MultiHeadAttention(16, 4)(torch.zeros(2, 16)),
-            r"x: expected shape \(batch, length, 16\), got \(2, 16\)",
+            lambda: ONE(X, context=torch.zeros(2, 5, 15)),
+            r"context: expected shape \(batch, length, 16\), got \(2, 5, 15\)",
         ),
-        (lambda: MultiHeadAttention(16, 4)(torch.zeros(2, 3, 15)), r"got \(2, 3, 15\)"),
+        (lambda: ONE(X, context=torch.zeros(3, 5, 16)), "context: has batch 3, expected x's 2"),
+        (lambda: ONE(X, values=X), "values: given without a context"),
+        (lambda: TURNED(X, context=X), "positions: is of one sequence, and cross-attention has two"),
+        (
+            lambda: make(context_width=13)(X[..., :15].double()),
+            "context: needed, since keys are made from tokens 13 wide",
+        ),
+        (
+            lambda: make(values_width=13)(X[..., :15].double(), context=X[..., :15].double()),
+            "values: needed, since values are made from tokens 13 wide",
+        ),
     ],
 )
-def test_bad_input(call, message):
+def test_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_a_cache_of_another_batch_is_refused():
-    module, cache = MultiHeadAttention(WIDTH, HEADS), LayerCache()
-    module(torch.randn(2, L, WIDTH), Causal(), cache=cache)
-    with pytest.raises(ValueError, match=r"cache: it holds keys of .*\(2, 3, 5\), but new ones of \(1, 3, 5\)"):
-        module(torch.randn(1, 1, WIDTH), Causal(), cache=cache)
-    assert cache.length == L
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: AttentionConfig(16, 4, positions="rotary"), "positions: expected RotaryConfig, .* got str"),
+        (lambda: AttentionConfig(16, 4, window=7), "window: expected saccade.Window or None, got int"),
+        (lambda: ONE(X, cache=ContextLayer()), "cache: expected a LayerCache for self-attention, got a ContextLayer"),
+        (lambda: ONE(X, context=X, cache=GrowingLayer()), "cache: expected a ContextLayer for a context, got Grow"),
+    ],
+)
+def test_bad_types(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_the_teaching_layer_is_its_formula():
+    layer = SelfAttention(WIDTH, 5, bias=True).double()
+    x = tokens()
+    out, weights = layer(x, Causal(), return_weights=True)
+    q, k, v = layer.query(x), layer.key(x), layer.value(x)
+    expected = (q @ k.transpose(-1, -2) / 5**0.5).masked_fill(~Causal().dense(L, L)[0, 0], float("-inf")).softmax(-1)
+    torch.testing.assert_close(weights, expected)
+    equal_with_gradients(out, expected @ v, [x, *layer.parameters()])
+    torch.testing.assert_close(layer(x, Causal()), out)
+    with pytest.raises(ValueError, match=r"x: expected shape \(batch, length, 15\), got \(2, 7, 14\)"):
+        layer(x[..., :14])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 
 import saccade
+from saccade.nn import Observation
 
 ALWAYS = 60.0  # a logit so large that nothing else gets weight
 
@@ -101,7 +102,8 @@ class _Decoder(torch.nn.Module):
         key = torch.eye(length).expand(len(tokens), self.config.heads, length, length)
         for layer, heads in enumerate(self.patterns):
             logits = torch.stack([torch.stack([head(row) for head in heads]) for row in tokens])
-            observe(layer, logits * math.sqrt(length), key, key, saccade.Causal())
+            query = logits * math.sqrt(length)
+            observe(layer, Observation(query, key, key, saccade.Causal(), None, None, None, None, query, False))
         return torch.zeros(*tokens.shape, 97)
 
 

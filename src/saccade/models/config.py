@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..nn.attention import check_heads
-from ..nn.feed_forward import default_hidden
+from ..nn.config import check_heads, default_hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +18,7 @@ class ModelConfig:
         layers: decoder blocks.
         heads: query heads of each block; they divide the width.
         kv_heads: key/value heads; they divide `heads`; None is `heads`.
-        hidden: width inside the feed-forward layers; None is `saccade.nn.SwiGLU`'s.
+        hidden: width inside the feed-forward layers; None is `saccade.nn.FeedForward`'s.
         context: the longest sequence of tokens the model takes, the start token included.
         dropout: on the embedding and on what blocks add to the residual stream, in training.
         rotary_base: as in `saccade.positions.Rotary`.
@@ -43,7 +42,7 @@ class ModelConfig:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.hidden is None:
             object.__setattr__(self, "hidden", default_hidden(self.width))
-        check_heads(self.width, self.heads, self.kv_heads or 0)
+        check_heads(self.width, self.heads, self.kv_heads)
         if self.hidden is None or self.hidden < 1:
             raise ValueError(f"hidden: must be at least 1, got {self.hidden}")
         if self.width // self.heads % 2:

@@ -1,10 +1,38 @@
-"""Modules: multi-head attention, decoder blocks, and the cache they decode with."""
+"""Modules: attention, blocks, stacks, the encoder-decoder, and the caches they decode with."""
 
 from __future__ import annotations
 
-from .attention import MultiHeadAttention
-from .cache import KVCache, LayerCache
-from .decoder import Decoder, DecoderBlock
-from .feed_forward import SwiGLU
+from ._from_torch import from_torch
+from ._to_torch import to_torch
+from ._torch_masks import Translated, masks_from_torch
+from .attention import MultiHeadAttention, Observation
+from .blocks import Context, DecoderBlock, EncoderBlock
+from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache
+from .config import AttentionConfig, BlockConfig
+from .feed_forward import FeedForward
+from .self_attention import SelfAttention
+from .stacks import Decoder, Encoder
+from .transformer import Transformer
 
-__all__ = ["Decoder", "DecoderBlock", "KVCache", "LayerCache", "MultiHeadAttention", "SwiGLU"]
+__all__ = [
+    "AttentionConfig",
+    "BlockConfig",
+    "Context",
+    "ContextLayer",
+    "Decoder",
+    "DecoderBlock",
+    "Encoder",
+    "EncoderBlock",
+    "FeedForward",
+    "GrowingLayer",
+    "KVCache",
+    "LayerCache",
+    "MultiHeadAttention",
+    "Observation",
+    "SelfAttention",
+    "Transformer",
+    "Translated",
+    "from_torch",
+    "masks_from_torch",
+    "to_torch",
+]

@@ -1,12 +1,27 @@
 """Keys and values of the tokens decoded so far.
 
-Shapes: B batch, Hkv key/value heads, L length, D key width.
+Shapes: B batch, Hkv key/value heads, L length, D key width, Dv value width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from .._biases import Bias
+from .._masks import Mask, Padding
+
+
+class Seen(NamedTuple):
+    """What one attention call gets."""
+
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    bias: Tensor | Bias | None
 
 
 class LayerCache:
@@ -20,7 +35,13 @@ class LayerCache:
     def length(self) -> int:
         return 0 if self.key is None else self.key.shape[2]
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def offset(self, length: int, padding: Padding | None = None) -> int | Tensor:
+        return self.length
+
+    def append(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+    ) -> Seen:  # fmt: skip
         """Add the keys and values of new tokens and return those of all tokens."""
         if self.key is None or self.value is None:
             self.key, self.value = key, value
@@ -29,14 +50,36 @@ class LayerCache:
             _check_fits("value", self.value, value)
             self.key = torch.cat((self.key, key), dim=2)
             self.value = torch.cat((self.value, value), dim=2)
-        return self.key, self.value
+        if padding is not None:
+            real = padding._with(queries=padding.keys)
+            mask = real if mask is None else mask & real
+        return Seen(self.key, self.value, mask, bias)
+
+
+class GrowingLayer(LayerCache):
+    pass
+
+
+class ContextLayer:
+    def __init__(self) -> None:
+        self.kept: tuple[Tensor, Tensor] | None = None
+
+    def get(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if self.kept is None:
+            self.kept = project()
+        return self.kept
 
 
 class KVCache:
     """One `LayerCache` for each layer of a decoder. Fill it by handing it to the decoder again and again."""
 
-    def __init__(self, layers: int):
-        self.layers = [LayerCache() for _ in range(layers)]
+    def __init__(self, layers: list[LayerCache]):
+        self.layers = layers
+        self.contexts = [ContextLayer() for _ in layers]
+
+    @classmethod
+    def growing(cls, layers: int) -> KVCache:
+        return cls([GrowingLayer() for _ in range(layers)])
 
     @property
     def length(self) -> int:

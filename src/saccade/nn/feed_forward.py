@@ -5,29 +5,71 @@ Shapes: B batch, L length, E model width, F hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._initial import by_fan_in
+from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_share, default_hidden
 
-class SwiGLU(nn.Module):
-    """`down(silu(gate(x)) * up(x))`, (B, L, E) -> (B, L, E). Shazeer, "GLU Variants Improve Transformer" (2020).
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """`down(dropout(f(up(x))))`, or gated `down(dropout(f(gate(x)) * up(x)))`: (B, L, E) -> (B, L, E).
+
+    Vaswani et al., "Attention Is All You Need" (2017), equation 2; gated: Shazeer, "GLU Variants Improve Transformer"
+    (2020). `gate_up` holds gate and up one below the other: rows [0, F) and [F, 2 F).
 
     Args:
         width: E.
-        hidden: F; None is 8/3 of the width (as many parameters as a plain layer four times as wide), rounded up to a
-            multiple of 32.
+        hidden: F; None is 4 E, or 8/3 E where it is gated (as many parameters), rounded up to a multiple of 32.
+        activation: "gelu" (exact), "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu".
+        dropout: after the activation, in training.
+        bias: whether the layers have one.
+
+    Raises:
+        ValueError: an unknown activation, sizes below 1, dropout outside of [0, 1).
     """
 
-    def __init__(self, width: int, hidden: int | None = None):
+    def __init__(
+        self,
+        width: int,
+        hidden: int | None = None,
+        activation: str = "swiglu",
+        *,
+        dropout: float = 0.0,
+        bias: bool = False,
+    ):
         super().__init__()
-        hidden = default_hidden(width) if hidden is None else hidden
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        check_choice("activation", activation, ACTIVATIONS)
+        check_share("dropout", dropout)
+        self.activation, self.gated = activation, activation in GATED
+        hidden = default_hidden(width, gated=self.gated) if hidden is None else hidden
+        check_positive("hidden", hidden)
+        if self.gated:
+            self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
+        else:
+            self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        by_fan_in(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        """x (B, L, E) to (B, L, E)."""
+        if self.gated:
+            gate, up = self.gate_up(x).chunk(2, dim=-1)
+            inner = FUNCTIONS[GATED[self.activation]](gate) * up
+        else:
+            inner = FUNCTIONS[self.activation](self.up(x))
+        return self.down(self.dropout(inner))
 
-
-def default_hidden(width: int) -> int:
-    return -(-8 * width // (3 * 32)) * 32
+    def extra_repr(self) -> str:
+        return repr(self.activation)

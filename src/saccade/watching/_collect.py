@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._masks import Mask
 from .._weights import attention_weights
 from ..models import LanguageModel
+from ..nn import Observation
 from ._words import Word, group, split_words
 
 
@@ -79,8 +79,11 @@ def collect(lm: LanguageModel, text: str) -> AttentionMap:
 def observe_weights(lm: LanguageModel, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
     """Run ``tokens`` (B, L) and call ``visit(layer, weights)`` with (B, H, L, L) weights, layer after layer."""
 
-    def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> None:
-        visit(layer, attention_weights(query, key, mask))
+    def observe(layer: int, seen: Observation) -> None:
+        weights = attention_weights(
+            seen.query, seen.key, seen.mask, bias=seen.bias, scale=seen.scale, softcap=seen.softcap, sink=seen.sink
+        )
+        visit(layer, weights)
 
     training = lm.model.training
     lm.model.eval()

@@ -1,0 +1,132 @@
+"""From Saccade's modules to `torch.nn`'s, with their weights, where those have all that ours use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ._from_torch import copy, pairs
+from .attention import MultiHeadAttention
+from .blocks import DecoderBlock, EncoderBlock
+from .config import AttentionConfig, BlockConfig
+from .stacks import Decoder, Encoder, Stack
+from .transformer import Transformer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": nn.GELU("tanh"),
+    "silu": F.silu,
+}
+
+
+def to_torch(module: nn.Module) -> nn.Module:
+    """The `torch.nn` module (batch-first) that computes what `module` computes, with copies of its weights.
+
+    The inverse of `from_torch`, for modules that use nothing PyTorch's lack. PyTorch's decoders have no causal mask of
+    their own: give them one.
+
+    Raises:
+        TypeError: not one of the classes `from_torch` makes.
+        ValueError: names the first feature that PyTorch's module does not have: kv_heads, positions, rms norms, gated
+            feed-forward layers, ...
+    """
+    make = _MAKERS.get(type(module))
+    if make is None:
+        known = ", ".join(kind.__name__ for kind in _MAKERS)
+        raise TypeError(f"module: expected one of {known}; got {type(module).__name__}")
+    theirs = make(module)
+    parameter = next(module.parameters())
+    theirs.to(device=parameter.device, dtype=parameter.dtype)
+    copy((ours, yours) for yours, ours in pairs(theirs, module))
+    return theirs.train(module.training)
+
+
+def _only(**features: tuple[object, object]) -> None:
+    """ValueError for the first feature that is not what PyTorch's module has: name=(ours, theirs)."""
+    for name, (ours, theirs) in features.items():
+        if ours != theirs:
+            raise ValueError(f"{name}: {ours!r} here, and PyTorch's module has {theirs!r} only")
+
+
+def _attention(module: MultiHeadAttention) -> nn.MultiheadAttention:
+    return _theirs(module.config, own_positions=module.config.positions)
+
+
+def _theirs(config: AttentionConfig, own_positions: object) -> nn.MultiheadAttention:
+    _only(
+        kv_heads=(config.kv_heads, config.heads),
+        head_width=(config.head_width, config.width / config.heads),
+        value_head_width=(config.value_head_width, config.width / config.heads),
+        output_bias=(config.output_bias, config.bias),
+        positions=(own_positions, None),
+        qk_norm=(config.qk_norm, None),
+        gate=(config.gate, False),
+        sink=(config.sink, False),
+        window=(config.window, None),
+        scale=(config.scale, None),
+        softcap=(config.softcap, None),
+    )
+    return nn.MultiheadAttention(
+        config.width, config.heads, config.dropout, config.bias, kdim=config.context_width, vdim=config.values_width,
+        batch_first=True,
+    )  # fmt: skip
+
+
+def _layer(config: BlockConfig, positions: object = None) -> Any:
+    attention = _theirs(config.attention, positions or config.attention.positions)
+    _only(
+        norm=(config.norm, "layer"),
+        placement=(config.placement, "pre" if config.placement == "pre" else "post"),
+        activation=(config.activation, config.activation if config.activation in ACTIVATIONS else "relu"),
+        attention_bias=(config.attention.bias, config.bias),
+    )
+    kind = nn.TransformerEncoderLayer if config.cross is None else nn.TransformerDecoderLayer
+    layer: Any = kind(
+        config.width, config.attention.heads, config.hidden or 0, config.dropout, ACTIVATIONS[config.activation],
+        1e-5 if config.eps is None else config.eps, batch_first=True, norm_first=config.placement == "pre",
+        bias=config.bias,
+    )  # fmt: skip
+    layer.self_attn, layer.dropout.p = attention, config.feed_forward_dropout
+    if config.cross is not None:
+        layer.multihead_attn = _theirs(config.cross, None)
+    return layer
+
+
+def _stack(module: Stack) -> Any:
+    layer = _layer(module.config)
+    bare = isinstance(module.norm, nn.Identity)
+    eps: Any = getattr(module.norm, "eps", None)
+    norm = None if bare else nn.LayerNorm(module.config.width, eps=eps, bias=module.config.bias)
+    if isinstance(module, Encoder):
+        return nn.TransformerEncoder(layer, len(module.blocks), norm, enable_nested_tensor=False)
+    if module.config.cross is None:
+        raise ValueError("cross: None here, and PyTorch's decoder always reads a context")
+    return nn.TransformerDecoder(layer, len(module.blocks), norm)
+
+
+def _transformer(module: Transformer) -> nn.Transformer:
+    encoder, decoder = _stack(module.encoder), _stack(module.decoder)
+    config = module.encoder.config
+    return nn.Transformer(
+        config.width, config.attention.heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True
+    )
+
+
+def _block(module: EncoderBlock) -> Any:
+    if isinstance(module, DecoderBlock) and module.config.cross is None:
+        raise ValueError("cross: None here, and PyTorch's decoder layer always reads a context")
+    return _layer(module.config)
+
+
+_MAKERS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
+    MultiHeadAttention: _attention,
+    EncoderBlock: _block,
+    DecoderBlock: _block,
+    Encoder: _stack,
+    Decoder: _stack,
+    Transformer: _transformer,
+}

@@ -1,0 +1,142 @@
+"""Blocks: attention and a feed-forward layer around a residual stream.
+
+Shapes: B batch, L length, Lc length of a context, E model width, C context width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from .._biases import Bias
+from .._masks import Mask, Padding
+from ..positions import Offset
+from ._ragged import refuse_with_nested, through_packed
+from .attention import MultiHeadAttention, Observer, check_tokens
+from .cache import ContextLayer, LayerCache
+from .config import BlockConfig
+from .feed_forward import FeedForward
+from .norm import make_norm
+
+
+class Context(NamedTuple):
+    """What cross-attention reads: another sequence, who sees what of it, and where its keys and values are kept."""
+
+    tokens: Tensor  # (B, Lc, C)
+    mask: Mask | Tensor | None = None
+    cache: ContextLayer | None = None
+
+
+class EncoderBlock(nn.Module):
+    """One layer of an encoder: (B, L, E) -> (B, L, E).
+
+        pre       y = x + attention(norm(x));    out = y + feed_forward(norm(y))
+        post      y = norm(x + attention(x));    out = norm(y + feed_forward(y))
+        parallel  out = x + attention(n) + feed_forward(n),    n = norm(x)
+
+    Post: Vaswani et al., "Attention Is All You Need" (2017), section 3.1. Pre: Xiong et al., "On Layer Normalization
+    in the Transformer Architecture" (2020). Parallel: Wang and Komatsuzaki, GPT-J (2021).
+
+    Args:
+        config: what it is made of.
+    """
+
+    def __init__(self, config: BlockConfig):
+        super().__init__()
+        if config.cross is not None and not isinstance(self, DecoderBlock):
+            raise ValueError("cross: an EncoderBlock has no context; use DecoderBlock")
+        self.config = config
+        self.attention_norm = self._norm()
+        self.attention = MultiHeadAttention(config.attention)
+        if config.placement != "parallel":
+            self.feed_forward_norm = self._norm()
+        self.feed_forward = FeedForward(
+            config.width, config.hidden, config.activation, dropout=config.feed_forward_dropout, bias=config.bias
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None, offset: Offset | None = None, cache: LayerCache | None = None,
+        positions: nn.Module | None = None, observe: Observer | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x (B, L, E) to (B, L, E); all else as in `MultiHeadAttention`, in self-attention."""
+        if x.is_nested:
+            refuse_with_nested(padding=padding, offset=offset, cache=cache)
+            return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
+        check_tokens("x", x, self.config.width)
+
+        def attend(x: Tensor) -> Tensor:
+            return self.attention(
+                x, mask, bias=bias, padding=padding, offset=offset, cache=cache, positions=positions, observe=observe
+            )
+
+        if self.config.placement == "parallel":
+            normed = self.attention_norm(x)
+            return x + self.dropout(attend(normed) + self.feed_forward(normed))
+        x = self._add(x, self.attention_norm, attend)
+        return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def writers(self) -> list[nn.Linear]:
+        """The layers that write into the residual stream."""
+        return [self.attention.output, self.feed_forward.down]
+
+    def _add(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        """A layer around which the residual stream runs, normalised before or after."""
+        if self.config.placement == "pre":
+            return x + self.dropout(layer(norm(x)))
+        return norm(x + self.dropout(layer(x)))
+
+    def _norm(self) -> nn.Module:
+        config = self.config
+        return make_norm(config.norm, config.width, bias=config.bias, eps=config.eps)
+
+
+class DecoderBlock(EncoderBlock):
+    """One layer of a decoder: an `EncoderBlock`, with cross-attention to a context where `config.cross` is given.
+
+        pre   y = x + attention(norm(x));  z = y + cross(norm(y), context);  out = z + feed_forward(norm(z))
+        post  y = norm(x + attention(x));  z = norm(y + cross(y, context));  out = norm(z + feed_forward(z))
+
+    Vaswani et al. (2017), section 3.1. Causality is the mask's: `Causal()`, which `Decoder` gives.
+    """
+
+    def __init__(self, config: BlockConfig):
+        super().__init__(config)
+        if config.cross is not None:
+            self.cross_norm = self._norm()
+            self.cross = MultiHeadAttention(config.cross)
+
+    def forward(
+        self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Context | Tensor | None = None,
+        bias: Tensor | Bias | None = None, padding: Padding | None = None, offset: Offset | None = None,
+        cache: LayerCache | None = None, positions: nn.Module | None = None, observe: Observer | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x (B, L, E) to (B, L, E).
+
+        `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; all else is as in
+        `MultiHeadAttention`, in self-attention.
+        """
+        given: dict[str, Any] = dict(
+            bias=bias, padding=padding, offset=offset, cache=cache, positions=positions, observe=observe
+        )
+        if (context is None) != (self.config.cross is None):
+            has = "has no cross-attention" if self.config.cross is None else "needs one"
+            raise ValueError(f"context: this block {has} (BlockConfig.cross)")
+        if context is None:
+            return super().forward(x, mask, **given)
+        refuse_with_nested(context=context if x.is_nested else None)
+        check_tokens("x", x, self.config.width)
+        where = context if isinstance(context, Context) else Context(context)
+        x = self._add(x, self.attention_norm, lambda x: self.attention(x, mask, **given))
+        x = self._add(
+            x,
+            self.cross_norm,
+            lambda x: self.cross(x, where.mask, context=where.tokens, cache=where.cache, observe=observe),
+        )
+        return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def writers(self) -> list[nn.Linear]:
+        return super().writers() + ([] if self.config.cross is None else [self.cross.output])

@@ -1,0 +1,214 @@
+"""What attention and blocks are made of, as frozen values: two are equal when they describe the same module.
+
+Shapes: E model width, C width of a context, Hq / Hkv query and key-value heads, D key width, Dv value width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from .._masks import Window
+from ..positions import AlibiConfig, RotaryConfig, T5Config
+
+PositionsConfig = RotaryConfig | AlibiConfig | T5Config
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "geglu", "reglu", "swiglu")
+GATED = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
+NORMS = ("layer", "rms")
+PLACEMENTS = ("pre", "post", "parallel")
+
+
+class Widths(NamedTuple):
+    """Widths of an attention module, all filled in."""
+
+    context: int
+    values: int
+    head: int  # D
+    value_head: int  # Dv
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """What a `MultiHeadAttention` is made of.
+
+    Args:
+        width: E, of the tokens that ask, and of the output.
+        heads: query heads Hq.
+        kv_heads: key/value heads Hkv; must divide `heads`; None is one for each query head.
+        context_width: C, of the tokens that keys are made from; None is `width`.
+        values_width: of the tokens that values are made from; None is `context_width`.
+        head_width: D; None is `width / heads`.
+        value_head_width: Dv; None is `head_width`.
+        fused: one matrix for query, key and value (faster, and what checkpoints often hold); None is wherever all
+            three are made from tokens of one width.
+        bias: whether the projections to query, key and value have one.
+        output_bias: whether the projection of the output has one; None is as `bias`.
+        positions: a scheme in every head: `RotaryConfig`, `AlibiConfig`, `T5Config`; None leaves attention without.
+        qk_norm: "rms" or "layer" normalises each head's queries and keys, before rotary positions (Henry et al. 2020;
+            Dehghani et al. 2023: logits cannot grow without bound); None does not.
+        gate: multiplies each head's output by sigmoid(x Wg), before the output projection (Qiu et al. 2025).
+        sink: one learned logit for each query head, in the denominator only (GPT-OSS).
+        window: is always added to the mask: `Window(255, 0)` shows 256 keys, the token itself among them.
+        scale: of the dot products; None is D ** -0.5.
+        softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int | None = None
+    context_width: int | None = None
+    values_width: int | None = None
+    head_width: int | None = None
+    value_head_width: int | None = None
+    fused: bool | None = None
+    bias: bool = False
+    output_bias: bool | None = None
+    positions: PositionsConfig | None = None
+    qk_norm: str | None = None
+    gate: bool = False
+    sink: bool = False
+    window: Window | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_heads(self.width, self.heads, self.kv_heads, self.head_width)
+        self._fill(kv_heads=self.heads, context_width=self.width, head_width=self.width // self.heads)
+        self._fill(values_width=self.context_width, value_head_width=self.head_width, output_bias=self.bias)
+        for name in ("context_width", "values_width", "head_width", "value_head_width"):
+            check_positive(name, getattr(self, name))
+        same = self.width == self.context_width == self.values_width
+        if self.fused and not same:
+            raise ValueError(
+                f"fused: one projection needs one width, got width={self.width}, context_width={self.context_width} "
+                f"and values_width={self.values_width}"
+            )
+        self._fill(fused=same)
+        check_choice("qk_norm", self.qk_norm, (None, *NORMS))
+        check_share("dropout", self.dropout)
+        if self.positions is not None and not isinstance(self.positions, PositionsConfig):
+            raise TypeError(
+                "positions: expected RotaryConfig, AlibiConfig, T5Config or None, got "
+                f"{type(self.positions).__name__} (what is added to the embedding stands outside of attention)"
+            )
+        if self.window is not None and not isinstance(self.window, Window):
+            raise TypeError(f"window: expected saccade.Window or None, got {type(self.window).__name__}")
+        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
+            raise ValueError(f"softcap: must be finite and positive, got {self.softcap}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale: must be finite, got {self.scale}")
+
+    def _fill(self, **defaults: object) -> None:
+        """Put values where None stood, so that equal modules have equal configurations."""
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    @property
+    def widths(self) -> Widths:
+        """Of the tokens keys and values are made from, and of each head's."""
+        found = (self.context_width, self.values_width, self.head_width, self.value_head_width)
+        return Widths(*(width or 0 for width in found))  # none is None once the defaults are in
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Features of all queries, of all keys, of all values: Hq D, Hkv D, Hkv Dv."""
+        _, _, head, value_head = self.widths
+        kv_heads = self.kv_heads or 0
+        return self.heads * head, kv_heads * head, kv_heads * value_head
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """What an `EncoderBlock` or `DecoderBlock` is made of. The defaults are Llama's; `from_torch` shows PyTorch's.
+
+    Args:
+        attention: of the tokens to each other.
+        cross: to a context; for decoder blocks of an encoder-decoder. None is none.
+        hidden: F, width inside the feed-forward layer; None is 4 E, or 8/3 E where it is gated (as many parameters),
+            rounded up to a multiple of 32.
+        activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu" (Shazeer 2020).
+        norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
+        placement: "pre", x + f(norm(x)) (Xiong et al. 2020); "post", norm(x + f(x)) (Vaswani et al. 2017); or
+            "parallel", x + attention(norm(x)) + feed_forward(norm(x)) (GPT-J; Chowdhery et al. 2022).
+        dropout: on what is added to the residual stream, in training. Attention weights have `attention.dropout`.
+        feed_forward_dropout: inside the feed-forward layer, after the activation.
+        bias: whether feed-forward layers and layer norms have one.
+        eps: of the norms; None is PyTorch's default for each.
+    """
+
+    attention: AttentionConfig
+    cross: AttentionConfig | None = None
+    hidden: int | None = None
+    activation: str = "swiglu"
+    norm: str = "rms"
+    placement: str = "pre"
+    dropout: float = 0.0
+    feed_forward_dropout: float = 0.0
+    bias: bool = False
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attention, AttentionConfig):
+            raise TypeError(f"attention: expected AttentionConfig, got {type(self.attention).__name__}")
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("placement", self.placement, PLACEMENTS)
+        if self.hidden is None:
+            object.__setattr__(self, "hidden", default_hidden(self.width, gated=self.activation in GATED))
+        check_positive("hidden", self.hidden)
+        check_share("dropout", self.dropout)
+        check_share("feed_forward_dropout", self.feed_forward_dropout)
+        if self.cross is not None:
+            self._check_cross(self.cross)
+
+    @property
+    def width(self) -> int:
+        """E."""
+        return self.attention.width
+
+    def _check_cross(self, cross: AttentionConfig) -> None:
+        if cross.width != self.width:
+            raise ValueError(f"cross: its width {cross.width} is not attention's {self.width}")
+        if cross.positions is not None:
+            raise ValueError("cross: positions are of one sequence, and cross-attention has two")
+        if self.placement == "parallel":
+            raise ValueError("cross: parallel blocks have one norm and no cross-attention; use 'pre' or 'post'")
+
+    def without_positions(self) -> BlockConfig:
+        """The same block, for a stack that holds the positions of all its layers."""
+        return replace(self, attention=replace(self.attention, positions=None))
+
+
+def default_hidden(width: int, *, gated: bool = True) -> int:
+    """4 E, or 8/3 E where two matrices lead in, rounded up to a multiple of 32."""
+    return -(-8 * width // (3 * 32)) * 32 if gated else 4 * width
+
+
+def check_heads(width: int, heads: int, kv_heads: int | None, head_width: int | None = None) -> None:
+    """ValueError unless the heads divide the width (or have one of their own) and kv_heads divide the heads."""
+    check_positive("width", width)
+    if heads < 1 or (head_width is None and width % heads):
+        raise ValueError(f"heads: must divide the width, got heads={heads} and width={width}")
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        raise ValueError(f"kv_heads: must divide the heads, got kv_heads={kv_heads} and heads={heads}")
+
+
+def check_positive(name: str, value: int | None) -> None:
+    if value is None or value < 1:
+        raise ValueError(f"{name}: must be at least 1, got {value}")
+
+
+def check_share(name: str, value: float) -> None:
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name}: must be in [0, 1), got {value}")
+
+
+def check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        listed = ", ".join("None" if choice is None else repr(choice) for choice in choices)
+        raise ValueError(f"{name}: expected one of {listed}; got {value!r}")

@@ -1,0 +1,27 @@
+"""Norms over the last axis, by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .config import NORMS, check_choice
+
+
+def make_norm(name: str, width: int, *, bias: bool = False, eps: float | None = None) -> nn.Module:
+    """A norm over the last axis, `width` wide.
+
+    "layer": (x - mean) / sqrt(variance + eps) * weight (+ bias), Ba et al., "Layer Normalization" (2016).
+    "rms": x / sqrt(mean(x^2) + eps) * weight, Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+
+    Args:
+        name: "layer" or "rms".
+        bias: whether a layer norm has one; an RMS norm never has.
+        eps: None is 1e-5 for "layer" and the dtype's machine epsilon for "rms", as in PyTorch.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    check_choice("norm", name, NORMS)
+    if name == "rms":
+        return nn.RMSNorm(width, eps=eps)
+    return nn.LayerNorm(width, eps=1e-5 if eps is None else eps, bias=bias)

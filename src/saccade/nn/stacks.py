@@ -1,0 +1,161 @@
+"""Stacks of blocks: an encoder, and a decoder with or without a context.
+
+Shapes: B batch, L length, Lc length of a context, E model width, C context width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .._biases import Bias
+from .._masks import Causal, Mask, Padding
+from ..positions import Offset
+from ._initial import divide_writers
+from ._ragged import refuse_with_nested, through_packed
+from .attention import Observation, check_tokens
+from .blocks import Context, DecoderBlock, EncoderBlock
+from .cache import KVCache
+from .config import BlockConfig, check_positive
+from .norm import make_norm
+
+LayerObserver = Callable[[int, Observation], None]
+
+
+class Stack(nn.Module):
+    """Blocks one after another. Abstract: see `Encoder` and `Decoder`."""
+
+    block: type[EncoderBlock]
+
+    def __init__(
+        self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False
+    ):
+        super().__init__()
+        check_positive("layers", layers)
+        self.config, self.checkpointing = config, checkpointing
+        scheme = config.attention.positions
+        heads, head_width = config.attention.heads, config.attention.widths.head
+        # One module for all layers: T5's layers share their table, and rotary tables are made once.
+        self.positions = None if scheme is None else scheme.build(heads, head_width)
+        blocks = [self.block(config.without_positions()) for _ in range(layers)]
+        self.blocks = nn.ModuleList(blocks)
+        wanted = config.placement != "post" if final_norm is None else final_norm
+        self.norm = make_norm(config.norm, config.width, bias=config.bias, eps=config.eps) if wanted else nn.Identity()
+        if config.placement != "post":
+            divide_writers([writer for block in blocks for writer in block.writers()])
+
+    def _run(self, x: Tensor, per_layer: Callable[[int], dict[str, Any]], **common: Any) -> Tensor:
+        """x through all blocks and the last norm; `per_layer` gives what differs between them."""
+        check_tokens("x", x, self.config.width)
+        for layer, block in enumerate(self.blocks):
+            given = {**common, **per_layer(layer), "positions": self.positions}
+            x = self._run_block(block, x, given)
+        return self.norm(x)
+
+    def _run_block(self, block: nn.Module, x: Tensor, given: dict[str, Any]) -> Tensor:
+        # A block whose call leaves something behind (a longer cache, an observation) must not be run twice.
+        once = given.get("cache") is not None or given.get("observe") is not None
+        if self.checkpointing and not once and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False, **given)
+        return block(x, **given)
+
+    def extra_repr(self) -> str:
+        return "checkpointing" if self.checkpointing else ""
+
+
+class Encoder(Stack):
+    """A stack of `EncoderBlock`s and a last norm: every token sees every other. (B, L, E) -> (B, L, E).
+
+    Vaswani et al., "Attention Is All You Need" (2017), section 3.1; bidirectional models on it alone: Devlin et al.,
+    BERT (2019). Weights start as in `MultiHeadAttention`; in pre-norm and parallel stacks, what writes into the
+    residual stream is divided by sqrt(number of writers) (Radford et al., GPT-2, 2019).
+
+    Args:
+        config: of each block. Its `attention.positions` are shared by all layers.
+        layers: how many blocks.
+        final_norm: whether a norm comes last; None is where the blocks leave the residual stream unnormalised (all
+            but "post").
+        checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
+            more time, and activation memory of one block instead of all (Chen et al. 2016).
+    """
+
+    block = EncoderBlock
+
+    def forward(
+        self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None, offset: Offset | None = None, observe: LayerObserver | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x (B, L, E), or a jagged nested tensor, to the same shape.
+
+        `observe(layer, observation)` is called in each layer; all else is as in `MultiHeadAttention`.
+        """
+        if x.is_nested:
+            refuse_with_nested(padding=padding, offset=offset)
+            return through_packed(self, x, mask, bias=bias, observe=observe)
+        return self._run(
+            x,
+            lambda layer: {"observe": _of_layer(observe, layer)},
+            mask=mask,
+            bias=bias,
+            padding=padding,
+            offset=offset,
+        )
+
+
+class Decoder(Stack):
+    """A stack of causal `DecoderBlock`s and a last norm: (B, L, E) -> (B, L, E).
+
+    With `config.cross` each block also reads a context: the decoder of Vaswani et al. (2017), section 3.1; without,
+    the language models after Radford et al., GPT (2018).
+
+    Args:
+        config, layers, final_norm, checkpointing: as in `Encoder`.
+    """
+
+    block = DecoderBlock
+
+    def forward(
+        self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
+        context_mask: Mask | Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,
+        offset: Offset | None = None, cache: KVCache | None = None, observe: LayerObserver | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x (B, L, E), or a jagged nested tensor, to the same shape.
+
+        Args:
+            x: the tokens; with a cache, those that continue the ones in it.
+            mask: None is `Causal()`.
+            context: (B, Lc, C), where the blocks have cross-attention.
+            context_mask: who sees what of it; None shows everything.
+            bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
+            cache: from `cache()`, or any `KVCache` of as many layers.
+            observe: `observe(layer, observation)` is called in each layer, for self- and cross-attention.
+        """
+        mask = Causal() if mask is None else mask
+        if x.is_nested:
+            refuse_with_nested(context=context, padding=padding, offset=offset, cache=cache)
+            return through_packed(self, x, mask, bias=bias, observe=observe)
+        if cache is not None and len(cache) != len(self.blocks):
+            raise ValueError(f"cache: made for {len(cache)} layers, but the decoder has {len(self.blocks)}")
+
+        def of(layer: int) -> dict[str, Any]:
+            kept = None if cache is None else cache.contexts[layer]
+            return {
+                "observe": _of_layer(observe, layer),
+                "cache": None if cache is None else cache[layer],
+                "context": None if context is None else Context(context, context_mask, kept),
+            }
+
+        return self._run(x, of, mask=mask, bias=bias, padding=padding, offset=offset)
+
+    def cache(self) -> KVCache:
+        """An empty cache that grows; others are made by `KVCache.static` and `KVCache.window`."""
+        return KVCache.growing(len(self.blocks))
+
+
+def _of_layer(observe: LayerObserver | None, layer: int) -> Callable[[Observation], None] | None:
+    return None if observe is None else functools.partial(observe, layer)

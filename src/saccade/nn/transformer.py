@@ -1,0 +1,105 @@
+"""The encoder-decoder.
+
+Shapes: B batch, Ls / Lt lengths of source and target, E model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from .._masks import Mask, Padding
+from .cache import KVCache
+from .config import BlockConfig
+from .stacks import Decoder, Encoder, LayerObserver
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder: source (B, Ls, E) and target (B, Lt, E) -> (B, Lt, E).
+
+    Vaswani et al., "Attention Is All You Need" (2017), figure 1, between the embeddings and the last linear layer.
+    Three patterns: the source sees all of itself, the target sees itself up to each token, and the target sees all of
+    the source; padding on either side is seen by nobody.
+
+    Args:
+        config: of the blocks of both; the decoder's `cross` is `config.cross`, or like `config.attention` where that
+            is None.
+        layers: how many blocks each, or (encoder's, decoder's).
+        decoder: of the decoder's blocks where they differ; None is `config`.
+        final_norm, checkpointing: as in `Encoder`, for both.
+    """
+
+    def __init__(
+        self, config: BlockConfig, layers: int | tuple[int, int], *, decoder: BlockConfig | None = None,
+        final_norm: bool | None = None, checkpointing: bool = False,
+    ):  # fmt: skip
+        super().__init__()
+        many = (layers, layers) if isinstance(layers, int) else layers
+        of_decoder = _with_cross(config if decoder is None else decoder, config.width)
+        of_encoder = replace(config, cross=None)
+        self.encoder = Encoder(of_encoder, many[0], final_norm=final_norm, checkpointing=checkpointing)
+        self.decoder = Decoder(of_decoder, many[1], final_norm=final_norm, checkpointing=checkpointing)
+
+    def forward(
+        self, source: Tensor, target: Tensor, source_mask: Mask | Tensor | None = None,
+        target_mask: Mask | Tensor | None = None, context_mask: Mask | Tensor | None = None, *,
+        source_padding: Padding | None = None, target_padding: Padding | None = None,
+        observe: LayerObserver | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Encode `source` and decode `target` beside it.
+
+        Args:
+            source: (B, Ls, E).
+            target: (B, Lt, E).
+            source_mask: among source tokens; None shows everything.
+            target_mask: among target tokens; None is `Causal()`.
+            context_mask: of the source, as targets see it; None shows everything.
+            source_padding, target_padding: the real tokens of each.
+            observe: as in `Decoder`, for the decoder's layers.
+
+        Returns:
+            (B, Lt, E).
+        """
+        memory = self.encode(source, source_mask, padding=source_padding)
+        return self.decode(
+            target, memory, target_mask, context_mask,
+            source_padding=source_padding, target_padding=target_padding, observe=observe,
+        )  # fmt: skip
+
+    def encode(self, source: Tensor, mask: Mask | Tensor | None = None, *, padding: Padding | None = None) -> Tensor:
+        """The memory (B, Ls, E) that `decode` reads."""
+        return self.encoder(source, mask, padding=padding)
+
+    def decode(
+        self, target: Tensor, memory: Tensor, mask: Mask | Tensor | None = None,
+        context_mask: Mask | Tensor | None = None, *, source_padding: Padding | None = None,
+        target_padding: Padding | None = None, cache: KVCache | None = None, observe: LayerObserver | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Targets (B, Lt, E) to (B, Lt, E); with a cache they continue those in it, and memory is projected once."""
+        across = across_padding(source_padding, target_padding, memory)
+        if across is not None:
+            context_mask = across if context_mask is None else across & context_mask
+        return self.decoder(
+            target, mask, context=memory, context_mask=context_mask, padding=target_padding, cache=cache,
+            observe=observe,
+        )  # fmt: skip
+
+    def cache(self) -> KVCache:
+        """An empty cache for `decode`."""
+        return self.decoder.cache()
+
+
+def across_padding(source: Padding | None, target: Padding | None, memory: Tensor) -> Mask | None:
+    """Real targets see real source tokens."""
+    if source is None and target is None:
+        return None
+    keys = Padding([memory.shape[1]] * memory.shape[0]) if source is None else source
+    return keys._with(queries=None if target is None else target.keys)
+
+
+def _with_cross(config: BlockConfig, width: int) -> BlockConfig:
+    if config.cross is not None:
+        return config
+    cross = replace(config.attention, positions=None, window=None, context_width=width, values_width=width, fused=None)
+    return replace(config, cross=cross)

@@ -1,0 +1,262 @@
+"""Blocks and stacks: their formulas, their initial variances, checkpointing, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from saccade import Causal, Padding, Window
+from saccade.nn import (
+    AttentionConfig,
+    BlockConfig,
+    Context,
+    Decoder,
+    DecoderBlock,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    KVCache,
+)
+from saccade.nn.norm import make_norm
+from saccade.positions import AlibiConfig, RotaryConfig, T5Config
+
+B, L, LC, WIDTH, HEADS, HIDDEN, LAYERS = 2, 11, 7, 24, 6, 17, 3
+ATTENTION = AttentionConfig(WIDTH, HEADS, kv_heads=2)
+CROSS = AttentionConfig(WIDTH, HEADS, context_width=13)
+
+
+def config(**options) -> BlockConfig:
+    return BlockConfig(options.pop("attention", ATTENTION), **{"hidden": HIDDEN, **options})
+
+
+def tokens(length=L, width=WIDTH) -> torch.Tensor:
+    return torch.randn(B, length, width, dtype=torch.float64, requires_grad=True)
+
+
+def spread(module):
+    """Float64, and no parameter at its initial value (norm weights begin at 1, biases at 0)."""
+    module = module.double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def equal_with_gradients(out, expected, inputs):
+    torch.testing.assert_close(out, expected)
+    cotangent = torch.randn_like(out)
+    ours = torch.autograd.grad(out, inputs, cotangent, retain_graph=True)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, inputs, cotangent))
+
+
+FORMULAS = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    "relu": lambda x: x.clamp(min=0),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "geglu": F.gelu,
+    "reglu": F.relu,
+    "swiglu": F.silu,
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_feed_forward_is_its_formula(activation, bias):
+    module, x = spread(FeedForward(WIDTH, HIDDEN, activation, bias=bias)), tokens()
+    f = FORMULAS[activation]
+    if activation.endswith("glu"):
+        gate, up = module.gate_up(x).split(HIDDEN, -1)
+        inner = f(gate) * up
+    else:
+        inner = f(module.up(x))
+    expected = F.linear(inner, module.down.weight, module.down.bias)
+    equal_with_gradients(module(x), expected, [x, *module.parameters()])
+
+
+@pytest.mark.parametrize(("activation", "hidden", "weights"), [("swiglu", 2048, 8), ("gelu", 3072, 8)])
+def test_default_hidden_is_as_large_gated_or_not(activation, hidden, weights):
+    module = FeedForward(768, activation=activation)
+    assert module.down.in_features == hidden
+    assert sum(p.numel() for p in module.parameters()) == weights * 768**2
+
+
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_norms_are_their_formulas(name):
+    module, x = spread(make_norm(name, WIDTH, bias=True, eps=0.1)), tokens()
+    mean = x.mean(-1, keepdim=True) if name == "layer" else 0.0
+    expected = (x - mean) / ((x - mean).square().mean(-1, keepdim=True) + 0.1).sqrt() * module.weight
+    expected = expected + (module.bias if name == "layer" else 0.0)
+    equal_with_gradients(module(x), expected, [x, *module.parameters()])
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
+def test_encoder_block_is_its_formula(placement, norm):
+    block, x = spread(EncoderBlock(config(placement=placement, norm=norm))), tokens()
+    mask = Window(2, 3)
+
+    def attend(x):
+        return block.attention(x, mask)
+
+    if placement == "parallel":
+        n = block.attention_norm(x)
+        expected = x + attend(n) + block.feed_forward(n)
+    elif placement == "pre":
+        y = x + attend(block.attention_norm(x))
+        expected = y + block.feed_forward(block.feed_forward_norm(y))
+    else:
+        y = block.attention_norm(x + attend(x))
+        expected = block.feed_forward_norm(y + block.feed_forward(y))
+    equal_with_gradients(block(x, mask), expected, [x, *block.parameters()])
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_decoder_block_with_a_context_is_its_formula(placement):
+    block = spread(DecoderBlock(config(placement=placement, cross=CROSS)))
+    x, context = tokens(), tokens(LC, 13)
+    visible = Padding([3, 7])
+
+    def cross(x):
+        return block.cross(x, visible, context=context)
+
+    if placement == "pre":
+        y = x + block.attention(block.attention_norm(x), Causal())
+        z = y + cross(block.cross_norm(y))
+        expected = z + block.feed_forward(block.feed_forward_norm(z))
+    else:
+        y = block.attention_norm(x + block.attention(x, Causal()))
+        z = block.cross_norm(y + cross(y))
+        expected = block.feed_forward_norm(z + block.feed_forward(z))
+    out = block(x, Causal(), context=Context(context, visible))
+    equal_with_gradients(out, expected, [x, context, *block.parameters()])
+
+
+@pytest.mark.parametrize("final_norm", [None, False, True])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_stack_is_its_blocks_and_a_norm(placement, final_norm):
+    stack, x = spread(Encoder(config(placement=placement), LAYERS, final_norm=final_norm)), tokens()
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected)
+    wanted = placement == "pre" if final_norm is None else final_norm
+    assert isinstance(stack.norm, torch.nn.Identity) != wanted
+    equal_with_gradients(stack(x), stack.norm(expected), [x, *stack.parameters()])
+
+
+@pytest.mark.parametrize("scheme", [RotaryConfig(), AlibiConfig(learned=True), T5Config(8, 5)], ids=repr)
+def test_layers_share_their_positions(scheme):
+    attention = dataclasses.replace(ATTENTION, positions=scheme)
+    stack, x = spread(Encoder(config(attention=attention), LAYERS)), tokens()
+    assert not [name for name in stack.state_dict() if name.startswith("blocks") and "positions" in name]
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected, positions=stack.positions)
+    out = stack(x)
+    equal_with_gradients(out, stack.norm(expected), [x, *stack.parameters()])
+    swapped = stack(x[:, torch.arange(L).roll(1)])[:, torch.arange(L).roll(-1)]
+    assert not torch.allclose(swapped, out)
+
+
+def test_later_inputs_have_no_gradient_at_all_in_a_decoder():
+    decoder, x = spread(Decoder(config(), LAYERS)), tokens()
+    out = decoder(x)
+    for t in (0, 4, L - 1):
+        (grad,) = torch.autograd.grad(out[:, t].sum(), x, retain_graph=True)
+        assert (grad[:, t + 1 :] == 0).all()
+        assert (grad[:, : t + 1].abs().amax(-1) > 0).all()
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder])
+@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
+def test_checkpointing_changes_nothing_but_memory(kind, placement):
+    attention = dataclasses.replace(ATTENTION, positions=T5Config(8, 5), dropout=0.2)
+    stack, x = spread(kind(config(attention=attention, placement=placement, dropout=0.3), LAYERS)), tokens()
+    results = []
+    for stack.checkpointing in (False, True):
+        torch.manual_seed(5)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: (kept.append(t.numel()), t)[1], lambda t: t):
+            out = stack(x)
+        results.append((out, torch.autograd.grad(out.square().sum(), [x, *stack.parameters()]), sum(kept)))
+    torch.testing.assert_close(results[0][:2], results[1][:2], rtol=0, atol=0)
+    assert results[1][2] < results[0][2] / 5
+
+
+def test_dropout_acts_in_training_only_and_in_each_place():
+    for options in (
+        {"dropout": 0.5},
+        {"feed_forward_dropout": 0.5},
+        {"attention": dataclasses.replace(ATTENTION, dropout=0.5)},
+    ):
+        block, x = spread(EncoderBlock(config(**options))), tokens()
+        assert not torch.allclose(block(x), block(x))
+        block.eval()
+        assert torch.equal(block(x), block(x))
+
+
+@pytest.mark.parametrize("placement", ["pre", "parallel"])
+def test_the_residual_stream_does_not_grow_with_depth(placement):
+    """Tokens of variance 1 leave 24 layers with a variance of a few: 48 writers add 1 / 48 of theirs each."""
+    stack = Encoder(BlockConfig(AttentionConfig(64, 4), placement=placement, activation="relu"), 24, final_norm=False)
+    x = torch.randn(8, 32, 64)
+    assert stack(x).var() < 3
+    for writer in stack.blocks[5].writers():
+        assert writer.weight.std().item() == pytest.approx((48 * writer.in_features) ** -0.5, rel=0.1)
+
+
+def test_post_norm_stacks_keep_their_writers():
+    stack = Encoder(BlockConfig(AttentionConfig(64, 4), placement="post"), 24)
+    assert stack.blocks[5].attention.output.weight.std().item() == pytest.approx(64**-0.5, rel=0.1)
+
+
+def test_observers_are_told_the_layer_and_the_kind():
+    decoder, seen = Decoder(config(cross=CROSS), LAYERS).double(), []
+    decoder(tokens(), context=tokens(LC, 13), observe=lambda layer, o: seen.append((layer, o.cross, o.key.shape[2])))
+    assert seen == [(layer, cross, LC if cross else L) for layer in range(LAYERS) for cross in (False, True)]
+
+
+ENCODER = Encoder(config(), LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: config(activation="swish"),
+            "activation: expected one of 'gelu', 'gelu_tanh', 'relu', 'silu', 'geglu', 'reglu', 'swiglu'; got 'swish'",
+        ),
+        (lambda: config(norm="batch"), "norm: expected one of 'layer', 'rms'; got 'batch'"),
+        (lambda: config(placement="sandwich"), "placement: expected one of 'pre', 'post', 'parallel'; got 'sandwich'"),
+        (lambda: config(hidden=0), "hidden: must be at least 1, got 0"),
+        (lambda: config(dropout=-0.1), r"dropout: must be in \[0, 1\), got -0.1"),
+        (lambda: config(cross=AttentionConfig(16, 4)), "cross: its width 16 is not attention's 24"),
+        (
+            lambda: config(cross=dataclasses.replace(CROSS, positions=RotaryConfig())),
+            "cross: positions are of one sequence",
+        ),
+        (lambda: config(cross=CROSS, placement="parallel"), "cross: parallel blocks .* no cross-attention"),
+        (lambda: EncoderBlock(config(cross=CROSS)), "cross: an EncoderBlock has no context; use DecoderBlock"),
+        (lambda: Encoder(config(), 0), "layers: must be at least 1, got 0"),
+        (lambda: ENCODER(torch.zeros(1, 3, 23)), r"x: expected shape \(batch, length, 24\), got \(1, 3, 23\)"),
+        (lambda: Decoder(config(), 2)(torch.zeros(1, 3, 24), context=torch.zeros(1, 3, 24)), "context: .* no cross"),
+        (lambda: Decoder(config(cross=CROSS), 2)(torch.zeros(1, 3, 24)), "context: this block needs one"),
+        (
+            lambda: Decoder(config(), 2)(torch.zeros(1, 3, 24), cache=KVCache.growing(3)),
+            "cache: made for 3 layers, but the decoder has 2",
+        ),
+        (
+            lambda: Decoder(config(cross=CROSS), 2)(torch.zeros(1, 3, 24), context=torch.zeros(1, 3, 14)),
+            r"context: expected shape \(batch, length, 13\), got \(1, 3, 14\)",
+        ),
+        (
+            lambda: Encoder(config(attention=dataclasses.replace(ATTENTION, positions=RotaryConfig(turned=6))), 2),
+            "turned",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
