@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .attention import MultiHeadAttention
 from .blocks import DecoderBlock, EncoderBlock
 from .config import AttentionConfig, BlockConfig
+from .norm import make_norm
 from .stacks import Decoder, Encoder, Stack
 from .transformer import Transformer
 
@@ -164,7 +165,7 @@ def _stack(theirs: Any, kind: type[StackKind]) -> StackKind:
             raise ValueError(
                 f"module: its last norm {theirs.norm} has no counterpart beside layers' {configs[0].norm!r}"
             )
-        ours.norm.eps = theirs.norm.eps
+        ours.norm = make_norm("layer", configs[0].width, bias=configs[0].bias, eps=theirs.norm.eps)
     return ours
 
 
