@@ -21,7 +21,7 @@ LAYERS = [
     {"_checks", "_reference"},
     {"_backends"},
     {"_attention"},
-    {"_explain", "_statistics", "_weights", "positions", "variants"},
+    {"_explain", "_statistics", "_weights", "batching", "positions", "variants"},
     {"nn"},
     {"models"},
     {"watching"},

@@ -1,0 +1,22 @@
+"""Batches of sequences of unequal length: padded, packed into one row, nested, and grouped by length."""
+
+from __future__ import annotations
+
+from .nesting import nested_like, packed_nested
+from .packing import Packed, pack, pack_padded, unpack
+from .padding import pad, positions_of, unpad
+from .sampler import LengthGrouped, PaddingShare
+
+__all__ = [
+    "LengthGrouped",
+    "Packed",
+    "PaddingShare",
+    "nested_like",
+    "pack",
+    "pack_padded",
+    "packed_nested",
+    "pad",
+    "positions_of",
+    "unpack",
+    "unpad",
+]

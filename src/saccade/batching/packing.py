@@ -1,0 +1,149 @@
+"""Sequences of unequal length one behind the other in one row, and back.
+
+Shapes: T tokens in all, L_i length of sequence i; ... any further axes, the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._masks import Causal, Documents, Mask, Padding, PerHead, Strided, Window
+from .._masks._algebra import And, Not, Or
+from .._masks._data import describe, numbers
+from .checks import check_sequences
+from .padding import unpad
+
+# Masks that ask for the distance of query and key only: in a packed row they mean what they mean in each sequence.
+_BY_DISTANCE = (Causal, Window, Strided)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Sequences in one row. Attention with `mask(...)` and with `positions` treats each as if it were alone.
+
+    Attributes:
+        row: (1, T, ...), the sequences one behind the other.
+        documents: the mask that keeps each token within its own sequence.
+        positions: int64 (1, T), counted from 0 in each sequence: the `offset` of modules with absolute positions.
+        lengths: L_i; their sum is T.
+    """
+
+    row: Tensor
+    documents: Documents
+    positions: Tensor
+    lengths: tuple[int, ...]
+
+    def mask(self, mask: Mask | None = None, *, keys: Packed | None = None) -> Mask:
+        """What attention over the row takes so that each sequence is attended with `mask`, and only within itself.
+
+        In a row only distances are what they were, so `mask` may be made of Causal, Window, Strided and PerHead with
+        & | ~; masks that name positions (Prefix, Global, ...) or items would mean other tokens and are refused.
+
+        Args:
+            mask: for one sequence; None lets every token attend to its whole sequence.
+            keys: another row with as many sequences, for cross-attention; sequence i attends to sequence i. Then
+                `mask` must be None: lengths differ, and with them what a distance means.
+
+        Raises:
+            TypeError: `mask` is not a `Mask`, `keys` not a `Packed`.
+            ValueError: a mask that does not ask for distances only, or another number of sequences.
+        """
+        if keys is not None:
+            return self._across(mask, keys)
+        if mask is None:
+            return self.documents
+        if not isinstance(mask, Mask):
+            raise TypeError(f"mask: packed sequences take a Mask or None, got {describe(mask)}")
+        if not _by_distance(mask):
+            allowed = ", ".join(kind.__name__ for kind in (*_BY_DISTANCE, PerHead))
+            raise ValueError(
+                f"mask: {mask!r} asks for more than distances, and tokens in a packed row stand elsewhere than in "
+                f"their sequences; use {allowed} and their combinations, or pad"
+            )
+        return mask & self.documents
+
+    def _across(self, mask: Any, keys: Any) -> Documents:
+        if not isinstance(keys, Packed):
+            raise TypeError(f"keys: must be Packed, got {describe(keys)}")
+        if mask is not None:
+            raise ValueError(f"mask: must be None with keys=, where each sequence has another length, got {mask!r}")
+        if len(keys.lengths) != len(self.lengths):
+            raise ValueError(f"keys: holds {len(keys.lengths)} sequences, but the queries' row {len(self.lengths)}")
+        return Documents.from_cu_seqlens(_ends(self.lengths), _ends(keys.lengths))
+
+
+def pack(sequences: Sequence[Tensor]) -> Packed:
+    """Sequences (L_i, ...) one behind the other in one row (1, T, ...): no padding at all. Differentiable.
+
+    Attention over the row costs what the sequences cost, since tiles between two of them are skipped; the rest of a
+    model works on T tokens. Empty sequences stay in `lengths`. Krell et al., "Efficient Sequence Packing without
+    Cross-contamination" (2021).
+
+    Raises:
+        TypeError: not a list of tensors, or of different dtypes.
+        ValueError: no sequences, or other shapes or devices.
+    """
+    check_sequences(sequences)
+    return packed_row(torch.cat(list(sequences)).unsqueeze(0), tuple(len(sequence) for sequence in sequences))
+
+
+def unpack(row: Tensor, packed: Packed | Sequence[int] | Tensor) -> list[Tensor]:
+    """The sequences of a row: (1, T, ...) to tensors (L_i, ...), views of the row; differentiable.
+
+    Args:
+        row: what was made of `packed.row`; further axes may be others.
+        packed: from `pack`, or the lengths.
+
+    Raises:
+        TypeError: not a tensor, or lengths that are no integers.
+        ValueError: a row of another shape than (1, T, ...), or lengths whose sum is not T.
+    """
+    lengths = packed.lengths if isinstance(packed, Packed) else _lengths(packed)
+    check_row(row, sum(lengths), "the lengths' sum")
+    return list(row.squeeze(0).split(lengths)) if lengths else []
+
+
+def pack_padded(x: Tensor, padding: Padding) -> Packed:
+    """A padded batch (B, L, ...) as a row without padding; differentiable, errors as in `unpad`.
+
+    What stands in the padding is not read. Back: `pad(unpack(row, packed))`.
+    """
+    return pack(unpad(x, padding))
+
+
+def packed_row(row: Tensor, lengths: tuple[int, ...]) -> Packed:
+    """What there is to know of a row (1, T, ...) of sequences of these lengths."""
+    starts = np.cumsum(lengths) - lengths
+    positions = torch.from_numpy(np.arange(sum(lengths)) - np.repeat(starts, lengths)).unsqueeze(0).to(row.device)
+    documents = Documents.from_cu_seqlens(_ends(lengths)) if lengths else Documents([])
+    return Packed(row, documents, positions, lengths)
+
+
+def check_row(row: Any, tokens: int, of: str) -> None:
+    if not isinstance(row, Tensor) or row.is_nested:
+        raise TypeError(f"row: must be a tensor (1, T, ...), got {describe(row)}")
+    if row.ndim < 2 or row.shape[0] != 1 or row.shape[1] != tokens:
+        raise ValueError(f"row: expected shape (1, {tokens}, ...), {tokens} being {of}, got {tuple(row.shape)}")
+
+
+def _lengths(source: Any) -> tuple[int, ...]:
+    table = numbers(source, "lengths", least=0)
+    if isinstance(table, int):
+        raise TypeError(f"packed: must be Packed, or one length for each sequence, got {describe(source)}")
+    return tuple(table.host.tolist())
+
+
+def _ends(lengths: Sequence[int]) -> list[int]:
+    return [0, *np.cumsum(lengths).tolist()]
+
+
+def _by_distance(mask: Mask) -> bool:
+    if isinstance(mask, And | Or | Not | PerHead):
+        return all(_by_distance(part) for part in mask._parts())
+    return isinstance(mask, _BY_DISTANCE)

@@ -1,0 +1,149 @@
+"""Sequences of unequal length as one padded tensor, and back.
+
+Shapes: B batch, L the padded length, L_i length of sequence i; ... any further axes, the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._masks import Padding
+from .._masks._data import Subset, describe, whole
+from .checks import check_sequences
+
+Side = Literal["right", "left"]
+SIDES = ("right", "left")
+
+
+def pad(
+    sequences: Sequence[Tensor], *, value: float = 0, side: Side = "right", multiple_of: int = 1
+) -> tuple[Tensor, Padding]:
+    """Sequences (L_i, ...) as rows of one tensor (B, L, ...), and the mask that says which of its tokens are real.
+
+    `L = max(L_i)`, rounded up to a multiple of `multiple_of` (a compiler then meets fewer shapes). Works for token ids
+    (L_i,) as for vectors (L_i, E), is differentiable, and takes empty sequences. The mask has `queries` too, so padded
+    rows of attention are empty rows: output 0, no gradient. Its values come from the host: nothing waits for a device.
+
+    Args:
+        sequences: at least one; the same dtype, device and further axes.
+        value: what stands in the padding; -100 is what `F.cross_entropy` ignores in targets.
+        side: of the row on which the padding stands. "right" gives lengths, "left" booleans (B, L) as mask; left is
+            for decoding, where every row ends with its newest token, and makes absolute positions a matter of
+            `positions_of`.
+        multiple_of: at least 1.
+
+    Raises:
+        TypeError: not a list of tensors, or of different dtypes.
+        ValueError: no sequences, other shapes, devices, an unknown side, a value that the dtype cannot hold.
+
+    ::
+
+        pad([[7], [8, 9]])      side="left"
+          7 0   1 .               0 7   . 1
+          8 9   1 1               8 9   1 1
+    """
+    check_sequences(sequences)
+    if side not in SIDES:
+        raise ValueError(f"side: must be one of {', '.join(map(repr, SIDES))}, got {side!r}")
+    _check_value(value, sequences[0].dtype)
+    lengths = [len(sequence) for sequence in sequences]
+    length = round_up(max(lengths), whole(multiple_of, "multiple_of", least=1))
+    rows = [_filled(sequence, length - len(sequence), value, side) for sequence in sequences]
+    if side == "right":
+        return torch.stack(rows), Padding(lengths, queries=lengths)
+    real = (
+        (np.arange(length) >= length - np.array(lengths)[:, None]).tolist()
+        if length
+        else np.zeros((len(rows), 0), bool)
+    )
+    return torch.stack(rows), Padding(real, queries=real)
+
+
+def unpad(x: Tensor, padding: Padding) -> list[Tensor]:
+    """The real tokens of each row: (B, L, ...) to sequences (L_i, ...); differentiable.
+
+    Which tokens are real is what `padding` says of queries, or of keys where it says nothing of queries. What stands
+    elsewhere is not read, and gets a gradient of 0.
+
+    Raises:
+        TypeError: not a tensor, or not a `Padding`.
+        ValueError: another number of rows or tokens than `padding` tells of.
+    """
+    subset = _subset(padding)
+    if not isinstance(x, Tensor) or x.is_nested or x.ndim < 2:
+        raise TypeError(f"x: must be a padded tensor (B, L, ...), got {describe(x)}")
+    if x.shape[0] != subset.batch:
+        raise ValueError(f"x: has {x.shape[0]} rows, but padding is of {subset.batch}; got shape {tuple(x.shape)}")
+    _check_length(subset, x.shape[1], "x")
+    host = subset.table.host
+    # unbind, not indexing: the backward of x[b] would be a whole batch of zeros for every row.
+    if subset.by_length:
+        return [row[:length] for row, length in zip(x.unbind(), host.tolist(), strict=True)]
+    return [row[_places(real, x.device)] for row, real in zip(x.unbind(), host, strict=True)]
+
+
+def positions_of(padding: Padding, length: int) -> Tensor:
+    """Where each token of a padded batch stands in its own sequence: int64 (B, L), 0 in the padding before it.
+
+    The number of real tokens before it. What modules with absolute positions take as `offset` for a batch padded on
+    the left. On the CPU, unless `padding` was made from tensors of another device.
+
+    Args:
+        padding: of queries, or of keys where it says nothing of queries.
+        length: L.
+    """
+    subset = _subset(padding)
+    _check_length(subset, whole(length, "length", least=0), "length")
+    if subset.by_length:
+        positions = np.broadcast_to(np.arange(length), (subset.batch, length)).copy()
+    else:
+        positions = np.maximum(np.cumsum(subset.table.host, axis=1) - 1, 0)
+    return torch.from_numpy(positions.astype(np.int64)).to(subset.table.values.device)
+
+
+def round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def _filled(sequence: Tensor, missing: int, value: float, side: Side) -> Tensor:
+    if not missing:
+        return sequence
+    ends = (0, missing) if side == "right" else (missing, 0)
+    return F.pad(sequence, (*(0, 0) * (sequence.ndim - 1), *ends), value=value)
+
+
+def _subset(padding: Any) -> Subset:
+    if not isinstance(padding, Padding):
+        raise TypeError(f"padding: must be a saccade.Padding, got {describe(padding)}")
+    return padding.keys if padding.queries is None else padding.queries
+
+
+def _check_length(subset: Subset, length: int, name: str) -> None:
+    if subset.by_length:
+        longest = int(subset.table.host.max(initial=0))
+        if longest > length:
+            raise ValueError(f"{name}: rows have {length} tokens, but padding tells of a length of {longest}")
+    elif subset.size != length:
+        raise ValueError(f"{name}: rows have {length} tokens, but padding has booleans for {subset.size}")
+
+
+def _places(real: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(real)).to(device)
+
+
+def _check_value(value: Any, dtype: torch.dtype) -> None:
+    """PyTorch would cut 0.5 to 0 and wrap numbers that are too large without a word."""
+    if isinstance(value, (bool, int, float)) and (dtype.is_floating_point or dtype.is_complex):
+        return
+    try:
+        fits = torch.tensor(value, dtype=dtype).item() == value
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        fits = False
+    if not fits:
+        raise ValueError(f"value: {describe(value)} is not a value of {dtype}, the dtype of the sequences")
