@@ -163,7 +163,7 @@ def _stack(theirs: Any, kind: type[StackKind]) -> StackKind:
     if theirs.norm is not None:
         if type(theirs.norm) is not nn.LayerNorm or (theirs.norm.bias is not None) != configs[0].bias:
             raise ValueError(
-                f"module: its last norm {theirs.norm} has no counterpart beside layers' {configs[0].norm!r}"
+                f"module: its last norm {theirs.norm} has no counterpart; expected nn.LayerNorm like its layers'"
             )
         ours.norm = make_norm("layer", configs[0].width, bias=configs[0].bias, eps=theirs.norm.eps)
     return ours

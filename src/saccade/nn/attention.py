@@ -60,7 +60,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         queries, keys, values = config.sizes
-        widths = config.widths
+        self.widths = widths = config.widths
         if config.fused:
             self.projection = nn.Linear(config.width, queries + keys + values, bias=config.bias)
         else:
@@ -187,17 +187,17 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, features: Tensor) -> Tensor:
         """(B, L, H D) to (B, H, L, D)."""
-        return features.unflatten(-1, (-1, self.config.widths.head)).transpose(1, 2)
+        return features.unflatten(-1, (-1, self.widths.head)).transpose(1, 2)
 
     def _value_heads(self, features: Tensor) -> Tensor:
-        return features.unflatten(-1, (-1, self.config.widths.value_head)).transpose(1, 2)
+        return features.unflatten(-1, (-1, self.widths.value_head)).transpose(1, 2)
 
     def _windowed(self, mask: Mask | None) -> Mask | None:
         window = self.config.window
         return mask if window is None else window if mask is None else mask & window
 
     def _check(self, x: Tensor, context: Tensor | None, values: Tensor | None) -> None:
-        config, widths = self.config, self.config.widths
+        config, widths = self.config, self.widths
         if context is None and values is not None:
             raise ValueError("values: given without a context")
         if context is None and not config.width == widths.context == widths.values:
