@@ -24,12 +24,11 @@ def packed_nested(nested: Tensor) -> Packed:
         TypeError: not a nested tensor.
         ValueError: the strided layout, or a ragged axis that is not the second.
     """
-    _check_nested(nested)
-    lengths = _host(nested.offsets().diff() if nested.lengths() is None else nested.lengths())
-    values = nested.values()
-    if nested.lengths() is not None:
-        values = values[_places(nested)]
-    return packed_row(values.unsqueeze(0), tuple(lengths.tolist()))
+    offsets, lengths, values = _parts(nested)
+    if lengths is not None:
+        values = values[_places(offsets, lengths)]
+    sizes = offsets.diff() if lengths is None else lengths
+    return packed_row(values.unsqueeze(0), tuple(_host(sizes).tolist()))
 
 
 def nested_like(row: Tensor, nested: Tensor) -> Tensor:
@@ -41,16 +40,17 @@ def nested_like(row: Tensor, nested: Tensor) -> Tensor:
         TypeError: `row` is not a tensor, `nested` not a nested one.
         ValueError: as in `packed_nested`, or a row of another number of tokens.
     """
-    _check_nested(nested)
-    places = None if nested.lengths() is None else _places(nested)
-    check_row(row, nested.values().shape[0] if places is None else len(places), "the tokens of nested")
+    offsets, lengths, held = _parts(nested)
+    places = None if lengths is None else _places(offsets, lengths)
+    check_row(row, len(held) if places is None else len(places), "the tokens of nested")
     values = row.squeeze(0)
     if places is not None:
-        values = values.new_zeros(nested.values().shape[0], *values.shape[1:]).index_copy(0, places, values)
-    return torch.nested.nested_tensor_from_jagged(values, nested.offsets(), nested.lengths())
+        values = values.new_zeros(len(held), *values.shape[1:]).index_copy(0, places, values)
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths)
 
 
-def _check_nested(nested: Any) -> None:
+def _parts(nested: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Offsets (B + 1,), lengths (B,) where there are holes between sequences, and values."""
     if not isinstance(nested, Tensor) or not nested.is_nested:
         raise TypeError(f"nested: must be a nested tensor (B, j, ...), got {describe(nested)}")
     if nested.layout != torch.jagged:
@@ -60,14 +60,14 @@ def _check_nested(nested: Any) -> None:
         )
     if isinstance(nested.shape[1], int):
         raise ValueError(f"nested: the ragged axis must be the second, (B, j, ...), got shape {tuple(nested.shape)}")
+    return nested.offsets(), nested.lengths(), nested.values()
 
 
-def _places(nested: Tensor) -> Tensor:
-    """Indices into `nested.values()` of its tokens, where some of the values belong to none (torch.nested.narrow)."""
-    lengths, starts = _host(nested.lengths()), _host(nested.offsets())
-    ends = np.cumsum(lengths)
-    shifts = np.repeat(starts[: len(lengths)] - (ends - lengths), lengths)
-    return torch.from_numpy(np.arange(ends[-1] if len(ends) else 0) + shifts).to(nested.device)
+def _places(offsets: Tensor, lengths: Tensor) -> Tensor:
+    """Indices of the values that belong to a sequence, where some belong to none (`torch.nested.narrow`)."""
+    sizes, starts = _host(lengths), _host(offsets)[:-1]
+    before = np.cumsum(sizes) - sizes
+    return torch.from_numpy(np.arange(sizes.sum()) + np.repeat(starts - before, sizes)).to(offsets.device)
 
 
 def _host(tensor: Tensor) -> np.ndarray:

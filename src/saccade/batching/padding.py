@@ -57,11 +57,7 @@ def pad(
     rows = [_filled(sequence, length - len(sequence), value, side) for sequence in sequences]
     if side == "right":
         return torch.stack(rows), Padding(lengths, queries=lengths)
-    real = (
-        (np.arange(length) >= length - np.array(lengths)[:, None]).tolist()
-        if length
-        else np.zeros((len(rows), 0), bool)
-    )
+    real = _at_the_end(lengths, length)
     return torch.stack(rows), Padding(real, queries=real)
 
 
@@ -116,6 +112,11 @@ def _filled(sequence: Tensor, missing: int, value: float, side: Side) -> Tensor:
         return sequence
     ends = (0, missing) if side == "right" else (missing, 0)
     return F.pad(sequence, (*(0, 0) * (sequence.ndim - 1), *ends), value=value)
+
+
+def _at_the_end(lengths: list[int], length: int) -> Any:
+    """Booleans (B, L) as an array, which a mask takes like a list: bound to no device."""
+    return np.arange(length) >= length - np.array(lengths)[:, None]
 
 
 def _subset(padding: Any) -> Subset:

@@ -42,9 +42,9 @@ class LengthGrouped(Sampler[list[int]]):
     Every index comes exactly once in an epoch, over all ranks together. Every rank gets the same number of batches:
     where the number of batches is no multiple of `world`, the batches with the most items are halved until it is.
     (Only where that leaves batches of one item and still too few of them, fewer than `world` random items come twice.)
-    With `drop_last` something is left out instead: with `batch` the `N % (batch * world)` items (random ones, or the last
-    without `shuffle`) that would not fill a batch on every rank; with `tokens` as many random batches as are too many,
-    unless that is all. In step k the ranks work on batches of neighbouring length, so that none waits long.
+    With `drop_last` something is left out instead: with `batch` the `N % (batch * world)` items (random ones, or the
+    last without `shuffle`) that would not fill a batch on every rank; with `tokens` as many random batches as are too
+    many, unless that is all. In step k the ranks work on batches of neighbouring length, so that none waits long.
 
     Args:
         lengths: of the items, (N,): integers of at least 0.
