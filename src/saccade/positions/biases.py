@@ -22,8 +22,8 @@ class AlibiBias(nn.Module):
     Input Length Extrapolation" (2022), section 3; for numbers of heads that are no power of two, the authors' code.
 
     Fixed slopes are a buffer that is not saved and stays in float32 whatever dtype the module is cast to: in bf16 a
-    slope is off by up to 0.2 %, which at a distance of 1,000 changes logits by more than 1. Learned slopes start at the
-    paper's and are a parameter like any other.
+    slope may be off by 0.2 %, and a bias of -500 by 1. Learned slopes start at the paper's and are a parameter like
+    any other.
 
     Args:
         heads: Hq.
