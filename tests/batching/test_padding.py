@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 import saccade
-from saccade.batching import pad, positions_of, unpad
+from saccade.batching import fill_padding, pad, positions_of, unpad
 
 WIDTH = 5
 lengths_of = st.lists(st.integers(0, 11), min_size=1, max_size=7)
@@ -107,6 +107,23 @@ def test_positions_count_the_real_tokens_before(lengths, side, multiple_of):
     assert positions.shape == x.shape
     assert (positions >= 0).all()
     assert [row.tolist() for row in unpad(positions, padding)] == [list(range(n)) for n in lengths]
+
+
+@given(lengths=lengths_of, side=sides, trailing=st.sampled_from([(), (WIDTH,), (3, WIDTH)]))
+def test_filled_padding_holds_the_value_and_gets_no_gradient(lengths, side, trailing):
+    sequences = drawn(lengths, *trailing)
+    x, padding = pad(sequences, side=side, multiple_of=3, value=float("nan"))
+    filled = fill_padding(x, padding, 7)
+    assert torch.equal(filled, pad(sequences, side=side, multiple_of=3, value=7)[0])
+    leaf = x.detach().requires_grad_()
+    fill_padding(leaf, padding).backward(torch.full_like(x, float("nan")).where(x.isnan(), 1.0))
+    assert torch.equal(leaf.grad, (~x.isnan()).double())
+
+
+def test_ids_are_filled_too():
+    assert fill_padding(torch.tensor([[5, 6], [7, 8]]), saccade.Padding([1, 2]), -100).tolist() == [[5, -100], [7, 8]]
+    with pytest.raises(ValueError, match="x: has 1 rows, but padding is of 2; got shape \\(1, 2\\)"):
+        fill_padding(torch.zeros(1, 2), saccade.Padding([1, 2]))
 
 
 def test_a_padded_row_of_attention_equals_the_sequence_alone():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .nesting import nested_like, packed_nested
 from .packing import Packed, pack, pack_padded, unpack
-from .padding import pad, positions_of, unpad
+from .padding import fill_padding, pad, positions_of, unpad
 from .sampler import LengthGrouped, PaddingShare
 
 __all__ = [
     "LengthGrouped",
     "Packed",
     "PaddingShare",
+    "fill_padding",
     "nested_like",
     "pack",
     "pack_padded",

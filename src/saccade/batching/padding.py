@@ -71,12 +71,7 @@ def unpad(x: Tensor, padding: Padding) -> list[Tensor]:
         TypeError: not a tensor, or not a `Padding`.
         ValueError: another number of rows or tokens than `padding` tells of.
     """
-    subset = _subset(padding)
-    if not isinstance(x, Tensor) or x.is_nested or x.ndim < 2:
-        raise TypeError(f"x: must be a padded tensor (B, L, ...), got {describe(x)}")
-    if x.shape[0] != subset.batch:
-        raise ValueError(f"x: has {x.shape[0]} rows, but padding is of {subset.batch}; got shape {tuple(x.shape)}")
-    _check_length(subset, x.shape[1], "x")
+    subset = _checked(x, padding)
     host = subset.table.host
     # unbind, not indexing: the backward of x[b] would be a whole batch of zeros for every row.
     if subset.by_length:
@@ -103,6 +98,24 @@ def positions_of(padding: Padding, length: int) -> Tensor:
     return torch.from_numpy(positions.astype(np.int64)).to(subset.table.values.device)
 
 
+def fill_padding(x: Tensor, padding: Padding, value: float = 0) -> Tensor:
+    """`x (B, L, ...)` with `value` wherever `padding` says that no real token stands; differentiable.
+
+    What stood there is not read, and gets a gradient of 0. Attention never reads padding, but a linear layer multiplies
+    it by gradients of 0, and 0 * NaN is NaN: padding that may hold anything is filled before it enters a layer.
+
+    Args:
+        padding: of queries, or of keys where it says nothing of queries.
+
+    Raises:
+        TypeError, ValueError: as in `unpad`.
+    """
+    subset = _checked(x, padding)
+    b = torch.arange(subset.batch, device=x.device)[:, None]
+    real = subset.contains(b, torch.arange(x.shape[1], device=x.device))
+    return torch.where(real.view(*real.shape, *(1,) * (x.ndim - 2)), x, value)
+
+
 def round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
@@ -123,6 +136,17 @@ def _subset(padding: Any) -> Subset:
     if not isinstance(padding, Padding):
         raise TypeError(f"padding: must be a saccade.Padding, got {describe(padding)}")
     return padding.keys if padding.queries is None else padding.queries
+
+
+def _checked(x: Any, padding: Any) -> Subset:
+    """What `padding` says of the rows of `x`, if it is of as many rows and tokens."""
+    subset = _subset(padding)
+    if not isinstance(x, Tensor) or x.is_nested or x.ndim < 2:
+        raise TypeError(f"x: must be a padded tensor (B, L, ...), got {describe(x)}")
+    if x.shape[0] != subset.batch:
+        raise ValueError(f"x: has {x.shape[0]} rows, but padding is of {subset.batch}; got shape {tuple(x.shape)}")
+    _check_length(subset, x.shape[1], "x")
+    return subset
 
 
 def _check_length(subset: Subset, length: int, name: str) -> None:
