@@ -66,13 +66,15 @@ class Problem:
         """The same problem, guarded when something non-finite may sit where not every query may look.
 
         On a CPU that is looked up (a sum costs a fiftieth of a scan); on a GPU that would be a synchronisation and
-        under a transform it is impossible, so there a problem with a mask or a bias is always guarded.
+        under a transform or a compiler it is impossible, so there a problem with a mask or a bias is always guarded.
         """
         if self.guarded or (self.mask is None and self.bias is None):
             return self
         given = [tensor for tensor in tensors if tensor is not None]
         cannot_look = self.device.type != "cpu" or torch._C._are_functorch_transforms_active()
-        if cannot_look or any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in given):
+        if cannot_look or torch.compiler.is_compiling():
+            return replace(self, guarded=True)
+        if any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in given):
             return replace(self, guarded=True)
         with torch.no_grad():
             # float32 at least: finite half-precision entries overflow their own sum.

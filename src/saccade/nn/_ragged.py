@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._masks import Causal, Mask, Window, as_mask
 from .._masks._algebra import And, Not, Or
+from ..batching import nested_like, packed_nested
 
 
 def through_packed(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tensor | None, **rest: Any) -> Tensor:
@@ -19,8 +20,6 @@ def through_packed(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tenso
 
     Positions restart with each item. The mask may only speak of distances, since all items share it.
     """
-    from ..batching import nested_like, packed_nested
-
     packed = packed_nested(x)
     mask = as_mask(mask)
     if mask is not None and not _of_distances(mask):

@@ -95,7 +95,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(EncoderBlock):
-    """One layer of a decoder: an `EncoderBlock`, with cross-attention to a context where `config.cross` is given.
+    """One layer of a decoder: (B, L, E) -> (B, L, E); an `EncoderBlock` that may also read a context (`config.cross`).
 
         pre   y = x + attention(norm(x));  z = y + cross(norm(y), context);  out = z + feed_forward(norm(z))
         post  y = norm(x + attention(x));  z = norm(y + cross(y, context));  out = norm(z + feed_forward(z))
