@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.training import LanguageRun, Settings
+from saccade.training import Execution, LanguageRun, Looks, Settings
 
 WORDS = "the cat sat on the mat and the dog sat on the log while a bird sang in the tree".split()
 
@@ -26,8 +26,14 @@ def story(tmp_path):
 
 @pytest.fixture
 def make_run(story, tmp_path):
-    def make(steps=4, shape=None, **options):
-        settings = Settings(**{"steps": steps, "batch": 3, "warmup": 2, "evaluate_every": 2, "precision": "no"})
+    def make(steps=4, shape=None, looks=None, execution=None, **options):
+        settings = Settings(
+            steps=steps,
+            batch=3,
+            warmup=2,
+            looks=Looks(**{"evaluate_every": 2, **(looks or {})}),
+            execution=Execution(**{"precision": "no", **(execution or {})}),
+        )
         small = {"layers": 1, "heads": 2, "width": 12, "hidden": 16, "context": 11, **(shape or {})}
         options = {"text": story, "out": tmp_path / "out", "settings": settings, "vocabulary": 283, **options}
         return LanguageRun(shape=small, **options)

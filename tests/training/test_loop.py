@@ -10,23 +10,36 @@ import torch
 import torch.nn.functional as F
 
 from saccade.models import DecoderLM, ModelConfig
-from saccade.training import Corpus, Settings, draw_windows, evaluate, learning_rate, train, whole_windows
-from saccade.training.loop import Diverged, spread
+from saccade.training import (
+    Corpus,
+    Diverged,
+    Execution,
+    Looks,
+    Monitor,
+    Settings,
+    draw_windows,
+    evaluate,
+    learning_rate,
+    train,
+    whole_windows,
+)
+from saccade.training.loop import spread
 from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
-SETTINGS = Settings(steps=5, batch=3, peak=0.01, warmup=2, evaluate_every=2, precision="no", clip=0.5)
+FLOAT32 = Execution(precision="no")
+SETTINGS = Settings(steps=5, batch=3, peak=0.01, warmup=2, clip=0.5, execution=FLOAT32, looks=Looks(evaluate_every=2))
 TOKENS = torch.arange(211) ** 2 % 31
 
 
-class Notes:
+class Notes(Monitor):
     def __init__(self):
         self.steps, self.looks = [], []
 
     def step(self, step, loss, norm, rate, tokens_per_second):
         self.steps.append((step, loss, norm, rate))
 
-    def evaluated(self, step, training_loss, validation_loss, seconds):
+    def evaluated(self, step, training_loss, validation_loss, seconds, weights):
         self.looks.append((step, training_loss, validation_loss))
 
 
@@ -122,7 +135,7 @@ def test_the_same_seed_gives_the_same_weights():
 
 
 def test_learns_a_text_by_heart():
-    settings = Settings(steps=250, batch=16, peak=0.02, warmup=10, evaluate_every=250, precision="no")
+    settings = Settings(steps=250, batch=16, peak=0.02, warmup=10, execution=FLOAT32, looks=Looks(evaluate_every=250))
     # Of period 13 and longer than the context: the next token follows from the last two.
     tokens = (torch.arange(211) % 13) * (torch.arange(211) % 13) % 11
     _, notes, loss = run(settings, make(dataclasses.replace(CONFIG, width=32)), tokens)
@@ -149,7 +162,7 @@ def test_copying_comes_first_and_without_dropout():
 
 
 def test_bf16_autocast_keeps_float32_weights():
-    model, notes, _ = run(dataclasses.replace(SETTINGS, precision="bf16"))
+    model, notes, _ = run(dataclasses.replace(SETTINGS, execution=Execution(precision="bf16")))
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     assert all(math.isfinite(loss) for _, loss, *_ in notes.steps)
 
@@ -168,15 +181,33 @@ def test_a_diverging_loss_is_reported():
         ({"batch": 0}, "batch: must be at least 1, got 0"),
         ({"peak": 0.0}, "peak: must be finite and positive, got 0.0"),
         ({"clip": math.nan}, "clip: must be finite and positive, got nan"),
-        ({"precision": "fp8"}, "precision: expected 'bf16' or 'no', got 'fp8'"),
         ({"copying": -1}, "copying: steps cannot be negative, got -1"),
         ({"warmup": -1}, "warmup: steps cannot be negative, got -1"),
         ({"weight_decay": -0.1}, "weight_decay: must be finite and not negative, got -0.1"),
         ({"beta2": 1.0}, r"beta2: must be in \[0, 1\), got 1.0"),
-        ({"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),
+        ({"seed": -1}, r"seed: must be in \[0, 2\*\*63\), got -1"),
         ({"repeats": 1.5}, r"repeats: is a share in \[0, 1\], got 1.5"),
     ],
 )
 def test_bad_settings(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SETTINGS, **change)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (Execution, {"precision": "fp8"}, "precision: expected 'bf16', 'fp16' or 'no', got 'fp8'"),
+        (Execution, {"accumulate": 0}, "accumulate: must be at least 1, got 0"),
+        (Looks, {"evaluate_every": 0}, "evaluate_every: must be at least 1, got 0"),
+        (Looks, {"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),
+        (Looks, {"checkpoint_every": 0}, "checkpoint_every: must be at least 1, got 0"),
+        (Looks, {"patience": 0}, "patience: must be at least 1, got 0"),
+        (Looks, {"log_every": 0}, "log_every: must be at least 1, got 0"),
+        (Looks, {"improvement": -0.1}, "improvement: must be finite and not negative, got -0.1"),
+        (Looks, {"improvement": math.nan}, "improvement: must be finite and not negative, got nan"),
+    ],
+)
+def test_bad_execution_and_looks(make, change, message):
+    with pytest.raises(ValueError, match=message):
+        make(**change)

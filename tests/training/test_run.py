@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 
 import pytest
 import torch
@@ -15,11 +16,17 @@ from saccade.training.progress import ConsoleReporter
 from saccade.training.run import Reporter
 
 
+def files_of(folder):
+    """The bytes of every file below a folder, by path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_run_writes_a_model_a_curve_and_a_card(make_run):
     run = make_run()
     lm = train_language_model(run)
     assert {path.name for path in run.out.iterdir()} == {
         "README.md",
+        "checkpoints",
         "config.json",
         "curve.jsonl",
         "last.safetensors",
@@ -65,7 +72,7 @@ class StopAt(Reporter):
 
     def step(self, step, loss, norm, rate, tokens_per_second):
         if step == self.stop:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("step", [1, 3])
@@ -127,10 +134,10 @@ def test_characters(make_run, story):
 
 def test_an_existing_model_is_refused_and_overwritten_on_request(make_run):
     train_language_model(make_run())
-    before = {path.name: path.read_bytes() for path in make_run().out.iterdir()}
+    before = files_of(make_run().out)
     with pytest.raises(FileExistsError, match="out: exists already; choose another --out, or give --overwrite"):
         train_language_model(make_run())
-    assert {path.name: path.read_bytes() for path in make_run().out.iterdir()} == before
+    assert files_of(make_run().out) == before
     train_language_model(make_run(overwrite=True, steps=2))
     assert "2 of 2" in (make_run().out / "README.md").read_text()
 

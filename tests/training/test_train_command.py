@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from saccade import cli
 from saccade.models import load
+
+
+def files_of(folder):
+    """The bytes of every file below a folder, by path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
 
 SMALL = "--layers 1 --heads 2 --width 12 --hidden 16 --context 23 --batch 3 --warmup 2 --precision no".split()
 
@@ -74,7 +81,7 @@ def _story_and(tmp_path, content):
         (["--vocabulary", "9"], b"words " * 90, "vocabulary: 256 bytes and the start token need at least 257, got 9"),
         (["--steps", "0"], b"words " * 90, "steps: must be at least 1, got 0"),
         (["--steps", "many"], b"words " * 90, "'--steps'"),
-        (["--precision", "fp8"], b"words " * 90, "precision: expected 'bf16' or 'no', got 'fp8'"),
+        (["--precision", "fp8"], b"words " * 90, "precision: expected 'bf16', 'fp16' or 'no', got 'fp8'"),
         (["--hold-out", "/nowhere.txt"], b"words " * 90, "/nowhere.txt: no such file or folder"),
         (["--from", "/nowhere"], b"words " * 90, "/nowhere: no such model folder"),
         (["--colour"], b"words " * 90, "--colour"),
@@ -92,21 +99,21 @@ def test_bad_input_is_one_line_and_leaves_nothing(train, tmp_path, capsys, optio
 
 def test_an_existing_output_is_kept(train, tmp_path, capsys):
     assert train("--steps", 2) == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    before = files_of(tmp_path / "out")
     assert train("--steps", 2) == 2
     assert "exists already; choose another --out, or give --overwrite" in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert files_of(tmp_path / "out") == before
     assert train("--steps", 2, "--overwrite", "--characters") == 0
 
 
 def test_ctrl_c_says_what_is_kept(train, tmp_path, capsys, monkeypatch):
     def stop(self, step, *_):
         if step == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("saccade.training.progress.ConsoleReporter.step", stop)
     assert train("--steps", 9, "--every", 9) == 130
-    assert "out keeps the best weights and the last" in capsys.readouterr().err
+    assert "out keeps the best weights and the last; --resume goes on" in capsys.readouterr().err
     load(tmp_path / "out")
 
 

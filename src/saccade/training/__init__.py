@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from .anomaly import find_anomaly
 from .data import Corpus, read_texts, split_tail
 from .evaluation import evaluate
-from .loop import Settings, train
-from .run import LanguageRun, train_language_model
+from .loop import Diverged, Monitor, train
+from .norms import gradient_norms
+from .run import LanguageRun, Reporter, train_language_model
 from .schedule import learning_rate
+from .settings import Execution, Looks, Settings
+from .stopping import Stopped
 from .windows import draw_windows, whole_windows
 
 __all__ = [
     "Corpus",
+    "Diverged",
+    "Execution",
     "LanguageRun",
+    "Looks",
+    "Monitor",
+    "Reporter",
     "Settings",
+    "Stopped",
     "draw_windows",
     "evaluate",
+    "find_anomaly",
+    "gradient_norms",
     "learning_rate",
     "read_texts",
     "split_tail",

@@ -14,8 +14,8 @@ from ..models import LanguageModel
 from .data import Corpus
 
 if TYPE_CHECKING:
-    from .loop import Settings
     from .run import LanguageRun
+    from .settings import Settings
 
 
 def model_card(
@@ -51,7 +51,7 @@ def model_card(
         f"| starts from | {'random weights' if run.initial is None else run.initial.resolve().name} |",
         f"| optimizer | AdamW, peak {settings.peak:g}, warm-up {settings.warmup}, weight decay "
         f"{settings.weight_decay:g}, betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
-        f"dropout {config.dropout:g}, precision {settings.precision}, seed {settings.seed} |",
+        f"dropout {config.dropout:g}, precision {settings.execution.precision}, seed {settings.seed} |",
         f"| copying | {_copying(settings)} |",
     ]
     if best is not None:

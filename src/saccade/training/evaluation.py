@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 @torch.no_grad()
-def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32) -> float:
-    """Mean negative log-likelihood per token, in nats, over `windows (count, L + 1)`; dropout is off meanwhile."""
+def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator: Accelerator | None = None) -> float:
+    """Mean negative log-likelihood per token, in nats, over `windows (count, L + 1)`; dropout is off meanwhile.
+
+    With an accelerator, its processes share the windows, and all call this and get the same number.
+    """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
+    shares, own = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
     total = 0.0
-    for part in windows.split(batch):
-        part = part.to(device)
-        logits = model(part[:, :-1])
-        total += F.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten(), reduction="sum").item()
+    for part in windows.split(batch * shares):
+        rows = part.tensor_split(shares)[own].to(device)
+        # Sharded weights are gathered by all processes together, so one without rows computes too, and counts nothing.
+        given = rows if rows.shape[0] else part[:1].to(device)
+        logits = model(given[:, :-1])
+        if rows.shape[0]:
+            total += F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").item()
     model.train(was_training)
+    if accelerator is not None and shares > 1:
+        total = accelerator.reduce(torch.tensor(total, dtype=torch.float64, device=device), "sum").item()
     return total / (windows.shape[0] * (windows.shape[1] - 1))

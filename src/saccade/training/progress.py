@@ -20,9 +20,9 @@ class ConsoleReporter(Reporter):
     A context manager, so that the bar is gone before an error is shown.
     """
 
-    def __init__(self, run: LanguageRun, console: Console | None = None):
+    def __init__(self, run: LanguageRun, console: Console | None = None, *, quiet: bool = False):
         self._run = run
-        self._console = console or Console()
+        self._console = console or Console(quiet=quiet)
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -32,7 +32,7 @@ class ConsoleReporter(Reporter):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._task = self._progress.add_task("", total=run.settings.all_steps, loss=math.nan, norm=math.nan, speed=0.0)
 
@@ -65,10 +65,16 @@ class ConsoleReporter(Reporter):
             f"validation {entry['validation_loss']:.4f}{' (best)' if best else '':7}  "
             f"gradient norm {entry['norm']:.2f}  {entry['tokens_per_second']:,.0f} tokens/s  {entry['seconds']:.0f} s"
         )
-        self._line("    " + " ".join(sample.split()), style="dim")
+        if sample:
+            # A young model's bytes are anything, terminal escapes included.
+            printable = "".join(letter if letter.isprintable() else " " for letter in sample)
+            self._line("    " + " ".join(printable.split()), style="dim")
 
     def finished(self, validation_loss: float) -> None:
         self._line(f"best weights, over the whole validation text: {validation_loss:.4f} nats per token")
+
+    def warned(self, message: str) -> None:
+        self._line(message)
 
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)

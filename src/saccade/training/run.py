@@ -4,28 +4,40 @@ Beside the model (see `saccade.models.checkpoint`) the folder gets
 
     curve.jsonl        one line for each look at the validation text
     last.safetensors   the latest weights, while model.safetensors holds the best
+    checkpoints/       all there is to a run at a step, for going on from there (see `files` and `resume`)
+    tensorboard/       the log, if asked for
+    anomaly.txt        where the first number that is not finite stood, if one did
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import errno
+import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models import DecoderLM, LanguageModel, ModelConfig, Sampling, generate, load, save
-from ..models.checkpoint import CARD, CONFIG, HEADS, WEIGHTS, write_text
+from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer, load
+from ..models.checkpoint import CONFIG, write_text
 from ..models.tokenizer import train_bpe, train_characters
-from .card import model_card
 from .data import Corpus, read_texts, split_tail
-from .evaluation import evaluate
-from .loop import Settings, train
-from .windows import check_length, whole_windows
+from .files import checkpoints
+from .keeper import LAST, Keeper
+from .loop import Diverged, Monitor, train
+from .processes import accelerator_for, is_sharded, together
+from .resume import FOLDER, check_same, description, newest
+from .scalars import LOG
+from .settings import Settings
+from .stopping import StopAtSignal, Stopped
+from .windows import check_length
 
-CURVE, LAST = "curve.jsonl", "last.safetensors"
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +53,7 @@ class LanguageRun:
         vocabulary: how many tokens the BPE is to have; None is single characters.
         initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same but for
             the dropout. None starts from random weights.
+        resume: continue the run in `out` where it stopped.
     """
 
     text: Path
@@ -51,6 +64,11 @@ class LanguageRun:
     vocabulary: int | None = 2048
     overwrite: bool = False
     initial: Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise ValueError("resume: continues what is in the folder, overwrite replaces it; give one of them")
 
 
 class Reporter:
@@ -64,30 +82,109 @@ class Reporter:
 
     def finished(self, validation_loss: float) -> None: ...
 
+    def warned(self, message: str) -> None: ...
+
 
 def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> LanguageModel:
     """Train, keeping the best weights on the way, and return the model with them, read back from `run.out`.
 
-    All that can be wrong with the input is found before `run.out` is touched. On `KeyboardInterrupt` or a diverging
-    loss the latest weights are saved before it is passed on.
+    All that can be wrong with the input is found before `run.out` is touched. SIGINT (Ctrl-C) and SIGTERM end the run
+    after the step in progress, with a checkpoint of it; a run with `resume` then goes on from there. Several processes
+    (`accelerate launch`) each call this; only the main one writes, tells `reporter` and gets the stored model.
+
+    Raises:
+        FileExistsError, FileNotFoundError, OSError, ValueError: what is wrong with the input, in one line.
+        Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
+        Stopped: a signal came. It is a KeyboardInterrupt.
     """
-    reporter = reporter or Reporter()
-    check_output(run.out, run.overwrite)
-    training, validation = texts(run)
+    accelerator = accelerator_for(run.settings)
+    if not accelerator.is_main_process or reporter is None:
+        reporter = Reporter()
+    prepared = together(accelerator, lambda: _prepare(run, reporter))
+    if accelerator.is_main_process:
+        together(accelerator, lambda: _open_folder(run, prepared))
+    else:
+        together(accelerator, lambda: None)
+    reporter.started(prepared.lm, prepared.corpus)
+    return _train(run, prepared, reporter, accelerator)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """What a run trains on, found sound, and the checkpoint it continues from (None: it begins)."""
+
+    lm: LanguageModel
+    corpus: Corpus
+    described: dict[str, Any]
+    state: dict[str, Any] | None
+
+
+def _prepare(run: LanguageRun, reporter: Reporter) -> _Prepared:
+    path, state, damaged = newest(run.out) if run.resume else (None, {}, [])
+    if not run.resume:
+        check_output(run.out, run.overwrite)
+    both = texts(run)
+    for line in damaged:
+        reporter.warned(f"{line}; an older one is used")
+    if run.resume:
+        reporter.warned(f"resuming {run.out} from " + ("the beginning" if path is None else f"{path.name}"))
     torch.manual_seed(run.settings.seed)
-    lm = _new(run, training) if run.initial is None else _continued(run, run.initial)
-    tokenizer, config = lm.tokenizer, lm.model.config
-    corpus = Corpus.encode(training, validation, tokenizer)
+    if path is None:
+        lm = _new(run, both[0]) if run.initial is None else _continued(run, run.initial)
+    described = description(run, both)
+    if path is not None:
+        check_same(described, state["run"], path)
+        lm = _stored(run, state)
+    corpus = Corpus.encode(*both, lm.tokenizer)
     for name, tokens in (("training", corpus.training), ("validation", corpus.validation)):
-        _check_long_enough(name, tokens, config.context)
-    make_folder(run.out)
-    reporter.started(lm, corpus)
-    keeper = _Keeper(run, lm, corpus, reporter)
+        _check_long_enough(name, tokens, lm.model.config.context)
+    return _Prepared(lm, corpus, described, None if path is None else state)
+
+
+def _train(run: LanguageRun, prepared: _Prepared, reporter: Reporter, accelerator: Accelerator) -> LanguageModel:
+    lm, main = prepared.lm, accelerator.is_main_process
+    keeper = Keeper(run, lm, prepared.corpus, reporter, prepared.described, sharded=is_sharded(accelerator))
+    loop = None if prepared.state is None else prepared.state["loop"]
+    if main:
+        keeper.resume(prepared.state) if prepared.state is not None else keeper.begin()
     try:
-        train(lm.model, corpus, tokenizer.start, run.settings, keeper)
+        with StopAtSignal() as signals:
+            train(
+                lm.model,
+                prepared.corpus,
+                lm.tokenizer.start,
+                run.settings,
+                keeper if main else Monitor(),
+                accelerator=accelerator,
+                state=loop,
+                stop=lambda: signals.number,
+            )
+    except Stopped:
+        if main:
+            keeper.stopped()
+        raise
+    except Diverged as error:
+        if main:
+            keeper.diverged(str(error.report))
+        raise
     finally:
         keeper.close()
-    return keeper.finish()
+    return keeper.finish() if main else lm
+
+
+def _open_folder(run: LanguageRun, prepared: _Prepared) -> None:
+    """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's."""
+    make_folder(run.out)
+    if prepared.state is None:
+        shutil.rmtree(run.out / LOG, ignore_errors=True)
+        for path in checkpoints(run.out / FOLDER):
+            path.unlink(missing_ok=True)
+
+
+def _stored(run: LanguageRun, state: dict[str, Any]) -> LanguageModel:
+    """The model of a checkpoint, whose weights the loop restores."""
+    tokenizer = Tokenizer.from_json(state["tokenizer"])
+    return LanguageModel(DecoderLM(ModelConfig(tokenizer.vocabulary, **run.shape)), tokenizer, name=str(run.out))
 
 
 def _new(run: LanguageRun, training: list[str]) -> LanguageModel:
@@ -110,74 +207,6 @@ def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
     return LanguageModel(model, old.tokenizer, name=str(run.out))
 
 
-class _Keeper:
-    """Writes down what the loop tells: curve, best and last weights, model card."""
-
-    def __init__(self, run: LanguageRun, lm: LanguageModel, corpus: Corpus, reporter: Reporter):
-        self._run, self._lm, self._corpus, self._reporter = run, lm, corpus, reporter
-        self._best, self._done, self._saved = float("inf"), 0, -1
-        self._norm = self._speed = 0.0
-        self._stored: float | None = None
-        self._curve: list[dict[str, float]] = []
-
-    def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None:
-        self._done, self._norm, self._speed = step, norm, tokens_per_second
-        self._reporter.step(step, loss, norm, rate, tokens_per_second)
-
-    def evaluated(self, step: int, training_loss: float, validation_loss: float, seconds: float) -> None:
-        entry = {
-            "step": step,
-            "training_loss": round(training_loss, 5),
-            "validation_loss": round(validation_loss, 5),
-            "norm": round(self._norm, 4),
-            "tokens_per_second": round(self._speed),
-            "seconds": round(seconds, 1),
-        }
-        self._curve.append(entry)
-        best = validation_loss < self._best
-        if best:
-            self._best = validation_loss
-            self._write(WEIGHTS)
-        self._write(LAST)
-        self._reporter.looked(entry, self._sample(), best)
-
-    def close(self) -> None:
-        """Save what is not saved yet."""
-        if self._done > self._saved:
-            self._write(LAST)
-        if self._done and self._best == float("inf"):
-            self._write(WEIGHTS)
-
-    def finish(self) -> LanguageModel:
-        """The best weights as they were stored, judged by the whole validation text; the card says how well."""
-        best = load(self._run.out)
-        best.model.to(self._lm.model.embedding.weight.device)
-        windows = whole_windows(self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context)
-        self._stored = evaluate(best.model, windows)
-        write_text(self._run.out / CARD, self._card())
-        self._reporter.finished(self._stored)
-        return best
-
-    def _card(self) -> str:
-        return model_card(self._run, self._lm, self._corpus, self._curve, self._done, self._stored)
-
-    def _write(self, weights: str) -> None:
-        # Of a model that is being overwritten.
-        (self._run.out / HEADS).unlink(missing_ok=True)
-        save(self._lm, self._run.out, weights=weights)
-        write_text(self._run.out / CURVE, "".join(json.dumps(entry) + "\n" for entry in self._curve))
-        write_text(self._run.out / CARD, self._card())
-        self._saved = self._done
-
-    def _sample(self) -> str:
-        model = self._lm.model
-        was_training = model.training
-        model.eval()
-        text = "".join(generate(self._lm, "", 48, Sampling(temperature=0.8, top_p=0.95, seed=self._done)))
-        model.train(was_training)
-        return text
-
-
 def check_output(out: Path, overwrite: bool) -> None:
     """FileExistsError unless `out` is new, an empty folder, or a model folder that may be overwritten."""
     if out.is_dir():
@@ -185,21 +214,38 @@ def check_output(out: Path, overwrite: bool) -> None:
         if not names:
             return
         if not overwrite:
-            raise FileExistsError(f"{out}: exists already; choose another --out, or give --overwrite")
-        if not names & {CONFIG, LAST}:
+            raise FileExistsError(f"{out}: exists already; choose another --out, or give --overwrite or --resume")
+        if not names & {CONFIG, LAST, FOLDER}:
             raise FileExistsError(f"{out}: not a model folder, so it is not overwritten")
     elif out.exists():
         raise FileExistsError(f"{out}: is a file, expected a folder to write the model into")
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder, and find out whether it can be written to, before hours of training are at stake."""
+    """Make the folder, and find out whether it can be written to, before hours of training are at stake.
+
+    A folder of checkpoints is what makes it one that can be resumed, so both appear at once.
+    """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / ".saccade", time.strftime("%Y-%m-%d\n"))
-        (out / ".saccade").unlink()
+        if out.exists():
+            (out / FOLDER).mkdir(exist_ok=True)
+        else:
+            _make_parent(out.parent)
+            new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+            (new / FOLDER).mkdir()
+            new.chmod(0o755)
+            new.rename(out)
+        write_text(out / FOLDER / ".saccade", time.strftime("%Y-%m-%d\n"))
+        (out / FOLDER / ".saccade").unlink()
     except OSError as error:
         raise OSError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def _make_parent(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
 
 def texts(run: LanguageRun) -> tuple[list[str], list[str]]:

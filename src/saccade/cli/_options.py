@@ -1,0 +1,70 @@
+"""Commands with many options: dataclasses are groups of them, and help shows each group under its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from typer.core import TyperCommand
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """A function for typer: each parameter of `command` that is a dataclass becomes its fields, one option each."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type] = {}
+    for name, annotation in typing.get_type_hints(command, include_extras=True).items():
+        if name == "return":
+            continue
+        if dataclasses.is_dataclass(annotation):
+            assert isinstance(annotation, type)
+            groups[name] = annotation
+            parameters += _options(annotation)
+        else:
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _options(group: type) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(group, include_extras=True)
+    made = []
+    for field in dataclasses.fields(group):
+        _, option = typing.get_args(hints[field.name])
+        option.rich_help_panel = group.__doc__
+        made.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=field.default
+            )
+        )
+    return made
+
+
+class Grouped(TyperCommand):
+    """A command whose help lists options under the headings of their groups, as plain text."""
+
+    # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
+
+    def format_options(self, context: Any, formatter: Any) -> None:
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is not None:
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                heading = getattr(parameter, "rich_help_panel", None) or kind
+                headings.setdefault(heading, []).append(record)
+        # What belongs to no group (--help) comes last.
+        for heading in sorted(headings, key=lambda name: name == "Options"):
+            with formatter.section(heading):
+                formatter.write_dl(headings[heading])

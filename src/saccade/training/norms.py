@@ -1,0 +1,61 @@
+"""Sizes of gradients and weights, by part of the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def gradient_norms(model: nn.Module) -> dict[str, float]:
+    """The Euclidean norm of the gradients of each group of parameters (see `parameter_groups`).
+
+    Parameters without a gradient count as 0. The squares of all groups' norms add up to the square of the whole
+    gradient's, which is what clipping looks at.
+    """
+    return _norms(model, lambda parameter: parameter.grad)
+
+
+def weight_norms(model: nn.Module) -> dict[str, float]:
+    """The Euclidean norm of the weights of each group of parameters (see `parameter_groups`)."""
+    return _norms(model, lambda parameter: parameter.detach())
+
+
+def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters by the part of the model they belong to, each in one group.
+
+    A part is what stands behind the number of a block (`decoder.blocks.3.attention`), or the first part of the name
+    where there is no number (`embedding`); all normalisation layers are one group, `norms`.
+    """
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        group = "norms" if "norm" in type(owner).__name__.lower() else _part(name)
+        groups.setdefault(group, []).append(parameter)
+    return groups
+
+
+def _part(name: str) -> str:
+    parts = name.split(".")
+    number = next((place for place, part in enumerate(parts[:-1]) if part.isdigit()), None)
+    return parts[0] if number is None else ".".join(parts[: min(number + 2, len(parts) - 1)])
+
+
+def _norms(model: nn.Module, tensor_of) -> dict[str, float]:  # type: ignore[no-untyped-def]
+    squares = {}
+    for group, parameters in parameter_groups(model).items():
+        tensors = [tensor for parameter in parameters if (tensor := tensor_of(parameter)) is not None]
+        squares[group] = _square(tensors)
+    return dict(zip(squares, torch.stack(list(squares.values())).sqrt().tolist(), strict=True)) if squares else {}
+
+
+@torch.no_grad()
+def _square(tensors: list[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.zeros(())
+    norms = torch.stack([_whole(torch.linalg.vector_norm(tensor, dtype=torch.float32)) for tensor in tensors])
+    return norms.square().sum().cpu()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Of a weight that is split among processes, the whole."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,0 +1,98 @@
+"""Several processes as one: who has which rows of a batch, and how all of them learn what went wrong in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
+
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+T = TypeVar("T")
+
+
+def accelerator_for(settings: Settings) -> Accelerator:
+    """Accelerate, which knows devices, processes and strategy from its launcher and its environment.
+
+    Raises ValueError where the machine cannot do the precision, or has more processes than the batch has windows.
+    """
+    # Accelerate is an extra, and slow to import.
+    from accelerate import Accelerator, PartialState
+
+    execution = settings.execution
+    state = PartialState()
+    if execution.precision == "fp16" and state.device.type == "cpu":
+        raise ValueError(
+            "precision: fp16 needs a GPU, whose loss scaling keeps small gradients; use bf16 or no on a CPU"
+        )
+    parts = state.num_processes * execution.accumulate
+    if settings.batch < parts:
+        raise ValueError(
+            f"batch: {settings.batch} windows cannot be split among {state.num_processes} processes with "
+            f"{execution.accumulate} micro-batches each"
+        )
+    return Accelerator(
+        mixed_precision=execution.precision,
+        dynamo_backend="inductor" if execution.compile else None,
+    )
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether each process holds a part of every weight (FSDP) and not all weights."""
+    return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)) == "FSDP"
+
+
+def own_rows(accelerator: Accelerator, windows: Tensor, accumulate: int) -> list[Tensor]:
+    """The micro-batches of this process, (rows, L + 1) each: together the processes have each row once.
+
+    The parts differ by a row where rows do not divide, which the weights of their losses make up for.
+    """
+    parts = windows.tensor_split(accelerator.num_processes * accumulate)
+    first = accelerator.process_index * accumulate
+    return [part.to(accelerator.device) for part in parts[first : first + accumulate]]
+
+
+class OtherProcessFailed(Exception):
+    """The error is another process's, and told by the main one."""
+
+
+def together(accelerator: Accelerator, action: Callable[[], T]) -> T:
+    """Do `action` in every process. If it fails in any, the main process raises that error and nobody waits forever.
+
+    Raises:
+        Exception: in the main process, the first one's error.
+        OtherProcessFailed: in all others.
+    """
+    if accelerator.num_processes == 1:
+        return action()
+    from accelerate.utils import gather_object
+
+    result, error = None, None
+    try:
+        result = action()
+    except Exception as raised:
+        error = raised
+    errors = [found for found in gather_object([error]) if found is not None]
+    if errors:
+        raise errors[0] if accelerator.is_main_process else OtherProcessFailed(str(errors[0]))
+    return result  # type: ignore[return-value]
+
+
+def any_of(accelerator: Accelerator, flag: bool) -> bool:
+    """Whether the flag is set in any process."""
+    if accelerator.num_processes == 1:
+        return flag
+    import torch
+
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that writes and talks."""
+    from accelerate import PartialState
+
+    return PartialState().is_main_process

@@ -1,0 +1,93 @@
+"""What a run was begun with, kept in its checkpoints, and whether a run that continues it asks for the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..models.checkpoint import WEIGHTS
+from .files import DamagedCheckpoint, checkpoints, read_checkpoint
+
+if TYPE_CHECKING:
+    from .run import LanguageRun
+
+VERSION = 1
+FOLDER = "checkpoints"
+
+
+def description(run: LanguageRun, texts: tuple[list[str], list[str]]) -> dict[str, Any]:
+    """Everything that decides what a run learns: its settings, and the SHA-256 of what it reads.
+
+    How a run is looked at (`Looks`) and where it is written are not part of it, and may change when it is resumed.
+    """
+    settings = dataclasses.asdict(run.settings)
+    del settings["looks"]
+    execution = settings.pop("execution")
+    initial = "random weights" if run.initial is None else _sha256([(run.initial / WEIGHTS).read_bytes()])
+    training, validation = texts
+    return {
+        **settings,
+        **execution,
+        **run.shape,
+        "vocabulary": "characters" if run.vocabulary is None else run.vocabulary,
+        "from": initial,
+        "training text": _sha256(text.encode() for text in training),
+        "validation text": _sha256(text.encode() for text in validation),
+    }
+
+
+def check_same(asked: dict[str, Any], stored: dict[str, Any], path: Path) -> None:
+    """ValueError that names each field in which the run asked for is not the one in the checkpoint `path`."""
+    names = [*stored, *(name for name in asked if name not in stored)]
+    differ = [name for name in names if asked.get(name) != stored.get(name)]
+    if not differ:
+        return
+    files = [name for name in differ if name.endswith("text") or name == "from"]
+    listed = [f"{name} {_short(asked.get(name))} (asked for) / {_short(stored.get(name))} (in the checkpoint)"
+              for name in differ if name not in files]  # fmt: skip
+    listed += [f"the {name} is not the one it was trained with (SHA-256 {_short(asked.get(name))}, "
+               f"was {_short(stored.get(name))})" for name in files if name != "from"]  # fmt: skip
+    listed += [f"from {_short(asked['from'])} (asked for) / {_short(stored['from'])} (in the checkpoint)"
+               for name in files if name == "from"]  # fmt: skip
+    raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
+
+
+def newest(out: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """The newest whole checkpoint of the run in `out`, its state, and a line for each damaged one that was passed over.
+
+    None, with an empty state, is a run that was stopped before its first checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: there are checkpoints, and none can be read.
+    """
+    folder = out / FOLDER
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{out}: nothing to resume (no {FOLDER} in it); start the run without --resume")
+    damaged: list[str] = []
+    for path in checkpoints(folder):
+        try:
+            state = read_checkpoint(path)
+            if state.get("version") != VERSION:
+                raise DamagedCheckpoint(f"{path}: written by another version of saccade")
+        except (DamagedCheckpoint, OSError) as error:
+            damaged.append(" ".join(str(error).split()))
+        else:
+            return path, state, damaged
+    if damaged:
+        raise ValueError(f"{out}: none of its checkpoints can be read: {'; '.join(damaged)}")
+    return None, {}, []
+
+
+def _sha256(parts: Iterable[bytes]) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return "sha256:" + whole.hexdigest()
+
+
+def _short(value: Any) -> str:
+    return value[7:19] if isinstance(value, str) and value.startswith("sha256:") else str(value)

@@ -1,0 +1,72 @@
+"""The TensorBoard log: event files written in the foreground, so that a full disk is noticed and a kill loses nothing
+that a checkpoint has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LOG = "tensorboard"
+
+
+class ScalarLog:
+    """Scalars by step, into a new file of `folder`.
+
+    The file begins with the mark by which TensorBoard drops what earlier files hold of later steps: a resumed run shows
+    each step once.
+
+    Args:
+        folder: it is made if it is not there.
+        step: the last step the run has made; what is added is of later ones.
+        warn: told when the log cannot be written; it ends then, and training does not.
+    """
+
+    def __init__(self, folder: Path, step: int, warn: Callable[[str], None]):
+        # TensorBoard is an extra. Its own writer works in a thread, which hides errors until later.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self._folder, self._warn = folder, warn
+        self._writer: Any = None
+        self._attempt(self._open)
+        self._event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if step:
+            start = SessionLog(status=SessionLog.START)
+            self._event(Event(wall_time=time.time(), step=step + 1, session_log=start))
+        self.flush()
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
+
+    def flush(self) -> None:
+        self._attempt(lambda: self._writer.flush())
+
+    def close(self) -> None:
+        self._attempt(lambda: self._writer.close())
+        self._writer = None
+
+    def _open(self) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._folder.mkdir(exist_ok=True)
+        # Files are read in the order of their names.
+        number = len(list(self._folder.iterdir()))
+        path = self._folder / f"events.out.tfevents.{int(time.time()):010d}.{number:06d}"
+        self._writer = RecordWriter(path.open("xb"))
+
+    def _event(self, event: Any) -> None:
+        self._attempt(lambda: self._writer.write(event.SerializeToString()))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if self._writer is None and action != self._open:
+            return
+        try:
+            action()
+        except OSError as error:
+            self._writer = None
+            self._warn(f"{self._folder}: the log could not be written ({error.strerror}) and ends here")

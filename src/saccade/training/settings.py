@@ -1,0 +1,133 @@
+"""How to train, as values: what is learned, how a step is computed, and what is looked at and kept on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from .schedule import learning_rate
+
+PRECISIONS = ("bf16", "fp16", "no")
+
+
+def _at_least(values: Any, least: int, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(values, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name}: must be at least {least}, got {value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a step is computed. But for rounding, none of it changes what is learned.
+
+    Args:
+        precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU) or "no" (float32).
+        accumulate: micro-batches into which each process splits its windows of a step, one after another: less memory.
+        compile: let `torch.compile` make the forward and backward pass.
+        checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,
+            "Training Deep Nets with Sublinear Memory Cost", 2016).
+    """
+
+    precision: str = "bf16"
+    accumulate: int = 1
+    compile: bool = False
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision: expected 'bf16', 'fp16' or 'no', got {self.precision!r}")
+        _at_least(self, 1, ["accumulate"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """What is looked at and kept on the way. But for the end, none of it changes what is learned.
+
+    Args:
+        evaluate_every: steps between looks at the validation text; the last step is always one.
+        evaluate_windows: how many of its windows, evenly spread, to look at; None is all.
+        checkpoint_every: steps between checkpoints; None is at each look.
+        patience: stop after so many looks without an improvement; None never does. Looks while copying is taught do
+            not count.
+        improvement: by how much the validation loss must fall to be one.
+        log_every: steps between entries in the TensorBoard log.
+        tensorboard: whether to write that log.
+    """
+
+    evaluate_every: int = 250
+    evaluate_windows: int | None = 64
+    checkpoint_every: int | None = None
+    patience: int | None = None
+    improvement: float = 0.0
+    log_every: int = 10
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, ["evaluate_every", "evaluate_windows", "checkpoint_every", "patience", "log_every"])
+        if not (math.isfinite(self.improvement) and self.improvement >= 0):
+            raise ValueError(f"improvement: must be finite and not negative, got {self.improvement}")
+
+    def checkpoint_due(self, step: int) -> bool:
+        return step % (self.checkpoint_every or self.evaluate_every) == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to train: AdamW (Loshchilov and Hutter 2019), warm-up and cosine, clipped gradients.
+
+    Args:
+        steps, batch: optimizer steps, and windows in each, over all processes.
+        peak: the highest learning rate; it is reached after `warmup` steps and ends at a tenth.
+        weight_decay: of matrices; vectors (norms, biases) have none.
+        clip: the largest gradient norm.
+        seed: of windows, initial weights and dropout.
+        repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
+        copying: steps before all others, without dropout and at the highest rate, on random tokens over and over
+            (see `draw_copying`). Copying what followed last time takes two heads that are useless without each other;
+            from text alone a small model finds them late or never.
+        beta2: of AdamW; the first is 0.9.
+        execution, looks: see there.
+    """
+
+    steps: int
+    batch: int = 16
+    peak: float = 1e-3
+    warmup: int = 100
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    repeats: float = 0.0
+    copying: int = 0
+    beta2: float = 0.98
+    execution: Execution = Execution()
+    looks: Looks = Looks()
+
+    @property
+    def all_steps(self) -> int:
+        return self.copying + self.steps
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: warm-up, flat while copying is taught, then the cosine."""
+        at = step if step < self.warmup else max(step - self.copying, self.warmup)
+        return learning_rate(at, peak=self.peak, steps=self.steps, warmup=self.warmup)
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, ["steps", "batch"])
+        for name in ("peak", "clip"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}: must be finite and positive, got {value}")
+        for name in ("warmup", "copying"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: steps cannot be negative, got {getattr(self, name)}")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay: must be finite and not negative, got {self.weight_decay}")
+        if not 0.0 <= self.beta2 < 1.0:
+            raise ValueError(f"beta2: must be in [0, 1), got {self.beta2}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed: must be in [0, 2**63), got {self.seed}")
+        if not 0.0 <= self.repeats <= 1.0:
+            raise ValueError(f"repeats: is a share in [0, 1], got {self.repeats}")

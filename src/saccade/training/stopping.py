@@ -1,0 +1,45 @@
+"""Ctrl-C and a cluster's SIGTERM, answered at the end of the step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was asked to stop, and did so between two steps. `signal` is the number of what asked."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
+
+
+class StopAtSignal:
+    """While it is entered, the first SIGINT or SIGTERM is noted; a second one interrupts at once, as usual.
+
+    Outside of the main thread, where Python delivers no signals, it does nothing.
+    """
+
+    _watched = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopAtSignal:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in self._watched}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
