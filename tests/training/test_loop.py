@@ -167,11 +167,41 @@ def test_bf16_autocast_keeps_float32_weights():
     assert all(math.isfinite(loss) for _, loss, *_ in notes.steps)
 
 
-def test_a_diverging_loss_is_reported():
+def test_a_step_that_is_not_finite_is_not_made():
+    model, notes = make(), Notes()
+    spoil = 3  # the step, from 0
+
+    def poison(module, inputs, output):
+        return output * math.inf if len(notes.steps) == spoil else output
+
+    model.decoder.blocks[1].feed_forward.gate_up.register_forward_hook(poison)
+    kept = []
+
+    class Keep(Notes):
+        def step(self, *values):
+            notes.step(*values)
+            kept.append({name: value.detach().clone() for name, value in model.state_dict().items()})
+
+    with pytest.raises(Diverged) as raised:
+        train(model, Corpus(TOKENS, TOKENS[:101]), 0, dataclasses.replace(SETTINGS, steps=9), Keep())
+    assert str(raised.value) == (
+        "training: the loss became nan at step 4, first in output of decoder.blocks.1.feed_forward.gate_up; "
+        "the step was not made; try a smaller learning rate"
+    )
+    assert len(kept) == spoil
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, kept[-1][name])
+    assert raised.value.report.found.infinite > 0
+
+
+def test_a_gradient_that_is_not_finite_is_named():
     model = make()
-    torch.nn.init.constant_(model.embedding.weight, math.nan)
-    with pytest.raises(Diverged, match="the loss became nan at step 1; try a smaller learning rate"):
+    model.decoder.blocks[0].feed_forward.down.weight.register_hook(lambda gradient: gradient * math.nan)
+    expected = "gradient became non-finite at step 1, first in gradient of decoder.blocks.0.feed_forward.down.weight"
+    before = model.embedding.weight.detach().clone()
+    with pytest.raises(Diverged, match=expected):
         run(model=model)
+    assert torch.equal(model.embedding.weight, before)
 
 
 @pytest.mark.parametrize(

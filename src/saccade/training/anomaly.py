@@ -1,21 +1,292 @@
-"""placeholder"""
+"""Where the first number that is not finite appeared: a batch run again, with every step of the computation looked at.
+
+Shapes: B batch, L context, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._backends._tiles import NEGATIVE, Problem, logits_of, look
+from .._checks import make_call
+from .._weights import attention_weights
+from ..nn import MultiHeadAttention, Observation
+from ..positions import Rotary
+
+ROWS = 64  # of attention weights at once
+SHOWN = 12  # clean tensors before the first that is not
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """A tensor in numbers. `minimum`, `maximum` and `mean` are of its finite entries (NaN when it has none)."""
+
+    place: str
+    shape: tuple[int, ...]
+    minimum: float
+    maximum: float
+    mean: float
+    count: int
+    nan: int
+    infinite: int
+
+    @property
+    def finite(self) -> bool:
+        return not self.nan and not self.infinite
+
+    def __str__(self) -> str:
+        text = f"{self.place} {self.shape}: min {self.minimum:.4g}, max {self.maximum:.4g}, mean {self.mean:.4g}"
+        if self.finite:
+            return text
+        bad = self.nan + self.infinite
+        return f"{text}; {bad:,} of {self.count:,} not finite ({self.nan:,} NaN, {self.infinite:,} infinite)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    found: Any
-    clean: tuple
+    """What `find_anomaly` found.
+
+    Args:
+        found: the first tensor, in the order of computation, that is not finite; None if all are.
+        clean: those before it, in that order.
+        parameters: names of the model's parameters that are not finite themselves.
+        note: why nothing was looked at, if so.
+    """
+
+    found: Statistics | None
+    clean: tuple[Statistics, ...] = ()
+    parameters: tuple[str, ...] = ()
     note: str = ""
 
     @property
-    def place(self):
-        return "?"
+    def place(self) -> str:
+        """Where the first number that is not finite stood, in a few words."""
+        if self.found is not None:
+            return self.found.place
+        return self.note or "nothing that could be found again"
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return self.note or f"every one of {len(self.clean)} tensors is finite"
+        lines = [f"first not finite: {self.found}"]
+        if self.parameters:
+            lines.append(f"parameters that are not finite themselves: {', '.join(self.parameters)}")
+        if self.clean:
+            lines.append(f"before it, all finite (the last {min(SHOWN, len(self.clean))} of {len(self.clean)}):")
+        return "\n".join([*lines, *(f"  {entry}" for entry in self.clean[-SHOWN:])])
 
 
-def find_anomaly(model, tokens):
-    return Report(None, ())
+def find_anomaly(model: nn.Module, tokens: Tensor) -> Report:
+    """Run windows through a language model, and name the first tensor that is not finite.
+
+    Looked at, in the order of computation: the embedding, then in each layer the residual stream, query, key, value,
+    logits (those that are seen), weights and output of the attention, what norms and feed-forward layers give; the
+    model's logits; the loss; and, when all of these are finite, each parameter's gradient in the order of the backward
+    pass. Logits and weights are computed again by blocks of rows: memory grows with the length, not with its square.
+
+    The model runs as it is, in training mode or not; what is random in it follows PyTorch's generator. Its gradients
+    are left as they were.
+
+    Args:
+        model: takes tokens (B, L) and `observe=`, like `saccade.models.DecoderLM`.
+        tokens: windows (B, L + 1): the model sees all but the last and is to predict all but the first.
+    """
+    parameters = tuple(name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all()))
+    trail = _Trail()
+    states = _generators(tokens)
+    with contextlib.suppress(_Found):
+        _forward(model, tokens, trail)
+        _restore(states)
+        _backward(model, tokens, trail)
+    return Report(trail.found, tuple(trail.clean), parameters)
+
+
+class _Found(Exception):
+    """The first tensor that is not finite has been seen; what follows from it is of no interest."""
+
+
+class _Trail:
+    """The tensors looked at so far."""
+
+    def __init__(self) -> None:
+        self.clean: list[Statistics] = []
+        self.found: Statistics | None = None
+
+    def add(self, place: str, tensor: Tensor) -> None:
+        self.merge(place, tuple(tensor.shape), [(tensor, None)])
+
+    def merge(self, place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+        """Look at a tensor that comes in parts, each with a mask of the entries that count (None: all)."""
+        statistics = _statistics(place, shape, parts)
+        if not statistics.finite:
+            self.found = statistics
+            raise _Found
+        self.clean.append(statistics)
+
+
+@torch.no_grad()
+def _statistics(place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor, Tensor | None]]) -> Statistics:
+    low, high, total = math.inf, -math.inf, 0.0
+    count = nan = infinite = finite = 0
+    for part, counts in parts:
+        values = part.detach() if counts is None else part.detach()[counts.expand(part.shape)]
+        good = values[torch.isfinite(values)].double()
+        count, finite = count + values.numel(), finite + good.numel()
+        nan += int(values.isnan().sum())
+        infinite += int(values.isinf().sum())
+        if good.numel():
+            low, high = min(low, good.min().item()), max(high, good.max().item())
+            total += good.sum().item()
+    if not finite:
+        low = high = math.nan
+    return Statistics(place, shape, low, high, total / finite if finite else math.nan, count, nan, infinite)
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, tokens: Tensor, trail: _Trail) -> None:
+    with _hooks(model, trail):
+        logits = model(tokens[:, :-1], observe=lambda layer, observation: _attention(trail, layer, observation))
+    trail.add("loss", _loss(logits, tokens))
+
+
+def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@contextlib.contextmanager
+def _hooks(model: nn.Module, trail: _Trail) -> Iterator[None]:
+    """Look at what goes into norms and what comes out of every module, but for the insides of attention."""
+    handles = []
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        # Rotary positions turn queries and keys, which are looked at.
+        if module in inside or isinstance(module, (Rotary, nn.Dropout, nn.Identity)):
+            continue
+        if isinstance(module, MultiHeadAttention):
+            inside.update(module.modules())
+        if "norm" in type(module).__name__.lower():
+            place = f"residual stream before {name}"
+            handles.append(module.register_forward_pre_hook(_looker(trail, place)))
+        handles.append(module.register_forward_hook(_looker(trail, _output_of(name))))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _looker(trail: _Trail, place: str) -> Any:
+    """A hook, before (module, inputs) or after (module, inputs, output), that looks at the last tensor it is given."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
+        tensor = output[0] if output else inputs[0]
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            trail.add(place, tensor)
+
+    return hook
+
+
+def _output_of(name: str) -> str:
+    if not name:
+        return "logits of the model"
+    number = name.rpartition(".")[2]
+    return f"residual stream after layer {number}" if number.isdigit() else f"output of {name}"
+
+
+def _attention(trail: _Trail, layer: int, seen: Observation) -> None:
+    """Query, key, value, logits, weights and output of one attention call."""
+    where = f"layer {layer}, cross-attention" if seen.cross else f"layer {layer}"
+    for name in ("query", "key", "value"):
+        trail.add(f"{where}: {name}", getattr(seen, name))
+    shape = (*seen.query.shape[:3], seen.key.shape[2])
+    trail.merge(f"{where}: logits", shape, _logits(seen))
+    trail.merge(f"{where}: weights", shape, _weights(seen))
+    trail.add(f"{where}: out", seen.out)
+
+
+def _logits(seen: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Tiles (B, Hq, r, c) of the logits, and which entries are seen: not masked, by a mask or by a bias of -inf."""
+    call = make_call(
+        seen.query, seen.key, seen.value, seen.mask, bias=seen.bias, scale=seen.scale, softcap=seen.softcap, sink=None,
+        dropout=0.0,
+    )  # fmt: skip
+    problem = replace(Problem.of(call), guarded=False)  # query and key are finite, or we would not be here
+    parameter = None if call.bias is None else call.bias.parameter
+    key_spans = problem.key_spans()
+    for rows in problem.row_spans():
+        query, _ = problem.block(call.query, rows)
+        for _, keys, kind in problem.tiles(rows, key_spans):
+            key, _ = problem.block(call.key, keys)
+            scores = problem.bias_tile(parameter, rows, keys)
+            sight = look(problem, rows, keys, kind, scores, (None, None, None), call.heads)
+            logits, _ = logits_of(problem, sight, query, key, scores)
+            counts = sight.visible
+            if scores is not None:
+                allowed = scores != NEGATIVE
+                counts = allowed if counts is None else counts & allowed
+            yield logits, counts
+
+
+def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
+    """The weights (B, Hq, r, Lk) by blocks of rows."""
+    length = seen.query.shape[2]
+    for start in range(0, length, ROWS):
+        rows = range(start, min(start + ROWS, length))
+        yield (
+            attention_weights(
+                seen.query, seen.key, seen.mask, rows=rows, bias=seen.bias, scale=seen.scale, softcap=seen.softcap,
+                sink=seen.sink,
+            ),
+            None,
+        )  # fmt: skip
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+def _backward(model: nn.Module, tokens: Tensor, trail: _Trail) -> None:
+    """Look at each parameter's gradient as the backward pass reaches it."""
+    before = {parameter: parameter.grad for parameter in model.parameters()}
+    handles = []
+    for name, parameter in model.named_parameters():
+        parameter.grad = None
+        if parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(_gradient_looker(trail, name)))
+    try:
+        with torch.enable_grad():
+            _loss(model(tokens[:, :-1]), tokens).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, gradient in before.items():
+            parameter.grad = gradient
+
+
+def _gradient_looker(trail: _Trail, name: str) -> Any:
+    def hook(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        trail.add(f"gradient of {name}", parameter.grad)
+
+    return hook
+
+
+def _generators(tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(tokens.device) if tokens.is_cuda else None
+
+
+def _restore(states: tuple[Tensor, Tensor | None]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1])

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -44,7 +44,7 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     with durable_file(path) as file:
         writer = _HashingWriter(file)
         try:
-            torch.save(state, writer)
+            torch.save(state, cast(IO[bytes], writer))
         except Exception:
             # torch.save wraps what its file raises in a complaint about positions.
             if writer.error is not None:

@@ -48,7 +48,9 @@ class Keeper(Monitor):
     ):
         self._run, self._lm, self._corpus, self._reporter = run, lm, corpus, reporter
         self._described, self._sharded = described, sharded
-        self._best, self._best_weights, self._latest = float("inf"), None, None
+        self._best = float("inf")
+        self._best_weights: Tensors | None = None
+        self._latest: Tensors | None = None
         self._done, self._norm, self._speed = 0, 0.0, 0.0
         self._curve: list[dict[str, float]] = []
         self._fresh = True  # nothing of this run's model is in the folder yet

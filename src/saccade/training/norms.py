@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,7 @@ def _part(name: str) -> str:
     return parts[0] if number is None else ".".join(parts[: min(number + 2, len(parts) - 1)])
 
 
-def _norms(model: nn.Module, tensor_of) -> dict[str, float]:  # type: ignore[no-untyped-def]
+def _norms(model: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, float]:
     squares = {}
     for group, parameters in parameter_groups(model).items():
         tensors = [tensor for parameter in parameters if (tensor := tensor_of(parameter)) is not None]

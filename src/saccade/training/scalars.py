@@ -25,7 +25,7 @@ class ScalarLog:
 
     def __init__(self, folder: Path, step: int, warn: Callable[[str], None]):
         # TensorBoard is an extra. Its own writer works in a thread, which hides errors until later.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
         self._folder, self._warn = folder, warn
         self._writer: Any = None
@@ -37,8 +37,8 @@ class ScalarLog:
         self.flush()
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
@@ -51,7 +51,7 @@ class ScalarLog:
         self._writer = None
 
     def _open(self) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
         self._folder.mkdir(exist_ok=True)
         # Files are read in the order of their names.
