@@ -178,6 +178,13 @@ def test_positions_beyond_any_table_are_computed():
     assert Rotary(6)(x, extreme).isfinite().all()
 
 
+def test_tables_of_one_dtype_do_not_serve_another():
+    rotary, x = Rotary(6), torch.randn(2, 1, 7, 6)
+    for offset in (5, torch.tensor([5, 0])):
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            assert torch.equal(rotary(x.to(dtype), offset), Rotary(6)(x.to(dtype), offset))
+
+
 def test_tables_are_kept_and_grow(monkeypatch):
     rotary, made = Rotary(6), []
     at = rotary._waves.at

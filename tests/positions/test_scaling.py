@@ -116,6 +116,21 @@ def test_yarn_mixes_in_between():
     assert ratio[19] == 1.0 and ratio[47].item() == pytest.approx(0.25)
 
 
+def test_yarns_ramp_ends_where_the_authors_code_ends_it():
+    # At base 20 the pair that turns once within 3000 tokens would be number 31 of 15. Their ramp goes from 13 to 29.
+    ours = YaRNScaling(8.0, 3000).frequencies(30, 20.0)
+    theirs, _ = transformers_frequencies("yarn", 30, 20.0, factor=8.0, original_max_position_embeddings=3000)
+    assert ((ours - theirs.double()).abs() <= allowed(30, 20.0)).all()
+    assert ours[14].item() == pytest.approx(theta(30, 20.0)[14] * (15 / 16 + 1 / 16 / 8), rel=1e-13)
+
+
+def test_yarn_interpolates_nothing_where_every_pair_is_fast():
+    # The slowest of these pairs turns hundreds of times within the length.
+    plain = torch.tensor(theta(30, 20.0), dtype=torch.float64)
+    assert plain[-1] * 10**6 / (2 * math.pi) > 32
+    torch.testing.assert_close(YaRNScaling(8.0, 10**6).frequencies(30, 20.0), plain, rtol=1e-13, atol=0)
+
+
 def test_yarns_attention_factor():
     assert YaRNScaling(16.0, 4096).attention == 0.1 * math.log(16.0) + 1.0
     assert YaRNScaling(16.0, 4096, attention_factor=0.7).attention == 0.7

@@ -129,11 +129,10 @@ class YaRNScaling:
         """Radians a token, float64 (width / 2,)."""
         plain = frequencies(width, base, device)
         low, high = self._pair(self.beta_fast, width, base), self._pair(self.beta_slow, width, base)
-        first = min(max(math.floor(low), 0), width - 1)
-        last = min(math.ceil(high), width - 1)
+        # The authors' code ends at feature width - 1 although pairs end at half of it, and so do models made with it.
+        first, last = max(math.floor(low), 0), min(math.ceil(high), width - 1)
         steps = torch.arange(width // 2, device=device, dtype=torch.float64) - first
-        # A step where both ends meet: 0.001, the authors' own, only keeps the division finite.
-        ramp = (steps / max(last - first, 0.001)).clamp(0.0, 1.0)
+        ramp = (steps / max(last - first, 1)).clamp(0.0, 1.0)  # first >= last: every pair comes before first
         return plain * (1.0 - ramp) + plain / self.factor * ramp
 
     def _pair(self, turns: float, width: int, base: float) -> float:

@@ -71,8 +71,7 @@ class Waves:
         if not eager(positions):
             return self._frequencies(positions.device)
         if self._steps is None or self._steps.device != positions.device:
-            with torch.inference_mode(False):
-                self._steps = self._frequencies(positions.device)
+            self._steps = self._frequencies(positions.device)
         return self._steps
 
     def _tables(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
