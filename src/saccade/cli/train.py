@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import TYPE_CHECKING
 
@@ -69,9 +70,9 @@ def language_model(
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     """Find out what each head does, on validation text, and keep it beside the weights."""
-    from ..models import save
+    from ..models.checkpoint import HEADS, write_text
     from ..training.run import texts
     from ..watching import measure_roles
 
-    lm.heads = measure_roles(lm, "\n".join(texts(run)[1]))
-    save(lm, run.out)
+    heads = measure_roles(lm, "\n".join(texts(run)[1]))
+    write_text(run.out / HEADS, json.dumps(heads, indent=1) + "\n")

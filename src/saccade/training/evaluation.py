@@ -28,8 +28,9 @@ def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator:
         # Sharded weights are gathered by all processes together, so one without rows computes too, and counts nothing.
         given = rows if rows.shape[0] else part[:1].to(device)
         logits = model(given[:, :-1])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if rows.shape[0]:
-            total += F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").item()
+            total += F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").item()
     model.train(was_training)
     if accelerator is not None and shares > 1:
         total = accelerator.reduce(torch.tensor(total, dtype=torch.float64, device=device), "sum").item()

@@ -158,7 +158,13 @@ class Keeper(Monitor):
     def finish(self) -> LanguageModel:
         """The best weights as they were stored, judged by the whole validation text; the card says how well."""
         self.close()
-        self._write()
+        try:
+            self._write()
+        except (OSError, safetensors.SafetensorError) as error:
+            out = self._run.out
+            raise OSError(
+                f"{out}: could not be written ({_reason(error)}); make room and go on with --resume"
+            ) from None
         best = load(self._run.out)
         best.model.to(self._lm.model.embedding.weight.device)
         windows = whole_windows(self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context)
@@ -173,8 +179,9 @@ class Keeper(Monitor):
         try:
             action()
         except (OSError, safetensors.SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            self._reporter.warned(f"step {self._done:,}: {what} could not be written ({reason}); training goes on")
+            self._reporter.warned(
+                f"step {self._done:,}: {what} could not be written ({_reason(error)}); training goes on"
+            )
 
     def _write(self) -> None:
         out, latest = self._run.out, self._latest
@@ -212,3 +219,7 @@ class Keeper(Monitor):
 def rounded(weights: Tensors) -> Tensors:
     """A copy in bfloat16, as models are stored."""
     return {name: tensor.detach().to("cpu", torch.bfloat16, copy=True) for name, tensor in weights.items()}
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -250,7 +250,8 @@ class _Run:
 def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
     """Mean negative log-likelihood of the tokens behind the first of each window (B, L + 1), in nats."""
     logits = model(windows[:, :-1])
-    return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def draw(step: int, tokens: Tensor, start: int, vocabulary: int, context: int, settings: Settings) -> Tensor:

@@ -47,14 +47,19 @@ def _norms(model: nn.Module, tensor_of: Callable[[nn.Parameter], Tensor | None])
     for group, parameters in parameter_groups(model).items():
         tensors = [tensor for parameter in parameters if (tensor := tensor_of(parameter)) is not None]
         squares[group] = _square(tensors)
-    return dict(zip(squares, torch.stack(list(squares.values())).sqrt().tolist(), strict=True)) if squares else {}
+    return (
+        dict(zip(squares, torch.stack([square.double() for square in squares.values()]).sqrt().tolist(), strict=True))
+        if squares
+        else {}
+    )
 
 
 @torch.no_grad()
 def _square(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
-    norms = torch.stack([_whole(torch.linalg.vector_norm(tensor, dtype=torch.float32)) for tensor in tensors])
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    norms = torch.stack([_whole(torch.linalg.vector_norm(tensor, dtype=dtype)) for tensor in tensors])
     return norms.square().sum().cpu()
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
 
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
 
 T = TypeVar("T")
 
@@ -21,10 +23,10 @@ def accelerator_for(settings: Settings) -> Accelerator:
     Raises ValueError where the machine cannot do the precision, or has more processes than the batch has windows.
     """
     # Accelerate is an extra, and slow to import.
-    from accelerate import Accelerator, PartialState
+    from accelerate import Accelerator
 
     execution = settings.execution
-    state = PartialState()
+    state = _processes()
     if execution.precision == "fp16" and state.device.type == "cpu":
         raise ValueError(
             "precision: fp16 needs a GPU, whose loss scaling keeps small gradients; use bf16 or no on a CPU"
@@ -86,13 +88,17 @@ def any_of(accelerator: Accelerator, flag: bool) -> bool:
     """Whether the flag is set in any process."""
     if accelerator.num_processes == 1:
         return flag
-    import torch
-
     return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)
 
 
 def is_main_process() -> bool:
     """Whether this is the process that writes and talks."""
+    return bool(_processes().is_main_process)
+
+
+def _processes() -> PartialState:
     from accelerate import PartialState
 
-    return PartialState().is_main_process
+    # Without being told, Accelerate takes each of several processes on a machine without a GPU for the only one.
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or not torch.accelerator.is_available()
+    return PartialState(cpu=on_cpu)

@@ -1,0 +1,116 @@
+"""Two processes train what one trains, micro-batches what an undivided step trains, and errors reach everybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import saccade
+from saccade.models import load
+from saccade.training import Execution, Settings
+from saccade.training.processes import accelerator_for, own_rows
+from training.two_processes import run as run_here
+
+HERE = Path(__file__).parent
+
+
+def launch(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Two CPU processes on a port that is free."""
+    source = str(Path(saccade.__file__).parents[1])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, check=check, capture_output=True, text=True)
+
+
+def distance(made, reference) -> float:
+    """Root mean square difference of all weights."""
+    differences = [(made["weights"][n].double() - w).flatten() for n, w in reference["weights"].items()]
+    return torch.cat(differences).square().mean().sqrt().item()
+
+
+@pytest.fixture
+def exact():
+    return run_here(torch.float64, 1)
+
+
+def check_same(made, exact, plain):
+    """As near to training in float64 as an undivided step in float32: twice its distance at most."""
+    assert distance(plain, exact) > 0
+    assert distance(made, exact) <= 2 * distance(plain, exact)
+    for name in ("curve", "losses"):
+        came, expected = (torch.tensor(values[name], dtype=torch.float64) for values in (made, exact))
+        error = (torch.tensor(plain[name], dtype=torch.float64) - expected).abs().max()
+        assert (came - expected).abs().max() <= 2 * error + 2 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert made["gradients"] == pytest.approx(exact["gradients"], rel=1e-4)
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 5])
+def test_micro_batches_are_the_undivided_step(accumulate, exact):
+    check_same(run_here(torch.float32, accumulate), exact, run_here(torch.float32, 1))
+    # In float64 what is left is float64's rounding.
+    assert distance(run_here(torch.float64, accumulate), exact) < 1e-12
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path, exact):
+    plain = run_here(torch.float32, 1)
+    for accumulate in (1, 2):
+        launch(str(HERE / "two_processes.py"), str(tmp_path / "made"), "float32", str(accumulate))
+        made = torch.load(tmp_path / "made", weights_only=True)
+        assert made["processes"] == 2
+        check_same(made, exact, plain)
+    launch(str(HERE / "two_processes.py"), str(tmp_path / "made"), "float64", "1")
+    assert distance(torch.load(tmp_path / "made", weights_only=True), exact) < 1e-12
+
+
+SMALL = """--layers 1 --heads 2 --width 12 --hidden 16 --context 23 --vocabulary 283 --dropout 0.1 --batch 5 --steps 6
+--every 2 --warmup 2 --precision no""".split()
+
+
+@pytest.mark.slow
+def test_the_command_in_two_processes(story, tmp_path):
+    command = ["-m", "saccade", "train", "lm", str(story), "--out", str(tmp_path / "out"), *SMALL]
+    done = launch(*command)
+    assert done.stdout.count("model written") == 1
+    assert done.stdout.count("best weights") == 1
+    load(tmp_path / "out")
+    curve = [json.loads(line)["step"] for line in (tmp_path / "out" / "curve.jsonl").read_text().splitlines()]
+    assert curve == [2, 4, 6]
+    again = launch(*command, check=False)
+    assert again.returncode != 0
+    assert again.stderr.count("saccade: error: ") == 1
+    assert "exists already" in again.stderr
+    resumed = launch(*command, "--resume")
+    assert resumed.stdout.count("model written") == 1
+
+
+def test_rows_are_shared_out_once():
+    class Accelerator:
+        device, num_processes = torch.device("cpu"), 3
+
+        def __init__(self, index):
+            self.process_index = index
+
+    windows = torch.arange(17)[:, None].expand(17, 5)
+    parts = [own_rows(Accelerator(index), windows, 2) for index in range(3)]
+    assert [part.shape[0] for own in parts for part in own] == [3, 3, 3, 3, 3, 2]
+    assert torch.equal(torch.cat([part for own in parts for part in own]), windows)
+
+
+def test_too_few_rows():
+    with pytest.raises(
+        ValueError, match="batch: 3 windows cannot be split among 1 processes with 5 micro-batches each"
+    ):
+        accelerator_for(Settings(steps=1, batch=3, execution=Execution("no", accumulate=5)))
+
+
+def test_half_precision_needs_a_gpu():
+    with pytest.raises(ValueError, match="precision: fp16 needs a GPU, .* use bf16 or no on a CPU"):
+        accelerator_for(Settings(steps=1, execution=Execution("fp16")))
