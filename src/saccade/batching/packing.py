@@ -81,9 +81,9 @@ class Packed:
 def pack(sequences: Sequence[Tensor]) -> Packed:
     """Sequences (L_i, ...) one behind the other in one row (1, T, ...): no padding at all. Differentiable.
 
-    Attention over the row costs what the sequences cost, since tiles between two of them are skipped; the rest of a
-    model works on T tokens. Empty sequences stay in `lengths`. Krell et al., "Efficient Sequence Packing without
-    Cross-contamination" (2021).
+    Everything but attention works on T tokens. Attention skips tiles that lie between two sequences; where sequences
+    are shorter than a backend's tiles, pairs of two sequences are still computed, and masked. Empty sequences stay in
+    `lengths`. Krell et al., "Efficient Sequence Packing without Cross-contamination" (2021).
 
     Raises:
         TypeError: not a list of tensors, or of different dtypes.

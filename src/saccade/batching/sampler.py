@@ -35,9 +35,10 @@ class PaddingShare:
 class LengthGrouped(Sampler[list[int]]):
     """Batches of alike length, as `batch_sampler=` of a `DataLoader`: less of each padded batch is padding.
 
-    Each epoch draws an order of the items, cuts it into pools of `pool` batches, sorts each pool by length, cuts it
-    into batches, and draws an order of the batches. A larger pool saves more padding; a smaller one leaves more of the
-    batches' composition to chance. An epoch is a pure function of the arguments and its number: `batches(epoch)`.
+    Each epoch draws an order of the items, cuts it into pools of `pool` batches (the last holds the rest too), sorts
+    each pool by length, cuts it into batches, and draws an order of the batches. A larger pool saves more padding; a
+    smaller one leaves more of the batches' composition to chance. An epoch is a pure function of the arguments and its
+    number: `batches(epoch)`.
 
     Every index comes exactly once in an epoch, over all ranks together. Every rank gets the same number of batches:
     where the number of batches is no multiple of `world`, the batches with the most items are halved until it is.
@@ -155,7 +156,9 @@ class LengthGrouped(Sampler[list[int]]):
         else:
             assert self.tokens is not None
             items = max(int(self.tokens / max(self._lengths.mean(), 1.0)), 1)
-        return [order[at : at + items * self.pool] for at in range(0, len(order), items * self.pool)]
+        size = items * self.pool
+        ends = [*range(size, len(order) - size + 1, size), len(order)]  # the last pool takes what is left over
+        return [order[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
     def _sorted(self, items: Batch) -> Batch:
         return items[np.argsort(self._lengths[items], kind="stable")]
