@@ -16,6 +16,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """A function for typer: each parameter of `command` that is a dataclass becomes its fields, one option each."""
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type] = {}
+    defaults = inspect.signature(command).parameters
     for name, annotation in typing.get_type_hints(command, include_extras=True).items():
         if name == "return":
             continue
@@ -24,7 +25,10 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             groups[name] = annotation
             parameters += _options(annotation)
         else:
-            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
+            default = defaults[name].default
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            )
 
     @functools.wraps(command)
     def run(**given: Any) -> None:

@@ -76,6 +76,24 @@ class Learning:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trial:
+    """Rates and learning"""
+
+    low: Annotated[float, typer.Option(help="The lowest rate.")] = 1e-6
+    high: Annotated[float, typer.Option(help="The highest rate.")] = 1.0
+    steps: Annotated[int, typer.Option(help="How many rates are tried, a step with each.")] = 100
+    batch: Annotated[int, typer.Option(help="Windows in each step.")] = Learning.batch
+    decay: Annotated[float, typer.Option(help="Weight decay.")] = Learning.decay
+    beta2: Annotated[float, typer.Option(help="AdamW's second beta.")] = Learning.beta2
+    clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = Learning.clip
+    seed: Annotated[int, typer.Option(help="Of windows, weights and dropout.")] = Learning.seed
+
+    @property
+    def learning(self) -> Learning:
+        return Learning(self.steps, self.batch, decay=self.decay, beta2=self.beta2, clip=self.clip, seed=self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
 class Machine:
     """Memory and speed"""
 

@@ -11,6 +11,7 @@ import typer
 from ._errors import require
 from ._options import Grouped, flattened
 from ._train_options import Data, Files, Keeping, Learning, Machine, Shape, Text, settings_of
+from ._train_rate import learning_rate
 
 if TYPE_CHECKING:
     from ..models import LanguageModel
@@ -26,6 +27,7 @@ step, and --resume goes on from there.
 def register(app: typer.Typer) -> None:
     train = typer.Typer(no_args_is_help=True, help="Train a model of your own.")
     train.command("lm", cls=Grouped, epilog=EPILOG)(flattened(language_model))
+    train.command("rate", cls=Grouped)(flattened(learning_rate))
     app.add_typer(train, name="train")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from rich.console import Console
@@ -78,3 +80,20 @@ class ConsoleReporter(Reporter):
 
     def _line(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def rates_shown(steps: int, *, quiet: bool = False) -> Iterator[Callable[[float, float], None]]:
+    """A bar for a range test, in a terminal; what it gives is told of each rate and its loss."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("rate {task.fields[rate]:.1e}  loss {task.fields[loss]:.3f}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+    )
+    with progress:
+        task = progress.add_task("", total=steps, rate=math.nan, loss=math.nan)
+        yield lambda rate, loss: progress.update(task, advance=1, rate=rate, loss=loss)

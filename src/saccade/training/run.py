@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from .files import checkpoints
 from .keeper import LAST, Keeper
 from .loop import Diverged, Monitor, train
 from .processes import accelerator_for, is_sharded, together
+from .range_test import RangeTest, language_model_range_test
 from .resume import FOLDER, check_same, description, newest
 from .scalars import LOG
 from .settings import Settings
@@ -107,6 +109,19 @@ def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> 
         together(accelerator, lambda: None)
     reporter.started(prepared.lm, prepared.corpus)
     return _train(run, prepared, reporter, accelerator)
+
+
+def range_test_of(
+    run: LanguageRun, *, low: float, high: float, told: Callable[[float, float], None] = lambda rate, loss: None
+) -> RangeTest:
+    """The learning-rate range test (see `range_test`) of what a run would train; nothing is written."""
+    accelerator_for(run.settings)
+    both = texts(run)
+    torch.manual_seed(run.settings.seed)
+    lm = _new(run, both[0]) if run.initial is None else _continued(run, run.initial)
+    corpus = Corpus.encode(*both, lm.tokenizer)
+    _check_long_enough("training", corpus.training, lm.model.config.context)
+    return language_model_range_test(lm.model, corpus, lm.tokenizer.start, run.settings, low=low, high=high, told=told)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""The learning-rate range test: how fast can it learn before it diverges?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..models import DecoderLM
+from .data import Corpus
+from .loop import draw, loss_of, make_optimizer
+from .processes import accelerator_for, own_rows
+from .settings import Settings
+from .state import step_seed
+
+SAFETY = 10.0  # how far below the edge the suggested rate lies
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """What a range test measured: the loss each rate was met with, until it diverged or the rates were through.
+
+    Args:
+        rates: tried one after another, rising by the same factor.
+        losses: of the step before each rate was applied.
+        smoothed: `losses` as an exponential mean.
+        diverged: whether the loss left the range before the rates were through.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    diverged: bool
+
+    @property
+    def edge(self) -> float:
+        """The rate at which the smoothed loss was lowest; beyond it, steps do harm."""
+        lowest = min(range(len(self.smoothed)), key=self.smoothed.__getitem__)
+        # The loss of a step is what the rate before it has led to.
+        return self.rates[max(lowest - 1, 0)]
+
+    @property
+    def steepest(self) -> float:
+        """The rate at which the smoothed loss fell fastest per factor of the rate, below the edge."""
+        last = self.rates.index(self.edge)
+        falls = [self.smoothed[n + 1] - self.smoothed[n] for n in range(max(last, 1))]
+        return self.rates[min(range(len(falls)), key=falls.__getitem__)]
+
+    @property
+    def suggestion(self) -> float:
+        """A rate to train with: a tenth of the edge, for curvature that grows while training, or `steepest` if less."""
+        return min(self.edge / SAFETY, self.steepest)
+
+
+def range_test(
+    step: Callable[[float], float],
+    *,
+    low: float = 1e-6,
+    high: float = 1.0,
+    steps: int = 100,
+    smoothing: float = 0.9,
+    factor: float = 4.0,
+) -> RangeTest:
+    """Take steps with an exponentially rising rate, `low (high / low)^(n / (steps - 1))`, until the loss diverges.
+
+    Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), section 3.3.
+
+    Args:
+        step: makes one step with the rate it is given, and returns the loss before that step.
+        low, high, steps: the rates, and how many.
+        smoothing: s of the mean `m <- s m + (1 - s) loss`, corrected for its start; 0 takes losses as they are.
+        factor: the loss has diverged when its mean is above `factor` times the lowest mean, or not finite.
+    """
+    _check(low, high, steps, smoothing, factor)
+    rates, losses, smoothed, mean = [], [], [], 0.0
+    for number in range(steps):
+        rate = low * (high / low) ** (number / (steps - 1))
+        loss = step(rate)
+        if not math.isfinite(loss):
+            return RangeTest(tuple(rates), tuple(losses), tuple(smoothed), True)
+        mean = smoothing * mean + (1 - smoothing) * loss
+        rates.append(rate)
+        losses.append(loss)
+        smoothed.append(mean / (1 - smoothing ** (number + 1)))
+        if smoothed[-1] > factor * min(smoothed):
+            return RangeTest(tuple(rates), tuple(losses), tuple(smoothed), True)
+    return RangeTest(tuple(rates), tuple(losses), tuple(smoothed), False)
+
+
+def language_model_range_test(
+    model: DecoderLM,
+    corpus: Corpus,
+    start: int,
+    settings: Settings,
+    *,
+    low: float = 1e-6,
+    high: float = 1.0,
+    told: Callable[[float, float], None] = lambda rate, loss: None,
+) -> RangeTest:
+    """`range_test` of a language model with the windows, the optimizer and the clipping it will be trained with.
+
+    The model is changed by it. A function of the settings, of which `steps` is how many rates are tried. `told` hears
+    of each rate and its loss.
+    """
+    accelerator = accelerator_for(settings)
+    if accelerator.num_processes > 1:
+        raise ValueError(f"range test: runs in one process, got {accelerator.num_processes}")
+    model.decoder.checkpointing = settings.execution.checkpointing
+    prepared, optimizer = accelerator.prepare(model.train(), make_optimizer(model, settings))
+    context, vocabulary = model.config.context, model.config.vocabulary
+    number = 0
+
+    def step(rate: float) -> float:
+        nonlocal number
+        windows = draw(number, corpus.training, start, vocabulary, context, settings)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        total = 0.0
+        for micro, part in enumerate(own_rows(accelerator, windows, settings.execution.accumulate)):
+            torch.manual_seed(step_seed(settings.seed, number, micro, 0))
+            share = part.shape[0] / windows.shape[0]
+            loss = loss_of(prepared, part) * share
+            accelerator.backward(loss)
+            total += loss.item()
+        accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        number += 1
+        told(rate, total)
+        return total
+
+    return range_test(step, low=low, high=high, steps=settings.steps)
+
+
+def _check(low: float, high: float, steps: int, smoothing: float, factor: float) -> None:
+    if not (0 < low < high < math.inf):
+        raise ValueError(f"low, high: rates must be positive, finite and rising, got {low:g} and {high:g}")
+    if steps < 2:
+        raise ValueError(f"steps: a range has at least 2 rates, got {steps}")
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing: must be in [0, 1), got {smoothing}")
+    if not factor > 1:
+        raise ValueError(f"factor: must be above 1, got {factor}")
