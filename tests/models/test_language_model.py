@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import saccade
+from saccade.batching import pad, unpad
 from saccade.models import DecoderLM, ModelConfig
+from saccade.nn import KVCache
 
 B, L, VOCABULARY = 2, 13, 31
 CONFIG = ModelConfig(VOCABULARY, width=24, layers=2, heads=6, kv_heads=2, hidden=17, context=19)
@@ -119,3 +122,36 @@ def test_bad_tokens():
     with pytest.raises(ValueError, match="tokens: 20 are more than the model's context of 19"):
         model(torch.zeros(1, 8, dtype=torch.int64), cache=cache)
     assert cache.length == 12
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prompts_of_unequal_length_decode_as_each_alone(side):
+    model, lengths = make(), (5, 3)
+    prompts = [torch.randint(VOCABULARY, (n,)) for n in lengths]
+    tokens, padding = pad(prompts, side=side)
+    cache = model.cache()
+    with torch.no_grad():
+        first = unpad(model(tokens, padding=padding, cache=cache), padding)
+        later = torch.randint(VOCABULARY, (2, 4))
+        steps = torch.cat([model(token, cache=cache) for token in later.split(1, 1)], 1)
+        for item, prompt in enumerate(prompts):
+            alone = model(torch.cat((prompt, later[item]))[None])[0]
+            torch.testing.assert_close(torch.cat((first[item], steps[item])), alone)
+    assert cache.length.tolist() == [9, 7]
+    with pytest.raises(ValueError, match="tokens: 20 are more than the model's context of 19"):
+        model(torch.zeros(2, 11, dtype=torch.int64), cache=cache)
+
+
+@pytest.mark.slow
+def test_a_decoding_step_is_compiled_once():
+    model = DecoderLM(ModelConfig(VOCABULARY, width=32, layers=2, heads=2, hidden=17, context=19)).eval()
+    tokens = torch.randint(VOCABULARY, (B, 13))
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    step = torch.compile(model, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        cache = KVCache.static(2, capacity=17)
+        parts = [model(tokens[:, :4], cache=cache)]
+        parts += [step(token, cache=cache) for token in tokens[:, 4:].split(1, 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
+    assert counter.frame_count == 1

@@ -5,9 +5,11 @@ Shapes: B batch, L length, E model width, V vocabulary.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._masks import Padding
 from ..nn import AttentionConfig, BlockConfig, Decoder, KVCache
 from ..nn.stacks import LayerObserver
 from ..positions import RotaryConfig
@@ -35,18 +37,28 @@ class DecoderLM(nn.Module):
         self.decoder = Decoder(BlockConfig(attention, hidden=config.hidden, dropout=config.dropout), config.layers)
         nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
 
-    def forward(self, tokens: Tensor, *, cache: KVCache | None = None, observe: LayerObserver | None = None) -> Tensor:
-        """Logits of the token after each one. With a cache, `tokens` continue those in it.
+    def forward(
+        self, tokens: Tensor, *, padding: Padding | None = None, cache: KVCache | None = None,
+        observe: LayerObserver | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Logits of the token after each one.
 
-        `observe(layer, observation)` is called in each layer with what goes into attention and what comes out.
+        Args:
+            tokens: (B, L) int64; with a cache, those that continue the ones in it.
+            padding: the real tokens among them, on either side; the logits of others mean nothing.
+            cache: from `cache()`, or any `KVCache` of as many layers.
+            observe: `observe(layer, observation)` is called in each layer with what goes into attention and comes out.
+
+        Raises:
+            ValueError: another rank, or more tokens than the context.
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens: expected shape (batch, length), got {tuple(tokens.shape)}")
-        length = tokens.shape[1] + (0 if cache is None else cache.length)
+        length = tokens.shape[1] + (0 if cache is None else _longest(cache))
         if length > self.config.context:
             raise ValueError(f"tokens: {length} are more than the model's context of {self.config.context}")
         x = self.dropout(self.embedding(tokens) * self.config.width**0.5)
-        x = self.decoder(x, cache=cache, observe=observe)
+        x = self.decoder(x, padding=padding, cache=cache, observe=observe)
         return F.linear(x, self.embedding.weight)
 
     def cache(self) -> KVCache:
@@ -55,3 +67,11 @@ class DecoderLM(nn.Module):
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _longest(cache: KVCache) -> int:
+    """Tokens of the longest item; 0 where a compiler looks, which must not depend on it."""
+    if torch.compiler.is_compiling():
+        return 0
+    length = cache.length
+    return length if isinstance(length, int) else int(length.max())

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._masks import Causal, Mask, Window, as_mask
-from .._masks._algebra import And, Not, Or
+from .._masks import Mask, as_mask
 from ..batching import nested_like, packed_nested
 
 
@@ -21,14 +20,8 @@ def through_packed(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tenso
     Positions restart with each item. The mask may only speak of distances, since all items share it.
     """
     packed = packed_nested(x)
-    mask = as_mask(mask)
-    if mask is not None and not _of_distances(mask):
-        raise ValueError(
-            f"mask: {mask!r} speaks of places in one sequence, but a nested batch runs as one row of several; "
-            "use masks of distances (Causal, Window), or pad the batch"
-        )
-    mask = packed.documents if mask is None else mask & packed.documents
-    return nested_like(forward(packed.row, mask, offset=packed.positions, **rest), x)
+    out = forward(packed.row, packed.mask(as_mask(mask)), offset=packed.positions, **rest)
+    return nested_like(out, x)
 
 
 def refuse_with_nested(**given: object) -> None:
@@ -36,9 +29,3 @@ def refuse_with_nested(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name}: not with a nested batch, which knows its own lengths; pad it instead")
-
-
-def _of_distances(mask: Mask) -> bool:
-    if isinstance(mask, And | Or | Not):
-        return all(_of_distances(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias
 from .._masks import Mask, Padding, as_mask
+from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ._initial import by_fan_in
 from ._ragged import refuse_with_nested, through_packed
@@ -107,6 +108,7 @@ class MultiHeadAttention(nn.Module):
             refuse_with_nested(context=context, values=values, padding=padding, offset=offset, cache=cache)
             return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
         self._check(x, context, values)
+        x = x if padding is None else fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
         mask = self._windowed(as_mask(mask))
         positions = self.positions if positions is None else positions
         if context is None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._biases import Bias
 from .._masks import Mask, Padding
+from ..batching import fill_padding
 from ..positions import Offset
 from ._ragged import refuse_with_nested, through_packed
 from .attention import MultiHeadAttention, Observer, check_tokens
@@ -67,6 +68,7 @@ class EncoderBlock(nn.Module):
             refuse_with_nested(padding=padding, offset=offset, cache=cache)
             return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
         check_tokens("x", x, self.config.width)
+        x = x if padding is None else fill_padding(x, padding)
 
         def attend(x: Tensor) -> Tensor:
             return self.attention(
@@ -129,6 +131,7 @@ class DecoderBlock(EncoderBlock):
             return super().forward(x, mask, **given)
         refuse_with_nested(context=context if x.is_nested else None)
         check_tokens("x", x, self.config.width)
+        x = x if padding is None else fill_padding(x, padding)
         where = context if isinstance(context, Context) else Context(context)
         x = self._add(x, self.attention_norm, lambda x: self.attention(x, mask, **given))
         x = self._add(
