@@ -69,6 +69,7 @@ class Keeper(Monitor):
         self._latest, self._fresh = state["loop"]["model"], kept["fresh"]
         self._done = state["loop"]["progress"]["step"]
         self._norm, self._speed = kept["norm"], kept["speed"]
+        (self._run.out / ANOMALY).unlink(missing_ok=True)
         for name in OURS:
             for rest in self._run.out.glob(f".{name}.*"):
                 rest.unlink(missing_ok=True)

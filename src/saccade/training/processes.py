@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +32,8 @@ def accelerator_for(settings: Settings) -> Accelerator:
         raise ValueError(
             "precision: fp16 needs a GPU, whose loss scaling keeps small gradients; use bf16 or no on a CPU"
         )
+    if execution.compile and state.device.type == "cpu" and not _has_compiler():
+        raise ValueError("compile: needs a C++ compiler on a CPU, and there is none (g++ or clang++)")
     parts = state.num_processes * execution.accumulate
     if settings.batch < parts:
         raise ValueError(
@@ -102,3 +105,7 @@ def _processes() -> PartialState:
     # Without being told, Accelerate takes each of several processes on a machine without a GPU for the only one.
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or not torch.accelerator.is_available()
     return PartialState(cpu=on_cpu)
+
+
+def _has_compiler() -> bool:
+    return "CXX" in os.environ or any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl"))

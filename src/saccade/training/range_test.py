@@ -74,7 +74,10 @@ def range_test(
         factor: the loss has diverged when its mean is above `factor` times the lowest mean, or not finite.
     """
     _check(low, high, steps, smoothing, factor)
-    rates, losses, smoothed, mean = [], [], [], 0.0
+    rates: list[float] = []
+    losses: list[float] = []
+    smoothed: list[float] = []
+    mean = 0.0
     for number in range(steps):
         rate = low * (high / low) ** (number / (steps - 1))
         loss = step(rate)

@@ -3,6 +3,7 @@ that a checkpoint has."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ class ScalarLog:
         self.flush()
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
@@ -68,5 +69,8 @@ class ScalarLog:
         try:
             action()
         except OSError as error:
-            self._writer = None
             self._warn(f"{self._folder}: the log could not be written ({error.strerror}) and ends here")
+            if self._writer is not None:
+                with contextlib.suppress(OSError):  # it flushes first, and fails again
+                    self._writer.close()
+            self._writer = None
