@@ -1,0 +1,453 @@
+"""Memory and speed of each remedy for training that is too large or too slow, on one model.
+
+    python benchmarks/remedies.py [--rounds 3] [--items 32] [--out benchmarks/results/remedies.md]
+
+bf16, checkpointing, accumulation, a window and grouping by length, each alone and all together, beside the plain float32
+step. Every configuration trains the same decoder (forward, loss, backward, clipping, AdamW) over an epoch of the same
+items, in padded batches. docs/remedies.md says what was expected, and by which formulas.
+
+Before anything is timed, losses and gradients are checked. Times are medians over rounds in which the configurations
+take turns in one process, in an order that moves on by one. Peak memory is resident memory: a process of its own for
+each configuration makes its state in a tiny step, and the largest step of the epoch is measured above that.
+
+Shapes: B batch, L length, E width, F hidden width, V vocabulary, H heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.progress import Progress
+from torch import Tensor
+
+import saccade
+from saccade import Causal, Mask, Window
+from saccade.batching import LengthGrouped, pad
+from saccade.models import DecoderLM, ModelConfig
+
+OUT = Path(__file__).parent / "results" / "remedies.md"
+STATUS = Path("/proc/self/status")
+MEDIAN, SIGMA, SHORTEST = 300, 0.7, 32  # of the lengths
+IGNORED = -100  # F.cross_entropy's
+ROUNDING = 1e-4  # of the largest entry: float32 sums over some thousand tokens, in another order
+NEAR = 2.0**-8  # bf16's spacing of numbers near 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of the model and the data. `window` is how many keys a token sees, itself among them."""
+
+    width: int = 256
+    heads: int = 4
+    layers: int = 4
+    vocabulary: int = 1024
+    context: int = 1024
+    window: int = 256
+    batch: int = 8
+    items: int = 32
+
+    def model(self) -> ModelConfig:
+        return ModelConfig(self.vocabulary, self.width, self.layers, self.heads, context=self.context)
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Which remedies a step uses."""
+
+    name: str
+    bf16: bool = False
+    checkpointing: bool = False
+    parts: int = 1  # micro-batches of a step
+    window: bool = False
+    grouped: bool = False
+
+
+PARTS = 4
+CONFIGURATIONS = (
+    Configuration("plain float32"),
+    Configuration("bf16 autocast", bf16=True),
+    Configuration("checkpointing", checkpointing=True),
+    Configuration(f"accumulation, {PARTS} micro-batches", parts=PARTS),
+    Configuration("window", window=True),
+    Configuration("grouped by length", grouped=True),
+    Configuration("all together", bf16=True, checkpointing=True, parts=PARTS, window=True, grouped=True),
+)
+PLAIN, BF16, CHECKPOINTING, ACCUMULATION, WINDOW, _, TOGETHER = CONFIGURATIONS
+
+
+# --- what a configuration must cost -------------------------------------------------------------------------------
+
+
+def mask_of(sizes: Sizes, configuration: Configuration) -> Mask:
+    return Causal() & Window(sizes.window - 1, 0) if configuration.window else Causal()
+
+
+def flops(sizes: Sizes, configuration: Configuration, rows: int, length: int) -> float:
+    """Of the matrix products of one step on a padded batch (rows, length). Formula: docs/remedies.md."""
+    hidden, width = sizes.model().hidden or 0, sizes.width
+    query = torch.zeros(1, sizes.heads, length, width // sizes.heads)
+    plan = saccade.explain(query, query, query, mask_of(sizes, configuration))
+    tokens, attention = rows * length, rows * sizes.layers * plan.flops
+    block = 4 * width**2 + 3 * width * hidden
+    total = 6 * tokens * (sizes.layers * block + sizes.vocabulary * width) + 3.5 * attention
+    if configuration.checkpointing:  # what leads out of the block is not needed again, and not computed
+        total += 2 * tokens * sizes.layers * (block - width * hidden) + attention
+    return total
+
+
+def block_bytes(sizes: Sizes, configuration: Configuration) -> int:
+    """What autograd keeps of one block, for each token."""
+    hidden, width, narrow = sizes.model().hidden or 0, sizes.width, 2 if configuration.bf16 else 4
+    # `chunked` keeps its output in float32, whatever comes in.
+    out = width * (4 if configuration.window else narrow)
+    return 4 * (4 * width + sizes.heads + 2) + narrow * (8 * width + 4 * hidden) + out
+
+
+def head_bytes(sizes: Sizes, configuration: Configuration) -> int:
+    """What autograd keeps of the last norm, the head and the loss, for each token."""
+    return 4 * (2 * sizes.width + 1 + sizes.vocabulary) + sizes.width * (2 if configuration.bf16 else 4)
+
+
+def activation_bytes(sizes: Sizes, configuration: Configuration, rows: int, length: int) -> int:
+    """At the peak of a step on a padded batch (rows, length), above weights, gradients and optimizer state.
+
+    The larger of two moments: the loss's backward (three arrays of (tokens, V), one of which was kept), and the
+    backward of the last block's feed-forward layer. Formula: docs/remedies.md.
+    """
+    hidden, width, narrow = sizes.model().hidden or 0, sizes.width, 2 if configuration.bf16 else 4
+    block, entry = block_bytes(sizes, configuration), 4 * width
+    kept = sizes.layers * (entry if configuration.checkpointing else block)
+    again = block - entry if configuration.checkpointing else 0
+    in_loss = kept + head_bytes(sizes, configuration) + 8 * sizes.vocabulary
+    in_block = kept + again + entry + 2 * narrow * hidden
+    matrices = (4 * width**2 + 3 * width * hidden) * (1 if configuration.checkpointing else sizes.layers)
+    cast = 2 * (matrices + sizes.vocabulary * width) if configuration.bf16 else 0
+    return -(-rows // configuration.parts) * length * max(in_loss, in_block) + cast
+
+
+# --- data and steps -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A padded batch: tokens (B, L) and what follows each, IGNORED in the padding."""
+
+    tokens: Tensor
+    targets: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tokens.shape[0], self.tokens.shape[1]
+
+
+def drawn(sizes: Sizes) -> list[Tensor]:
+    """Sequences of random tokens, (length + 1,) each, with log-normal lengths; the longest fills the context."""
+    random = np.random.default_rng(0)
+    lengths = random.lognormal(np.log(MEDIAN * sizes.context / 1024), SIGMA, sizes.items).astype(int)
+    lengths = lengths.clip(min(SHORTEST, sizes.context), sizes.context)
+    lengths[0] = sizes.context
+    return [torch.from_numpy(random.integers(0, sizes.vocabulary, n + 1)) for n in lengths.tolist()]
+
+
+def chosen(sizes: Sizes, items: list[Tensor], *, grouped: bool) -> list[list[int]]:
+    """Which items make each batch of an epoch."""
+    if grouped:
+        return LengthGrouped([len(item) - 1 for item in items], sizes.batch, report=None).batches(0)
+    order = np.random.default_rng(1).permutation(len(items)).tolist()
+    return [order[at : at + sizes.batch] for at in range(0, len(order), sizes.batch)]
+
+
+def padded(items: list[Tensor]) -> Batch:
+    tokens, _ = pad([item[:-1] for item in items])
+    targets, _ = pad([item[1:] for item in items], value=IGNORED)
+    return Batch(tokens, targets)
+
+
+def epoch_of(sizes: Sizes, configuration: Configuration) -> list[Batch]:
+    items = drawn(sizes)
+    return [padded([items[i] for i in few]) for few in chosen(sizes, items, grouped=configuration.grouped)]
+
+
+def largest(epoch: list[Batch]) -> Batch:
+    return max(epoch, key=lambda batch: batch.tokens.numel())
+
+
+class Trainer:
+    """The model and its optimizer; what is measured is `step`."""
+
+    def __init__(self, sizes: Sizes):
+        torch.manual_seed(0)
+        self.sizes, self.model = sizes, DecoderLM(sizes.model())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def step(self, configuration: Configuration, batch: Batch) -> None:
+        self.gradients(batch, configuration, mask_of(self.sizes, configuration))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        # Kept, so that what a step needs beside weights, gradients and state can be measured.
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def gradients(self, batch: Batch, configuration: Configuration, mask: Mask | Tensor) -> float:
+        """The mean loss of the real tokens; its gradients are added up in the weights."""
+        self.model.decoder.checkpointing = configuration.checkpointing
+        real, total = (batch.targets != IGNORED).sum(), 0.0
+        parts = batch.tokens.chunk(configuration.parts), batch.targets.chunk(configuration.parts)
+        for tokens, targets in zip(*parts, strict=True):
+            loss = self._loss(tokens, targets, configuration, mask) / real
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def logits(self, tokens: Tensor, mask: Mask | Tensor) -> Tensor:
+        """`DecoderLM.forward` with another mask. Padding stands on the right, so no real token sees it."""
+        embedding = self.model.embedding
+        x = self.model.decoder(embedding(tokens) * self.sizes.width**0.5, mask)
+        return F.linear(x, embedding.weight)
+
+    def _loss(self, tokens: Tensor, targets: Tensor, configuration: Configuration, mask: Mask | Tensor) -> Tensor:
+        """Summed over the real tokens."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=configuration.bf16):
+            logits = self.logits(tokens, mask)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def state_bytes(self) -> tuple[int, int, int]:
+        """Of weights, gradients and optimizer state."""
+        weights = sum(weight.nbytes for weight in self.model.parameters())
+        kept = [x for state in self.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+        return weights, weights, sum(x.nbytes for x in kept)
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def check(sizes: Sizes) -> None:
+    """Remedies that should change nothing do not; a window is what its dense mask is; bf16 is near; all items come."""
+    trainer = Trainer(sizes)
+    batch = epoch_of(sizes, PLAIN)[0]
+    length = batch.shape[1]
+
+    def found(configuration: Configuration, mask: Mask | Tensor | None = None) -> tuple[float, list[Tensor]]:
+        trainer.optimizer.zero_grad()
+        loss = trainer.gradients(batch, configuration, mask_of(sizes, configuration) if mask is None else mask)
+        return loss, [weight.grad for weight in trainer.model.parameters() if weight.grad is not None]
+
+    plain = found(PLAIN)
+    windowed = found(PLAIN, mask_of(sizes, WINDOW).dense(length, length))
+    for configuration, expected in ((CHECKPOINTING, plain), (ACCUMULATION, plain), (WINDOW, windowed)):
+        require_equal(configuration.name, found(configuration), expected)
+    for configuration, (expected_loss, _) in ((BF16, plain), (TOGETHER, windowed)):
+        loss, _ = found(configuration)
+        assert abs(loss - expected_loss) <= NEAR * expected_loss, f"{configuration.name}: {loss} is not {expected_loss}"
+    for grouped in (False, True):
+        seen = sorted(i for few in chosen(sizes, drawn(sizes), grouped=grouped) for i in few)
+        assert seen == list(range(sizes.items)), "an epoch does not have every item once"
+
+
+def require_equal(name: str, got: tuple[float, list[Tensor]], right: tuple[float, list[Tensor]]) -> None:
+    """Losses and gradients, to rounding."""
+    assert abs(got[0] - right[0]) <= ROUNDING * abs(right[0]), f"{name}: the loss is {got[0]}, not {right[0]}"
+    for one, other in zip(got[1], right[1], strict=True):
+        error = (one - other).abs().max() / other.abs().max()
+        assert error <= ROUNDING, f"{name}: a gradient differs by {error:.1e} of its largest entry"
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Measured:
+    """`seconds` of an epoch in each round; `peak` bytes of its largest step above `state` (weights, gradients, ...)."""
+
+    peak: int = 0
+    state: tuple[int, ...] = ()
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+def measure(sizes: Sizes, rounds: int, advance: Callable[[str], None] = lambda text: None) -> list[Measured]:
+    """One for each configuration. `advance` is told what has been done, len(CONFIGURATIONS) * (rounds + 1) + 1 times."""
+    check(sizes)
+    advance("checked")
+    results = []
+    for configuration in CONFIGURATIONS:
+        results.append(peak_in_own_process(sizes, configuration))
+        advance(f"memory: {configuration.name}")
+    trainer = Trainer(sizes)
+    epochs = [epoch_of(sizes, configuration) for configuration in CONFIGURATIONS]
+    for turn in range(rounds):
+        for k in range(len(CONFIGURATIONS)):
+            at = (k + turn) % len(CONFIGURATIONS)
+            start = time.perf_counter()
+            for batch in epochs[at]:
+                trainer.step(CONFIGURATIONS[at], batch)
+            results[at].seconds.append(time.perf_counter() - start)
+            advance(f"round {turn + 1}: {CONFIGURATIONS[at].name}")
+    return results
+
+
+def peak_in_own_process(sizes: Sizes, configuration: Configuration) -> Measured:
+    # Without a fixed threshold glibc keeps freed pieces of up to 32 MB, and their holes would be counted as needed.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    task = json.dumps([dataclasses.asdict(sizes), dataclasses.asdict(configuration)])
+    command = [sys.executable, __file__, "--peak", task]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{configuration.name}: measuring memory failed\n{done.stderr}")
+    peak, state = json.loads(done.stdout)
+    return Measured(peak, tuple(state))
+
+
+def peak_here(sizes: Sizes, configuration: Configuration) -> tuple[int, tuple[int, ...]]:
+    """The largest step's peak above this process's memory before it, and the bytes of the training state.
+
+    VmHWM and not getrusage's ru_maxrss: that one begins with the peak of the process that started this one.
+    """
+    trainer, epoch = Trainer(sizes), epoch_of(sizes, configuration)
+    trainer.step(configuration, Batch(*(x[:, :2] for x in dataclasses.astuple(epoch[0]))))
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins again at what is resident now
+    before = _resident("VmRSS")
+    trainer.step(configuration, largest(epoch))
+    return _resident("VmHWM") - before, trainer.state_bytes()
+
+
+def _resident(field: str) -> int:
+    """Bytes, of /proc/self/status."""
+    lines = STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+
+def page(sizes: Sizes, rounds: int, results: list[Measured]) -> str:
+    parameters = sum(weight.numel() for weight in DecoderLM(sizes.model()).parameters())
+    items = drawn(sizes)
+    weights, gradients, state = (size / 2**20 for size in results[0].state)
+    lines = [
+        "# Memory and speed of each remedy",
+        "",
+        f"A decoder with {parameters / 1e6:.1f} M parameters ({sizes.layers} layers, width {sizes.width}, {sizes.heads} "
+        f"heads, vocabulary {sizes.vocabulary:,}) over an epoch of {sizes.items} items, {_real(items):,} real tokens, "
+        f"in padded batches of {sizes.batch}. Lengths are log-normal: median {MEDIAN * sizes.context // 1024}, sigma "
+        f"{SIGMA}, cut at {sizes.context:,}, the first item as long as that. The window is {sizes.window} keys. "
+        "Formulas, expectations and conclusions: [docs/remedies.md](../../docs/remedies.md).",
+        "",
+        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {_processor()}; bf16 instructions: "
+        f"{_bf16_instructions()}.",
+        "",
+        "    python benchmarks/remedies.py",
+        "",
+        "## What it must cost, by the formulas",
+        "",
+        *expected_table(sizes),
+        "",
+        "## What it cost",
+        "",
+        f"Medians of {rounds} rounds, slowest over fastest round in brackets. Peak memory is that of the largest step, "
+        f"above weights ({weights:.1f} MiB), gradients ({gradients:.1f} MiB) and optimizer state ({state:.1f} MiB), "
+        "which are the same for all. Ratios are to the plain step; those of times are medians of the rounds' ratios.",
+        "",
+        *measured_table(sizes, results),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def expected_table(sizes: Sizes) -> list[str]:
+    lines = ["| remedy | padding | GFLOP an epoch | ratio | peak activations | ratio |", "|---|---|---|---|---|---|"]
+    real = _real(drawn(sizes))
+    base_work, base_bytes = epoch_flops(sizes, PLAIN), step_bytes(sizes, PLAIN)
+    for configuration in CONFIGURATIONS:
+        work, needed = epoch_flops(sizes, configuration), step_bytes(sizes, configuration)
+        padding = 1 - real / sum(batch.tokens.numel() for batch in epoch_of(sizes, configuration))
+        lines.append(
+            f"| {configuration.name} | {100 * padding:.0f} % | {work / 1e9:.0f} | {work / base_work:.2f} | "
+            f"{needed / 2**20:.1f} MiB | {needed / base_bytes:.2f} |"
+        )
+    return lines
+
+
+def measured_table(sizes: Sizes, results: list[Measured]) -> list[str]:
+    lines = [
+        "| remedy | peak memory | ratio | of the formula | time | ratio | GFLOP/s | real tokens/s | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    base, real = results[0], _real(drawn(sizes))
+    for configuration, one in zip(CONFIGURATIONS, results, strict=True):
+        seconds = statistics.median(one.seconds)
+        ratio = statistics.median(a / b for a, b in zip(one.seconds, base.seconds, strict=True))
+        lines.append(
+            f"| {configuration.name} | {one.peak / 2**20:.1f} MiB | {one.peak / base.peak:.2f} | "
+            f"{one.peak / step_bytes(sizes, configuration):.2f} | "
+            f"{seconds:.2f} s ({max(one.seconds) / min(one.seconds):.2f}) | {ratio:.2f} | "
+            f"{epoch_flops(sizes, configuration) / seconds / 1e9:.0f} | {real / seconds:,.0f} | {1 / ratio:.2f} |"
+        )
+    return lines
+
+
+def epoch_flops(sizes: Sizes, configuration: Configuration) -> float:
+    return sum(flops(sizes, configuration, *batch.shape) for batch in epoch_of(sizes, configuration))
+
+
+def step_bytes(sizes: Sizes, configuration: Configuration) -> int:
+    """Of the largest step of an epoch."""
+    return activation_bytes(sizes, configuration, *largest(epoch_of(sizes, configuration)).shape)
+
+
+def _real(items: list[Tensor]) -> int:
+    return sum(len(item) - 1 for item in items)
+
+
+def _information(field: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+def _processor() -> str:
+    return _information("model name") or platform.processor() or platform.machine()
+
+
+def _bf16_instructions() -> str:
+    flags = _information("flags").split()
+    return ", ".join(flag for flag in ("amx_bf16", "avx512_bf16") if flag in flags) or "none"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in dataclasses.fields(Sizes):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default, help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each configuration is timed")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the page goes")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)  # the process that measures one configuration's memory
+    options: dict[str, Any] = vars(parser.parse_args(arguments))
+    task, rounds, out = options.pop("peak"), options.pop("rounds"), options.pop("out")
+    if task is not None:
+        sizes, configuration = json.loads(task)
+        print(json.dumps(peak_here(Sizes(**sizes), Configuration(**configuration))))
+        return
+    if not STATUS.exists():
+        raise SystemExit("remedies: peak memory is read from /proc/self/status, which only Linux has")
+    sizes = Sizes(**options)
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("checking", total=len(CONFIGURATIONS) * (rounds + 1) + 1)
+        results = measure(sizes, rounds, lambda text: progress.update(bar, advance=1, description=text))
+    written = page(sizes, rounds, results)
+    out.write_text(written, encoding="utf-8")
+    print(written)
+
+
+if __name__ == "__main__":
+    main()
