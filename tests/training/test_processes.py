@@ -13,9 +13,13 @@ import torch
 
 import saccade
 from saccade.models import load
-from saccade.training import Execution, Settings
+from saccade.training import Execution, Settings, evaluate, gradient_norms
+from saccade.training.norms import weight_norms
 from saccade.training.processes import accelerator_for, own_rows
 from training.two_processes import run as run_here
+from training.two_shards import WINDOWS
+from training.two_shards import make as make_whole
+from training.two_shards import step as take_step
 
 HERE = Path(__file__).parent
 
@@ -114,3 +118,31 @@ def test_too_few_rows():
 def test_half_precision_needs_a_gpu():
     with pytest.raises(ValueError, match="precision: fp16 needs a GPU, .* use bf16 or no on a CPU"):
         accelerator_for(Settings(steps=1, execution=Execution("fp16")))
+
+
+def tensors(value) -> list[torch.Tensor]:
+    """All tensors in nested dictionaries, in order."""
+    if isinstance(value, dict):
+        return [tensor for name in sorted(value) for tensor in tensors(value[name])]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+@pytest.mark.slow
+def test_sharded_weights_are_kept_and_put_back(tmp_path):
+    launch(str(HERE / "two_shards.py"), str(tmp_path / "made"))
+    made = torch.load(tmp_path / "made", weights_only=True)
+    for part in ("model", "optimizer"):
+        assert tensors(made["first"][part])
+        for one, other in (("first", "again"), ("second", "resumed")):
+            pairs = list(zip(tensors(made[one][part]), tensors(made[other][part]), strict=True))
+            assert all(torch.equal(a, b) for a, b in pairs)
+    model = make_whole()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    take_step(model, optimizer)
+    take_step(model, optimizer)
+    for name, value in model.state_dict().items():
+        # Two steps of AdamW, each at most about the rate: other orders of summing move them by far less.
+        torch.testing.assert_close(made["weights"][name], value, atol=1e-5, rtol=0)
+    assert made["gradients"] == pytest.approx(gradient_norms(model), rel=1e-4)
+    assert made["norms"] == pytest.approx(weight_norms(model), rel=1e-5)
+    assert made["loss"] == pytest.approx(evaluate(model, WINDOWS), rel=1e-5)

@@ -58,7 +58,8 @@ def restore(
 
     module = prepared if is_sharded(accelerator) else model
     whole = StateDictOptions(full_state_dict=True)
-    set_model_state_dict(module, state["model"], options=whole)
+    # It puts shards into the mapping it is given.
+    set_model_state_dict(module, dict(state["model"]), options=whole)
     if state["optimizer"].get("state"):
         set_optimizer_state_dict(module, _plain(optimizer), _copied(state["optimizer"]), options=whole)
     if accelerator.scaler is not None and state["scaler"]:
