@@ -1,0 +1,12 @@
+"""Caches: the keys and values of the tokens a model has seen, so that new tokens do not project the old ones again."""
+
+from __future__ import annotations
+
+from .context import ContextLayer
+from .growing import GrowingLayer
+from .layer import LayerCache, Seen
+from .layers import KVCache
+from .static import StaticLayer
+from .window import WindowLayer
+
+__all__ = ["ContextLayer", "GrowingLayer", "KVCache", "LayerCache", "Seen", "StaticLayer", "WindowLayer"]

@@ -1,0 +1,65 @@
+"""A cache that grows with the sequence.
+
+Shapes: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, T tokens so far.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._biases import Bias
+from ..._masks import Mask, Padding
+from .fitting import bias_in_order, in_order
+from .layer import LayerCache, Seen, joined, put, slots
+
+_FEWEST = 16  # slots of a first buffer
+
+
+class GrowingLayer(LayerCache):
+    """All tokens, in as much memory as they need: between T and 2 T slots of `Hkv (D + Dv)` numbers an item.
+
+    Without gradients, tokens are written into a buffer that doubles when it is full, and views of it are returned, so a
+    step costs its own tokens only. A view stays as it was unless its tokens are rolled back and others come.
+    Where gradients are recorded (`torch.is_grad_enabled()`), each step makes new tensors instead and can be
+    differentiated: an earlier step's graph may hold the old ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owned = False  # whether the tensors are buffers of our own, which nobody's graph holds
+
+    def append(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+    ) -> Seen:  # fmt: skip
+        """As `LayerCache.append`; there is always room."""
+        arriving = self._arriving(key, value, padding)
+        before = self._host
+        after = before + arriving.count
+        held = int(after.max(initial=0))
+        question = ("in order", mask, key.shape[0], before.tobytes(), *arriving.summary)
+        fitted = self._latest.of(question, lambda: in_order(mask, before, arriving, held, key.shape[0]))
+        bias = bias_in_order(bias, before, arriving, held)
+        if torch.is_grad_enabled():
+            self._key = joined(self._key, key, before, arriving)
+            self._value = joined(self._value, value, before, arriving)
+            self._owned = False
+        else:
+            self._make_room(key, value, int(before.max(initial=0)), held)
+            assert self._key is not None and self._value is not None
+            put(self._key, key, before, arriving)
+            put(self._value, value, before, arriving)
+        self._set_lengths(after)
+        return Seen(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
+
+    def _make_room(self, key: Tensor, value: Tensor, used: int, needed: int) -> None:
+        held_key, held_value = self._key, self._value
+        if held_key is None or held_value is None:
+            room = max(needed, _FEWEST)
+            self._key, self._value = slots(key, room), slots(value, room)
+        elif not self._owned or needed > held_key.shape[2]:
+            room = max(needed, 2 * used, _FEWEST)
+            self._key = slots(key, room, held_key[:, :, :used])
+            self._value = slots(value, room, held_value[:, :, :used])
+        self._owned = True

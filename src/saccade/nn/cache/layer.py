@@ -1,0 +1,261 @@
+"""What every cache of one layer can do.
+
+Shapes: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, S slots.
+Arrays of one entry speak for all items, those of B entries for each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._biases import Bias
+from ..._masks import Mask, Padding
+from ...positions import Offset
+from .arriving import Arriving, alike, per_item
+from .fitting import Latest
+
+
+class Seen(NamedTuple):
+    """What one attention call gets."""
+
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    bias: Tensor | Bias | None
+
+
+class LayerCache(ABC):
+    """The keys and values of the tokens one layer has seen; keys are already turned by their positions. Abstract.
+
+    Each item of the batch has a length of its own, and its tokens stand at positions 0, 1, ..., whatever side its rows
+    were padded on. Queries stay in the rows they came in; `offset` says where row 0 of each item stands.
+
+    Lengths are kept on the host, so that no call waits for a device.
+    """
+
+    def __init__(self) -> None:
+        self._key: Tensor | None = None  # (B, Hkv, S, D)
+        self._value: Tensor | None = None  # (B, Hkv, S, Dv)
+        self._host = np.zeros(1, np.int64)
+        self._latest = Latest()
+
+    @abstractmethod
+    def append(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+    ) -> Seen:  # fmt: skip
+        """Add new tokens, and return what their queries attend to.
+
+        Args:
+            key, value: (B, Hkv, L, D) and (B, Hkv, L, Dv) of the new rows.
+            mask, bias: those of the whole sequence, in positions, as the parallel forward over all tokens gets them.
+                They may reach further than the tokens so far. None: everything seen so far, no bias.
+            padding: which of the new rows are tokens, `Padding(lengths (B,))` or `Padding(booleans (B, L))`; those of
+                an item stand side by side. The others are not read, and their rows attend to nothing.
+
+        Returns:
+            Keys and values of all that may be attended to, with mask and bias fitted to them.
+
+        Raises:
+            ValueError: tensors of another batch, number of heads, width, dtype or device than those held, padding that
+                does not fit, a mask or bias that is placed already or too short, no room. Nothing is added then.
+        """
+
+    def offset(self, length: int, padding: Padding | None = None) -> Offset:
+        """Position of row 0 of `length` new rows: an int, or int64 (B,) where items differ; negative if left-padded."""
+        arriving = Arriving.of(padding, length)
+        start = self._lengths() - arriving.left
+        if padding is not None and start.size == 1 and start[0] < 0:
+            start = start.repeat(padding.keys.batch)  # an int that is a position is never negative
+        return int(start[0]) if start.size == 1 else torch.from_numpy(start).to(self._place(padding))
+
+    @property
+    def length(self) -> int | Tensor:
+        """Tokens seen: an int where all items have as many, otherwise int64 (B,)."""
+        lengths = self._lengths()
+        return int(lengths[0]) if lengths.size == 1 else torch.from_numpy(lengths.copy()).to(self._place(None))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held, unused slots included."""
+        return sum(tensor.nbytes for tensor in (self._key, self._value) if tensor is not None)
+
+    @property
+    def mask(self) -> Mask | None:
+        """What this cache hides that the parallel forward would show; None: nothing."""
+        return None
+
+    def reorder(self, items: Tensor) -> None:
+        """Beam search: item b becomes a copy of item `items[b]`. The batch may grow or shrink.
+
+        Args:
+            items: integers (n,).
+
+        Raises:
+            TypeError: not integers. ValueError: another rank, or an item that there is not.
+        """
+        if self._key is None or self._value is None:
+            return
+        items = checked_items(items, self._key.shape[0])
+        self._key, self._value = self._chosen(self._key, items), self._chosen(self._value, items)
+        self._choose_lengths(items.numpy())
+
+    def rollback(self, count: int | Tensor) -> None:
+        """Forget the last `count` tokens of each item; int64 (B,) where it differs.
+
+        Raises:
+            TypeError: not integers.
+            ValueError: negative, another shape, more than there are, or more than this cache can take back.
+        """
+        self._set_lengths(self._rolled_back(count))
+
+    def reset(self) -> None:
+        """Forget everything; another batch may come."""
+        self._key = self._value = None
+        self._set_lengths(np.zeros(1, np.int64))
+
+    def _lengths(self) -> np.ndarray:
+        return self._host
+
+    def _set_lengths(self, lengths: np.ndarray) -> None:
+        (self._host,) = alike(lengths)
+
+    def _choose_lengths(self, items: np.ndarray) -> None:
+        if self._host.size > 1:
+            self._set_lengths(self._host[items])
+
+    def _chosen(self, tensor: Tensor, items: Tensor) -> Tensor:
+        with lasting():
+            return tensor.index_select(0, items.to(tensor.device))
+
+    def _rolled_back(self, count: int | Tensor) -> np.ndarray:
+        """The lengths without the last `count` tokens."""
+        lengths = self._lengths()
+        counts = per_item(count, None if self._key is None else self._key.shape[0], "rollback")
+        after: np.ndarray = lengths - counts
+        if (after < 0).any():
+            worst = int(after.argmin())
+            lengths, counts = np.broadcast_arrays(lengths, counts)
+            raise ValueError(f"rollback: {counts[worst]} tokens, but there are only {lengths[worst]}")
+        return after
+
+    def _place(self, padding: Padding | None) -> torch.device:
+        if self._key is not None:
+            return self._key.device
+        return torch.device("cpu") if padding is None else padding.keys.table.values.device
+
+    def _arriving(self, key: Tensor, value: Tensor, padding: Padding | None) -> Arriving:
+        """The rows that are tokens, once everything about them has been checked."""
+        check_new(key, value, self._key, self._value)
+        arriving = Arriving.of(padding, key.shape[2])
+        arriving.check_batch(key.shape[0], padding)
+        return arriving
+
+
+def check_new(key: Tensor, value: Tensor, held_key: Tensor | None, held_value: Tensor | None) -> None:
+    """ValueError unless new keys and values belong together, and to what is held."""
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: expected shape (batch, heads, length, width), got {tuple(tensor.shape)}")
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            f"value: has (batch, heads, length) {tuple(value.shape[:3])}, expected the key's {tuple(key.shape[:3])}"
+        )
+    for name, new, held in (("key", key, held_key), ("value", value, held_value)):
+        if held is not None and not fits(new, held):
+            raise ValueError(
+                f"cache: it holds {name}s of (batch, heads, width) {_described(held)}, but new ones of "
+                f"{_described(new)} came: a cache serves one batch and one module"
+            )
+
+
+def checked_items(items: Tensor, batch: int) -> Tensor:
+    """int64 (n,) on the host, each an item of the batch."""
+    if not isinstance(items, Tensor) or items.dtype not in (torch.int64, torch.int32):
+        came = items.dtype if isinstance(items, Tensor) else type(items).__name__
+        raise TypeError(f"items: expected int64 (n,), the item each new one is a copy of, got {came}")
+    if items.dim() != 1:
+        raise ValueError(f"items: expected int64 (n,), got shape {tuple(items.shape)}")
+    items = items.to("cpu", torch.int64)
+    wrong = items[(items < 0) | (items >= batch)]
+    if wrong.numel():
+        raise ValueError(f"items: there is no item {int(wrong[0])}, the cache holds {batch} (0 to {batch - 1})")
+    return items
+
+
+def put(buffer: Tensor, new: Tensor, before: np.ndarray, arriving: Arriving) -> None:
+    """Write the tokens among the new rows (B, H, L, n) behind those that the buffer (B, H, S, n) holds."""
+    if before.size == 1 and arriving.count.size == 1:
+        left, count = int(arriving.left[0]), int(arriving.count[0])
+        buffer.narrow(2, int(before[0]), count).copy_(new.narrow(2, left, count))
+        return
+    item, row = np.nonzero(arriving.real() & np.ones((new.shape[0], 1), bool))
+    first = np.broadcast_to(before - arriving.left, new.shape[:1])
+    scatter(buffer, new, item, row, first[item] + row)
+
+
+def joined(held: Tensor | None, new: Tensor, before: np.ndarray, arriving: Arriving) -> Tensor:
+    """What is held and the new tokens behind it, item by item: a new tensor (B, H, S, n) that can be differentiated."""
+    used = int(before.max(initial=0))
+    if before.size == 1 and arriving.count.size == 1:
+        tokens = new.narrow(2, int(arriving.left[0]), int(arriving.count[0]))
+        return tokens if held is None or not used else torch.cat((held[:, :, :used], tokens), 2)
+    if not used and not arriving.left.any():
+        return new
+    rows = new if held is None else torch.cat((held[:, :, :used], new), 2)
+    slot = np.arange(int((before + arriving.count).max(initial=0)))
+    first = (used if held is not None else 0) + arriving.left - before
+    place = np.where(slot < before[:, None], slot, first[:, None] + slot).clip(0, rows.shape[2] - 1)
+    index = torch.from_numpy(np.broadcast_to(place, (new.shape[0], slot.size)).copy()).to(new.device)
+    return rows.gather(2, index[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
+
+
+def scatter(buffer: Tensor, new: Tensor, item: np.ndarray, row: np.ndarray, slot: np.ndarray) -> None:
+    """`buffer[item, :, slot] = new[item, :, row]`, pair by pair."""
+    items, rows, slots = (torch.from_numpy(index).to(buffer.device) for index in (item, row, slot))
+    buffer[items, :, slots] = new[items, :, rows]
+
+
+def slots(like: Tensor, count: int, held: Tensor | None = None) -> Tensor:
+    """Zeros (B, H, count, n), begun with what is held. No NaN of uninitialised memory where nobody looks: a non-finite
+    entry anywhere would make attention take its slower, guarded way."""
+    batch, heads, _, width = like.shape
+    with lasting():
+        buffer = torch.zeros(batch, heads, count, width, dtype=like.dtype, device=like.device)
+    if held is not None:
+        buffer[:, :, : held.shape[2]] = held
+    return buffer
+
+
+def lasting() -> AbstractContextManager[object]:
+    """Tensors made here can be written to outside of inference mode, too."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def refuse_gradients(name: str, *tensors: Tensor) -> None:
+    """ValueError where a graph would be recorded through a cache that writes in place."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise ValueError(
+            f"{name}: writes in place and keeps no gradients; decode under torch.no_grad(), or train through a "
+            "GrowingLayer"
+        )
+
+
+def fits(new: Tensor, held: Tensor) -> bool:
+    """Whether they agree in all but the length."""
+    return _kind(new) == _kind(held)
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape[0], tensor.shape[1], tensor.shape[3], tensor.dtype, tensor.device
+
+
+def _described(tensor: Tensor) -> str:
+    batch, heads, _, width = tensor.shape
+    return f"{(batch, heads, width)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

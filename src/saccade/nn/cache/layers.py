@@ -1,0 +1,104 @@
+"""The caches of all layers of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..._masks import Mask
+from .context import ContextLayer
+from .fitting import Latest
+from .growing import GrowingLayer
+from .layer import LayerCache
+from .static import StaticLayer
+from .window import WindowLayer
+
+
+class KVCache:
+    """One `LayerCache` for each layer of a decoder, and one `ContextLayer` for each layer's context.
+
+    Fill it by handing it to the decoder again and again, with the tokens that follow.
+
+    Args:
+        layers: a cache for each layer, of any kinds, each its own object.
+    """
+
+    def __init__(self, layers: Sequence[LayerCache]):
+        for number, layer in enumerate(layers):
+            if not isinstance(layer, LayerCache):
+                raise TypeError(f"layers: number {number} must be a LayerCache, got {type(layer).__name__}")
+        if len({id(layer) for layer in layers}) < len(layers):
+            raise ValueError("layers: a layer's cache serves that layer only, but one object came twice")
+        self.layers = list(layers)
+        self.contexts = [ContextLayer() for _ in layers]
+        shared = Latest()
+        for layer in self.layers:
+            layer._latest = shared
+
+    @classmethod
+    def growing(cls, layers: int) -> KVCache:
+        """A `GrowingLayer` for each of so many layers."""
+        return cls([GrowingLayer() for _ in range(layers)])
+
+    @classmethod
+    def static(cls, layers: int, capacity: int) -> KVCache:
+        """A `StaticLayer` for each."""
+        return cls([StaticLayer(capacity) for _ in range(layers)])
+
+    @classmethod
+    def window(cls, layers: int, window: int, sinks: int = 0, slack: int = 0) -> KVCache:
+        """A `WindowLayer` for each."""
+        return cls([WindowLayer(window, sinks, slack) for _ in range(layers)])
+
+    @property
+    def length(self) -> int | Tensor:
+        """Tokens seen: an int where all items have as many, otherwise int64 (B,)."""
+        return self.layers[0].length if self.layers else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values held, contexts' and unused slots' included."""
+        return sum(held.nbytes for held in self._all())
+
+    @property
+    def mask(self) -> Mask | None:
+        """What this cache hides that the parallel forward would show.
+
+        Decoding equals the parallel forward with this mask joined to its own (`&`); None hides nothing.
+
+        Raises:
+            ValueError: the layers differ; ask each.
+        """
+        masks = {layer.mask for layer in self.layers}
+        if len(masks) > 1:
+            raise ValueError("mask: the layers of this cache hide different things; ask cache[layer].mask")
+        return masks.pop() if masks else None
+
+    def reorder(self, items: Tensor) -> None:
+        """Beam search: item b becomes a copy of item `items[b]` in every layer; as `LayerCache.reorder`."""
+        items = items.cpu() if isinstance(items, Tensor) else items  # read from a device once
+        for held in self._all():
+            held.reorder(items)
+
+    def rollback(self, count: int | Tensor) -> None:
+        """Forget the last tokens in every layer, or in none where one cannot; as `LayerCache.rollback`."""
+        count = count.cpu() if isinstance(count, Tensor) else count
+        for layer in self.layers:
+            layer._rolled_back(count)
+        for layer in self.layers:
+            layer.rollback(count)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for held in self._all():
+            held.reset()
+
+    def _all(self) -> list[LayerCache | ContextLayer]:
+        return [*self.layers, *self.contexts]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self.layers[layer]

@@ -1,0 +1,146 @@
+"""Masks of a whole sequence, asked about the few rows of a call and about keys in the order in which they are stored.
+
+Shapes: B batch, Lq / Lk rows and keys of the call, T tokens of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._masks import Causal, Fixed, Mask, Prefix, Strided, Window
+from ..._masks._algebra import And, Not, Or
+from ..._masks._data import Table
+from ..._masks._intervals import Kind, Region, Span
+from ..._masks._mask import Problem
+from ..._masks._placement import _placed
+
+
+class Standing(Mask):
+    """A mask of `reach` tokens in which the query at position p is row p, whichever row of the call it is.
+
+    A mask given as a tensor counts rows; those of a call that continues a sequence are not the first ones. Positions
+    outside of the sequence, which only padded rows have, are moved to its ends.
+    """
+
+    part: Mask
+    reach: int
+
+    def __init__(self, part: Mask, reach: int):
+        self._set(part=part, reach=reach)
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return (self.part,)
+
+    def _placement(self) -> Hashable:
+        return "open"
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.part, self.reach
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return Standing(self.part.to(device), self.reach)
+
+    def _check_fit(self, problem: Problem) -> None:
+        keys = min(problem.keys, self.reach)
+        self.part._check_fit(Problem(self.reach, keys, (0, self.reach), exact=False))
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        last = max(self.reach - 1, 0)
+        place = position.clamp(0, last)
+        return self.part._allow(b, h, place, place, key.clamp(max=last))
+
+    def _region(self, region: Region) -> Kind:
+        positions, keys = self._within(region.positions), self._within(region.keys)
+        return self.part._region(Region(positions, positions, keys, region.item, region.head))
+
+    def _within(self, span: Span) -> Span:
+        first, last = (min(max(place, 0), max(self.reach - 1, 0)) for place in (span[0], span[1] - 1))
+        return first, last + 1
+
+    def __repr__(self) -> str:
+        return repr(self.part)
+
+
+class Stored(Mask):
+    """A mask on keys that stand in any order: key j of item b is the token at `positions[b, j]`, no token where -1.
+
+    Args:
+        part: the mask of the sequence, not placed; it is asked about positions only.
+        positions: int64 (1 or B, Lk) on the host.
+    """
+
+    part: Mask
+    positions: Table
+
+    def __init__(self, part: Mask, positions: np.ndarray | Table):
+        table = positions if isinstance(positions, Table) else Table(torch.from_numpy(positions), portable=True)
+        self._set(part=part, positions=table)
+
+    def _parts(self) -> tuple[Mask, ...]:
+        return (self.part,)
+
+    def _own_shape(self) -> tuple[int, int]:
+        return self.positions.shape[0], 1
+
+    def _tables(self) -> tuple[Table, ...]:
+        return (self.positions,)
+
+    def _value(self) -> tuple[Hashable, ...]:
+        return self.part, self.positions
+
+    def _moved(self, device: torch.device | str) -> Mask:
+        return Stored(self.part.to(device), self.positions)
+
+    def _check_fit(self, problem: Problem) -> None:
+        reach = int(self.positions.host.max(initial=-1)) + 1
+        self.part._check_fit(Problem(problem.rows, reach, problem.positions, exact=False))
+
+    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        places = self.positions.on(key.device)
+        place = places[b if places.shape[0] > 1 else torch.zeros_like(b), key]
+        return self.part._allow(b, h, row, position, place.clamp(min=0)) & (place >= 0)
+
+    def _region(self, region: Region) -> Kind:
+        places: np.ndarray = self.positions.host
+        if region.item is not None and places.shape[0] > 1:
+            places = places[region.item : region.item + 1]
+        places = places[:, region.keys[0] : region.keys[1]]
+        held = places[places >= 0]
+        if not held.size:
+            return "empty"
+        kind = self.part._region(region._replace(keys=(int(held.min()), int(held.max()) + 1)))
+        return "partial" if kind == "full" and held.size < places.size else kind
+
+    def __repr__(self) -> str:
+        return f"Stored({self.part!r}, {self.positions!r})"
+
+
+def standing(mask: Mask | None, reach: int) -> Mask | None:
+    """The mask of a sequence of `reach` tokens so far, as a function of positions alone.
+
+    Raises:
+        ValueError: it is placed already.
+    """
+    if mask is None or _of_positions(mask):
+        return mask
+    if _placed(mask):
+        raise ValueError(f"mask: with a cache it must not be placed by .at or .slice, the cache does that: {mask!r}")
+    return Standing(mask, reach)
+
+
+def both(first: Mask | None, second: Mask | None) -> Mask | None:
+    """What both show; None shows everything."""
+    if first is None or second is None:
+        return first if second is None else second
+    return first & second
+
+
+def _of_positions(mask: Mask) -> bool:
+    """Whether it has no data of its own that positions could leave."""
+    if isinstance(mask, And | Or | Not):
+        return all(_of_positions(part) for part in mask._parts())
+    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed)

@@ -1,0 +1,195 @@
+"""A cache of one fixed buffer.
+
+Shapes: B batch, Hkv key/value heads, Hq query heads, L new rows, C capacity, D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._biases import Bias
+from ..._masks import FromTensor, Mask, Padding
+from ..._masks._data import whole
+from ...positions import Offset
+from .arriving import alike
+from .fitting import bias_at, bias_in_order, in_order
+from .layer import LayerCache, Seen, check_new, fits, put, refuse_gradients, slots
+from .places import standing
+
+
+class StaticLayer(LayerCache):
+    """Up to `capacity` tokens an item, in one buffer that is allocated at the first use and never moves.
+
+    Memory is `C Hkv (D + Dv)` numbers an item from the start. On a CPU, views of the part in use are returned.
+    Under torch.compile and on CUDA all shapes stay the same from step to step: the whole buffer is returned, with a
+    boolean tensor that hides what is not in use, and lengths are tensors, so that a decoding step is compiled once.
+    There nobody can look whether the capacity is exceeded: outputs become NaN then, and the next call outside of the
+    compiled function raises. Eager and compiled steps may take turns.
+
+    Views handed out before see later writes into their slots (after a rollback or a reset). Keeps no gradients.
+
+    Args:
+        capacity: C, tokens of an item, at least 1.
+    """
+
+    def __init__(self, capacity: int):
+        super().__init__()
+        self.capacity = whole(capacity, "capacity", least=1)
+        self._counts: Tensor | None = None  # int64 (B,), the lengths where the buffer is
+        self._stale = False  # whether a compiled step has changed the lengths without telling the host
+        self._empty = True  # since the start, or a reset: tensors of another shape may come
+
+    def append(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+    ) -> Seen:  # fmt: skip
+        """As `LayerCache.append`.
+
+        Raises:
+            ValueError: also where the capacity is exceeded, or gradients would be recorded.
+        """
+        refuse_gradients("StaticLayer", key, value)
+        if self._empty:
+            self._allocate(key, value)
+        if torch.compiler.is_compiling():
+            check_new(key, value, self._key, self._value)
+            self._empty, self._stale = False, True
+            return self._append_tensors(key, value, mask, bias, padding, self.capacity)
+        arriving = self._arriving(key, value, padding)
+        before = self._lengths()
+        after = before + arriving.count
+        self._check_room(before, after)
+        held = int(after.max(initial=0))
+        if self._keeps_shapes(key):
+            seen = self._append_tensors(key, value, mask, bias, padding, held)
+            self._host, self._empty = alike(after)[0], False
+            return seen
+        question = ("in order", mask, key.shape[0], before.tobytes(), *arriving.summary)
+        fitted = self._latest.of(question, lambda: in_order(mask, before, arriving, held, key.shape[0]))
+        bias = bias_in_order(bias, before, arriving, held)
+        assert self._key is not None and self._value is not None
+        put(self._key, key, before, arriving)
+        put(self._value, value, before, arriving)
+        self._set_lengths(after)
+        self._empty = False
+        return Seen(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
+
+    def offset(self, length: int, padding: Padding | None = None) -> Offset:
+        """As `LayerCache.offset`; under torch.compile always int64 (B,)."""
+        if not torch.compiler.is_compiling() or self._counts is None:
+            return super().offset(length, padding)
+        return self._counts.clone() if padding is None else self._counts - _tokens(padding, length, self._counts)[0]
+
+    @property
+    def length(self) -> int | Tensor:
+        """Tokens seen: an int where all items have as many, otherwise int64 (B,); under torch.compile always (B,)."""
+        if torch.compiler.is_compiling() and self._counts is not None:
+            return self._counts.clone()
+        return super().length
+
+    def reset(self) -> None:
+        """Forget everything; the buffer is kept for the next sequences, unless those are of another batch or module."""
+        self._empty = True
+        self._set_lengths(np.zeros(1, np.int64))
+
+    def _append_tensors(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, padding: Padding | None,
+        reach: int,
+    ) -> Seen:  # fmt: skip
+        """`append` by tensor arithmetic alone, no shape of which depends on how many tokens there are."""
+        held_key, held_value, counts = self._key, self._value, self._counts
+        assert held_key is not None and held_value is not None and counts is not None
+        place, real, after = _places(counts, padding, key.shape[2])
+        fitted = _bits(standing(mask, reach), place.clamp(0, self.capacity - 1), real, after, self.capacity)
+        every = torch.arange(self.capacity, device=key.device)[None]
+        bias = bias_at(bias, place.clamp(0, self.capacity - 1), every, reach, key.dtype)
+        lost = (place >= self.capacity)[:, None, :, None]
+        slot = place.clamp(max=self.capacity - 1)
+        if real is not None:  # padding goes into the slot that nobody sees, as zeros
+            slot = torch.where(real, slot, self.capacity)
+            shown = real[:, None, :, None]
+            lost, key, value = lost & shown, torch.where(shown, key, 0.0), torch.where(shown, value, 0.0)
+        item = torch.arange(key.shape[0], device=key.device)[:, None]
+        held_key[item, :, slot] = key.transpose(1, 2)
+        held_value[item, :, slot] = torch.where(lost, float("nan"), value).transpose(1, 2)
+        counts.copy_(after)
+        return Seen(held_key[:, :, : self.capacity], held_value[:, :, : self.capacity], fitted, bias)
+
+    @staticmethod
+    def _keeps_shapes(key: Tensor) -> bool:
+        """Whether an eager step is to look the same whatever the length, so that graphs of kernels can be recorded."""
+        return key.is_cuda
+
+    def _allocate(self, key: Tensor, value: Tensor) -> None:
+        """Buffers for these, with one slot more, which takes what is padding; the old ones where they fit."""
+        if self._key is not None and self._value is not None and fits(key, self._key) and fits(value, self._value):
+            return
+        self._key, self._value = slots(key, self.capacity + 1), slots(value, self.capacity + 1)
+        self._counts = self._key.new_zeros(key.shape[0], dtype=torch.int64)
+
+    def _check_room(self, before: np.ndarray, after: np.ndarray) -> None:
+        if after.max(initial=0) > self.capacity:
+            item = int(after.argmax())
+            old = int(np.broadcast_to(before, after.shape)[item])
+            raise ValueError(
+                f"cache: {old} tokens and {int(after[item]) - old} new ones do not fit its capacity of {self.capacity}"
+            )
+
+    def _lengths(self) -> np.ndarray:
+        if self._stale and self._counts is not None:
+            super()._set_lengths(self._counts.cpu().numpy())
+            self._stale = False
+        return self._host
+
+    def _set_lengths(self, lengths: np.ndarray) -> None:
+        super()._set_lengths(lengths)
+        self._stale = False
+        if self._counts is not None and self._key is not None:
+            known = torch.from_numpy(np.broadcast_to(self._host, self._key.shape[:1]).copy())
+            if self._counts.shape == known.shape:
+                self._counts.copy_(known)
+            else:
+                self._counts = known.to(self._counts.device)
+
+    def _choose_lengths(self, items: np.ndarray) -> None:
+        lengths = self._lengths()
+        self._set_lengths(lengths if lengths.size == 1 else lengths[items])
+
+    def _chosen(self, tensor: Tensor, items: Tensor) -> Tensor:
+        chosen = super()._chosen(tensor, items)
+        # In its place where it can be: a recorded graph of kernels knows the buffer by its address.
+        return tensor.copy_(chosen) if chosen.shape == tensor.shape else chosen
+
+
+def _tokens(padding: Padding, rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(left (B,), count (B,), real (B, rows)) as `Arriving` has them on the host."""
+    values = padding.keys.table.values.to(like.device)
+    if values.dtype == torch.bool:
+        return values.to(torch.int64).argmax(1), values.sum(1), values
+    return torch.zeros_like(values), values, torch.arange(rows, device=like.device) < values[:, None]
+
+
+def _places(counts: Tensor, padding: Padding | None, rows: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(position of each row (B, rows), which rows are tokens or None, the new lengths (B,))."""
+    row = torch.arange(rows, device=counts.device)
+    if padding is None:
+        return counts[:, None] + row, None, counts + rows
+    left, count, real = _tokens(padding, rows, counts)
+    return (counts - left)[:, None] + row, real, counts + count
+
+
+def _bits(mask: Mask | None, place: Tensor, real: Tensor | None, after: Tensor, capacity: int) -> Mask:
+    """Which slots each row sees, bool (B, 1 or Hq, L, C)."""
+    device = place.device
+    slot = torch.arange(capacity, device=device)[None, None, None]
+    seen = slot < after[:, None, None, None]
+    if real is not None:
+        seen = seen & real[:, None, :, None]
+    if mask is not None:
+        item = torch.arange(place.shape[0], device=device)[:, None, None, None]
+        head = torch.arange(mask._shape()[1], device=device)[None, :, None, None]
+        where = place[:, None, :, None]
+        seen = seen & mask._allow(item, head, where, where, slot)
+    return FromTensor(seen.expand(-1, -1, place.shape[1], -1))

@@ -1,0 +1,270 @@
+"""A cache of the last tokens, and of the first.
+
+Shapes: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, T tokens so far, R = window + slack,
+S = sinks + R slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._biases import Bias, RelativeScores
+from ..._masks import FromTensor, Global, Mask, Padding, Window
+from ..._masks._data import whole
+from .arriving import Arriving, alike
+from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
+from .layer import LayerCache, Seen, joined, refuse_gradients, scatter, slots
+from .places import Stored, both, standing
+
+_DIRECT = 1 << 16  # pairs whose mask is looked at at once, not tile by tile
+
+
+class WindowLayer(LayerCache):
+    """The last `window` tokens and the first `sinks`, in memory that does not grow.
+
+    A ring: position p is kept in slot p while `p < sinks`, else in slot `sinks + (p - sinks) % R`, R = window + slack.
+    Memory is `(sinks + R) Hkv (D + Dv)` numbers an item. Decoding equals the parallel forward under `.mask`,
+    `Window(window - 1, 0) | Global(range(sinks))`, joined to the mask of the call. Keeping the first tokens: Xiong et
+    al., "Efficient Streaming Language Models with Attention Sinks" (2023), but with positions as they were.
+
+    Chunks of at most `slack + 1` rows, and all while nothing has been overwritten, are answered from the ring itself;
+    longer ones from what it holds and the chunk, before the chunk is written. Masks stay values in that, of memory
+    linear in the chunk. ALiBi, relative and dense biases become a tensor (Hq, L, S + L) once tokens have been
+    overwritten and there are sinks, or where lengths differ between items.
+
+    Views handed out before see later writes into their slots. Keeps no gradients.
+
+    Args:
+        window: keys that a query sees, its own among them; at least 1.
+        sinks: first tokens that stay visible.
+        slack: tokens that can be rolled back once the ring is full.
+    """
+
+    def __init__(self, window: int, sinks: int = 0, slack: int = 0):
+        super().__init__()
+        self.window = whole(window, "window", least=1)
+        self.sinks = whole(sinks, "sinks", least=0)
+        self.slack = whole(slack, "slack", least=0)
+        self._top = np.zeros(1, np.int64)  # the longest each item has been: what lies before top - R is overwritten
+        own: Mask = Window(self.window - 1, 0)
+        self._own = own | Global(range(self.sinks)) if self.sinks else own
+
+    @property
+    def mask(self) -> Mask:
+        """What is visible of the sequence: the window and the sinks."""
+        return self._own
+
+    @property
+    def ring(self) -> int:
+        """R, slots that are used in turn."""
+        return self.window + self.slack
+
+    def append(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+    ) -> Seen:  # fmt: skip
+        """As `LayerCache.append`; there is always room.
+
+        Raises:
+            ValueError: also where gradients would be recorded.
+        """
+        refuse_gradients("WindowLayer", key, value)
+        arriving = self._arriving(key, value, padding)
+        before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
+        top = np.maximum(top, before + arriving.count)
+        if (top <= self.sinks + self.ring).all():
+            return self._plain(key, value, mask, bias, arriving, top)
+        if arriving.rows <= self.slack + 1:
+            return self._turning(key, value, mask, bias, arriving, top)
+        return self._long(key, value, mask, bias, arriving, top)
+
+    def reset(self) -> None:
+        """Forget everything; another batch may come."""
+        super().reset()
+        self._top = np.zeros(1, np.int64)
+
+    def _plain(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, arriving: Arriving,
+        top: np.ndarray,
+    ) -> Seen:  # fmt: skip
+        """Nothing has been overwritten, nor will be: slots are positions."""
+        before, batch = self._host, key.shape[0]
+        held = int((before + arriving.count).max(initial=0))
+        question = ("in order", self._own, mask, batch, before.tobytes(), *arriving.summary)
+        fitted = self._latest.of(question, lambda: in_order(both(mask, self._own), before, arriving, held, batch))
+        bias = bias_in_order(bias, before, arriving, held)
+        held_key, held_value = self._write(key, value, arriving, top)
+        return Seen(held_key[:, :, :held], held_value[:, :, :held], fitted, bias)
+
+    def _turning(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, arriving: Arriving,
+        top: np.ndarray,
+    ) -> Seen:  # fmt: skip
+        """The ring once the new tokens are in it, in the order of its slots."""
+        before, batch = self._host, key.shape[0]
+        question = ("ring", self._own, self.slack, mask, batch, before.tobytes(), *arriving.summary, top.tobytes())
+
+        def fit() -> tuple[Mask | None, np.ndarray]:
+            places = self._places(before + arriving.count, top)
+            fitted = _stored(both(mask, self._own), places, before, arriving, batch)
+            return _looked_at(fitted, arriving.rows, places.shape[1], key), places
+
+        fitted, places = self._latest.of(question, fit)
+        bias = _dense(bias, before, arriving, places, key)
+        held_key, held_value = self._write(key, value, arriving, top)
+        return Seen(held_key, held_value, fitted, bias)
+
+    def _long(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, arriving: Arriving,
+        top: np.ndarray,
+    ) -> Seen:  # fmt: skip
+        """A chunk that would overwrite what its own first rows see: it is answered first, then written."""
+        before, batch, rows = self._host, key.shape[0], arriving.rows
+        whole = both(mask, self._own)
+        old = self._kept()
+        first = 0 if not old.size else int(old[0, 0])
+        if not before.any():  # an empty ring: the chunk alone, in order
+            keys, values = (joined(None, new, before, arriving) for new in (key, value))
+            fitted: Mask | None = in_order(whole, before, arriving, keys.shape[2], batch)
+            bias = bias_in_order(bias, before, arriving, keys.shape[2])
+        elif arriving.whole and before.size == 1 and (np.diff(old[0]) == 1).all():  # one run of positions
+            keys, values = self._behind(old, key, value)
+            reach = int(before[0]) + rows
+            placed_whole = standing(whole, reach)
+            assert placed_whole is not None
+            fitted = _checked(
+                placed_whole.at(0).slice((reach - rows, reach), (first, reach)), batch, rows, reach - first
+            )
+            bias = bias if _of_distances(bias) else _dense(bias, before, arriving, np.arange(first, reach)[None], key)
+        else:
+            keys, values = self._behind(old, key, value)
+            new = np.where(arriving.real(), (before - arriving.left)[:, None] + np.arange(rows), -1)
+            batched = np.broadcast_shapes((old.shape[0], 1), (new.shape[0], 1))[0]
+            sides = [np.broadcast_to(side, (batched, side.shape[1])) for side in (old, new)]
+            places = np.concatenate(sides, 1)
+            fitted = _stored(whole, places, before, arriving, batch)
+            bias = _dense(bias, before, arriving, places, key)
+        self._write(key, value, arriving, top)
+        return Seen(keys, values, fitted, bias)
+
+    def _behind(self, old: np.ndarray, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values behind the old ones at these positions (1 or B, n)."""
+        assert self._key is not None and self._value is not None
+        index = torch.from_numpy(self._slot(old.clip(min=0))).to(key.device)
+        pairs = []
+        for held, new in ((self._key, key), (self._value, value)):
+            if index.shape[0] == 1:
+                kept = held.index_select(2, index[0])
+            else:
+                kept = held.gather(2, index[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
+            pairs.append(torch.cat((kept, new), 2))
+        return pairs[0], pairs[1]
+
+    def _kept(self) -> np.ndarray:
+        """Positions (1 or B, n) that the next token may see; -1 where an item has fewer."""
+        before = self._host[:, None]
+        recent = before - (self.window - 1) + np.arange(self.window - 1)
+        recent = np.where(recent >= self.sinks, recent, -1)
+        first = np.where(np.arange(self.sinks) < before, np.arange(self.sinks), -1)
+        places = np.concatenate((first, recent), 1)
+        return places[:, (places >= 0).any(0)]
+
+    def _places(self, lengths: np.ndarray, top: np.ndarray) -> np.ndarray:
+        """The position (1 or B, S) of the token in each slot; -1 where there is none."""
+        lengths, slot = lengths[:, None], np.arange(self.ring)
+        last = self.sinks + (lengths - self.sinks - 1 - slot) // self.ring * self.ring + slot
+        held = np.where((last >= self.sinks) & (last >= top[:, None] - self.ring), last, -1)
+        first = np.where(np.arange(self.sinks) < lengths, np.arange(self.sinks), -1)
+        first, held = (np.broadcast_to(x, (max(len(first), len(held)), x.shape[1])) for x in (first, held))
+        return np.concatenate((first, held), 1)
+
+    def _slot(self, place: np.ndarray) -> np.ndarray:
+        return np.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.ring)
+
+    def _write(self, key: Tensor, value: Tensor, arriving: Arriving, top: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Put those new tokens into their slots that will not be overwritten by others of them."""
+        if self._key is None or self._value is None:
+            self._key, self._value = (slots(new, self.sinks + self.ring) for new in (key, value))
+        before = self._host
+        place = (before - arriving.left)[:, None] + np.arange(arriving.rows)
+        after = before + arriving.count
+        lasting = arriving.real() & ((place < self.sinks) | (place >= after[:, None] - self.ring))
+        slot = np.broadcast_to(self._slot(place), lasting.shape)
+        for held, new in ((self._key, key), (self._value, value)):
+            if len(lasting) == 1:
+                _put(held, new, np.flatnonzero(lasting[0]), slot[0])
+            else:
+                item, row = np.nonzero(lasting)
+                scatter(held, new, item, row, slot[item, row])
+        self._set_lengths(after)
+        (self._top,) = alike(top)
+        return self._key, self._value
+
+    def _rolled_back(self, count: int | Tensor) -> np.ndarray:
+        after = super()._rolled_back(count)
+        after, lengths, top = np.broadcast_arrays(after, self._host, self._top)
+        lost = (top > self.sinks + self.ring) & (after < lengths) & (after < top - self.slack)
+        if lost.any():
+            worst = int(np.flatnonzero(lost)[0])
+            left = max(0, int(lengths[worst] - top[worst]) + self.slack)
+            raise ValueError(
+                f"rollback: {lengths[worst] - after[worst]} tokens, but a ring of slack {self.slack} that has "
+                f"overwritten older ones can take back at most {left} now"
+            )
+        return after
+
+    def _choose_lengths(self, items: np.ndarray) -> None:
+        super()._choose_lengths(items)
+        if self._top.size > 1:
+            (self._top,) = alike(self._top[items])
+
+
+def _put(held: Tensor, new: Tensor, row: np.ndarray, slot: np.ndarray) -> None:
+    """`held[:, :, slot[row]] = new[:, :, row]`."""
+    if row.size == 1:
+        held[:, :, int(slot[row[0]])] = new[:, :, int(row[0])]
+    elif row.size:
+        where, rows = (torch.from_numpy(index).to(held.device) for index in (slot[row], row))
+        held.index_copy_(2, where, new.index_select(2, rows))
+
+
+def _stored(
+    mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int
+) -> Mask:  # fmt: skip
+    """The mask of new rows over keys at any positions (1 or B, Lk)."""
+    standing_mask = standing(mask, int((before + arriving.count).max(initial=0)))
+    assert standing_mask is not None
+    shown: Mask = Stored(standing_mask, places)
+    if not arriving.whole:
+        shown = shown & Padding([places.shape[1]] * arriving.count.size, queries=arriving.queries())
+    fitted = placed(shown, before - arriving.left, places.shape[1] - arriving.rows)
+    assert fitted is not None
+    return _checked(fitted, batch, arriving.rows, places.shape[1])
+
+
+def _checked(mask: Mask, batch: int, rows: int, keys: int) -> Mask:
+    mask._check(batch, None, rows, keys, None)
+    return mask
+
+
+def _looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
+    """A small mask as bits, which PyTorch's fused kernels take; None where it shows everything."""
+    batch, heads = mask._shape()
+    if batch * heads * rows * keys > _DIRECT:
+        return mask
+    bits = mask.dense(rows, keys, device=key.device)
+    return None if key.device.type == "cpu" and bool(bits.all()) else FromTensor(bits)
+
+
+def _dense(
+    bias: Tensor | Bias | None, before: np.ndarray, arriving: Arriving, places: np.ndarray, key: Tensor
+) -> Tensor | None:  # fmt: skip
+    rows = (before - arriving.left)[:, None] + np.arange(arriving.rows)
+    at, keys = (torch.from_numpy(np.ascontiguousarray(x)).to(key.device) for x in (rows, places.clip(min=0)))
+    return bias_at(bias, at, keys, int((before + arriving.count).max(initial=0)), key.dtype)
+
+
+def _of_distances(bias: Tensor | Bias | None) -> bool:
+    return bias is None or isinstance(checked_bias(bias), RelativeScores)
