@@ -1,0 +1,133 @@
+"""Which position scheme lets two layers copy and reverse? Trains every model, scheme, task and seed, writes a table.
+
+    python benchmarks/tasks.py [--seeds 3] [--models decoder] [--out benchmarks/results/tasks.md]
+
+One thread, one run after another. Every run is appended to a .jsonl beside the table as soon as it ends, and runs that
+stand there already are not repeated, so the benchmark can be stopped and continued; --again forgets them. A run counts
+as solved when every symbol of 1,531 words that neither training nor validation has drawn is right, decoded greedily
+through a cache. Models and tasks are those of tests/nn/tasks.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from nn.tasks import LENGTH, MODELS, SCHEMES, SYMBOLS, TASKS, Recipe, Run, train, words  # noqa: E402
+
+Row = dict[str, Any]
+WORDS = 1531
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(1)
+    records = options.out.with_suffix(".jsonl")
+    if options.again:
+        records.unlink(missing_ok=True)
+    done = read(records)
+    wanted = [case for case in cases(options.seeds, options.models) if case not in {_case(row) for row in done}]
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns) as progress:
+        runs = progress.add_task("runs", total=len(wanted))
+        steps = progress.add_task("", total=Recipe().steps)
+        for case in wanted:
+            progress.reset(steps, description=", ".join(map(str, case)))
+            row = measure(*case, tell=lambda step: progress.update(steps, completed=step))
+            with records.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            progress.advance(runs)
+    options.out.write_text(table(read(records)), encoding="utf-8")
+    print(options.out)
+
+
+def cases(seeds: int, models: list[str]) -> Iterator[tuple[str, str, str, int]]:
+    for seed in range(seeds):
+        for kind in models:
+            for scheme in SCHEMES:
+                for task in TASKS:
+                    yield kind, scheme, task, seed
+
+
+def measure(kind: str, scheme: str, task: str, seed: int, tell: Any) -> Row:
+    wall, own = time.perf_counter(), time.process_time()
+    run = train(kind, SCHEMES[scheme], TASKS[task], seed, tell=tell)
+    wall, own = time.perf_counter() - wall, time.process_time() - own
+    return {
+        "model": kind, "scheme": scheme, "task": task, "seed": seed, "solved": run.solved, "steps": run.steps,
+        "right": right(run, task), "seconds": round(wall, 2), "cpu_seconds": round(own, 2),
+    }  # fmt: skip
+
+
+def right(run: Run, task: str) -> float:
+    """Share of fresh words of which every symbol is right."""
+    given = words(WORDS, LENGTH, torch.Generator().manual_seed(2_000_003))
+    return round(float((run.model.solve(given) == TASKS[task](given)).all(1).double().mean()), 4)
+
+
+def read(records: Path) -> list[Row]:
+    if not records.exists():
+        return []
+    return [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+
+
+def _case(row: Row) -> tuple[str, str, str, int]:
+    return row["model"], row["scheme"], row["task"], row["seed"]
+
+
+def table(rows: list[Row]) -> str:
+    lines = ["| model | positions | task | solved | fresh words right | steps | CPU seconds |", "|---" * 7 + "|"]
+    for kind in MODELS:
+        for scheme in SCHEMES:
+            for task in TASKS:
+                found = [row for row in rows if _case(row)[:3] == (kind, scheme, task)]
+                if found:
+                    lines.append(_line(kind, scheme, task, found))
+    return _HEAD.format(recipe=Recipe(), symbols=SYMBOLS, lengths=LENGTH, words=WORDS) + "\n".join(lines) + "\n"
+
+
+def _line(kind: str, scheme: str, task: str, found: list[Row]) -> str:
+    solved = sum(row["right"] == 1.0 for row in found)
+    middle = {name: statistics.median(row[name] for row in found) for name in ("steps", "cpu_seconds")}
+    least = min(row["right"] for row in found)
+    return (
+        f"| {kind} | {scheme} | {task} | {solved} of {len(found)} | {'' if solved == len(found) else 'at least '}"
+        f"{least:.1%} | {middle['steps']:g} | {middle['cpu_seconds']:.1f} |"
+    )
+
+
+_HEAD = """# Copying and reversing, by position scheme
+
+    python benchmarks/tasks.py
+
+Words of {length} random symbols out of {symbols}, two layers, one thread. Trained until every symbol of the validation
+words is likelier than all others together, at most {recipe.steps} steps of {recipe.batch} words, at width
+{recipe.width} with {recipe.heads} heads. "Solved": every symbol of {words} fresh words is right, decoded greedily
+through a cache. Steps and CPU seconds are medians over the seeds; the runs are in `tasks.jsonl`.
+
+"""
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "tasks.md")
+    parser.add_argument("--again", action="store_true", help="forget the runs that are recorded")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
