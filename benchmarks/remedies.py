@@ -2,9 +2,9 @@
 
     python benchmarks/remedies.py [--rounds 3] [--items 32] [--out benchmarks/results/remedies.md]
 
-bf16, checkpointing, accumulation, a window and grouping by length, each alone and all together, beside the plain float32
-step. Every configuration trains the same decoder (forward, loss, backward, clipping, AdamW) over an epoch of the same
-items, in padded batches. docs/remedies.md says what was expected, and by which formulas.
+bf16, checkpointing, accumulation, a window and grouping by length, each alone and all together, beside the plain
+float32 step. Every configuration trains the same decoder (forward, loss, backward, clipping, AdamW) over an epoch of
+the same items, in padded batches. docs/remedies.md says what was expected, and by which formulas.
 
 Before anything is timed, losses and gradients are checked. Times are medians over rounds in which the configurations
 take turns in one process, in an order that moves on by one. Peak memory is resident memory: a process of its own for
@@ -41,7 +41,8 @@ from saccade.models import DecoderLM, ModelConfig
 
 OUT = Path(__file__).parent / "results" / "remedies.md"
 STATUS = Path("/proc/self/status")
-MEDIAN, SIGMA, SHORTEST = 300, 0.7, 32  # of the lengths
+SIGMA, SHORTEST = 0.7, 32  # of the lengths; median: below
+BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 IGNORED = -100  # F.cross_entropy's
 ROUNDING = 1e-4  # of the largest entry: float32 sums over some thousand tokens, in another order
 NEAR = 2.0**-8  # bf16's spacing of numbers near 1
@@ -89,9 +90,6 @@ CONFIGURATIONS = (
 PLAIN, BF16, CHECKPOINTING, ACCUMULATION, WINDOW, _, TOGETHER = CONFIGURATIONS
 
 
-# --- what a configuration must cost -------------------------------------------------------------------------------
-
-
 def mask_of(sizes: Sizes, configuration: Configuration) -> Mask:
     return Causal() & Window(sizes.window - 1, 0) if configuration.window else Causal()
 
@@ -109,17 +107,13 @@ def flops(sizes: Sizes, configuration: Configuration, rows: int, length: int) ->
     return total
 
 
-def block_bytes(sizes: Sizes, configuration: Configuration) -> int:
-    """What autograd keeps of one block, for each token."""
+def kept_bytes(sizes: Sizes, configuration: Configuration) -> tuple[int, int]:
+    """What autograd keeps for each token: of one block, and of the last norm, the head and the loss."""
     hidden, width, narrow = sizes.model().hidden or 0, sizes.width, 2 if configuration.bf16 else 4
     # `chunked` keeps its output in float32, whatever comes in.
     out = width * (4 if configuration.window else narrow)
-    return 4 * (4 * width + sizes.heads + 2) + narrow * (8 * width + 4 * hidden) + out
-
-
-def head_bytes(sizes: Sizes, configuration: Configuration) -> int:
-    """What autograd keeps of the last norm, the head and the loss, for each token."""
-    return 4 * (2 * sizes.width + 1 + sizes.vocabulary) + sizes.width * (2 if configuration.bf16 else 4)
+    block = 4 * (4 * width + sizes.heads + 2) + narrow * (8 * width + 4 * hidden) + out
+    return block, 4 * (2 * width + 1 + sizes.vocabulary) + narrow * width
 
 
 def activation_bytes(sizes: Sizes, configuration: Configuration, rows: int, length: int) -> int:
@@ -129,17 +123,14 @@ def activation_bytes(sizes: Sizes, configuration: Configuration, rows: int, leng
     backward of the last block's feed-forward layer. Formula: docs/remedies.md.
     """
     hidden, width, narrow = sizes.model().hidden or 0, sizes.width, 2 if configuration.bf16 else 4
-    block, entry = block_bytes(sizes, configuration), 4 * width
+    (block, head), entry = kept_bytes(sizes, configuration), 4 * width
     kept = sizes.layers * (entry if configuration.checkpointing else block)
     again = block - entry if configuration.checkpointing else 0
-    in_loss = kept + head_bytes(sizes, configuration) + 8 * sizes.vocabulary
+    in_loss = kept + head + 8 * sizes.vocabulary
     in_block = kept + again + entry + 2 * narrow * hidden
     matrices = (4 * width**2 + 3 * width * hidden) * (1 if configuration.checkpointing else sizes.layers)
     cast = 2 * (matrices + sizes.vocabulary * width) if configuration.bf16 else 0
     return -(-rows // configuration.parts) * length * max(in_loss, in_block) + cast
-
-
-# --- data and steps -----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,10 +145,15 @@ class Batch:
         return self.tokens.shape[0], self.tokens.shape[1]
 
 
+def median(sizes: Sizes) -> int:
+    """Of the lengths' distribution: 300 in a context of 1,024."""
+    return max(1, 300 * sizes.context // 1024)
+
+
 def drawn(sizes: Sizes) -> list[Tensor]:
     """Sequences of random tokens, (length + 1,) each, with log-normal lengths; the longest fills the context."""
     random = np.random.default_rng(0)
-    lengths = random.lognormal(np.log(MEDIAN * sizes.context / 1024), SIGMA, sizes.items).astype(int)
+    lengths = random.lognormal(np.log(median(sizes)), SIGMA, sizes.items).astype(int)
     lengths = lengths.clip(min(SHORTEST, sizes.context), sizes.context)
     lengths[0] = sizes.context
     return [torch.from_numpy(random.integers(0, sizes.vocabulary, n + 1)) for n in lengths.tolist()]
@@ -231,13 +227,11 @@ class Trainer:
         return weights, weights, sum(x.nbytes for x in kept)
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
-
-
 def check(sizes: Sizes) -> None:
     """Remedies that should change nothing do not; a window is what its dense mask is; bf16 is near; all items come."""
     trainer = Trainer(sizes)
-    batch = epoch_of(sizes, PLAIN)[0]
+    whole = epoch_of(sizes, PLAIN)[0]
+    batch = Batch(*(x[:PARTS, : 2 * sizes.window] for x in (whole.tokens, whole.targets)))
     length = batch.shape[1]
 
     def found(configuration: Configuration, mask: Mask | Tensor | None = None) -> tuple[float, list[Tensor]]:
@@ -265,9 +259,6 @@ def require_equal(name: str, got: tuple[float, list[Tensor]], right: tuple[float
         assert error <= ROUNDING, f"{name}: a gradient differs by {error:.1e} of its largest entry"
 
 
-# --- measuring ----------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Measured:
     """`seconds` of an epoch in each round; `peak` bytes of its largest step above `state` (weights, gradients, ...)."""
@@ -278,7 +269,7 @@ class Measured:
 
 
 def measure(sizes: Sizes, rounds: int, advance: Callable[[str], None] = lambda text: None) -> list[Measured]:
-    """One for each configuration. `advance` is told what has been done, len(CONFIGURATIONS) * (rounds + 1) + 1 times."""
+    """One for each configuration. `advance` is called after the checks, each memory and each timing."""
     check(sizes)
     advance("checked")
     results = []
@@ -316,7 +307,7 @@ def peak_here(sizes: Sizes, configuration: Configuration) -> tuple[int, tuple[in
     VmHWM and not getrusage's ru_maxrss: that one begins with the peak of the process that started this one.
     """
     trainer, epoch = Trainer(sizes), epoch_of(sizes, configuration)
-    trainer.step(configuration, Batch(*(x[:, :2] for x in dataclasses.astuple(epoch[0]))))
+    trainer.step(configuration, Batch(epoch[0].tokens[:, :2], epoch[0].targets[:, :2]))
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins again at what is resident now
     before = _resident("VmRSS")
     trainer.step(configuration, largest(epoch))
@@ -324,45 +315,54 @@ def peak_here(sizes: Sizes, configuration: Configuration) -> tuple[int, tuple[in
 
 
 def _resident(field: str) -> int:
-    """Bytes, of /proc/self/status."""
+    """Bytes of memory."""
     lines = STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-# --- the page -----------------------------------------------------------------------------------------------------
+PAGE = """# Memory and speed of each remedy
+
+A decoder with {millions:.1f} M parameters ({model}) over an epoch of {items} items, {real:,} real tokens, in padded
+batches of {batch}. Lengths are log-normal: {lengths}. The window is {window} keys. Formulas, expectations and
+conclusions: [docs/remedies.md](../../docs/remedies.md).
+
+PyTorch {torch}, {threads} thread(s), {processor}; bf16 instructions: {instructions}.
+
+    python benchmarks/remedies.py
+
+## What it must cost, by the formulas
+
+{expected}
+
+## What it cost
+
+Medians of {rounds} rounds, slowest over fastest round in brackets. Peak memory is that of the largest step, above
+weights, gradients and optimizer state ({state} MiB), which are the same for all. Ratios are to the plain step; those
+of times are medians of the rounds' ratios.
+
+{measured}
+"""
 
 
 def page(sizes: Sizes, rounds: int, results: list[Measured]) -> str:
-    parameters = sum(weight.numel() for weight in DecoderLM(sizes.model()).parameters())
-    items = drawn(sizes)
-    weights, gradients, state = (size / 2**20 for size in results[0].state)
-    lines = [
-        "# Memory and speed of each remedy",
-        "",
-        f"A decoder with {parameters / 1e6:.1f} M parameters ({sizes.layers} layers, width {sizes.width}, {sizes.heads} "
-        f"heads, vocabulary {sizes.vocabulary:,}) over an epoch of {sizes.items} items, {_real(items):,} real tokens, "
-        f"in padded batches of {sizes.batch}. Lengths are log-normal: median {MEDIAN * sizes.context // 1024}, sigma "
-        f"{SIGMA}, cut at {sizes.context:,}, the first item as long as that. The window is {sizes.window} keys. "
-        "Formulas, expectations and conclusions: [docs/remedies.md](../../docs/remedies.md).",
-        "",
-        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {_processor()}; bf16 instructions: "
-        f"{_bf16_instructions()}.",
-        "",
-        "    python benchmarks/remedies.py",
-        "",
-        "## What it must cost, by the formulas",
-        "",
-        *expected_table(sizes),
-        "",
-        "## What it cost",
-        "",
-        f"Medians of {rounds} rounds, slowest over fastest round in brackets. Peak memory is that of the largest step, "
-        f"above weights ({weights:.1f} MiB), gradients ({gradients:.1f} MiB) and optimizer state ({state:.1f} MiB), "
-        "which are the same for all. Ratios are to the plain step; those of times are medians of the rounds' ratios.",
-        "",
-        *measured_table(sizes, results),
-    ]
-    return "\n".join(lines) + "\n"
+    model, items = sizes.model(), drawn(sizes)
+    return PAGE.format(
+        millions=sum(weight.numel() for weight in DecoderLM(model).parameters()) / 1e6,
+        model=f"{model.layers} layers, width {model.width}, {model.heads} heads, vocabulary {model.vocabulary:,}",
+        items=len(items),
+        real=_real(items),
+        batch=sizes.batch,
+        lengths=f"median {median(sizes)}, sigma {SIGMA}, cut at {sizes.context:,}, the first item as long as that",
+        window=sizes.window,
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        processor=_information("model name") or platform.processor() or platform.machine(),
+        instructions=", ".join(flag for flag in BF16_FLAGS if flag in _information("flags").split()) or "none",
+        expected="\n".join(expected_table(sizes)),
+        rounds=rounds,
+        state=", ".join(f"{size / 2**20:.1f}" for size in results[0].state),
+        measured="\n".join(measured_table(sizes, results)),
+    )
 
 
 def expected_table(sizes: Sizes) -> list[str]:
@@ -414,15 +414,6 @@ def _information(field: str) -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
-
-
-def _processor() -> str:
-    return _information("model name") or platform.processor() or platform.machine()
-
-
-def _bf16_instructions() -> str:
-    flags = _information("flags").split()
-    return ", ".join(flag for flag in ("amx_bf16", "avx512_bf16") if flag in flags) or "none"
 
 
 def main(arguments: list[str] | None = None) -> None:
