@@ -45,7 +45,7 @@ def server():
         env=environment(),
     ) as process:
 
-        def run(arguments: list[str], tick: int | None = None) -> tuple[int, int]:
+        def run(arguments: list[str], tick: int | None = None) -> tuple[int, str]:
             process.stdin.write(json.dumps({"arguments": arguments, "tick": tick}) + "\n")
             process.stdin.flush()
             answer = json.loads(process.stdout.readline())
@@ -86,20 +86,22 @@ def test_twenty_kills(server, story, tmp_path):
     expected = result(tmp_path / "whole")
     assert [entry["step"] for entry in expected["curve"]] == [7, 14, 21, 26]
     assert [step for step, _ in expected["log"]["loss/training"]] == list(range(2, 27, 2))
-    draws, kills, runs = random.Random(20), 0, 0
+    draws, kills, runs, during = random.Random(20), 0, 0, set()
     while kills < KILLS:
         out, runs = tmp_path / f"killed-{runs}", runs + 1
         arguments = command(story, out)
         while True:
-            status, _ = server(arguments, draws.randrange(1, ticks + 1) if kills < KILLS else None)
+            status, told = server(arguments, draws.randrange(1, len(ticks) + 1) if kills < KILLS else None)
             if status != -signal.SIGKILL:
                 break
             kills += 1
+            during.add(told[-1])
             # Killed before its folder was there, a run is begun again.
             arguments = command(story, out, *(["--resume"] if out.exists() else []))
         assert status == 0
         assert result(out) == expected
     assert runs > 1
+    assert during == {"t", "e", "w"}  # in training, in evaluating and in writing
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from saccade.training import (
     train,
     whole_windows,
 )
-from saccade.training.loop import spread
+from saccade.training.loop import _Run, spread
 from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
@@ -241,3 +242,16 @@ def test_bad_settings(change, message):
 def test_bad_execution_and_looks(make, change, message):
     with pytest.raises(ValueError, match=message):
         make(**change)
+
+
+def test_a_scaled_loss_may_overflow_twenty_times_in_a_row():
+    run = object.__new__(_Run)
+    run.accelerator, run._skipped = SimpleNamespace(scaler=object()), 0
+    for _ in range(2):
+        assert all(run._sound(3.0, math.inf) for _ in range(20))
+        assert run._sound(3.0, 1.0)
+    assert [run._sound(3.0, math.nan) for _ in range(21)] == [True] * 20 + [False]
+    assert not run._sound(math.nan, 1.0)
+    run.accelerator = SimpleNamespace(scaler=None)
+    assert run._sound(3.0, 1.0)
+    assert not run._sound(3.0, math.inf)

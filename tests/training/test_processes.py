@@ -91,8 +91,13 @@ def test_the_command_in_two_processes(story, tmp_path):
     assert again.returncode != 0
     assert again.stderr.count("saccade: error: ") == 1
     assert "exists already" in again.stderr
+    names = ("model.safetensors", "last.safetensors", "heads.json")
+    expected = {name: (tmp_path / "out" / name).read_bytes() for name in names}
+    max((tmp_path / "out" / "checkpoints").iterdir()).unlink()
     resumed = launch(*command, "--resume")
     assert resumed.stdout.count("model written") == 1
+    assert resumed.stdout.count("from 000000004.checkpoint") == 1
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in names} == expected
 
 
 def test_rows_are_shared_out_once():

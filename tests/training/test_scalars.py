@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import signal
 
@@ -121,3 +122,11 @@ def test_a_log_that_cannot_be_written_ends_and_training_does_not(tmp_path):
     (tmp_path / "file").write_text("x")
     ScalarLog(tmp_path / "file", 0, warnings.append).add(1, {"loss": 2.0})
     assert len(warnings) == 2
+
+
+def test_without_tensorboard_nothing_is_touched(run, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else find(name))
+    with pytest.raises(ValueError, match=r'tensorboard: is not installed \(pip install "saccade\[train\]"\)'):
+        train_language_model(run)
+    assert not run.out.exists()

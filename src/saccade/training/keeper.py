@@ -199,8 +199,9 @@ class Keeper(Monitor):
 
     def _save(self, weights: Tensors, name: str) -> None:
         # Not the model in training, which may be sharded, or newer than these weights.
-        model = type(self._lm.model)(self._lm.model.config)
-        model.load_state_dict(weights)
+        with torch.device("meta"):  # no memory, and no random weights to be overwritten
+            model = type(self._lm.model)(self._lm.model.config)
+        model.load_state_dict(weights, assign=True)
         save(LanguageModel(model, self._lm.tokenizer), self._run.out, weights=name)
 
     def _card(self, stored_loss: float | None) -> str:

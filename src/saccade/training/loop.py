@@ -180,16 +180,20 @@ class _Run:
         windows = draw(step, self._corpus.training, self._start, self.model.config.vocabulary, self.context, settings)
         self.tokens = windows[:, 1:].numel()
         loss = self._gradients(step, windows)
-        if (step + 1) % settings.looks.log_every == 0 and settings.looks.tensorboard:
-            self.accelerator.unscale_gradients(self.optimizer)
-            monitor.norms(step + 1, gradient_norms(self.model), weight_norms(self.model))
         norm = float(self.accelerator.clip_grad_norm_(self.prepared.parameters(), settings.clip))
         if not self._sound(loss, norm):
             self.optimizer.zero_grad()
             raise self._diverged(step, windows, loss)
+        if (step + 1) % settings.looks.log_every == 0 and settings.looks.tensorboard:
+            monitor.norms(step + 1, self._norms_before_clipping(norm), weight_norms(self.model))
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm
+
+    def _norms_before_clipping(self, norm: float) -> dict[str, float]:
+        # Looked at afterwards, when a scaled loss has been undone, which can be done but once.
+        factor = max((norm + 1e-6) / self.settings.clip, 1.0) if math.isfinite(norm) else math.nan
+        return {group: value * factor for group, value in gradient_norms(self.model).items()}
 
     @property
     def context(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -135,6 +136,8 @@ class _Prepared:
 
 
 def _prepare(run: LanguageRun, reporter: Reporter) -> _Prepared:
+    if run.settings.looks.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError('tensorboard: is not installed (pip install "saccade[train]")')
     path, state, damaged = newest(run.out) if run.resume else (None, {}, [])
     if not run.resume:
         check_output(run.out, run.overwrite)
