@@ -26,7 +26,7 @@ class WindowLayer(LayerCache):
 
     A ring: position p is kept in slot p while `p < sinks`, else in slot `sinks + (p - sinks) % R`, R = window + slack.
     Memory is `(sinks + R) Hkv (D + Dv)` numbers an item. Decoding equals the parallel forward under `.mask`,
-    `Window(window - 1, 0) | Global(range(sinks))`, joined to the mask of the call. Keeping the first tokens: Xiong et
+    `Window(window - 1, 0) | Global(range(sinks))`, joined to the mask of the call. Keeping the first tokens: Xiao et
     al., "Efficient Streaming Language Models with Attention Sinks" (2023), but with positions as they were.
 
     Chunks of at most `slack + 1` rows, and all while nothing has been overwritten, are answered from the ring itself;
