@@ -163,6 +163,14 @@ def test_padding_changes_nothing_at_real_tokens(side, scheme):
     assert (grad[~real] == 0).all()
 
 
+def test_one_item_alone_may_be_padded_on_the_left():
+    """A batch of one has one offset, below 0 here: positions of padding are no positions."""
+    module, x = make(20, 5, positions=RotaryConfig()), tokens(width=20, batch=1)
+    padded = torch.cat((torch.full((1, 3, 20), torch.nan, dtype=torch.float64), x), 1)
+    out = module(padded, Causal(), padding=Padding([[False] * 3 + [True] * L]))
+    torch.testing.assert_close(out[:, 3:], module(x, Causal()))
+
+
 def test_cached_self_attention_is_the_parallel_one():
     module, x, cache = make(20, 5, kv_heads=1, positions=RotaryConfig()), tokens(width=20), GrowingLayer()
     parts = [module(part, Causal(), cache=cache) for part in x.split([3, 1, 1, 2], 1)]

@@ -71,9 +71,11 @@ class LayerCache(ABC):
         """Position of row 0 of `length` new rows: an int, or int64 (B,) where items differ; negative if left-padded."""
         arriving = Arriving.of(padding, length)
         start = self._lengths() - arriving.left
-        if padding is not None and start.size == 1 and start[0] < 0:
+        if start.size == 1 and start[0] >= 0:
+            return int(start[0])
+        if padding is not None and start.size == 1:
             start = start.repeat(padding.keys.batch)  # an int that is a position is never negative
-        return int(start[0]) if start.size == 1 else torch.from_numpy(start).to(self._place(padding))
+        return torch.from_numpy(start).to(self._place(padding))
 
     @property
     def length(self) -> int | Tensor:
