@@ -95,7 +95,7 @@ def table(rows: list[Row]) -> str:
                 found = [row for row in rows if _case(row)[:3] == (kind, scheme, task)]
                 if found:
                     lines.append(_line(kind, scheme, task, found))
-    return _HEAD.format(recipe=Recipe(), symbols=SYMBOLS, lengths=LENGTH, words=WORDS) + "\n".join(lines) + "\n"
+    return _HEAD.format(recipe=Recipe(), symbols=SYMBOLS, length=LENGTH, words=WORDS) + "\n".join(lines) + "\n" + _NOTES
 
 
 def _line(kind: str, scheme: str, task: str, found: list[Row]) -> str:
@@ -112,11 +112,24 @@ _HEAD = """# Copying and reversing, by position scheme
 
     python benchmarks/tasks.py
 
-Words of {length} random symbols out of {symbols}, two layers, one thread. Trained until every symbol of the validation
-words is likelier than all others together, at most {recipe.steps} steps of {recipe.batch} words, at width
-{recipe.width} with {recipe.heads} heads. "Solved": every symbol of {words} fresh words is right, decoded greedily
-through a cache. Steps and CPU seconds are medians over the seeds; the runs are in `tasks.jsonl`.
+Words of {length} random symbols out of {symbols}, two layers of width {recipe.width} with {recipe.heads} heads, one
+thread. Training ends when every symbol of fresh words has a probability above .8 at three looks in a row, or after
+{recipe.steps} steps of {recipe.batch} words. "Solved": every symbol of {words} more words is right, decoded greedily
+through a cache. Steps and CPU seconds are medians over the seeds; the runs are in `tasks.jsonl`. Seconds are those of
+a machine that was busy with other work.
 
+"""
+
+_NOTES = """
+## What cannot, and why
+
+Each of these is a test in `tests/nn/test_tasks.py`.
+
+- **An encoder-decoder without positions.** Its encoder sees a set: the source in any order gives the same logits.
+- **A decoder without positions and with one layer.** It too reads a set of tokens. With two layers it can: the second
+  reads what the causal mask has made of each token, and by that how many stand before it.
+- **ALiBi in an encoder, without a marker.** The penalty is the same on both sides, so a word backwards gives the memory
+  backwards, which cross-attention cannot tell from the word. Here a marker stands before each word, and it can.
 """
 
 
