@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -133,16 +133,11 @@ def activation_bytes(sizes: Sizes, configuration: Configuration, rows: int, leng
     return -(-rows // configuration.parts) * length * max(in_loss, in_block) + cast
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A padded batch: tokens (B, L) and what follows each, IGNORED in the padding."""
 
     tokens: Tensor
     targets: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.tokens.shape[0], self.tokens.shape[1]
 
 
 def median(sizes: Sizes) -> int:
@@ -208,17 +203,13 @@ class Trainer:
             total += loss.item()
         return total
 
-    def logits(self, tokens: Tensor, mask: Mask | Tensor) -> Tensor:
-        """`DecoderLM.forward` with another mask. Padding stands on the right, so no real token sees it."""
-        embedding = self.model.embedding
-        x = self.model.decoder(embedding(tokens) * self.sizes.width**0.5, mask)
-        return F.linear(x, embedding.weight)
-
     def _loss(self, tokens: Tensor, targets: Tensor, configuration: Configuration, mask: Mask | Tensor) -> Tensor:
-        """Summed over the real tokens."""
+        """Summed over the real tokens. As `DecoderLM.forward`, with a mask; no real token sees padding on its right."""
+        embedding = self.model.embedding
         with torch.autocast("cpu", torch.bfloat16, enabled=configuration.bf16):
-            logits = self.logits(tokens, mask)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            x = self.model.decoder(embedding(tokens) * self.sizes.width**0.5, mask)
+            logits = F.linear(x, embedding.weight).float()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
     def state_bytes(self) -> tuple[int, int, int]:
         """Of weights, gradients and optimizer state."""
@@ -231,20 +222,20 @@ def check(sizes: Sizes) -> None:
     """Remedies that should change nothing do not; a window is what its dense mask is; bf16 is near; all items come."""
     trainer = Trainer(sizes)
     whole = epoch_of(sizes, PLAIN)[0]
-    batch = Batch(*(x[:PARTS, : 2 * sizes.window] for x in (whole.tokens, whole.targets)))
-    length = batch.shape[1]
+    batch = Batch(*(x[:PARTS, : 2 * sizes.window] for x in whole))
+    length = batch.tokens.shape[1]
 
-    def found(configuration: Configuration, mask: Mask | Tensor | None = None) -> tuple[float, list[Tensor]]:
+    def found(configuration: Configuration, mask: Mask | Tensor) -> tuple[float, list[Tensor]]:
         trainer.optimizer.zero_grad()
-        loss = trainer.gradients(batch, configuration, mask_of(sizes, configuration) if mask is None else mask)
+        loss = trainer.gradients(batch, configuration, mask)
         return loss, [weight.grad for weight in trainer.model.parameters() if weight.grad is not None]
 
-    plain = found(PLAIN)
+    plain = found(PLAIN, Causal())
     windowed = found(PLAIN, mask_of(sizes, WINDOW).dense(length, length))
     for configuration, expected in ((CHECKPOINTING, plain), (ACCUMULATION, plain), (WINDOW, windowed)):
-        require_equal(configuration.name, found(configuration), expected)
+        require_equal(configuration.name, found(configuration, mask_of(sizes, configuration)), expected)
     for configuration, (expected_loss, _) in ((BF16, plain), (TOGETHER, windowed)):
-        loss, _ = found(configuration)
+        loss, _ = found(configuration, mask_of(sizes, configuration))
         assert abs(loss - expected_loss) <= NEAR * expected_loss, f"{configuration.name}: {loss} is not {expected_loss}"
     for grouped in (False, True):
         seen = sorted(i for few in chosen(sizes, drawn(sizes), grouped=grouped) for i in few)
@@ -307,7 +298,7 @@ def peak_here(sizes: Sizes, configuration: Configuration) -> tuple[int, tuple[in
     VmHWM and not getrusage's ru_maxrss: that one begins with the peak of the process that started this one.
     """
     trainer, epoch = Trainer(sizes), epoch_of(sizes, configuration)
-    trainer.step(configuration, Batch(epoch[0].tokens[:, :2], epoch[0].targets[:, :2]))
+    trainer.step(configuration, Batch(*(x[:, :2] for x in epoch[0])))
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins again at what is resident now
     before = _resident("VmRSS")
     trainer.step(configuration, largest(epoch))
@@ -336,7 +327,7 @@ PyTorch {torch}, {threads} thread(s), {processor}; bf16 instructions: {instructi
 
 ## What it cost
 
-Medians of {rounds} rounds, slowest over fastest round in brackets. Peak memory is that of the largest step, above
+Medians over {rounds} round(s), slowest over fastest round in brackets. Peak memory is that of the largest step, above
 weights, gradients and optimizer state ({state} MiB), which are the same for all. Ratios are to the plain step; those
 of times are medians of the rounds' ratios.
 
@@ -398,12 +389,12 @@ def measured_table(sizes: Sizes, results: list[Measured]) -> list[str]:
 
 
 def epoch_flops(sizes: Sizes, configuration: Configuration) -> float:
-    return sum(flops(sizes, configuration, *batch.shape) for batch in epoch_of(sizes, configuration))
+    return sum(flops(sizes, configuration, *batch.tokens.shape) for batch in epoch_of(sizes, configuration))
 
 
 def step_bytes(sizes: Sizes, configuration: Configuration) -> int:
     """Of the largest step of an epoch."""
-    return activation_bytes(sizes, configuration, *largest(epoch_of(sizes, configuration)).shape)
+    return activation_bytes(sizes, configuration, *largest(epoch_of(sizes, configuration)).tokens.shape)
 
 
 def _real(items: list[Tensor]) -> int:

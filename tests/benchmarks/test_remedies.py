@@ -46,7 +46,7 @@ def test_both_tables_have_every_row(tmp_path, monkeypatch, capsys):
     assert [row[0] for row in expected] == [row[0] for row in came] == names
     assert [row[2] for row in came] == [f"{k}.00" for k in range(1, 8)]  # peak, to the plain step's
     assert came[0][5] == came[0][8] == "1.00" and all(float(row[5]) > 0 for row in came)
-    assert "(1.0, 1.0, 2.0 MiB)" in text and "Medians of 1 rounds" in text and "11 items" in text
+    assert "(1.0, 1.0, 2.0 MiB)" in text and "Medians over 1 round(s)" in text and "11 items" in text
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_padding_and_the_masks_change_no_real_token():
     trainer = remedies.Trainer(TINY)
     items = [torch.randint(0, 19, (n + 1,)) for n in (3, 11, 5)]
     batch = remedies.padded(items)
-    assert batch.shape == (3, 11)
+    assert batch.tokens.shape == (3, 11)
     assert ((batch.targets == remedies.IGNORED).sum(1) == torch.tensor([8, 0, 6])).all()
     loss = trainer.gradients(batch, remedies.PLAIN, remedies.Causal())
     alone = [F.cross_entropy(trainer.model(item[None, :-1])[0], item[1:], reduction="sum") for item in items]
