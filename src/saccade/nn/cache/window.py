@@ -124,12 +124,12 @@ class WindowLayer(LayerCache):
         before, batch, rows = self._host, key.shape[0], arriving.rows
         whole = both(mask, self._own)
         old = self._kept()
-        first = 0 if not old.size else int(old[0, 0])
+        first = int(before[0]) - old.shape[1]
         if not before.any():  # an empty ring: the chunk alone, in order
             keys, values = (joined(None, new, before, arriving) for new in (key, value))
             fitted: Mask | None = in_order(whole, before, arriving, keys.shape[2], batch)
             bias = bias_in_order(bias, before, arriving, keys.shape[2])
-        elif arriving.whole and before.size == 1 and (np.diff(old[0]) == 1).all():  # one run of positions
+        elif arriving.whole and before.size == 1 and (old[0] == np.arange(first, before[0])).all():  # no gap
             keys, values = self._behind(old, key, value)
             reach = int(before[0]) + rows
             placed_whole = standing(whole, reach)
