@@ -19,7 +19,7 @@ CASES = [
     *(("decoder", scheme, task) for scheme in ("sinusoidal", "learned", "rotary, half", "T5") for task in TASKS),
     ("decoder", "rotary, interleaved", "reverse"),
     ("decoder", "ALiBi", "copy"),
-    ("decoder", "ALiBi, learned", "copy"),
+    ("decoder", "ALiBi, learned", "reverse"),
     ("encoder-decoder", "learned", "copy"),
     ("encoder-decoder", "learned", "reverse"),
 ]
