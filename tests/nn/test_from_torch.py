@@ -231,6 +231,12 @@ def odd_stack():
     return stack
 
 
+def reparametrized():
+    layer = nn.TransformerEncoderLayer(**LAYER)
+    nn.utils.parametrizations.weight_norm(layer.linear1)
+    return layer
+
+
 def normed(norm):
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER), 2, norm, enable_nested_tensor=False)
 
@@ -243,7 +249,12 @@ def normed(norm):
             TypeError,
             "module: expected one of nn.MultiheadAttention, .* got Linear",
         ),
-        (lambda: from_torch(OwnAttention(4, 2)), TypeError, "got OwnAttention"),
+        (lambda: from_torch(OwnAttention(4, 2)), TypeError, "got OwnAttention .convert the parts of a larger model"),
+        (
+            lambda: from_torch(reparametrized()),
+            ValueError,
+            "module: ParametrizedLinear holds .*remove param",
+        ),
         (lambda: from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True)), ValueError, "add_bias_kv=True"),
         (lambda: from_torch(nn.MultiheadAttention(4, 2, add_zero_attn=True)), ValueError, "add_zero_attn=True"),
         (

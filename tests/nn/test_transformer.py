@@ -132,3 +132,10 @@ def test_checkpointing_is_one_flag():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_padding_is_a_padding(side):
+    length = LS if side == "source" else LT
+    with pytest.raises(TypeError, match=f"{side}_padding: expected saccade.Padding, got Tensor"):
+        make()(tokens(LS), tokens(LT), **{f"{side}_padding": torch.ones(B, length, dtype=torch.bool)})

@@ -41,21 +41,25 @@ def from_torch(module: nn.Module) -> nn.Module:
         nn.TransformerEncoder       -> Encoder                  nn.Transformer              -> Transformer
 
     Outputs and gradients are equal to rounding. Ours are always batch-first, (B, L, E), whatever `batch_first` said;
-    dtype, device, dropout, training mode and `requires_grad` are taken over. Masks have other meanings there: see
-    `masks_from_torch`. Decoders are causal unless a mask is given, as `Window(None, None)`, which shows everything.
+    dtype, device (those of the first weight), dropout and training mode are taken over, and layers of which nothing is
+    trained stay frozen. Masks have other meanings there: see `masks_from_torch`. Decoders are causal unless a mask is
+    given, as `Window(None, None)`, which shows everything.
 
     Args:
         module: exactly one of the six classes (a subclass may compute something else).
 
     Raises:
         TypeError: any other module.
-        ValueError: what has no counterpart: `add_bias_kv`, `add_zero_attn`, an activation other than ReLU and GELU, a
-            last norm that is no LayerNorm, layers of one stack that differ. The message names it.
+        ValueError: what has no counterpart: `add_bias_kv`, `add_zero_attn`, an activation other than ReLU, GELU and
+            SiLU, a last norm that is no LayerNorm, layers of one stack that differ, parametrized weights. The message
+            names it.
     """
     make = _MAKERS.get(type(module))
     if make is None:
         known = ", ".join(f"nn.{kind.__name__}" for kind in _MAKERS)
-        raise TypeError(f"module: expected one of {known}; got {type(module).__name__}")
+        raise TypeError(
+            f"module: expected one of {known}; got {type(module).__name__} (convert the parts of a larger model)"
+        )
     ours = make(module)
     parameter = next(module.parameters())
     ours.to(device=parameter.device, dtype=parameter.dtype)
@@ -86,7 +90,11 @@ def copy(layers: Iterable[Pair]) -> None:
     """Copy every tensor of the first of each pair to the second; a layer that is frozen stays so."""
     for source, target in layers:
         given, wanted = _tensors(source), _tensors(target)
-        assert given.keys() == wanted.keys(), (given.keys(), wanted.keys())
+        if given.keys() != wanted.keys():
+            raise ValueError(
+                f"module: {type(source).__name__} holds {', '.join(given)}; expected {', '.join(wanted)} "
+                "(remove parametrizations first)"
+            )
         for name, tensor in given.items():
             wanted[name].copy_(tensor)
         if not any(parameter.requires_grad for parameter in source.parameters()):

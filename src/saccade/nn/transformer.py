@@ -61,6 +61,7 @@ class Transformer(nn.Module):
         Returns:
             (B, Lt, E).
         """
+        _check_paddings(source_padding=source_padding, target_padding=target_padding)
         memory = self.encode(source, source_mask, padding=source_padding)
         return self.decode(
             target, memory, target_mask, context_mask,
@@ -77,6 +78,7 @@ class Transformer(nn.Module):
         target_padding: Padding | None = None, cache: KVCache | None = None, observe: LayerObserver | None = None,
     ) -> Tensor:  # fmt: skip
         """Targets (B, Lt, E) to (B, Lt, E); with a cache they continue those in it, and memory is projected once."""
+        _check_paddings(source_padding=source_padding, target_padding=target_padding)
         across = across_padding(source_padding, target_padding, memory)
         if across is not None:
             context_mask = across if context_mask is None else across & context_mask
@@ -96,6 +98,12 @@ def across_padding(source: Padding | None, target: Padding | None, memory: Tenso
         return None
     keys = Padding([memory.shape[1]] * memory.shape[0]) if source is None else source
     return keys._with(queries=None if target is None else target.keys)
+
+
+def _check_paddings(**paddings: object) -> None:
+    for name, padding in paddings.items():
+        if padding is not None and not isinstance(padding, Padding):
+            raise TypeError(f"{name}: expected saccade.Padding, got {type(padding).__name__}")
 
 
 def _with_cross(config: BlockConfig, width: int) -> BlockConfig:
