@@ -329,14 +329,18 @@ PyTorch {torch}, {threads} thread(s), {processor}; bf16 instructions: {instructi
 
 Medians over {rounds} round(s), slowest over fastest round in brackets. Peak memory is that of the largest step, above
 weights, gradients and optimizer state ({state} MiB), which are the same for all. Ratios are to the plain step; those
-of times are medians of the rounds' ratios.
+of times are medians of the rounds' ratios.{busy}
 
 {measured}
 """
+BUSY = """
+
+**The machine was busy**: rounds of the same work differ by up to a factor of {:.1f}. Memory stands; times do not."""
 
 
 def page(sizes: Sizes, rounds: int, results: list[Measured]) -> str:
     model, items = sizes.model(), drawn(sizes)
+    spread = max(max(one.seconds) / min(one.seconds) for one in results)
     return PAGE.format(
         millions=sum(weight.numel() for weight in DecoderLM(model).parameters()) / 1e6,
         model=f"{model.layers} layers, width {model.width}, {model.heads} heads, vocabulary {model.vocabulary:,}",
@@ -352,6 +356,7 @@ def page(sizes: Sizes, rounds: int, results: list[Measured]) -> str:
         expected="\n".join(expected_table(sizes)),
         rounds=rounds,
         state=", ".join(f"{size / 2**20:.1f}" for size in results[0].state),
+        busy=BUSY.format(spread) if spread > 1.5 else "",
         measured="\n".join(measured_table(sizes, results)),
     )
 

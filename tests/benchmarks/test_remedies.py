@@ -49,6 +49,14 @@ def test_both_tables_have_every_row(tmp_path, monkeypatch, capsys):
     assert "(1.0, 1.0, 2.0 MiB)" in text and "Medians over 1 round(s)" in text and "11 items" in text
 
 
+@pytest.mark.parametrize(("slowest", "warned"), [(1.4, False), (1.6, True)])
+def test_a_busy_machine_is_told(slowest, warned):
+    results = [remedies.Measured(1, (4, 4, 8), [1.0, 1.1]) for _ in remedies.CONFIGURATIONS]
+    results[3].seconds[1] = slowest
+    text = remedies.page(TINY, 2, results)
+    assert ("**The machine was busy**: rounds of the same work differ by up to a factor of 1.6." in text) is warned
+
+
 @pytest.mark.slow
 def test_peak_memory_is_what_the_formula_says():
     """Within 15 %: beside some 50 MiB of activations, buffers inside kernels and the allocator's pages are little."""
