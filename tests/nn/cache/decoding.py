@@ -183,12 +183,18 @@ class Decoding:
                 torch.testing.assert_close(out[b][:, real[b]], self.expected(b)[:, -n:], **CLOSE)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Padding | None) -> Tensor:
-        offset = self.cache.offset(query.shape[2], padding)
-        place = torch.arange(query.shape[2])
-        place = place + offset if isinstance(offset, int) else (place + offset[:, None])[:, None]
         with torch.no_grad():
-            seen = self.cache.append(turned(key, place), value, self.case.mask, self.bias(), padding)
+            offset = self.offset(query.shape[2], padding)
+            place = torch.arange(query.shape[2])
+            place = place + offset if isinstance(offset, int) else (place + offset[:, None])[:, None]
+            seen = self.append(turned(key, place), value, padding)
         return attention(turned(query, place), seen.key, seen.value, seen.mask, bias=seen.bias)
+
+    def offset(self, rows: int, padding: Padding | None) -> int | Tensor:
+        return self.cache.offset(rows, padding)
+
+    def append(self, key: Tensor, value: Tensor, padding: Padding | None) -> Any:
+        return self.cache.append(key, value, self.case.mask, self.bias(), padding)
 
     def rollback(self, count: int | list[int]) -> None:
         counts = [count] * len(self.tokens) if isinstance(count, int) else count

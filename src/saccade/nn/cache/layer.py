@@ -237,7 +237,9 @@ def slots(like: Tensor, count: int, held: Tensor | None = None) -> Tensor:
 
 def lasting() -> AbstractContextManager[object]:
     """Tensors made here can be written to outside of inference mode, too."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():  # the second cannot be traced
+        return nullcontext()
+    return torch.inference_mode(False)
 
 
 def refuse_gradients(name: str, *tensors: Tensor) -> None:

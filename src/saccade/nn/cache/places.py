@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._masks import Causal, Fixed, Mask, Prefix, Strided, Window
+from ..._masks import Causal, Fixed, FromTensor, Mask, Prefix, Strided, Window
 from ..._masks._algebra import And, Not, Or
 from ..._masks._data import Table
 from ..._masks._intervals import Kind, Region, Span
@@ -127,9 +127,26 @@ def standing(mask: Mask | None, reach: int) -> Mask | None:
     """
     if mask is None or _of_positions(mask):
         return mask
-    if _placed(mask):
-        raise ValueError(f"mask: with a cache it must not be placed by .at or .slice, the cache does that: {mask!r}")
+    refuse_placed(mask)
     return Standing(mask, reach)
+
+
+def refuse_placed(mask: Mask | None) -> None:
+    """ValueError where a mask says itself where its queries stand."""
+    if mask is not None and _placed(mask):
+        raise ValueError(f"mask: with a cache it must not be placed by .at or .slice, the cache does that: {mask!r}")
+
+
+def check_reach(mask: Mask, reach: int, batch: int) -> None:
+    """ValueError unless the mask fits a sequence of `reach` tokens."""
+    if not torch.compiler.is_compiling():
+        mask._check(batch, None, reach, reach, None)
+        return
+    # Other masks look at host arrays, which cannot be traced, and answer for places that they do not have.
+    if isinstance(mask, FromTensor):
+        mask._fits(Problem(reach, reach, (0, reach), exact=False))
+    for part in mask._parts():
+        check_reach(part, reach, batch)
 
 
 def both(first: Mask | None, second: Mask | None) -> Mask | None:

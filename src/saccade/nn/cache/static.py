@@ -15,8 +15,8 @@ from ..._masks._data import whole
 from ...positions import Offset
 from .arriving import alike
 from .fitting import bias_at, bias_in_order, in_order
-from .layer import LayerCache, Seen, check_new, fits, put, refuse_gradients, slots
-from .places import standing
+from .layer import LayerCache, Seen, check_new, fits, lasting, put, refuse_gradients, slots
+from .places import check_reach, standing
 
 
 class StaticLayer(LayerCache):
@@ -102,7 +102,10 @@ class StaticLayer(LayerCache):
         held_key, held_value, counts = self._key, self._value, self._counts
         assert held_key is not None and held_value is not None and counts is not None
         place, real, after = _places(counts, padding, key.shape[2])
-        fitted = _bits(standing(mask, reach), place.clamp(0, self.capacity - 1), real, after, self.capacity)
+        mask = standing(mask, reach)
+        if mask is not None:
+            check_reach(mask, reach, key.shape[0])
+        fitted = _bits(mask, place.clamp(0, self.capacity - 1), real, after, self.capacity)
         every = torch.arange(self.capacity, device=key.device)[None]
         bias = bias_at(bias, place.clamp(0, self.capacity - 1), every, reach, key.dtype)
         lost = (place >= self.capacity)[:, None, :, None]
@@ -127,7 +130,8 @@ class StaticLayer(LayerCache):
         if self._key is not None and self._value is not None and fits(key, self._key) and fits(value, self._value):
             return
         self._key, self._value = slots(key, self.capacity + 1), slots(value, self.capacity + 1)
-        self._counts = self._key.new_zeros(key.shape[0], dtype=torch.int64)
+        with lasting():
+            self._counts = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
 
     def _check_room(self, before: np.ndarray, after: np.ndarray) -> None:
         if after.max(initial=0) > self.capacity:
@@ -147,11 +151,13 @@ class StaticLayer(LayerCache):
         super()._set_lengths(lengths)
         self._stale = False
         if self._counts is not None and self._key is not None:
-            known = torch.from_numpy(np.broadcast_to(self._host, self._key.shape[:1]).copy())
+            with lasting():
+                known = torch.from_numpy(np.broadcast_to(self._host, self._key.shape[:1]).copy())
             if self._counts.shape == known.shape:
                 self._counts.copy_(known)
             else:
-                self._counts = known.to(self._counts.device)
+                with lasting():
+                    self._counts = known.to(self._counts.device)
 
     def _choose_lengths(self, items: np.ndarray) -> None:
         lengths = self._lengths()

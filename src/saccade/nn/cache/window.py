@@ -16,7 +16,7 @@ from ..._masks._data import whole
 from .arriving import Arriving, alike
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
 from .layer import LayerCache, Seen, joined, refuse_gradients, scatter, slots
-from .places import Stored, both, standing
+from .places import Stored, both, refuse_placed, standing
 
 _DIRECT = 1 << 16  # pairs whose mask is looked at at once, not tile by tile
 
@@ -71,6 +71,7 @@ class WindowLayer(LayerCache):
             ValueError: also where gradients would be recorded.
         """
         refuse_gradients("WindowLayer", key, value)
+        refuse_placed(mask)
         arriving = self._arriving(key, value, padding)
         before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
         top = np.maximum(top, before + arriving.count)
