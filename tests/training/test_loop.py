@@ -162,6 +162,15 @@ def test_copying_comes_first_and_without_dropout():
         assert torch.equal(tokens, expected[:, :-1])
 
 
+@pytest.mark.parametrize(("has", "chosen"), [((), "no"), (("avx512_bf16",), "bf16"), (("amx_tile",), "bf16")])
+def test_precision_follows_the_processor(monkeypatch, has, chosen):
+    for kind in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{kind}_supported", lambda kind=kind: kind in has)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Execution().precision == Execution(precision="auto").precision == chosen
+    assert Execution(precision="no").precision == "no"
+
+
 def test_bf16_autocast_keeps_float32_weights():
     model, notes, _ = run(dataclasses.replace(SETTINGS, execution=Execution(precision="bf16")))
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -228,7 +237,7 @@ def test_bad_settings(change, message):
 @pytest.mark.parametrize(
     ("make", "change", "message"),
     [
-        (Execution, {"precision": "fp8"}, "precision: expected 'bf16', 'fp16' or 'no', got 'fp8'"),
+        (Execution, {"precision": "fp8"}, "precision: expected 'auto', 'bf16', 'fp16' or 'no', got 'fp8'"),
         (Execution, {"accumulate": 0}, "accumulate: must be at least 1, got 0"),
         (Looks, {"evaluate_every": 0}, "evaluate_every: must be at least 1, got 0"),
         (Looks, {"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),

@@ -97,9 +97,12 @@ class Trial:
 class Machine:
     """Memory and speed"""
 
-    precision: Annotated[str, typer.Option(help="bf16 (autocast), fp16 (the same, GPUs only) or no (float32).")] = (
-        "bf16"
-    )
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="bf16 (autocast), fp16 (GPUs only), no (float32), or auto: bf16 where this machine is fast at it."
+        ),
+    ] = "auto"
     accumulate: Annotated[int, typer.Option(help="Micro-batches a step is split into.")] = 1
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Recompute blocks in the backward pass instead of keeping them.")

@@ -7,9 +7,19 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from .schedule import learning_rate
 
 PRECISIONS = ("bf16", "fp16", "no")
+
+
+def fitting_precision() -> str:
+    """ "bf16" where this machine multiplies it faster than float32 (a GPU that has it, AVX512-BF16, AMX), else "no"."""
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+    fast = (getattr(torch.cpu, f"_is_{kind}_supported", None) for kind in ("avx512_bf16", "amx_tile"))
+    return "bf16" if any(supported is not None and supported() for supported in fast) else "no"
 
 
 def _at_least(values: Any, least: int, names: Iterable[str]) -> None:
@@ -24,21 +34,24 @@ class Execution:
     """How a step is computed. But for rounding, none of it changes what is learned.
 
     Args:
-        precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU) or "no" (float32).
+        precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto",
+            which becomes "bf16" where the machine is fast at it, else "no".
         accumulate: micro-batches into which each process splits its windows of a step, one after another: less memory.
         compile: let `torch.compile` make the forward and backward pass.
         checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,
             "Training Deep Nets with Sublinear Memory Cost", 2016).
     """
 
-    precision: str = "bf16"
+    precision: str = "auto"
     accumulate: int = 1
     compile: bool = False
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
+        if self.precision == "auto":
+            object.__setattr__(self, "precision", fitting_precision())
         if self.precision not in PRECISIONS:
-            raise ValueError(f"precision: expected 'bf16', 'fp16' or 'no', got {self.precision!r}")
+            raise ValueError(f"precision: expected 'auto', 'bf16', 'fp16' or 'no', got {self.precision!r}")
         _at_least(self, 1, ["accumulate"])
 
 
