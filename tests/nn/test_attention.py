@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from saccade import Causal, Padding, Window
+from saccade import Causal, Documents, Global, Padding, Prefix, Strided, Window
 from saccade.nn import AttentionConfig, ContextLayer, GrowingLayer, MultiHeadAttention, SelfAttention
 from saccade.positions import AlibiConfig, Rotary, RotaryConfig, T5Config
 
@@ -30,11 +30,11 @@ def by_formula(module: MultiHeadAttention, x, context, values, allowed=None, rot
     """Every head by itself, in a loop: what the docstring says."""
     config = module.config
     (wq, bq), (wk, bk), (wv, bv) = module.matrices()
-    d, dv = config.head_width, config.value_head_width
+    d, dv = config.shape.head, config.shape.value_head
     query, key, value = F.linear(x, wq, bq), F.linear(context, wk, bk), F.linear(values, wv, bv)
     outs = []
     for head in range(config.heads):
-        group = head // (config.heads // config.kv_heads)
+        group = head // (config.heads // config.shape.kv_heads)
         q = module.query_norm(query[..., head * d : (head + 1) * d])
         k = module.key_norm(key[..., group * d : (group + 1) * d])
         v = value[..., group * dv : (group + 1) * dv]
@@ -114,8 +114,8 @@ def test_rotary_positions_turn_normed_queries_and_keys():
 )
 def test_cross_attention_is_its_formula(options):
     module, x = make(**options), tokens()
-    context = tokens(LC, module.config.context_width)
-    values = tokens(LC, module.config.values_width) if "values_width" in options else None
+    context = tokens(LC, module.shape.context)
+    values = tokens(LC, module.shape.values) if "values_width" in options else None
     mask = Padding([5, 11])
     expected = by_formula(module, x, context, context if values is None else values, mask.dense(L, LC)[:, 0])
     inputs = [x, context, *([] if values is None else [values]), *module.parameters()]
@@ -204,7 +204,7 @@ def test_logits_start_with_a_variance_near_1(options):
     module = MultiHeadAttention(AttentionConfig(512, 8, **options))
     seen = []
     module(torch.randn(4, 128, 512), observe=seen.append)
-    logits = seen[0].query @ seen[0].key.repeat_interleave(8 // module.config.kv_heads, 1).transpose(-1, -2) / 8
+    logits = seen[0].query @ seen[0].key.repeat_interleave(8 // module.shape.kv_heads, 1).transpose(-1, -2) / 8
     # A head's variance is trace(Cq Ck) / D, with the covariances of its queries and keys: both the draw of the weights
     # (512 x 64 of them) and that of the 512 tokens move it by about 2 / sqrt(512 * 64).
     assert (logits.var((0, 2, 3)) - 1).abs().max() < 5 * 2 * (2 / (512 * 64)) ** 0.5
@@ -215,7 +215,9 @@ def test_configurations_are_values():
     config = AttentionConfig(16, 4)
     assert config == AttentionConfig(16, 4, kv_heads=4, head_width=4, context_width=16, output_bias=False)
     assert hash(config) == hash(AttentionConfig(16, 4))
-    assert dataclasses.replace(config, heads=2, kv_heads=1).kv_heads == 1
+    assert dataclasses.replace(config, heads=2).shape.head == 8
+    assert dataclasses.replace(config, width=32) == AttentionConfig(32, 4)
+    assert config != AttentionConfig(16, 4, kv_heads=2)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.heads = 5
 
@@ -229,12 +231,12 @@ X = torch.zeros(2, 3, 16)
     ("call", "message"),
     [
         (lambda: AttentionConfig(16, 3), "heads: must divide the width, got heads=3 and width=16"),
-        (lambda: AttentionConfig(16, 0), "heads: must divide the width, got heads=0"),
+        (lambda: AttentionConfig(16, 0), "heads: must be at least 1, got 0"),
         (lambda: AttentionConfig(16, 4, kv_heads=3), "kv_heads: must divide the heads, got kv_heads=3 and heads=4"),
         (lambda: AttentionConfig(16, 4, head_width=0), "head_width: must be at least 1, got 0"),
         (lambda: AttentionConfig(16, 4, qk_norm="batch"), "qk_norm: expected one of None, 'layer', 'rms'; got 'batch'"),
         (lambda: AttentionConfig(16, 4, dropout=1.0), r"dropout: must be in \[0, 1\), got 1.0"),
-        (lambda: AttentionConfig(16, 4, softcap=0.0), "softcap: must be finite and positive, got 0.0"),
+        (lambda: AttentionConfig(16, 4, softcap=0.0), "softcap: must be positive, got 0.0"),
         (lambda: AttentionConfig(16, 4, context_width=5, fused=True), "fused: .* width=16, context_width=5"),
         (lambda: ONE(torch.zeros(2, 16)), r"x: expected shape \(batch, length, 16\), got \(2, 16\)"),
         (lambda: ONE(torch.zeros(2, 3, 15)), r"x: expected shape .* got \(2, 3, 15\)"),
@@ -285,3 +287,118 @@ def test_the_teaching_layer_is_its_formula():
     torch.testing.assert_close(layer(x, Causal()), out)
     with pytest.raises(ValueError, match=r"x: expected shape \(batch, length, 15\), got \(2, 7, 14\)"):
         layer(x[..., :14])
+
+
+def test_the_configured_window_joins_every_mask():
+    module, x = make(window=Window(2, 0)), tokens()
+    for mask in (Causal(), Window(None, 1), Causal().at(0)):
+        allowed = (mask.dense(L, L) & Window(2, 0).dense(L, L))[0]
+        torch.testing.assert_close(module(x, mask), by_formula(module, x, x, x, allowed))
+
+
+def test_observations_tell_every_number_of_the_call():
+    module, seen = make(sink=True, softcap=1.3, scale=0.7, window=Window(2, 0)), []
+    module(tokens(), Causal(), bias=torch.ones(L, L, dtype=torch.float64), observe=seen.append)
+    (o,) = seen
+    assert (o.scale, o.softcap) == (0.7, 1.3)
+    assert o.sink is module.sink
+    assert o.mask == Causal() & Window(2, 0)
+    assert o.bias.shape == (L, L)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_hooks_and_replaced_projections_are_heard(fused):
+    module, calls = make(fused=fused), []
+    names = ["projection", "output"] if fused else ["query", "key", "value", "output"]
+    for name in names:
+        module.get_submodule(name).register_forward_hook(lambda m, i, o, name=name: calls.append(name))
+    module(tokens())
+    assert calls == names
+    if not fused:
+        module(tokens(), context=tokens(LC))
+        assert calls == names * 2
+
+
+@pytest.mark.parametrize("scheme", [None, RotaryConfig()], ids=repr)
+@pytest.mark.parametrize("mask", [Prefix(2), Causal() | Global([0]), Strided(2)], ids=repr)
+def test_masks_that_name_positions_mean_tokens_beside_padding_on_the_left(mask, scheme):
+    module, x = make(20, 5, positions=scheme), tokens(width=20)
+    real = torch.arange(L) >= torch.tensor([4, 0])[:, None]
+    out = module(x, mask, padding=Padding(real))
+    for item in range(B):
+        alone = module(x[item : item + 1, real[item]], mask)
+        torch.testing.assert_close(out[item : item + 1, real[item]], alone)
+
+
+def test_data_about_rows_beside_padding_on_the_left_is_refused():
+    module, x = make(), tokens()
+    left, right = ([[False] * 3 + [True] * 4, [True] * 7], [[True] * 4 + [False] * 3, [True] * 7])
+    dense = torch.ones(L, L, dtype=torch.bool).tril()
+    for mask in (dense, Padding(left), Documents([0] * L)):
+        with pytest.raises(ValueError, match="mask: with padding on the left, .* does not say whether it counts rows"):
+            module(x, mask, padding=Padding(left))
+        assert module(x, Padding(right) if isinstance(mask, Padding) else mask, padding=Padding(right)).isfinite().all()
+    with pytest.raises(ValueError, match="bias: with padding on the left"):
+        module(x, bias=torch.zeros(L, L, dtype=torch.float64), padding=Padding(left))
+
+
+def test_padding_of_a_context_reaches_no_weight():
+    module, x, context = make(), tokens(), tokens(LC)
+    real = torch.arange(LC) < torch.tensor([5, 11])[:, None]
+    spoilt = torch.where(real[..., None], context, torch.nan)
+    expected = module(x, Padding([5, 11]), context=context)
+    equal_with_gradients(module(x, Padding([5, 11]), context=spoilt), expected, [x, context, *module.parameters()])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_logits_start_near_1_whatever_the_scale(scale):
+    torch.manual_seed(0)
+    module, seen = MultiHeadAttention(AttentionConfig(512, 8, scale=scale)), []
+    module(torch.randn(4, 128, 512), observe=seen.append)
+    logits = seen[0].query @ seen[0].key.transpose(-1, -2) * scale
+    assert (logits.var((0, 2, 3)) - 1).abs().max() < 5 * 2 * (2 / (512 * 64)) ** 0.5
+
+
+def test_reset_parameters_draws_what_was_drawn_at_first():
+    config = AttentionConfig(64, 4, sink=True, qk_norm="rms", positions=T5Config(), scale=1.0)
+    with torch.device("meta"):
+        module = MultiHeadAttention(config)
+    module.to_empty(device="cpu").reset_parameters()
+    torch.manual_seed(7)
+    fresh = MultiHeadAttention(config)
+    for name, parameter in module.named_parameters():
+        assert parameter.isfinite().all(), name
+        assert parameter.std().item() == pytest.approx(fresh.get_parameter(name).std().item(), rel=0.2, abs=1e-9), name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: AttentionConfig(16.0, 4), "width: must be an int, got 16.0"),
+        (lambda: AttentionConfig(16, True), "heads: must be an int, got True"),
+        (lambda: AttentionConfig(16, 4, kv_heads=2.0), "kv_heads: must be an int, got 2.0"),
+        (lambda: AttentionConfig(16, 4, bias="no"), "bias: must be True or False, got 'no'"),
+        (lambda: AttentionConfig(16, 4, scale="a"), "scale: must be a number, got 'a'"),
+        (lambda: AttentionConfig(16, 4, dropout="a"), "dropout: must be a number, got 'a'"),
+        (lambda: MultiHeadAttention(16), "config: expected AttentionConfig, got int"),
+        (lambda: ONE(None), r"x: expected a tensor \(batch, length, 16\), got NoneType"),
+        (lambda: ONE(X.long()), "x: is torch.int64, expected the module's torch.float32"),
+        (lambda: ONE(X, context=X.double()), "context: is torch.float64, expected the module's torch.float32"),
+    ],
+)
+def test_values_of_another_kind(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: AttentionConfig(15, 3, positions=RotaryConfig()), "positions: rotary .* pairs, but heads are 5 wide"),
+        (lambda: AttentionConfig(16, 4, scale=float("nan")), "scale: must be finite, got nan"),
+        (lambda: AttentionConfig(16, 4, eps=-1.0), "eps: must be positive, got -1.0"),
+    ],
+)
+def test_more_bad_values(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

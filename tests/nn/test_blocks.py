@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from saccade import Causal, Padding, Window
+from saccade import Causal, Padding, Prefix, Window
 from saccade.nn import (
     AttentionConfig,
     BlockConfig,
@@ -242,7 +242,10 @@ ENCODER = Encoder(config(), LAYERS)
         (lambda: Encoder(config(), 0), "layers: must be at least 1, got 0"),
         (lambda: ENCODER(torch.zeros(1, 3, 23)), r"x: expected shape \(batch, length, 24\), got \(1, 3, 23\)"),
         (lambda: Decoder(config(), 2)(torch.zeros(1, 3, 24), context=torch.zeros(1, 3, 24)), "context: .* no cross"),
-        (lambda: Decoder(config(cross=CROSS), 2)(torch.zeros(1, 3, 24)), "context: this block needs one"),
+        (
+            lambda: Decoder(config(cross=CROSS), 2)(torch.zeros(1, 3, 24)),
+            "context: the blocks of this decoder need one",
+        ),
         (
             lambda: Decoder(config(), 2)(torch.zeros(1, 3, 24), cache=KVCache.growing(3)),
             "cache: made for 3 layers, but the decoder has 2",
@@ -258,5 +261,139 @@ ENCODER = Encoder(config(), LAYERS)
     ],
 )
 def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
+@pytest.mark.parametrize("place", ["dropout", "feed_forward_dropout", "weights"])
+def test_each_dropout_acts_in_each_placement(place, placement):
+    options = {"attention": dataclasses.replace(ATTENTION, dropout=0.5)} if place == "weights" else {place: 0.5}
+    block, x = spread(EncoderBlock(config(placement=placement, **options))), tokens()
+    assert not torch.allclose(block(x), block(x))
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder])
+def test_bias_and_offset_reach_every_layer(kind):
+    attention = dataclasses.replace(ATTENTION, positions=RotaryConfig())
+    stack, x = spread(kind(config(attention=attention), LAYERS)), tokens()
+    bias = torch.randn(L, L, dtype=torch.float64)
+    places = torch.arange(L).flip(0).expand(B, L)
+    seen = []
+    out = stack(x, bias=bias, offset=places, observe=lambda layer, o: seen.append(o.bias is bias))
+    assert seen == [True] * LAYERS
+    mask = Causal() if kind is Decoder else None
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected, mask, bias=bias, offset=places, positions=stack.positions)
+    torch.testing.assert_close(out, stack.norm(expected))
+    assert not torch.allclose(out, stack(x, bias=bias))
+    block = spread(DecoderBlock(config(cross=CROSS)))
+    context = tokens(LC, 13)
+    assert not torch.allclose(block(x, context=context), block(x, context=context, bias=bias))
+
+
+def test_nothing_is_run_twice_that_leaves_something_behind():
+    attention = dataclasses.replace(ATTENTION, positions=RotaryConfig())
+    decoder, x = spread(Decoder(config(attention=attention), LAYERS, checkpointing=True)), tokens()
+    calls, cache = [], decoder.cache()
+    decoder(x, observe=lambda layer, o: calls.append(layer)).sum().backward()
+    assert calls == list(range(LAYERS))
+    decoder(x, cache=cache).sum().backward()
+    assert cache.length == L
+
+
+@pytest.mark.parametrize(
+    "mask", [Padding([L, 5]), Window(2, 2), Prefix(4), torch.ones(L, L, dtype=torch.bool)], ids=repr
+)
+def test_a_decoder_is_causal_whatever_mask_it_is_given(mask):
+    decoder, x = spread(Decoder(config(), LAYERS)), tokens()
+    out = decoder(x, mask)
+    (grad,) = torch.autograd.grad(out[:, 2].sum(), x)
+    assert (grad[:, 3:] == 0).all()
+    decoder.causal = False
+    (grad,) = torch.autograd.grad(decoder(x, mask)[:, 2].sum(), x)
+    assert (grad[:, 3].abs().amax(-1) > 0).all()
+
+
+def test_a_mask_of_rows_beside_a_cache_and_a_context_is_refused():
+    decoder, x, context = spread(Decoder(config(cross=CROSS), 2)), tokens(), tokens(LC, 13)
+    expected = decoder(x, context=context, context_mask=Padding([3, 7]))
+    cache = decoder.cache()
+    parts = [
+        decoder(part, context=context, context_mask=Padding([3, 7]), cache=cache) for part in x.split([4, 1, 6], 1)
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), expected)
+    for mask in (Causal(), Window(1, 1), torch.ones(1, LC, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="context_mask: with a cache only what is real"):
+            decoder(x[:, :1], context=context, context_mask=mask, cache=cache)
+    assert cache.length == L
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"context": torch.zeros(B, LC, 12, dtype=torch.float64)},
+        {"context": torch.zeros(B + 1, LC, 13, dtype=torch.float64)},
+        {"context_mask": Padding([3, 7, 5])},
+        {"context_mask": Padding([3, LC + 1])},
+        {"bias": torch.zeros(5, 1, 1, 1, dtype=torch.float64)},
+    ],
+    ids=str,
+)
+def test_a_refused_call_leaves_a_cache_as_it_was(bad):
+    decoder, x, context = spread(Decoder(config(cross=CROSS), 2)), tokens(), tokens(LC, 13)
+    cache = decoder.cache()
+    with torch.no_grad():
+        decoder(x[:, :4], context=context, cache=cache)
+        with pytest.raises(ValueError, match="context|mask|bias|batch|length|Padding"):
+            decoder(x[:, 4:6], cache=cache, **{"context": context, **bad})
+        assert [layer.length for layer in cache.layers] == [4, 4]
+        rest = decoder(x[:, 4:], context=context, cache=cache)
+    torch.testing.assert_close(rest, decoder(x, context=context)[:, 4:])
+
+
+def test_reset_parameters_of_a_stack():
+    described = BlockConfig(AttentionConfig(64, 4, positions=T5Config()), hidden=96)
+    with torch.device("meta"):
+        stack = Decoder(described, 6)
+    stack.to_empty(device="cpu").reset_parameters()
+    fresh = Decoder(described, 6)
+    for name, parameter in stack.named_parameters():
+        assert parameter.std().item() == pytest.approx(fresh.get_parameter(name).std().item(), rel=0.2, abs=1e-9), name
+
+
+def test_a_changed_width_changes_its_defaults():
+    small = BlockConfig(AttentionConfig(32, 4))
+    assert dataclasses.replace(small, attention=AttentionConfig(64, 4)) == BlockConfig(AttentionConfig(64, 4))
+    assert small == BlockConfig(AttentionConfig(32, 4, kv_heads=4), hidden=96)
+    assert hash(small) == hash(BlockConfig(AttentionConfig(32, 4), hidden=96))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: BlockConfig("attention"), "attention: expected AttentionConfig, got str"),
+        (lambda: config(cross="cross"), "cross: expected AttentionConfig, got str"),
+        (lambda: Encoder(ATTENTION, 2), "config: expected BlockConfig, got AttentionConfig"),
+        (lambda: EncoderBlock(ATTENTION), "config: expected BlockConfig, got AttentionConfig"),
+        (lambda: Encoder(config(), 2.0), "layers: must be an int, got 2.0"),
+        (lambda: Decoder(config(), 2, causal="no"), "causal: must be True or False, got 'no'"),
+        (lambda: ENCODER([1.0]), r"x: expected a tensor \(batch, length, 24\), got list"),
+    ],
+)
+def test_values_of_another_kind(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: BlockConfig(AttentionConfig(24, 3, context_width=13)), "attention: tokens of a block are 24 wide"),
+        (lambda: Decoder(config(), 2)(torch.zeros(1, 3, 24), context_mask=Causal()), "context_mask: given without a"),
+    ],
+)
+def test_more_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from saccade import Padding, Window
+from saccade import FromTensor, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Transformer
 from saccade.positions import RotaryConfig, T5Config
 
@@ -139,3 +139,24 @@ def test_padding_is_a_padding(side):
     length = LS if side == "source" else LT
     with pytest.raises(TypeError, match=f"{side}_padding: expected saccade.Padding, got Tensor"):
         make()(tokens(LS), tokens(LT), **{f"{side}_padding": torch.ones(B, length, dtype=torch.bool)})
+
+
+def test_a_tensor_as_context_mask_goes_with_padding():
+    model, source, target = make(), tokens(LS), tokens(LT)
+    shown = torch.rand(LT, LS) < 0.7
+    shown[:, 0] = True
+    out = model(source, target, context_mask=shown, source_padding=Padding(SOURCE))
+    memory = model.encode(source, padding=Padding(SOURCE))
+    expected = model.decoder(target, context=memory, context_mask=Padding(SOURCE) & FromTensor(shown))
+    torch.testing.assert_close(out, expected)
+
+
+def test_relative_buckets_look_back_only_in_the_decoder():
+    model = make(BlockConfig(AttentionConfig(WIDTH, 4, positions=T5Config()), hidden=17))
+    assert model.encoder.positions.bidirectional
+    assert not model.decoder.positions.bidirectional
+
+
+def test_layers_are_two_numbers():
+    with pytest.raises(ValueError, match="layers: expected an int or .* got .1, 2, 3."):
+        make(layers=(1, 2, 3))

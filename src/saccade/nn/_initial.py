@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -27,3 +29,10 @@ def divide_writers(writers: list[nn.Linear]) -> None:
     """Rule 2, for all the layers that write into one residual stream."""
     for layer in writers:
         layer.weight.mul_(len(writers) ** -0.5)
+
+
+def begin_anew(module: nn.Module | None) -> None:
+    """Draw the weights of a module anew, if it has any."""
+    if module is not None and any(True for _ in module.parameters()):
+        reset: Any = module.reset_parameters
+        reset()

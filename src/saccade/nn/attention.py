@@ -17,15 +17,20 @@ from .._biases import Bias
 from .._masks import Mask, Padding, as_mask
 from ..batching import fill_padding
 from ..positions import Offset, Rotary
-from ._initial import by_fan_in
+from ._initial import begin_anew, by_fan_in
 from ._ragged import refuse_with_nested, through_packed
-from .cache import ContextLayer, GrowingLayer, LayerCache, Seen
+from .cache import ContextLayer, LayerCache, Seen
 from .config import AttentionConfig
+from .masking import joined, real_context, without_cache
 from .norm import make_norm
 
 
 class Observation(NamedTuple):
-    """One attention call: what went into `saccade.attention`, and what came out of it."""
+    """One attention call: what went into `saccade.attention`, and what came out of it.
+
+    With a cache, keys are those it holds; where items are padded on the left and the mask names places, tokens stand
+    from key 0 on, while queries stay in their rows.
+    """
 
     query: Tensor  # (B, Hq, Lq, D)
     key: Tensor  # (B, Hkv, Lk, D)
@@ -51,7 +56,8 @@ class MultiHeadAttention(nn.Module):
     (2023). Everything else is a value in the configuration, with its paper.
 
     `projection` holds Wq, Wk, Wv one below the other: rows [0, Hq D), then Hkv D, then Hkv Dv; not fused they are
-    `query`, `key` and `value`. They start by fan-in: tokens of variance 1 have logits of variance near 1.
+    `query`, `key` and `value`. They start by fan-in, queries divided by `scale sqrt(D)`, so that tokens of variance 1
+    have logits of variance near 1 whatever the scale is.
 
     Args:
         config: what it is made of.
@@ -59,22 +65,36 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
-        self.config = config
+        if not isinstance(config, AttentionConfig):
+            raise TypeError(f"config: expected AttentionConfig, got {type(config).__name__}")
+        self.config, self.shape = config, config.shape
         queries, keys, values = config.sizes
-        self.widths = widths = config.widths
-        if config.fused:
+        if self.shape.fused:
             self.projection = nn.Linear(config.width, queries + keys + values, bias=config.bias)
         else:
             self.query = nn.Linear(config.width, queries, bias=config.bias)
-            self.key = nn.Linear(widths.context, keys, bias=config.bias)
-            self.value = nn.Linear(widths.values, values, bias=config.bias)
-        read = config.heads * widths.value_head
-        self.output = nn.Linear(read, config.width, bias=bool(config.output_bias))
+            self.key = nn.Linear(self.shape.context, keys, bias=config.bias)
+            self.value = nn.Linear(self.shape.values, values, bias=config.bias)
+        read = config.heads * self.shape.value_head
+        self.output = nn.Linear(read, config.width, bias=self.shape.output_bias)
         self.gate = nn.Linear(config.width, read, bias=False) if config.gate else None
         self.query_norm, self.key_norm = _head_norm(config), _head_norm(config)
-        self.sink = nn.Parameter(torch.zeros(config.heads)) if config.sink else None
-        self.positions = None if config.positions is None else config.positions.build(config.heads, widths.head)
+        self.sink = nn.Parameter(torch.empty(config.heads)) if config.sink else None
+        self.positions = None if config.positions is None else config.positions.build(config.heads, self.shape.head)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were drawn at first."""
         by_fan_in(self)
+        for module in (self.query_norm, self.key_norm, self.positions):
+            begin_anew(module)
+        if self.config.scale:
+            for part in self.matrices()[0]:
+                if part is not None:
+                    part.div_(abs(self.config.scale) * self.shape.head**0.5)
+        if self.sink is not None:
+            nn.init.zeros_(self.sink)
 
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
@@ -86,12 +106,14 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: (B, Lq, E), or a nested tensor (B, j, E) with the jagged layout, in self-attention without a cache.
-            mask: who sees whom, True = attend; of the whole sequence, also with a cache. None shows everything.
+            mask: who sees whom, True = attend; None shows everything. With a cache it is the mask of the whole
+                sequence. To a context, `Padding(lengths)` says what of it is real; what is not real is not read.
             context: (B, Lk, C), what keys and values are made from; None is `x`: self-attention.
             values: (B, Lk, values_width), what values are made from where that is not the context.
             bias: added to the logits, as in `saccade.attention`.
             padding: the real tokens of `x` in self-attention. Others are neither attended nor counted as positions,
-                on whichever side they stand, and their rows attend to nothing.
+                on whichever side they stand, and their rows attend to nothing. With padding on the left, a mask or bias
+                that is data about rows (tensors, ids) would have to say which rows it means, and is refused.
             offset: position of the first token (int, or (B,)) or of each (B, Lq); None counts from 0, or goes on from
                 the cache.
             cache: tokens decoded so far, which `x` joins; with a context, where its keys and values are kept.
@@ -102,20 +124,20 @@ class MultiHeadAttention(nn.Module):
             (B, Lq, E), nested like `x`.
 
         Raises:
+            TypeError: not a tensor, or one of another dtype than the weights (outside of autocast).
             ValueError: widths that do not fit, positions across two sequences, a cache of another batch or module.
         """
-        if x.is_nested:
+        if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, values=values, padding=padding, offset=offset, cache=cache)
             return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
         self._check(x, context, values)
-        x = x if padding is None else fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
-        mask = self._windowed(as_mask(mask))
+        mask = joined(as_mask(mask), self.config.window)
         positions = self.positions if positions is None else positions
         if context is None:
             query, seen = self._within(x, Seen(x, x, mask, bias), padding, offset, cache, positions)
         else:
             refuse_across(positions=positions, padding=padding, offset=offset)
-            query, key, value = self._across(x, context, context if values is None else values, cache)
+            query, key, value = self._across(x, *real_context(mask, context, values), cache)
             seen = Seen(key, value, mask, bias)
         out = self._attend(query, seen)
         if observe is not None:
@@ -139,10 +161,12 @@ class MultiHeadAttention(nn.Module):
         """Self-attention: queries (B, Hq, Lq, D), and what they see: these tokens and those in the cache."""
         if isinstance(cache, ContextLayer):
             raise TypeError("cache: expected a LayerCache for self-attention, got a ContextLayer (of a context)")
-        if cache is None and padding is not None:
-            cache = GrowingLayer()  # an empty one knows how to place a padded batch
-        query, key, value = self._within_projected(x)
-        bias = seen.bias
+        bias, mask = seen.bias, seen.mask
+        if padding is not None:
+            x = fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
+            if cache is None:
+                mask, cache = without_cache(mask, bias, padding)
+        query, key, value = self._projected(x)
         if isinstance(positions, Rotary):
             if offset is None:
                 offset = 0 if cache is None else cache.offset(x.shape[1], padding)
@@ -152,8 +176,8 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"bias: the module adds {type(positions).__name__}'s already, and a call takes one")
             bias = positions()
         if cache is None:
-            return query, Seen(key, value, seen.mask, bias)
-        return query, cache.append(key, value, seen.mask, bias, padding)
+            return query, Seen(key, value, mask, bias)
+        return query, cache.append(key, value, mask, bias, padding)
 
     def _across(
         self, x: Tensor, context: Tensor, values: Tensor, cache: LayerCache | ContextLayer | None
@@ -163,73 +187,89 @@ class MultiHeadAttention(nn.Module):
             return self._queries(x), *self._keys_values(context, values)
         if not isinstance(cache, ContextLayer):
             raise TypeError(f"cache: expected a ContextLayer for a context, got {type(cache).__name__}")
-        return self._queries(x), *cache.get(lambda: self._keys_values(context, values))
+        return self._queries(x), *cache.get(lambda: self._keys_values(context, values), x.shape[0])
 
     def matrices(self) -> list[tuple[Tensor, Tensor | None]]:
         """(weight, bias) of query, key and value, fused or not."""
-        if not self.config.fused:
+        if not self.shape.fused:
             return [(layer.weight, layer.bias) for layer in (self.query, self.key, self.value)]
         weights = self.projection.weight.split(self.config.sizes)
         biases = (None,) * 3 if self.projection.bias is None else self.projection.bias.split(self.config.sizes)
         return list(zip(weights, biases, strict=True))
 
-    def _within_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, Hq, L, D), keys (B, Hkv, L, D) and values (B, Hkv, L, Dv) of the same tokens."""
-        if not self.config.fused:
+        if not self.shape.fused:
             return self._queries(x), *self._keys_values(x, x)
         query, key, value = self.projection(x).split(self.config.sizes, dim=-1)
         return self.query_norm(self._heads(query)), self.key_norm(self._heads(key)), self._value_heads(value)
 
     def _queries(self, x: Tensor) -> Tensor:
-        return self.query_norm(self._heads(F.linear(x, *self.matrices()[0])))
+        features = F.linear(x, *self.matrices()[0]) if self.shape.fused else self.query(x)
+        return self.query_norm(self._heads(features))
 
     def _keys_values(self, context: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        _, of_key, of_value = self.matrices()
-        return self.key_norm(self._heads(F.linear(context, *of_key))), self._value_heads(F.linear(values, *of_value))
+        if self.shape.fused:
+            _, of_key, of_value = self.matrices()
+            key, value = F.linear(context, *of_key), F.linear(values, *of_value)
+        else:
+            key, value = self.key(context), self.value(values)
+        return self.key_norm(self._heads(key)), self._value_heads(value)
 
     def _heads(self, features: Tensor) -> Tensor:
         """(B, L, H D) to (B, H, L, D)."""
-        return features.unflatten(-1, (-1, self.widths.head)).transpose(1, 2)
+        return features.unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
 
     def _value_heads(self, features: Tensor) -> Tensor:
-        return features.unflatten(-1, (-1, self.widths.value_head)).transpose(1, 2)
-
-    def _windowed(self, mask: Mask | None) -> Mask | None:
-        window = self.config.window
-        return mask if window is None else window if mask is None else mask & window
+        return features.unflatten(-1, (-1, self.shape.value_head)).transpose(1, 2)
 
     def _check(self, x: Tensor, context: Tensor | None, values: Tensor | None) -> None:
-        config, widths = self.config, self.widths
+        config, shape = self.config, self.shape
         if context is None and values is not None:
             raise ValueError("values: given without a context")
-        if context is None and not config.width == widths.context == widths.values:
+        if context is None and not config.width == shape.context == shape.values:
             raise ValueError(
-                f"context: needed, since keys are made from tokens {widths.context} wide and values from "
-                f"tokens {widths.values} wide, while x is {config.width} wide"
+                f"context: needed, since keys are made from tokens {shape.context} wide and values from "
+                f"tokens {shape.values} wide, while x is {config.width} wide"
             )
-        if context is not None and values is None and widths.values != widths.context:
-            raise ValueError(f"values: needed, since values are made from tokens {widths.values} wide")
-        check_tokens("x", x, config.width)
-        for name, tokens, width in (("context", context, widths.context), ("values", values, widths.values)):
+        if context is not None and values is None and shape.values != shape.context:
+            raise ValueError(f"values: needed, since values are made from tokens {shape.values} wide")
+        weight = self.output.weight
+        check_tokens("x", x, config.width, weight)
+        for name, tokens, width in (("context", context, shape.context), ("values", values, shape.values)):
             if tokens is not None:
-                check_tokens(name, tokens, width)
+                check_tokens(name, tokens, width, weight)
                 if tokens.shape[0] != x.shape[0]:
                     raise ValueError(f"{name}: has batch {tokens.shape[0]}, expected x's {x.shape[0]}")
+                if context is not None and tokens.shape[1] != context.shape[1]:
+                    raise ValueError(f"{name}: has length {tokens.shape[1]}, expected the context's {context.shape[1]}")
 
     def extra_repr(self) -> str:
         config = self.config
-        kv = "" if config.kv_heads == config.heads else f", kv_heads={config.kv_heads}"
+        kv = "" if self.shape.kv_heads == config.heads else f", kv_heads={self.shape.kv_heads}"
         return f"width={config.width}, heads={config.heads}{kv}"
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:
-    return nn.Identity() if config.qk_norm is None else make_norm(config.qk_norm, config.widths.head)
+    return nn.Identity() if config.qk_norm is None else make_norm(config.qk_norm, config.shape.head, eps=config.eps)
 
 
-def check_tokens(name: str, x: Tensor, width: int) -> None:
-    """ValueError unless `x` is (batch, length, width)."""
+def check_tokens(name: str, x: object, width: int, weight: Tensor | None = None) -> None:
+    """TypeError unless `x` is a tensor of the weight's dtype, ValueError unless it is (batch, length, width) there."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor (batch, length, {width}), got {type(x).__name__}")
+    if x.is_nested:
+        raise TypeError(f"{name}: a nested tensor is taken in self-attention alone; pad it (saccade.batching)")
     if x.ndim != 3 or x.shape[-1] != width:
         raise ValueError(f"{name}: expected shape (batch, length, {width}), got {tuple(x.shape)}")
+    if weight is None or not weight.is_floating_point():
+        return
+    if x.device != weight.device:
+        raise ValueError(f"{name}: is on {x.device}, expected the module's device {weight.device}")
+    kind = x.device.type
+    mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.is_floating_point()
+    if x.dtype != weight.dtype and not mixed:
+        raise TypeError(f"{name}: is {x.dtype}, expected the module's {weight.dtype}")
 
 
 def refuse_across(**given: object) -> None:

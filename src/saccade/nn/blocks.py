@@ -6,6 +6,7 @@ Shapes: B batch, L length, Lc length of a context, E model width, C context widt
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from .._biases import Bias
 from .._masks import Mask, Padding
 from ..batching import fill_padding
 from ..positions import Offset
+from ._initial import begin_anew
 from ._ragged import refuse_with_nested, through_packed
 from .attention import MultiHeadAttention, Observer, check_tokens
 from .cache import ContextLayer, LayerCache
@@ -46,6 +48,8 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, config: BlockConfig):
         super().__init__()
+        if not isinstance(config, BlockConfig):
+            raise TypeError(f"config: expected BlockConfig, got {type(config).__name__}")
         if config.cross is not None and not isinstance(self, DecoderBlock):
             raise ValueError("cross: an EncoderBlock has no context; use DecoderBlock")
         self.config = config
@@ -54,7 +58,7 @@ class EncoderBlock(nn.Module):
         if config.placement != "parallel":
             self.feed_forward_norm = self._norm()
         self.feed_forward = FeedForward(
-            config.width, config.hidden, config.activation, dropout=config.feed_forward_dropout, bias=config.bias
+            config.width, config.hidden_width, config.activation, dropout=config.feed_forward_dropout, bias=config.bias
         )
         self.dropout = nn.Dropout(config.dropout)
 
@@ -64,7 +68,7 @@ class EncoderBlock(nn.Module):
         positions: nn.Module | None = None, observe: Observer | None = None,
     ) -> Tensor:  # fmt: skip
         """x (B, L, E) to (B, L, E); all else as in `MultiHeadAttention`, in self-attention."""
-        if x.is_nested:
+        if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset, cache=cache)
             return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
         check_tokens("x", x, self.config.width)
@@ -80,6 +84,11 @@ class EncoderBlock(nn.Module):
             return x + self.dropout(attend(normed) + self.feed_forward(normed))
         x = self._add(x, self.attention_norm, attend)
         return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were drawn at first."""
+        for part in self.children():
+            begin_anew(part)
 
     def writers(self) -> list[nn.Linear]:
         """The layers that write into the residual stream."""
@@ -109,7 +118,9 @@ class DecoderBlock(EncoderBlock):
         super().__init__(config)
         if config.cross is not None:
             self.cross_norm = self._norm()
-            self.cross = MultiHeadAttention(config.cross)
+            # Not fused by default: queries and the rest come from different tokens, so one product serves neither.
+            fused = False if config.cross.fused is None else config.cross.fused
+            self.cross = MultiHeadAttention(replace(config.cross, fused=fused))
 
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Context | Tensor | None = None,
@@ -129,7 +140,8 @@ class DecoderBlock(EncoderBlock):
             raise ValueError(f"context: this block {has} (BlockConfig.cross)")
         if context is None:
             return super().forward(x, mask, **given)
-        refuse_with_nested(context=context if x.is_nested else None)
+        if isinstance(x, Tensor) and x.is_nested:
+            refuse_with_nested(context=context)
         check_tokens("x", x, self.config.width)
         x = x if padding is None else fill_padding(x, padding)
         where = context if isinstance(context, Context) else Context(context)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import NamedTuple
 
 from .._masks import Window
@@ -20,16 +21,19 @@ NORMS = ("layer", "rms")
 PLACEMENTS = ("pre", "post", "parallel")
 
 
-class Widths(NamedTuple):
-    """Widths of an attention module, all filled in."""
+class Shape(NamedTuple):
+    """The numbers of an attention module, with the defaults put in."""
 
-    context: int
-    values: int
+    kv_heads: int
+    context: int  # width of the tokens that keys are made from
+    values: int  # width of the tokens that values are made from
     head: int  # D
     value_head: int  # Dv
+    fused: bool
+    output_bias: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionConfig:
     """What a `MultiHeadAttention` is made of.
 
@@ -48,6 +52,7 @@ class AttentionConfig:
         positions: a scheme in every head: `RotaryConfig`, `AlibiConfig`, `T5Config`; None leaves attention without.
         qk_norm: "rms" or "layer" normalises each head's queries and keys, before rotary positions (Henry et al. 2020;
             Dehghani et al. 2023: logits cannot grow without bound); None does not.
+        eps: of that norm; None is PyTorch's default.
         gate: multiplies each head's output by sigmoid(x Wg), before the output projection (Qiu et al. 2025).
         sink: one learned logit for each query head, in the denominator only (GPT-OSS).
         window: is always added to the mask: `Window(255, 0)` shows 256 keys, the token itself among them.
@@ -68,6 +73,7 @@ class AttentionConfig:
     output_bias: bool | None = None
     positions: PositionsConfig | None = None
     qk_norm: str | None = None
+    eps: float | None = None
     gate: bool = False
     sink: bool = False
     window: Window | None = None
@@ -76,60 +82,85 @@ class AttentionConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_heads(self.width, self.heads, self.kv_heads, self.head_width)
-        self._fill(kv_heads=self.heads, context_width=self.width, head_width=self.width // self.heads)
-        self._fill(values_width=self.context_width, value_head_width=self.head_width, output_bias=self.bias)
-        for name in ("context_width", "values_width", "head_width", "value_head_width"):
+        for name in ("width", "heads"):
             check_positive(name, getattr(self, name))
-        same = self.width == self.context_width == self.values_width
-        if self.fused and not same:
+        for name in ("kv_heads", "context_width", "values_width", "head_width", "value_head_width"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_heads(self.width, self.heads, self.kv_heads, self.head_width)
+        for name in ("fused", "bias", "output_bias", "gate", "sink"):
+            check_flag(name, getattr(self, name), optional=name in ("fused", "output_bias"))
+        shape = self.shape
+        if self.fused and not self.width == shape.context == shape.values:
             raise ValueError(
-                f"fused: one projection needs one width, got width={self.width}, context_width={self.context_width} "
-                f"and values_width={self.values_width}"
+                f"fused: one projection needs one width, got width={self.width}, context_width={shape.context} "
+                f"and values_width={shape.values}"
             )
-        self._fill(fused=same)
         check_choice("qk_norm", self.qk_norm, (None, *NORMS))
+        check_eps(self.eps)
         check_share("dropout", self.dropout)
+        self._check_logits()
+        if self.window is not None and not isinstance(self.window, Window):
+            raise TypeError(f"window: expected saccade.Window or None, got {type(self.window).__name__}")
+
+    def _check_logits(self) -> None:
+        """What acts on the logits."""
         if self.positions is not None and not isinstance(self.positions, PositionsConfig):
             raise TypeError(
                 "positions: expected RotaryConfig, AlibiConfig, T5Config or None, got "
                 f"{type(self.positions).__name__} (what is added to the embedding stands outside of attention)"
             )
-        if self.window is not None and not isinstance(self.window, Window):
-            raise TypeError(f"window: expected saccade.Window or None, got {type(self.window).__name__}")
-        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0):
-            raise ValueError(f"softcap: must be finite and positive, got {self.softcap}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale: must be finite, got {self.scale}")
-
-    def _fill(self, **defaults: object) -> None:
-        """Put values where None stood, so that equal modules have equal configurations."""
-        for name, value in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        turned = isinstance(self.positions, RotaryConfig) and self.positions.turned is None
+        if turned and self.shape.head % 2:
+            raise ValueError(f"positions: rotary positions turn pairs, but heads are {self.shape.head} wide")
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            if value is not None:
+                check_number(name, value)
+        if self.softcap is not None and self.softcap <= 0:
+            raise ValueError(f"softcap: must be positive, got {self.softcap}")
 
     @property
-    def widths(self) -> Widths:
-        """Of the tokens keys and values are made from, and of each head's."""
-        found = (self.context_width, self.values_width, self.head_width, self.value_head_width)
-        return Widths(*(width or 0 for width in found))  # none is None once the defaults are in
+    def shape(self) -> Shape:
+        """Every number that has a default, as it is meant."""
+        context = self.context_width or self.width
+        values, head = self.values_width or context, self.head_width or self.width // self.heads
+        return Shape(
+            kv_heads=self.kv_heads or self.heads,
+            context=context,
+            values=values,
+            head=head,
+            value_head=self.value_head_width or head,
+            fused=self.width == context == values if self.fused is None else self.fused,
+            output_bias=self.bias if self.output_bias is None else self.output_bias,
+        )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Features of all queries, of all keys, of all values: Hq D, Hkv D, Hkv Dv."""
-        _, _, head, value_head = self.widths
-        kv_heads = self.kv_heads or 0
-        return self.heads * head, kv_heads * head, kv_heads * value_head
+        shape = self.shape
+        return self.heads * shape.head, shape.kv_heads * shape.head, shape.kv_heads * shape.value_head
+
+    def __eq__(self, other: object) -> bool:
+        return self._described() == other._described() if isinstance(other, AttentionConfig) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._described())
+
+    def _described(self) -> tuple[object, ...]:
+        """What the module is, whether a default was said or not."""
+        logits = self.positions, self.qk_norm, self.eps, self.window, self.scale, self.softcap
+        return self.width, self.heads, self.shape, self.bias, self.gate, self.sink, self.dropout, *logits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockConfig:
-    """What an `EncoderBlock` or `DecoderBlock` is made of. The defaults are Llama's; `from_torch` shows PyTorch's.
+    """What an `EncoderBlock` or `DecoderBlock` is made of. The defaults are like Llama's; `from_torch` shows PyTorch's.
 
     Args:
         attention: of the tokens to each other.
         cross: to a context; for decoder blocks of an encoder-decoder. None is none.
-        hidden: F, width inside the feed-forward layer; None is 4 E, or 8/3 E where it is gated (as many parameters),
+        hidden: F, width inside the feed-forward layer; None is 4 E, or where it is gated 8/3 E (as many parameters)
             rounded up to a multiple of 32.
         activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu" (Shazeer 2020).
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
@@ -153,18 +184,42 @@ class BlockConfig:
     eps: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attention, AttentionConfig):
-            raise TypeError(f"attention: expected AttentionConfig, got {type(self.attention).__name__}")
+        for name in ("attention", "cross"):
+            value = getattr(self, name)
+            if not isinstance(value, AttentionConfig) and not (name == "cross" and value is None):
+                raise TypeError(f"{name}: expected AttentionConfig, got {type(value).__name__}")
+        shape = self.attention.shape
+        if not self.width == shape.context == shape.values:
+            raise ValueError(
+                f"attention: tokens of a block are {self.width} wide, but keys are made from tokens {shape.context} "
+                f"wide and values from {shape.values}; a context is read by `cross`"
+            )
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("norm", self.norm, NORMS)
         check_choice("placement", self.placement, PLACEMENTS)
-        if self.hidden is None:
-            object.__setattr__(self, "hidden", default_hidden(self.width, gated=self.activation in GATED))
-        check_positive("hidden", self.hidden)
+        if self.hidden is not None:
+            check_positive("hidden", self.hidden)
         check_share("dropout", self.dropout)
         check_share("feed_forward_dropout", self.feed_forward_dropout)
+        check_flag("bias", self.bias)
+        check_eps(self.eps)
         if self.cross is not None:
             self._check_cross(self.cross)
+
+    @property
+    def hidden_width(self) -> int:
+        """F, with the default put in."""
+        return default_hidden(self.width, gated=self.activation in GATED) if self.hidden is None else self.hidden
+
+    def __eq__(self, other: object) -> bool:
+        return self._described() == other._described() if isinstance(other, BlockConfig) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._described())
+
+    def _described(self) -> tuple[object, ...]:
+        layers = self.attention, self.cross, self.hidden_width, self.activation, self.norm, self.placement
+        return *layers, self.dropout, self.feed_forward_dropout, self.bias, self.eps
 
     @property
     def width(self) -> int:
@@ -185,7 +240,7 @@ class BlockConfig:
 
 
 def default_hidden(width: int, *, gated: bool = True) -> int:
-    """4 E, or 8/3 E where two matrices lead in, rounded up to a multiple of 32."""
+    """4 E, or where two matrices lead in 8/3 E rounded up to a multiple of 32."""
     return -(-8 * width // (3 * 32)) * 32 if gated else 4 * width
 
 
@@ -198,14 +253,36 @@ def check_heads(width: int, heads: int, kv_heads: int | None, head_width: int | 
         raise ValueError(f"kv_heads: must divide the heads, got kv_heads={kv_heads} and heads={heads}")
 
 
-def check_positive(name: str, value: int | None) -> None:
-    if value is None or value < 1:
+def check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: must be an int, got {value!r}")
+    if value < 1:
         raise ValueError(f"{name}: must be at least 1, got {value}")
 
 
-def check_share(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
+def check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: must be finite, got {value}")
+
+
+def check_share(name: str, value: object) -> None:
+    check_number(name, value)
+    if not 0.0 <= value < 1.0:  # type: ignore[operator]
         raise ValueError(f"{name}: must be in [0, 1), got {value}")
+
+
+def check_eps(value: object) -> None:
+    if value is not None:
+        check_number("eps", value)
+        if value <= 0:  # type: ignore[operator]
+            raise ValueError(f"eps: must be positive, got {value}")
+
+
+def check_flag(name: str, value: object, *, optional: bool = False) -> None:
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise TypeError(f"{name}: must be True or False, got {value!r}")
 
 
 def check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:

@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
 
     Args:
         width: E.
-        hidden: F; None is 4 E, or 8/3 E where it is gated (as many parameters), rounded up to a multiple of 32.
+        hidden: F; None is 4 E, or where it is gated 8/3 E (as many parameters) rounded up to a multiple of 32.
         activation: "gelu" (exact), "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu".
         dropout: after the activation, in training.
         bias: whether the layers have one.
@@ -60,6 +60,10 @@ class FeedForward(nn.Module):
             self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were drawn at first."""
         by_fan_in(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from .config import NORMS, check_choice
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` that computes in its weight's dtype, also where autocast hands it half precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., E) to the same shape and dtype."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 def make_norm(name: str, width: int, *, bias: bool = False, eps: float | None = None) -> nn.Module:
@@ -23,5 +31,5 @@ def make_norm(name: str, width: int, *, bias: bool = False, eps: float | None = 
     """
     check_choice("norm", name, NORMS)
     if name == "rms":
-        return nn.RMSNorm(width, eps=eps)
+        return RMSNorm(width, eps=eps)
     return nn.LayerNorm(width, eps=1e-5 if eps is None else eps, bias=bias)

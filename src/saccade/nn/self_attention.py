@@ -44,6 +44,10 @@ class SelfAttention(nn.Module):
         head_width = width if head_width is None else head_width
         check_positive("head_width", head_width)
         self.query, self.key, self.value = (nn.Linear(width, head_width, bias=bias) for _ in range(3))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were drawn at first."""
         by_fan_in(self)
 
     @overload
@@ -60,7 +64,7 @@ class SelfAttention(nn.Module):
         self, x: Tensor, mask: Mask | Tensor | None = None, *, return_weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x (B, L, E) to (B, L, D), and with `return_weights` also the weights (B, L, L): rows ask, columns answer."""
-        check_tokens("x", x, self.query.in_features)
+        check_tokens("x", x, self.query.in_features, self.query.weight)
         query, key, value = (layer(x)[:, None] for layer in (self.query, self.key, self.value))  # one head
         out = attention(query, key, value, mask)[:, 0]
         if not return_weights:

@@ -5,8 +5,9 @@ Shapes: B batch, L length, Lc length of a context, E model width, C context widt
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,14 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .._biases import Bias
-from .._masks import Causal, Mask, Padding
+from .._masks import Mask, Padding, as_mask
 from ..positions import Offset
-from ._initial import divide_writers
+from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_packed
 from .attention import Observation, check_tokens
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
-from .config import BlockConfig, check_positive
+from .config import BlockConfig, check_flag, check_positive
+from .masking import causal, refuse_rows
 from .norm import make_norm
 
 LayerObserver = Callable[[int, Observation], None]
@@ -36,17 +38,28 @@ class Stack(nn.Module):
         self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False
     ):
         super().__init__()
+        if not isinstance(config, BlockConfig):
+            raise TypeError(f"config: expected BlockConfig, got {type(config).__name__}")
         check_positive("layers", layers)
         self.config, self.checkpointing = config, checkpointing
         scheme = config.attention.positions
-        heads, head_width = config.attention.heads, config.attention.widths.head
+        heads, head_width = config.attention.heads, config.attention.shape.head
         # One module for all layers: T5's layers share their table, and rotary tables are made once.
         self.positions = None if scheme is None else scheme.build(heads, head_width)
-        blocks = [self.block(config.without_positions()) for _ in range(layers)]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(self.block(config.without_positions()) for _ in range(layers))
         wanted = config.placement != "post" if final_norm is None else final_norm
         self.norm = make_norm(config.norm, config.width, bias=config.bias, eps=config.eps) if wanted else nn.Identity()
-        if config.placement != "post":
+        self._divide_writers()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were drawn at first: after `to_empty` on a model made on the meta device."""
+        for part in (self.positions, *self.blocks, self.norm):
+            begin_anew(part)
+        self._divide_writers()
+
+    def _divide_writers(self) -> None:
+        if self.config.placement != "post":
+            blocks = (block for block in self.blocks if isinstance(block, EncoderBlock))
             divide_writers([writer for block in blocks for writer in block.writers()])
 
     def _run(self, x: Tensor, per_layer: Callable[[int], dict[str, Any]], **common: Any) -> Tensor:
@@ -81,7 +94,8 @@ class Encoder(Stack):
         final_norm: whether a norm comes last; None is where the blocks leave the residual stream unnormalised (all
             but "post").
         checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
-            more time, and activation memory of one block instead of all (Chen et al. 2016).
+            more time, and activation memory of one block instead of all (Chen et al. 2016). An attribute too. Calls
+            with `observe=` or a cache keep everything, since they must not be run twice.
     """
 
     block = EncoderBlock
@@ -94,7 +108,7 @@ class Encoder(Stack):
 
         `observe(layer, observation)` is called in each layer; all else is as in `MultiHeadAttention`.
         """
-        if x.is_nested:
+        if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset)
             return through_packed(self, x, mask, bias=bias, observe=observe)
         return self._run(
@@ -115,9 +129,18 @@ class Decoder(Stack):
 
     Args:
         config, layers, final_norm, checkpointing: as in `Encoder`.
+        causal: whether tokens see nothing later than themselves, whatever the mask shows. An attribute too.
     """
 
     block = DecoderBlock
+
+    def __init__(
+        self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False,
+        causal: bool = True,
+    ):  # fmt: skip
+        super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
+        check_flag("causal", causal)
+        self.causal = causal
 
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
@@ -128,19 +151,21 @@ class Decoder(Stack):
 
         Args:
             x: the tokens; with a cache, those that continue the ones in it.
-            mask: None is `Causal()`.
+            mask: who sees whom; tokens see nothing later in any case, unless `causal` is False.
             context: (B, Lc, C), where the blocks have cross-attention.
-            context_mask: who sees what of it; None shows everything.
+            context_mask: who sees what of it, by row and key; None shows everything. `Padding(lengths)` says what is
+                real. With a cache it can say no more than that.
             bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
             cache: from `cache()`, or any `KVCache` of as many layers.
             observe: `observe(layer, observation)` is called in each layer, for self- and cross-attention.
         """
-        mask = Causal() if mask is None else mask
-        if x.is_nested:
+        mask = causal(as_mask(mask)) if self.causal else mask
+        if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, padding=padding, offset=offset, cache=cache)
             return through_packed(self, x, mask, bias=bias, observe=observe)
         if cache is not None and len(cache) != len(self.blocks):
             raise ValueError(f"cache: made for {len(cache)} layers, but the decoder has {len(self.blocks)}")
+        self._check_context(x, context, context_mask, cache)
 
         def of(layer: int) -> dict[str, Any]:
             kept = None if cache is None else cache.contexts[layer]
@@ -150,11 +175,50 @@ class Decoder(Stack):
                 "context": None if context is None else Context(context, context_mask, kept),
             }
 
-        return self._run(x, of, mask=mask, bias=bias, padding=padding, offset=offset)
+        with undone_by_errors(cache):
+            return self._run(x, of, mask=mask, bias=bias, padding=padding, offset=offset)
+
+    def _check_context(
+        self, x: Tensor, context: Tensor | None, mask: Mask | Tensor | None, cache: KVCache | None
+    ) -> None:
+        """Everything about a context before the first layer, so that no cache is half filled by a call that fails."""
+        cross, checked = self.config.cross, as_mask(mask)
+        if (context is None) != (cross is None):
+            has = "have no cross-attention" if cross is None else "need one"
+            raise ValueError(f"context: the blocks of this decoder {has} (BlockConfig.cross)")
+        if context is None and mask is not None:
+            raise ValueError("context_mask: given without a context")
+        if context is None or cross is None:
+            return
+        check_tokens("x", x, self.config.width)
+        check_tokens("context", context, cross.shape.context)
+        if context.shape[0] != x.shape[0]:
+            raise ValueError(f"context: has batch {context.shape[0]}, expected x's {x.shape[0]}")
+        if checked is not None:
+            checked._check(x.shape[0], cross.heads, x.shape[1], context.shape[1], x.device)
+        if cache is not None:
+            refuse_rows(checked)
 
     def cache(self) -> KVCache:
         """An empty cache that grows; others are made by `KVCache.static` and `KVCache.window`."""
         return KVCache.growing(len(self.blocks))
+
+
+@contextlib.contextmanager
+def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
+    """A call that fails half-way leaves every layer of the cache as long as it was."""
+    if cache is None or torch.compiler.is_compiling():
+        yield
+        return
+    before = [layer.length for layer in cache.layers]
+    try:
+        yield
+    except Exception:
+        for layer, length in zip(cache.layers, before, strict=True):
+            added = torch.as_tensor(layer.length - length)
+            if bool((added > 0).any()):
+                layer.rollback(added)
+        raise
 
 
 def _of_layer(observe: LayerObserver | None, layer: int) -> Callable[[Observation], None] | None:

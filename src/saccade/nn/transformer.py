@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from .._masks import Mask, Padding
+from .._masks import Mask, Padding, as_mask
+from ..positions import T5Config
 from .cache import KVCache
 from .config import BlockConfig
 from .stacks import Decoder, Encoder, LayerObserver
@@ -23,8 +24,8 @@ class Transformer(nn.Module):
     the source; padding on either side is seen by nobody.
 
     Args:
-        config: of the blocks of both; the decoder's `cross` is `config.cross`, or like `config.attention` where that
-            is None.
+        config: of the blocks of both; the decoder's `cross` is `config.cross`, or like `config.attention` without
+            positions and window where that is None. `T5Config` becomes one-directional in the decoder.
         layers: how many blocks each, or (encoder's, decoder's).
         decoder: of the decoder's blocks where they differ; None is `config`.
         final_norm, checkpointing: as in `Encoder`, for both.
@@ -35,8 +36,10 @@ class Transformer(nn.Module):
         final_norm: bool | None = None, checkpointing: bool = False,
     ):  # fmt: skip
         super().__init__()
-        many = (layers, layers) if isinstance(layers, int) else layers
-        of_decoder = _with_cross(config if decoder is None else decoder, config.width)
+        many = (layers, layers) if isinstance(layers, int) else tuple(layers)
+        if len(many) != 2:
+            raise ValueError(f"layers: expected an int or (encoder's, decoder's), got {layers}")
+        of_decoder = _with_cross(_one_way(config) if decoder is None else decoder, config.width)
         of_encoder = replace(config, cross=None)
         self.encoder = Encoder(of_encoder, many[0], final_norm=final_norm, checkpointing=checkpointing)
         self.decoder = Decoder(of_decoder, many[1], final_norm=final_norm, checkpointing=checkpointing)
@@ -53,10 +56,10 @@ class Transformer(nn.Module):
             source: (B, Ls, E).
             target: (B, Lt, E).
             source_mask: among source tokens; None shows everything.
-            target_mask: among target tokens; None is `Causal()`.
+            target_mask: among target tokens, which see nothing later in any case (`decoder.causal`).
             context_mask: of the source, as targets see it; None shows everything.
             source_padding, target_padding: the real tokens of each.
-            observe: as in `Decoder`, for the decoder's layers.
+            observe: as in `Decoder`, for the decoder's layers; the encoder's are observed in `encode`.
 
         Returns:
             (B, Lt, E).
@@ -81,11 +84,16 @@ class Transformer(nn.Module):
         _check_paddings(source_padding=source_padding, target_padding=target_padding)
         across = across_padding(source_padding, target_padding, memory)
         if across is not None:
-            context_mask = across if context_mask is None else across & context_mask
+            context_mask = across if context_mask is None else across & as_mask(context_mask)
         return self.decoder(
             target, mask, context=memory, context_mask=context_mask, padding=target_padding, cache=cache,
             observe=observe,
         )  # fmt: skip
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as they were drawn at first."""
+        self.encoder.reset_parameters()
+        self.decoder.reset_parameters()
 
     def cache(self) -> KVCache:
         """An empty cache for `decode`."""
@@ -100,6 +108,14 @@ def across_padding(source: Padding | None, target: Padding | None, memory: Tenso
     return keys._with(queries=None if target is None else target.keys)
 
 
+def _one_way(config: BlockConfig) -> BlockConfig:
+    """For a decoder: T5's buckets are all for tokens before the query there (Raffel et al. 2020)."""
+    scheme = config.attention.positions
+    if not isinstance(scheme, T5Config):
+        return config
+    return replace(config, attention=replace(config.attention, positions=replace(scheme, bidirectional=False)))
+
+
 def _check_paddings(**paddings: object) -> None:
     for name, padding in paddings.items():
         if padding is not None and not isinstance(padding, Padding):
@@ -109,5 +125,5 @@ def _check_paddings(**paddings: object) -> None:
 def _with_cross(config: BlockConfig, width: int) -> BlockConfig:
     if config.cross is not None:
         return config
-    cross = replace(config.attention, positions=None, window=None, context_width=width, values_width=width, fused=None)
+    cross = replace(config.attention, positions=None, window=None, context_width=width, values_width=width)
     return replace(config, cross=cross)

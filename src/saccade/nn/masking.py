@@ -1,0 +1,116 @@
+"""What modules make of the masks they are given.
+
+Shapes: B batch, Lq / Lk rows and keys, C width of a context.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+
+from .._biases import Bias, RelativeScores, as_bias
+from .._masks import Causal, Fixed, Global, Mask, Padding, PerHead, Prefix, Strided, Window
+from .._masks._algebra import And, Not, Or
+from .._masks._placement import At
+from ..batching import fill_padding
+from .cache import GrowingLayer
+
+
+def joined(mask: Mask | None, other: Mask | None) -> Mask | None:
+    """What both show, standing where `mask` is placed; None shows everything."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    if isinstance(mask, At):
+        return At(mask.part & other, mask.offset)
+    return mask & other
+
+
+def causal(mask: Mask | None) -> Mask:
+    """`mask` and nothing later than the query."""
+    if mask is None:
+        return Causal()
+    if any(isinstance(factor, Causal) for factor in _factors(mask)):
+        return mask
+    whole = joined(mask, Causal())
+    assert whole is not None
+    return whole
+
+
+def without_cache(
+    mask: Mask | None, bias: Tensor | Bias | None, padding: Padding
+) -> tuple[Mask | None, GrowingLayer | None]:
+    """Mask and, where positions must be counted anew, a cache for one call over a padded batch.
+
+    Padding on the right leaves rows and positions the same. Padding on the left moves all rows of an item alike, which
+    masks of distances do not notice. Masks that name positions need tokens to stand at theirs; a cache sees to that.
+
+    Raises:
+        ValueError: padding on the left beside a mask or bias that is data about rows.
+    """
+    real = padding._with(queries=padding.keys)
+    if not _on_the_left(padding):
+        return joined(mask, real), None
+    dense = as_bias(bias)
+    for name, given in (("mask", mask if mask is not None and not _of_positions(mask) else None), ("bias", dense)):
+        if given is not None and not isinstance(given, RelativeScores):
+            raise ValueError(
+                f"{name}: with padding on the left, {given!r} does not say whether it counts rows or tokens; pad on "
+                "the right, or leave padding= out and hide the padding in the mask"
+            )
+    if mask is None or _of_distances(mask):
+        return joined(mask, real), None
+    return mask, GrowingLayer()
+
+
+def real_context(mask: Mask | None, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Context and values with 0 where the mask's padding says that nothing real stands."""
+    same = values is None or values is context
+    for factor in [] if mask is None else _factors(mask):
+        if isinstance(factor, Padding):
+            keys = cast(Padding, factor._with(queries=None))
+            context = fill_padding(context, keys)
+            values = context if same else fill_padding(values, keys)  # type: ignore[arg-type]
+    return context, context if values is None else values
+
+
+def refuse_rows(mask: Mask | None) -> None:
+    """ValueError for a context's mask that depends on which target row asks: a cache has only the last ones."""
+    if mask is None or (mask._placement() is None and all(_by_key(factor) for factor in _factors(mask))):
+        return
+    raise ValueError(
+        "context_mask: with a cache only what is real of the context can be said (Padding), since the rows of a call "
+        f"are not those of the whole target; got {mask!r}"
+    )
+
+
+def _by_key(mask: Mask) -> bool:
+    return isinstance(mask, Padding) and mask.queries is None
+
+
+def _factors(mask: Mask) -> list[Mask]:
+    """Masks whose intersection it is, placed or not."""
+    if isinstance(mask, At):
+        return _factors(mask.part)
+    return [factor for part in mask.parts for factor in _factors(part)] if isinstance(mask, And) else [mask]
+
+
+def _on_the_left(padding: Padding) -> bool:
+    """Whether some item has padding before its first token."""
+    if padding.keys.by_length:
+        return False
+    real = padding.keys.table.host
+    return bool(real.size) and bool((real.any(1) & ~real[:, 0]).any())
+
+
+def _of_distances(mask: Mask) -> bool:
+    if isinstance(mask, And | Or | Not):
+        return all(_of_distances(part) for part in mask._parts())
+    return isinstance(mask, Causal | Window)
+
+
+def _of_positions(mask: Mask) -> bool:
+    """Whether it is a rule, not data about the rows of one batch."""
+    if isinstance(mask, And | Or | Not | PerHead):
+        return all(_of_positions(part) for part in mask._parts())
+    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Global)
