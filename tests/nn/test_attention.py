@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from saccade import Causal, Documents, Global, Padding, Prefix, Strided, Window
-from saccade.nn import AttentionConfig, ContextLayer, GrowingLayer, MultiHeadAttention, SelfAttention
+from saccade.nn import AttentionConfig, ContextLayer, GrowingLayer, KVCache, MultiHeadAttention, SelfAttention
 from saccade.positions import AlibiConfig, Rotary, RotaryConfig, T5Config
 
 B, L, LC, WIDTH, HEADS = 2, 7, 11, 15, 3
@@ -75,6 +75,7 @@ def equal_with_gradients(out, expected, inputs):
         {"head_width": 7, "value_head_width": 4},
         {"qk_norm": "rms"},
         {"qk_norm": "layer", "scale": 0.7},
+        {"qk_norm": "rms", "eps": 0.3, "fused": False},
         {"gate": True},
         {"sink": True, "softcap": 1.3},
         {"window": Window(2, 1)},
@@ -108,6 +109,8 @@ def test_rotary_positions_turn_normed_queries_and_keys():
     [
         {},
         {"context_width": 13},
+        {"qk_norm": "rms"},
+        {"qk_norm": "layer", "fused": False},
         {"context_width": 13, "values_width": 17, "head_width": 4, "value_head_width": 6, "kv_heads": 1, "bias": True},
     ],
     ids=str,
@@ -267,8 +270,12 @@ def test_bad_values(call, message):
     [
         (lambda: AttentionConfig(16, 4, positions="rotary"), "positions: expected RotaryConfig, .* got str"),
         (lambda: AttentionConfig(16, 4, window=7), "window: expected saccade.Window or None, got int"),
-        (lambda: ONE(X, cache=ContextLayer()), "cache: expected a LayerCache for self-attention, got a ContextLayer"),
+        (lambda: ONE(X, cache=ContextLayer()), "cache: expected a LayerCache for self-attention, got ContextLayer"),
         (lambda: ONE(X, context=X, cache=GrowingLayer()), "cache: expected a ContextLayer for a context, got Grow"),
+        (
+            lambda: ONE(X, cache=KVCache.growing(1)),
+            r"cache: expected a .* got KVCache \(give cache\[layer\]\)",
+        ),
     ],
 )
 def test_bad_types(call, message):
@@ -402,3 +409,11 @@ def test_values_of_another_kind(call, message):
 def test_more_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_cached_context_of_another_module_or_length_is_refused():
+    module, x, cache = make(), tokens(), ContextLayer()
+    module(x, context=tokens(LC), cache=cache)
+    for other, context in ((module, tokens(LC - 1)), (make(heads=5), tokens(LC))):
+        with pytest.raises(ValueError, match=r"cache: it holds a context of .* one module and one context"):
+            other(x, context=context, cache=cache)

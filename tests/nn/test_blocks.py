@@ -19,6 +19,7 @@ from saccade.nn import (
     EncoderBlock,
     FeedForward,
     KVCache,
+    StaticLayer,
 )
 from saccade.nn.norm import make_norm
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
@@ -397,3 +398,34 @@ def test_values_of_another_kind(call, message):
 def test_more_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_interrupt_leaves_a_cache_as_it_was():
+    decoder, x = spread(Decoder(config(), LAYERS)), tokens()
+    cache = decoder.cache()
+
+    def interrupt(layer, o):
+        if layer == 1:
+            raise KeyboardInterrupt
+
+    with torch.no_grad():
+        decoder(x[:, :4], cache=cache)
+        with pytest.raises(KeyboardInterrupt):
+            decoder(x[:, 4:6], cache=cache, observe=interrupt)
+        torch.testing.assert_close(decoder(x[:, 4:], cache=cache), decoder(x)[:, 4:])
+        small = KVCache([StaticLayer(8), StaticLayer(4), StaticLayer(8)])
+        with pytest.raises(ValueError, match="capacity of 4"):
+            decoder(x[:, :5], cache=small)
+        assert [layer.length for layer in small.layers] == [0, 0, 0]
+    with pytest.raises(TypeError, match="cache: expected a KVCache of all layers, got StaticLayer"):
+        decoder(x, cache=StaticLayer(8))
+
+
+def test_layers_of_different_calls_are_not_used():
+    decoder, x = spread(Decoder(config(), LAYERS)), tokens()
+    cache = decoder.cache()
+    with torch.no_grad():
+        decoder(x, cache=cache)
+        cache[1].rollback(2)
+        with pytest.raises(ValueError, match=r"cache: its layers hold 11, 9, 11 tokens, .* reset\(\) it"):
+            decoder(x, cache=cache)

@@ -26,4 +26,4 @@ def test_formula_shapes_and_source(module):
     told = inspect.cleandoc(module.__doc__ or "") + "\n" + inspect.cleandoc(module.forward.__doc__ or "")
     assert re.search(r"[(]B, \w+", told) or "forward(self) ->" in inspect.getsource(module), "no shapes"
     assert re.search(r"\b(19|20)\d\d\b", told), "no paper"
-    assert re.search(r"->|=|`[^`]*[(*+]", told), "no formula"
+    assert re.search(r"\w = \w|`[^`]*[(*+\[][^`]*`", told), "no formula"

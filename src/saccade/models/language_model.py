@@ -19,6 +19,8 @@ from .config import ModelConfig
 class DecoderLM(nn.Module):
     """Predicts the next token at every position: tokens (B, L) int64 -> logits (B, L, V).
 
+        x = sqrt(E) W[tokens],   logits = decoder(x) W^T,   W the embedding (V, E)
+
     Token embedding, a `saccade.nn.Decoder` (pre-norm RMSNorm, rotary positions, SwiGLU), and a head that is the
     embedding's transpose (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017).
 

@@ -19,7 +19,7 @@ from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ._initial import begin_anew, by_fan_in
 from ._ragged import refuse_with_nested, through_packed
-from .cache import ContextLayer, LayerCache, Seen
+from .cache import ContextLayer, KVCache, LayerCache, Seen
 from .config import AttentionConfig
 from .masking import joined, real_context, without_cache
 from .norm import make_norm
@@ -159,8 +159,9 @@ class MultiHeadAttention(nn.Module):
         cache: LayerCache | ContextLayer | None, positions: nn.Module | None,
     ) -> tuple[Tensor, Seen]:  # fmt: skip
         """Self-attention: queries (B, Hq, Lq, D), and what they see: these tokens and those in the cache."""
-        if isinstance(cache, ContextLayer):
-            raise TypeError("cache: expected a LayerCache for self-attention, got a ContextLayer (of a context)")
+        if cache is not None and not isinstance(cache, LayerCache):
+            hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""
+            raise TypeError(f"cache: expected a LayerCache for self-attention, got {type(cache).__name__}{hint}")
         bias, mask = seen.bias, seen.mask
         if padding is not None:
             x = fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
@@ -187,7 +188,14 @@ class MultiHeadAttention(nn.Module):
             return self._queries(x), *self._keys_values(context, values)
         if not isinstance(cache, ContextLayer):
             raise TypeError(f"cache: expected a ContextLayer for a context, got {type(cache).__name__}")
-        return self._queries(x), *cache.get(lambda: self._keys_values(context, values), x.shape[0])
+        key, value = cache.get(lambda: self._keys_values(context, values), x.shape[0])
+        held, expected = key.shape[1:], (self.shape.kv_heads, context.shape[1], self.shape.head)
+        if held != expected:
+            raise ValueError(
+                f"cache: it holds a context of (heads, length, width) {tuple(held)}, expected {expected}: a cache serves "
+                "one module and one context"
+            )
+        return self._queries(x), key, value
 
     def matrices(self) -> list[tuple[Tensor, Tensor | None]]:
         """(weight, bias) of query, key and value, fused or not."""

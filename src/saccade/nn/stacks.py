@@ -84,6 +84,8 @@ class Stack(nn.Module):
 class Encoder(Stack):
     """A stack of `EncoderBlock`s and a last norm: every token sees every other. (B, L, E) -> (B, L, E).
 
+        out = norm(block_N(... block_1(x)))
+
     Vaswani et al., "Attention Is All You Need" (2017), section 3.1; bidirectional models on it alone: Devlin et al.,
     BERT (2019). Weights start as in `MultiHeadAttention`; in pre-norm and parallel stacks, what writes into the
     residual stream is divided by sqrt(number of writers) (Radford et al., GPT-2, 2019).
@@ -124,6 +126,8 @@ class Encoder(Stack):
 class Decoder(Stack):
     """A stack of causal `DecoderBlock`s and a last norm: (B, L, E) -> (B, L, E).
 
+        out = norm(block_N(... block_1(x, context) ..., context)),   block_n causal
+
     With `config.cross` each block also reads a context: the decoder of Vaswani et al. (2017), section 3.1; without,
     the language models after Radford et al., GPT (2018).
 
@@ -163,6 +167,8 @@ class Decoder(Stack):
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, padding=padding, offset=offset, cache=cache)
             return through_packed(self, x, mask, bias=bias, observe=observe)
+        if cache is not None and not isinstance(cache, KVCache):
+            raise TypeError(f"cache: expected a KVCache of all layers, got {type(cache).__name__}")
         if cache is not None and len(cache) != len(self.blocks):
             raise ValueError(f"cache: made for {len(cache)} layers, but the decoder has {len(self.blocks)}")
         self._check_context(x, context, context_mask, cache)
@@ -206,18 +212,23 @@ class Decoder(Stack):
 
 @contextlib.contextmanager
 def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
-    """A call that fails half-way leaves every layer of the cache as long as it was."""
+    """A call that fails half-way leaves every layer of the cache as long as it was, or lets no other call use it."""
     if cache is None or torch.compiler.is_compiling():
         yield
         return
-    before = [layer.length for layer in cache.layers]
+    before = [torch.as_tensor(layer.length) for layer in cache.layers]
+    if not all(torch.equal(length, before[0]) for length in before):
+        told = ", ".join(str(length.tolist()) for length in before)
+        raise ValueError(f"cache: its layers hold {told} tokens, so they are not of the same calls; reset() it")
     try:
         yield
-    except Exception:
+    except BaseException:  # Ctrl-C as well
         for layer, length in zip(cache.layers, before, strict=True):
-            added = torch.as_tensor(layer.length - length)
-            if bool((added > 0).any()):
-                layer.rollback(added)
+            added = layer.length - length
+            # A full ring cannot take everything back; then the next call sees that the layers differ.
+            with contextlib.suppress(ValueError):
+                if bool((added > 0).any()):
+                    layer.rollback(added)
         raise
 
 

@@ -19,6 +19,8 @@ from .stacks import Decoder, Encoder, LayerObserver
 class Transformer(nn.Module):
     """Encoder and decoder: source (B, Ls, E) and target (B, Lt, E) -> (B, Lt, E).
 
+        memory = encoder(source),   out = decoder(target, context=memory)
+
     Vaswani et al., "Attention Is All You Need" (2017), figure 1, between the embeddings and the last linear layer.
     Three patterns: the source sees all of itself, the target sees itself up to each token, and the target sees all of
     the source; padding on either side is seen by nobody.
