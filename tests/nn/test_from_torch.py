@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from saccade import Causal, FromTensor, Padding, Window
+from saccade import Causal, FromTensor, Padding
 from saccade.nn import (
     AttentionConfig,
     BlockConfig,
+    Context,
     Decoder,
     DecoderBlock,
     Encoder,
@@ -23,7 +25,7 @@ from saccade.nn import (
     masks_from_torch,
     to_torch,
 )
-from saccade.positions import RotaryConfig
+from saccade.nn._from_torch import WITH_WEIGHTS, pairs, tensors
 
 B, LS, LT, WIDTH, HEADS, HIDDEN = 3, 11, 7, 22, 2, 17
 LAYER = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": HIDDEN, "dropout": 0.0, "batch_first": True}
@@ -64,11 +66,22 @@ def same(theirs, ours, out, expected, inputs, kept=None):
     of_theirs = torch.autograd.grad(expected[kept], [*inputs, *theirs.parameters()], cotangent)
     of_ours = torch.autograd.grad(out[kept], [*inputs, *ours.parameters()], cotangent)
     torch.testing.assert_close(of_ours[: len(inputs)], of_theirs[: len(inputs)])
-    # Weights may be cut differently, but they are the same numbers.
-    total = [sum(g.sum() for g in grads[len(inputs) :]) for grads in (of_ours, of_theirs)]
-    square = [sum(g.square().sum() for g in grads[len(inputs) :]) for grads in (of_ours, of_theirs)]
-    torch.testing.assert_close(total[0], total[1])
-    torch.testing.assert_close(square[0], square[1])
+    compared = 0
+    held = (holding(theirs, of_theirs[len(inputs) :]), holding(ours, of_ours[len(inputs) :]))
+    for one, other in pairs(*held):
+        if isinstance(one.module, WITH_WEIGHTS):
+            gradients = tensors(one.module)
+            torch.testing.assert_close(tensors(other.module), gradients, msg=lambda m, path=one.path: f"{path}: {m}")
+            compared += sum(gradient.numel() for gradient in gradients.values())
+    assert compared == sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+
+
+def holding(module, gradients):
+    """A copy of a module that has gradients where the module has weights: fused ones are cut as weights are."""
+    twin = copy.deepcopy(module)
+    for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
+        parameter.data = gradient
+    return twin
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -142,8 +155,6 @@ def test_decoder_layer_and_decoder(options):
         if kind is Decoder:
             out = ours(target, context_mask=Padding(~hidden), **context)
         else:
-            from saccade.nn import Context
-
             out = ours(target, Causal(), context=Context(*context["context"]))
         same(theirs, ours, out, theirs(target, memory, **given), [target, memory])
 
@@ -169,23 +180,183 @@ def test_transformer(norm_first, batch_first):
     same(theirs, ours, out, expected, [source, target], ~no_target)
 
 
-def test_no_causal_mask_is_a_window_without_ends():
+def test_a_decoder_that_is_not_causal_sees_everything():
     theirs = build(nn.TransformerDecoder, nn.TransformerDecoderLayer(**LAYER), 2)
     ours, target, memory = from_torch(theirs), tokens(LT), tokens(LS)
-    torch.testing.assert_close(ours(target, Window(None, None), context=memory), theirs(target, memory))
+    causal = nn.Transformer.generate_square_subsequent_mask(LT, dtype=torch.float64)
+    torch.testing.assert_close(ours(target, context=memory), theirs(target, memory, tgt_mask=causal))
+    ours.causal = False
+    torch.testing.assert_close(ours(target, context=memory), theirs(target, memory))
 
 
-def test_dtype_mode_dropout_and_frozen_layers_are_taken_over():
-    theirs = build(nn.TransformerEncoder, nn.TransformerEncoderLayer(**{**LAYER, "dropout": 0.3}), 2).eval().float()
-    theirs.layers[1].self_attn.requires_grad_(False)
+# Three probabilities that differ, where PyTorch's constructor takes one.
+WEIGHTS, RESIDUAL, INSIDE = 0.11, 0.23, 0.37
+
+
+def distinct_dropouts(layer):
+    """In PyTorch `dropout` is inside the feed-forward layer; `dropout1`, `2`, `3` are around the residual stream."""
+    for name, part in layer.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            part.dropout = WEIGHTS
+        elif isinstance(part, nn.Dropout):
+            part.p = INSIDE if name == "dropout" else RESIDUAL
+    return layer
+
+
+LAYER_KINDS = [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer]
+
+
+@pytest.mark.parametrize("kind", LAYER_KINDS)
+def test_each_dropout_has_its_place(kind):
+    block = from_torch(distinct_dropouts(build(kind, **LAYER)))
+    assert (block.config.attention.dropout, block.config.dropout, block.config.feed_forward_dropout) == (
+        WEIGHTS,
+        RESIDUAL,
+        INSIDE,
+    )
+    assert (block.dropout.p, block.feed_forward.dropout.p) == (RESIDUAL, INSIDE)
+    if kind is nn.TransformerDecoderLayer:
+        assert block.config.cross.dropout == block.cross.config.dropout == WEIGHTS
+
+
+@pytest.mark.parametrize("kind", LAYER_KINDS)
+def test_each_dropout_has_its_place_in_pytorch(kind):
+    of = {"bias": True, "output_bias": True, "dropout": WEIGHTS}
+    decoder = kind is nn.TransformerDecoderLayer
+    config = BlockConfig(
+        AttentionConfig(WIDTH, HEADS, **of), cross=AttentionConfig(WIDTH, HEADS, **of) if decoder else None,
+        hidden=HIDDEN, activation="relu", norm="layer", bias=True, dropout=RESIDUAL, feed_forward_dropout=INSIDE,
+    )  # fmt: skip
+    block = DecoderBlock(config) if decoder else EncoderBlock(config)
+    layer = to_torch(block)
+    assert type(layer) is kind
+    found = {name: part.p for name, part in layer.named_modules() if isinstance(part, nn.Dropout)}
+    wanted = {"dropout": INSIDE, "dropout1": RESIDUAL, "dropout2": RESIDUAL, "dropout3": RESIDUAL}
+    assert found == (wanted if decoder else {name: p for name, p in wanted.items() if name != "dropout3"})
+    attentions = [part.dropout for part in layer.modules() if isinstance(part, nn.MultiheadAttention)]
+    assert attentions == [WEIGHTS] * (2 if decoder else 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(torch.bfloat16, "cpu"), (torch.float64, "cpu"), (torch.float32, "meta")]
+)
+def test_dtype_and_device_are_taken_over(dtype, device):
+    layer = build(nn.TransformerEncoderLayer, **LAYER)
+    theirs = build(nn.TransformerEncoder, layer, 2, enable_nested_tensor=False).to(device=device, dtype=dtype)
+    for converted in (from_torch(theirs), to_torch(from_torch(theirs))):
+        assert {(p.dtype, p.device.type) for p in converted.parameters()} == {(dtype, device)}
+
+
+def modes(module, kinds):
+    return {name: part.training for name, part in module.named_modules() if isinstance(part, kinds)}
+
+
+ENCODER_PARTS = ("attention", "dropout", "feed_forward.dropout")
+KINDS_WITH_MODES = (nn.MultiheadAttention, nn.Dropout, nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer)
+
+
+def transformer(**options):
+    given = {"dropout": 0.1, "batch_first": True, **options}
+    return build(nn.Transformer, WIDTH, HEADS, 2, 3, HIDDEN, **given)
+
+
+def of_encoder(module):
+    module.encoder.eval()
+
+
+def of_one_layer(module):
+    module.decoder.layers[1].eval()
+
+
+def of_one_attention(module):
+    module.decoder.layers[2].multihead_attn.eval()
+
+
+def of_feed_forward(module):
+    module.encoder.layers[0].dropout.eval()
+
+
+def of_residual(module):
+    layer = module.encoder.layers[1]
+    layer.dropout1.eval()
+    layer.dropout2.eval()
+
+
+def of_all_but_one(module):
+    module.eval().decoder.layers[0].self_attn.train()
+
+
+def within(start, *names):
+    return {f"{start}.{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda module: None, set()),
+        (
+            of_encoder,
+            {"encoder"}.union(*(within(f"encoder.blocks.{n}", *ENCODER_PARTS) for n in range(2))),
+        ),
+        (of_one_layer, within("decoder.blocks.1", "cross", *ENCODER_PARTS)),
+        (of_one_attention, {"decoder.blocks.2.cross"}),
+        (of_feed_forward, {"encoder.blocks.0.feed_forward.dropout"}),
+        (of_residual, {"encoder.blocks.1.dropout"}),
+    ],
+    ids=["nothing", "encoder", "layer", "attention", "feed_forward", "residual"],
+)
+def test_training_mode_is_taken_over_part_by_part(change, expected):
+    theirs = transformer()
+    change(theirs)
     ours = from_torch(theirs)
-    assert not ours.training
-    assert {p.dtype for p in ours.parameters()} == {torch.float32}
-    assert ours.config.dropout == ours.config.feed_forward_dropout == ours.config.attention.dropout == 0.3
-    frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
-    assert frozen == {
-        f"blocks.1.attention.{n}" for n in ("projection.weight", "projection.bias", "output.weight", "output.bias")
+    found = modes(ours, (MultiHeadAttention, nn.Dropout, Encoder, Decoder, Transformer))
+    assert {name for name, training in found.items() if not training} == expected
+    back = to_torch(ours)
+    assert modes(back, KINDS_WITH_MODES) == modes(theirs, KINDS_WITH_MODES)
+
+
+def test_a_part_in_training_inside_a_module_in_evaluation():
+    theirs = transformer()
+    of_all_but_one(theirs)
+    found = modes(from_torch(theirs), nn.Module)
+    assert [name for name, training in found.items() if training and name.endswith("attention")] == [
+        "decoder.blocks.0.attention"
+    ]
+    assert not found[""] and not found["decoder"]
+
+
+ATTENTION_WEIGHTS = ("projection.weight", "projection.bias", "output.weight", "output.bias")
+
+
+@pytest.mark.parametrize(
+    ("frozen", "expected"),
+    [
+        (["self_attn"], {f"attention.{name}" for name in ATTENTION_WEIGHTS}),
+        (["self_attn.in_proj_bias", "norm2.weight"], {"attention.projection.bias", "feed_forward_norm.weight"}),
+        (["self_attn.out_proj.weight", "linear1"], {"attention.output.weight", "feed_forward.up.weight",
+                                                    "feed_forward.up.bias"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_frozen_stays_so_and_nothing_else(frozen, expected):
+    theirs = build(nn.TransformerEncoder, nn.TransformerEncoderLayer(**LAYER), 2)
+    for name, parameter in theirs.layers[1].named_parameters():
+        parameter.requires_grad_(not any(name.startswith(start) for start in frozen))
+    ours = from_torch(theirs)
+    assert {name for name, p in ours.named_parameters() if not p.requires_grad} == {
+        f"blocks.1.{name}" for name in expected
     }
+    back = {name: p.requires_grad for name, p in to_torch(ours).named_parameters()}
+    assert back == {name: p.requires_grad for name, p in theirs.named_parameters()}
+
+
+def test_a_fused_weight_is_trained_where_one_of_its_parts_is():
+    ours = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, bias=True, fused=False))
+    ours.key.requires_grad_(False)
+    ours.query.bias.requires_grad_(False)
+    ours.value.bias.requires_grad_(False)
+    theirs = to_torch(ours)
+    assert {name for name, p in theirs.named_parameters() if not p.requires_grad} == {"in_proj_bias"}
 
 
 def test_weights_are_copies():
@@ -221,74 +392,6 @@ def test_there_and_back(make):
     assert str(back) == described
 
 
-class OwnAttention(nn.MultiheadAttention):
-    pass
-
-
-def odd_stack():
-    stack = nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER), 2, enable_nested_tensor=False)
-    stack.layers[1] = nn.TransformerEncoderLayer(**{**LAYER, "dim_feedforward": 5})
-    return stack
-
-
-def reparametrized():
-    layer = nn.TransformerEncoderLayer(**LAYER)
-    nn.utils.parametrizations.weight_norm(layer.linear1)
-    return layer
-
-
-def normed(norm):
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER), 2, norm, enable_nested_tensor=False)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: from_torch(nn.Linear(2, 3)),
-            TypeError,
-            "module: expected one of nn.MultiheadAttention, .* got Linear",
-        ),
-        (lambda: from_torch(OwnAttention(4, 2)), TypeError, "got OwnAttention .convert the parts of a larger model"),
-        (
-            lambda: from_torch(reparametrized()),
-            ValueError,
-            "module: ParametrizedLinear holds .*remove param",
-        ),
-        (lambda: from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True)), ValueError, "add_bias_kv=True"),
-        (lambda: from_torch(nn.MultiheadAttention(4, 2, add_zero_attn=True)), ValueError, "add_zero_attn=True"),
-        (
-            lambda: from_torch(nn.TransformerEncoderLayer(**LAYER, activation=torch.tanh)),
-            ValueError,
-            "module: activation .*tanh.* ours has relu, gelu, gelu_tanh and silu",
-        ),
-        (lambda: from_torch(odd_stack()), ValueError, "module: its layers differ; convert them one by one"),
-        (lambda: from_torch(normed(nn.Identity())), ValueError, r"module: its last norm Identity\(\)"),
-        (lambda: to_torch(nn.Linear(2, 3)), TypeError, "module: expected one of MultiHeadAttention, .* got Linear"),
-        (lambda: to_torch(MultiHeadAttention(AttentionConfig(8, 4, kv_heads=2))), ValueError, "kv_heads: 2 here, .* 4"),
-        (
-            lambda: to_torch(MultiHeadAttention(AttentionConfig(8, 4, positions=RotaryConfig()))),
-            ValueError,
-            r"positions: RotaryConfig\(.*\) here, and PyTorch's module has None only",
-        ),
-        (lambda: to_torch(Encoder(BlockConfig(AttentionConfig(8, 4)), 2)), ValueError, "norm: 'rms' here"),
-        (
-            lambda: to_torch(EncoderBlock(BlockConfig(AttentionConfig(8, 4), norm="layer"))),
-            ValueError,
-            "activation: 'swiglu' here",
-        ),
-        (
-            lambda: to_torch(Decoder(BlockConfig(AttentionConfig(8, 4), norm="layer", activation="relu"), 2)),
-            ValueError,
-            "cross: None here, and PyTorch's decoder always reads a context",
-        ),
-    ],
-)
-def test_what_has_no_counterpart_is_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
 def test_masks_in_our_terms():
     causal = torch.ones(LT, LT, dtype=torch.bool).triu(1)
     later = torch.zeros(LT, LT).masked_fill(causal, float("-inf"))
@@ -303,6 +406,17 @@ def test_masks_in_our_terms():
     assert masks_from_torch() == (None, None)
     scores = torch.randn(LT, LS)
     assert masks_from_torch(scores, padding)[1] is scores
+
+
+@pytest.mark.parametrize("place", ["attn_mask", "key_padding_mask"])
+def test_a_learned_float_mask_stays_a_bias_also_while_it_is_zero(place):
+    theirs = build(nn.MultiheadAttention, WIDTH, HEADS, batch_first=True)
+    ours, x = from_torch(theirs), tokens(LT)
+    learned = torch.zeros((LT, LT) if place == "attn_mask" else (B, LT), dtype=torch.float64, requires_grad=True)
+    mask, bias = masks_from_torch(**{place: learned})
+    assert mask is None
+    same(theirs, ours, ours(x, bias=bias), theirs(x, x, x, **{place: learned})[0], [x, learned])
+    assert masks_from_torch(**{place: learned.detach()}).bias is None
 
 
 @pytest.mark.parametrize(

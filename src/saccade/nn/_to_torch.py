@@ -8,7 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._from_torch import copy, pairs
+from ._from_torch import pairs, take_over
+from ._torch_checks import check_kind, check_layers, check_made, check_names, check_plain, join
 from .attention import MultiHeadAttention
 from .blocks import DecoderBlock, EncoderBlock
 from .config import AttentionConfig, BlockConfig
@@ -30,19 +31,21 @@ def to_torch(module: nn.Module) -> nn.Module:
     their own: give them one.
 
     Raises:
-        TypeError: not one of the classes `from_torch` makes.
+        TypeError: not one of the classes `from_torch` makes, or parts of other classes than their configuration says.
         ValueError: names the first feature that PyTorch's module does not have: kv_heads, positions, rms norms, gated
-            feed-forward layers, ...
+            feed-forward layers, ...; parts that are not what their configuration says; and, as in `from_torch`, hooks,
+            weights used in two places, mixed dtypes or devices.
     """
     make = _MAKERS.get(type(module))
     if make is None:
         known = ", ".join(kind.__name__ for kind in _MAKERS)
         raise TypeError(f"module: expected one of {known}; got {type(module).__name__}")
     theirs = make(module)
+    check_plain(module)
     parameter = next(module.parameters())
     theirs.to(device=parameter.device, dtype=parameter.dtype)
-    copy((ours, yours) for yours, ours in pairs(theirs, module))
-    return theirs.train(module.training)
+    take_over((ours, yours) for yours, ours in pairs(theirs, module))
+    return theirs
 
 
 def _only(**features: tuple[object, object]) -> None:
@@ -53,16 +56,19 @@ def _only(**features: tuple[object, object]) -> None:
 
 
 def _attention(module: MultiHeadAttention) -> nn.MultiheadAttention:
-    return _theirs(module.config, own_positions=module.config.positions)
+    theirs = _theirs(module.config, module.config.positions)
+    check_made("", module, module.config)
+    return theirs
 
 
-def _theirs(config: AttentionConfig, own_positions: object) -> nn.MultiheadAttention:
+def _theirs(config: AttentionConfig, positions: object) -> nn.MultiheadAttention:
+    shape = config.shape
     _only(
-        kv_heads=(config.kv_heads, config.heads),
-        head_width=(config.head_width, config.width / config.heads),
-        value_head_width=(config.value_head_width, config.width / config.heads),
-        output_bias=(config.output_bias, config.bias),
-        positions=(own_positions, None),
+        kv_heads=(shape.kv_heads, config.heads),
+        head_width=(shape.head, config.width / config.heads),
+        value_head_width=(shape.value_head, config.width / config.heads),
+        output_bias=(shape.output_bias, config.bias),
+        positions=(positions, None),
         qk_norm=(config.qk_norm, None),
         gate=(config.gate, False),
         sink=(config.sink, False),
@@ -71,13 +77,13 @@ def _theirs(config: AttentionConfig, own_positions: object) -> nn.MultiheadAtten
         softcap=(config.softcap, None),
     )
     return nn.MultiheadAttention(
-        config.width, config.heads, config.dropout, config.bias, kdim=config.context_width, vdim=config.values_width,
+        config.width, config.heads, config.dropout, config.bias, kdim=shape.context, vdim=shape.values,
         batch_first=True,
     )  # fmt: skip
 
 
-def _layer(config: BlockConfig, positions: object = None) -> Any:
-    attention = _theirs(config.attention, positions or config.attention.positions)
+def _layer(config: BlockConfig) -> Any:
+    attention = _theirs(config.attention, config.attention.positions)
     _only(
         norm=(config.norm, "layer"),
         placement=(config.placement, "pre" if config.placement == "pre" else "post"),
@@ -86,7 +92,7 @@ def _layer(config: BlockConfig, positions: object = None) -> Any:
     )
     kind = nn.TransformerEncoderLayer if config.cross is None else nn.TransformerDecoderLayer
     layer: Any = kind(
-        config.width, config.attention.heads, config.hidden or 0, config.dropout, ACTIVATIONS[config.activation],
+        config.width, config.attention.heads, config.hidden_width, config.dropout, ACTIVATIONS[config.activation],
         1e-5 if config.eps is None else config.eps, batch_first=True, norm_first=config.placement == "pre",
         bias=config.bias,
     )  # fmt: skip
@@ -96,20 +102,36 @@ def _layer(config: BlockConfig, positions: object = None) -> Any:
     return layer
 
 
-def _stack(module: Stack) -> Any:
-    layer = _layer(module.config)
+def _stack(module: Stack, path: str = "") -> Any:
+    config = module.config
+    layer = _layer(config)
+    if isinstance(module, Decoder) and config.cross is None:
+        raise ValueError("cross: None here, and PyTorch's decoder always reads a context")
+    _check_stack(module, path)
     bare = isinstance(module.norm, nn.Identity)
     eps: Any = getattr(module.norm, "eps", None)
-    norm = None if bare else nn.LayerNorm(module.config.width, eps=eps, bias=module.config.bias)
+    norm = None if bare else nn.LayerNorm(config.width, eps=eps, bias=config.bias)
     if isinstance(module, Encoder):
         return nn.TransformerEncoder(layer, len(module.blocks), norm, enable_nested_tensor=False)
-    if module.config.cross is None:
-        raise ValueError("cross: None here, and PyTorch's decoder always reads a context")
     return nn.TransformerDecoder(layer, len(module.blocks), norm)
 
 
+def _check_stack(module: Stack, path: str) -> None:
+    """Each part is what the stack's configuration says."""
+    check_names(path, module, ("blocks", "norm"))
+    check_layers(join(path, "blocks"), module.blocks)
+    for number, block in enumerate(module.blocks):
+        here = join(path, f"blocks.{number}")
+        check_kind(here, block, (module.block,))
+        check_made(here, block, module.config.without_positions())
+    check_kind(join(path, "norm"), module.norm, (nn.LayerNorm, nn.Identity))
+
+
 def _transformer(module: Transformer) -> nn.Transformer:
-    encoder, decoder = _stack(module.encoder), _stack(module.decoder)
+    check_names("", module, ("encoder", "decoder"))
+    check_kind("encoder", module.encoder, (Encoder,))
+    check_kind("decoder", module.decoder, (Decoder,))
+    encoder, decoder = _stack(module.encoder, "encoder"), _stack(module.decoder, "decoder")
     config = module.encoder.config
     return nn.Transformer(
         config.width, config.attention.heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True
@@ -119,7 +141,9 @@ def _transformer(module: Transformer) -> nn.Transformer:
 def _block(module: EncoderBlock) -> Any:
     if isinstance(module, DecoderBlock) and module.config.cross is None:
         raise ValueError("cross: None here, and PyTorch's decoder layer always reads a context")
-    return _layer(module.config)
+    theirs = _layer(module.config)
+    check_made("", module, module.config)
+    return theirs
 
 
 _MAKERS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
