@@ -192,7 +192,7 @@ class MultiHeadAttention(nn.Module):
         held, expected = key.shape[1:], (self.shape.kv_heads, context.shape[1], self.shape.head)
         if held != expected:
             raise ValueError(
-                f"cache: it holds a context of (heads, length, width) {tuple(held)}, expected {expected}: a cache serves "
+                f"cache: it holds a context of (heads, length, width) {tuple(held)}, expected {expected}: it serves "
                 "one module and one context"
             )
         return self._queries(x), key, value
