@@ -118,13 +118,26 @@ def test_slices_taken_alike_combine_like_the_whole(problem, data):
 
 @pytest.mark.parametrize("sizes", [{}, {"_DIRECT": 0, "_ROWS": 3, "_KEYS": 5}], ids=["at once", "in small tiles"])
 @given(problem=problems(depth=2))
-def test_seen_keys_and_rows(sizes, problem):
+def test_seen_keys(sizes, problem):
     (mask, _), Lq, Lk = problem
     bits = full(mask, Lq, Lk)
     with patch.multiple("saccade._masks._seen", **sizes) if sizes else nullcontext():
-        keys, rows = masks.keys_seen(mask, Lq, Lk), masks.rows_seen(mask, Lq, Lk)
-    for found, expected in ((keys, bits.any(2)), (rows, bits.any(3))):
-        assert expected.all() if found is None else torch.equal(found.expand_as(expected), expected)
+        found = masks.keys_seen(mask, Lq, Lk)
+    assert bits.any(2).all() if found is None else torch.equal(found.expand(BATCH, HEADS, Lk), bits.any(2))
+
+
+@given(data=st.data(), sizes=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), min_size=1, max_size=2))
+def test_the_sides_of_padding(data, sizes):
+    """The rows and keys that take part are those of the dense mask, for the lengths asked last and for others."""
+    Lq, Lk = (min(side) for side in zip(*sizes, strict=True))
+    kept = st.lists(st.integers(0, Lk), min_size=BATCH, max_size=BATCH)
+    real = st.lists(st.integers(0, Lq), min_size=1, max_size=1)
+    mask = masks.Padding(data.draw(kept), data.draw(st.none() | real))
+    for rows, keys in (*sizes, *sizes):
+        seen = mask.sides(rows, keys, torch.device("cpu"))
+        bits = mask.dense(rows, keys).expand(BATCH, 1, rows, keys)
+        assert torch.equal(seen.keys.expand(BATCH, 1, keys), bits.any(2))
+        assert bits.any(3).all() if seen.rows is None else torch.equal(seen.rows.expand(BATCH, 1, rows), bits.any(3))
 
 
 @given(data=st.data())

@@ -20,7 +20,6 @@ from saccade._masks import (
     Strided,
     Window,
     keys_seen,
-    rows_seen,
 )
 
 LENGTH, SIDE, BATCH, HEADS = 131072, 128, 2, 3
@@ -77,8 +76,7 @@ def test_a_picture_of_a_large_mask(name):
 def test_seen_keys_of_a_large_mask():
     mask = Causal() & Window(512, 0) & Padding([LENGTH, 100003], queries=[LENGTH, 100003])
     with Largest() as largest:
-        keys, rows = keys_seen(mask, LENGTH, LENGTH), rows_seen(Causal() & Window(512, 0), LENGTH, LENGTH)
-    assert rows is None
+        keys = keys_seen(mask, LENGTH, LENGTH)
     assert torch.equal(keys[:, 0], torch.arange(LENGTH) < torch.tensor([[LENGTH], [100003]]))
     assert largest.numel <= BATCH * LENGTH
 
@@ -91,9 +89,5 @@ def test_seen_keys_tile_by_tile():
         Causal() & Padding([3001, 1999], queries=[1500, 2999]),
         Edges([0, 2999], [2003, 17]),
     ):
-        bits = mask.dense(2999, 3001)
-        for found, expected in (
-            (keys_seen(mask, 2999, 3001), bits.any(2)),
-            (rows_seen(mask, 2999, 3001), bits.any(3)),
-        ):
-            assert found is not None and torch.equal(found.expand_as(expected), expected), mask
+        found, expected = keys_seen(mask, 2999, 3001), mask.dense(2999, 3001).any(2)
+        assert found is not None and torch.equal(found.expand_as(expected), expected), mask

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from torch import func
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade import _masks as masks
+from saccade import attention
 from saccade._masks import (
     Blocks,
     Causal,
@@ -21,6 +25,7 @@ from saccade._masks import (
     Prefix,
     RandomBlocks,
     Window,
+    keys_seen,
 )
 
 
@@ -121,6 +126,116 @@ def test_moving():
     away = mask.to("meta")
     assert away._device() == torch.device("meta") and mask._device() == torch.device("cpu")
     away._check(2, 2, 5, 7, torch.device("meta"))
+
+
+BUILDERS = {
+    "padding": lambda: Padding([3, 7], queries=np.array([7, 2])),
+    "marked padding": lambda: Padding(torch.arange(7) < torch.tensor([[3], [7]])),
+    "documents": lambda: Documents([0, 0, 1, 1, 1, 2, 2]),
+    "cumulative": lambda: Causal() & Documents.from_cu_seqlens(torch.tensor([0, 3, 7])),
+    "placed": lambda: Causal().at([1, 2]) & Padding([3, 7]),
+    "prefix": lambda: Prefix(torch.tensor([2, 5])),
+    "global": lambda: Window(1, 1) | Global([5, 0]) | Global([[True] + [False] * 6]),
+    "edges": lambda: Edges([0, 2, 6], torch.tensor([1, 0, 6])),
+    "blocks": lambda: Blocks([[True, False], [True, True]], 4),
+    "tensor": lambda: FromTensor(torch.ones(7, 7, dtype=torch.bool).tril(1)),
+    "heads": lambda: PerHead([Causal(), Padding([3, 7]).to("cpu")]),
+}
+every_mask = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+
+
+def made_within(build, transform):
+    """The mask that `build` makes while torch.func or a mode is at work; it is also asked for its meaning there."""
+    made = []
+
+    def function(x):
+        made.append(build())
+        made[0].dense(7, 7)
+        return x.sum()
+
+    transform(function)(torch.randn(3))
+    return made[0]
+
+
+TRANSFORMS = {
+    "grad": func.grad,
+    "vmap of grad": lambda f: func.vmap(func.grad(f)),
+    "jvp": lambda f: lambda x: func.jvp(f, (x,), (x,)),
+    "hessian": func.hessian,
+}
+
+
+@every_mask
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_a_mask_outlives_the_transform_it_is_made_in(build, transform):
+    mask = made_within(build, transform)
+    assert mask == build() and pickle.loads(pickle.dumps(mask)) == mask
+    assert torch.equal(mask.dense(7, 7), build().dense(7, 7))
+    assert keys_seen(mask, 7, 7) is None or torch.equal(keys_seen(mask, 7, 7), keys_seen(build(), 7, 7))
+
+
+@every_mask
+def test_a_mask_made_in_inference_mode_trains(build):
+    with torch.inference_mode():
+        mask = build()
+        attention(*torch.randn(3, 2, 2, 7, 16), mask)
+    tensors = [torch.randn(2, 2, 7, 16).requires_grad_() for _ in range(3)]
+    found, wanted = (
+        torch.autograd.grad(attention(*tensors, m, backend="auto").square().sum(), tensors) for m in (mask, build())
+    )
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+    assert not any(tensor.is_inference() for tensor in _tensors_of(mask))
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILDERS) - {"marked padding", "cumulative", "prefix", "edges", "tensor"}))
+def test_lists_among_fake_tensors(name):
+    with FakeTensorMode():
+        mask = BUILDERS[name]()
+    assert mask == BUILDERS[name]() and torch.equal(mask.dense(7, 7), BUILDERS[name]().dense(7, 7))
+
+
+def test_lists_under_a_default_device():
+    with torch.device("meta"):
+        mask = Padding([3, 5]) & Documents([]) & Global([1]) & Edges([1], [2])
+    assert {tensor.device.type for tensor in _tensors_of(mask)} == {"cpu"}
+
+
+@pytest.mark.parametrize("make", [Padding, Prefix, Documents, Causal().at, lambda t: Edges(t, t)])
+def test_values_that_differ_by_call_of_vmap_are_refused(make):
+    with pytest.raises(ValueError, match=r"torch\.vmap runs over it, and a mask needs its values"):
+        func.vmap(lambda t: (make(t), t)[1])(torch.tensor([[3, 5], [1, 2]]))
+
+
+def test_arguments_of_grad_can_be_read():
+    """torch.func.grad wraps every argument, also those it does not differentiate."""
+    lengths, bits = torch.tensor([3, 5]), torch.ones(5, 5, dtype=torch.bool).tril()
+    made = []
+
+    def loss(x, lengths, bits):
+        made.extend((Padding(lengths), FromTensor(bits)))
+        return x.sum()
+
+    func.grad(loss)(torch.randn(2), lengths, bits)
+    assert made == [Padding(lengths), FromTensor(bits)]
+
+
+def test_what_padding_remembers_stays_with_it():
+    padding = Padding([3, 7], queries=[0, 7])
+    first = padding.sides(7, 7, torch.device("cpu"))
+    assert padding.sides(7, 7, torch.device("cpu")) is first
+    with torch.inference_mode():
+        inside = padding.sides(7, 11, torch.device("cpu"))
+    assert not inside.rows.is_inference() and not inside.keys.is_inference()
+    assert inside.keys.shape == (2, 1, 11) and padding.sides(7, 7, torch.device("cpu")) is not first
+    for other in (pickle.loads(pickle.dumps(padding)), copy.copy(padding), padding._with(queries=None)):
+        assert other.__dict__["_last"] is None
+    assert padding._with(queries=None).sides(7, 7, torch.device("cpu")).rows is None
+    assert padding.sides(7, 7, torch.device("meta")).keys.device.type == "meta"
+
+
+def _tensors_of(mask):
+    own = [mask.tensor] if isinstance(mask, FromTensor) else [table.values for table in mask._tables()]
+    return [*own, *(tensor for part in mask._parts() for tensor in _tensors_of(part))]
 
 
 def test_every_name_is_exported():

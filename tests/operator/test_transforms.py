@@ -190,3 +190,49 @@ def test_functional_call_of_a_module_with_grad_and_vmap(transformed):
         want = torch.autograd.grad(layer(batch[n]), list(parameters.values()))
         for one, other in zip(got.values(), want, strict=True):
             assert_close(one[n], other)
+
+
+MASKS = {
+    "padding": lambda: saccade.Padding([3, 5], queries=[5, 2]),
+    "marked padding": lambda: saccade.Padding([[True, False, True, True, False], [True] * 5]),
+    "documents": lambda: saccade.Causal() & saccade.Documents([0, 0, 1, 1, 1]),
+    "cumulative": lambda: saccade.Documents.from_cu_seqlens(torch.tensor([0, 2, 5])),
+    "placed": lambda: saccade.Causal().at([1, 0]),
+    "prefix and global": lambda: saccade.Prefix([2, 4]) | saccade.Global([3]),
+    "edges": lambda: saccade.Edges([0, 2, 4], [1, 0, 4]) | saccade.Window(0, 0),
+    "blocks": lambda: saccade.Blocks([[True, False], [True, True]], 3),
+    "tensor": lambda: saccade.FromTensor(torch.ones(5, 5, dtype=torch.bool).tril(1)),
+    "heads": lambda: saccade.PerHead([saccade.Causal(), saccade.Padding([3, 5])]),
+}
+
+
+@pytest.mark.parametrize("build", MASKS.values(), ids=MASKS)
+def test_masks_built_inside_of_transforms(build):
+    """The same as the mask built before, bit for bit."""
+    query, key, value, tangent = torch.randn(4, 2, 2, 5, 3, dtype=torch.float64)
+    many, mask = torch.stack([query, tangent]), build()
+
+    def call(query, mask=None):
+        return saccade.attention(query, key, value, build() if mask is None else mask).square().sum((1, 2, 3))
+
+    def total(query, mask=None):
+        return call(query, mask).sum()
+
+    for transformed in (
+        lambda *m: func.grad(lambda q: total(q, *m))(query),
+        lambda *m: func.vmap(func.grad(lambda q: total(q, *m)))(many),
+        lambda *m: func.jvp(lambda q: call(q, *m), (query,), (tangent,))[1],
+        lambda *m: func.jacrev(lambda q: call(q, *m))(query),
+        lambda *m: func.jvp(func.grad(lambda q: total(q, *m)), (query,), (tangent,))[1],
+    ):
+        inside = transformed()
+        assert inside.abs().max() > 0
+        assert torch.equal(inside, transformed(mask))
+
+
+def test_vmap_over_boolean_masks(backend):
+    query, key, value = torch.randn(3, 2, 3, 5, 16, dtype=torch.float64)
+    bits = torch.rand(7, 5, 5) < 0.6
+    got = func.vmap(lambda m: saccade.attention(query, key, value, m, backend=backend))(bits)
+    for one, mask in zip(got, bits, strict=True):
+        assert_close(one, saccade.attention(query, key, value, mask, backend="reference"))

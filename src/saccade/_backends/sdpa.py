@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._biases import TensorBias
 from .._call import Call
-from .._masks import Causal, FromTensor, Padding, keys_seen, rows_seen
+from .._masks import Causal, FromTensor, Padding
 
 LINE = 64  # bytes: float32 and float64 matrices that begin on no such line are multiplied by other kernels
 
@@ -100,10 +100,8 @@ def _seen(call: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     The attn_mask is no larger than what the caller brought; None where there is nothing to say.
     """
     if isinstance(call.mask, Padding):
-        lengths = call.length_q, call.length_k
-        rows, keys = (find(call.mask, *lengths, device=call.device) for find in (rows_seen, keys_seen))
-        attn_mask = None if keys is None else keys[..., None, :]
-        return attn_mask, None if rows is None else rows[..., None], None if keys is None else keys[..., None]
+        rows, keys = call.mask.sides(call.length_q, call.length_k, call.device)
+        return keys[..., None, :], None if rows is None else rows[..., None], keys[..., None]
     allowed = call.mask.tensor if isinstance(call.mask, FromTensor) else None
     if call.bias is None and allowed is None:
         return None, None, None

@@ -11,7 +11,6 @@ from ._mask import Mask, Tile
 from ._padding import Padding
 from ._relative import Causal, Fixed, Prefix, Strided, Window
 from ._seen import keys_seen as keys_seen
-from ._seen import rows_seen as rows_seen
 from ._sparse import Edges, Global
 
 __all__ = [

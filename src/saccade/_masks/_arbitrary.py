@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import block_counts, describe, whole
+from ._data import block_counts, describe, lasting, unwrapped, whole
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
 
@@ -37,8 +37,11 @@ class FromTensor(Mask):
 
     def __init__(self, tensor: Tensor):
         if not isinstance(tensor, Tensor):
-            tensor = torch.as_tensor(np.asarray(tensor))
-        self._set(tensor=_compact(_checked(tensor)), sizes=tuple(tensor.shape), _summary=None)
+            tensor = torch.from_numpy(np.asarray(tensor))
+        tensor = unwrapped(_checked(tensor))
+        # One mask for each of what torch.vmap runs over: such a tensor lives within the transform only.
+        copy = _compact(tensor) if _of_vmap(tensor) else lasting(_compact)(tensor)
+        self._set(tensor=copy, sizes=tuple(tensor.shape), _summary=None)
 
     def _own_shape(self) -> tuple[int, int]:
         return (1, 1) if len(self.sizes) == 2 else (self.sizes[0], self.sizes[1])
@@ -47,7 +50,8 @@ class FromTensor(Mask):
         return (_Held(self.tensor),)
 
     def _moved(self, device: torch.device | str) -> Mask:
-        return self._with(tensor=self.tensor.to(device))
+        move = self.tensor.to
+        return self._with(tensor=move(device) if _of_vmap(self.tensor) else lasting(move)(device))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = (b, h, row, key)
@@ -68,7 +72,8 @@ class FromTensor(Mask):
 
     def _blocks(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Running counts of the blocks with some and with only True; made once, and only where the host can see."""
-        if self._summary is None and self.tensor.device.type == "cpu" and self.tensor.numel():
+        visible = self.tensor.device.type == "cpu" and self.tensor.numel() and not _of_vmap(self.tensor)
+        if self._summary is None and visible:
             self._set(_summary=_summarised(self.tensor))
         return self._summary
 
@@ -222,6 +227,10 @@ def _checked(tensor: Tensor) -> Tensor:
 
 def _four(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (1, 1, *sizes) if len(sizes) == 2 else sizes
+
+
+def _of_vmap(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _compact(tensor: Tensor) -> Tensor:

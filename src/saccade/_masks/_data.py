@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import operator
 import zlib
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ._intervals import Kind, Span
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def whole(value: Any, name: str, *, least: int | None = None) -> int:
@@ -39,6 +44,32 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def lasting(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, run outside of torch.func, inference mode and fake tensors: what it makes outlives them."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or _plain():  # a compiler cannot trace these switches
+            return function(*args, **kwargs)
+        with torch._C._DisableFuncTorch(), unset_fake_temporarily(), torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _plain() -> bool:
+    """Whether none of these is active; cheaper than to leave them all."""
+    special = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
+    return not (special or torch.is_inference_mode_enabled())
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Without what torch.func's derivatives put around a tensor, which for integers and booleans says nothing."""
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 class Table:
     """A tensor that a mask owns: a clone of what was given, and a copy on the host for interval arithmetic.
 
@@ -54,17 +85,23 @@ class Table:
         self._copies: dict[torch.device, Tensor] = {}
 
     @classmethod
+    @lasting
     def of(cls, source: Any, name: str, wanted: str, *, booleans: bool, integers: bool) -> Table:
         """A table of what was given: a tensor, an array or (nested) lists of int64 or bool.
 
         Raises:
             TypeError: another dtype than those asked for; the message says `wanted`.
+            ValueError: a tensor that torch.vmap runs over.
         """
-        if isinstance(source, (list, tuple, range)) and len(source) == 0:
-            given = torch.empty(0, dtype=torch.int64 if integers else torch.bool)
+        if isinstance(source, Tensor):
+            given = unwrapped(source)
+            if torch._C._functorch.is_functorch_wrapped_tensor(given):
+                raise ValueError(f"{name}: torch.vmap runs over it, and a mask needs its values; loop over it instead")
+        elif isinstance(source, (list, tuple, range)) and len(source) == 0:
+            given = torch.from_numpy(np.empty(0, dtype=np.int64 if integers else np.bool_))
         else:
             try:
-                given = source.detach() if isinstance(source, Tensor) else torch.as_tensor(np.asarray(source))
+                given = torch.from_numpy(np.asarray(source))
             except (TypeError, ValueError, RuntimeError):
                 raise TypeError(f"{name} must be {wanted}, got {describe(source)}") from None
         if booleans and given.dtype == torch.bool:
@@ -76,6 +113,14 @@ class Table:
             raise TypeError(f"{name} must be {wanted}, got {describe(given)}{hint}")
         return cls(values, portable=not isinstance(source, Tensor))
 
+    @classmethod
+    @lasting
+    def holding(cls, host: np.ndarray, device: torch.device | None) -> Table:
+        """A table of numbers worked out on the host; `device` None: it goes anywhere."""
+        host = np.ascontiguousarray(host)
+        values = torch.from_numpy(host)
+        return cls(values if device is None else values.to(device), portable=device is None, host=host)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
@@ -85,11 +130,16 @@ class Table:
         if self.values.device == device or not self.portable:
             return self.values
         if device not in self._copies:
-            self._copies[device] = self.values.to(device)
+            self._copies[device] = self._moved(device)
         return self._copies[device]
 
     def to(self, device: torch.device | str) -> Table:
-        return self if self.portable else Table(self.values.to(device), portable=False, host=self.host)
+        moved = self.values if self.portable else self._moved(device)
+        return self if moved is self.values else Table(moved, portable=False, host=self.host)
+
+    @lasting
+    def _moved(self, device: torch.device | str) -> Tensor:
+        return self.values.to(device)
 
     @property
     def device(self) -> torch.device | None:
@@ -129,6 +179,7 @@ class Subset:
         self.by_length = table.host.dtype != np.bool_
         self.batch = table.shape[0]
         self.size = None if self.by_length else table.shape[1]
+        self.extent = extent(table, None) if self.by_length else (0, 0)
         self._sums = None if self.by_length else running_count(table.host)
 
     def contains(self, b: Tensor, index: Tensor) -> Tensor:
@@ -141,17 +192,27 @@ class Subset:
         inside = (index >= 0) & (index < self.size)
         return values[item, index.clamp(0, self.size - 1)] & inside
 
+    def marks(self, length: int, device: torch.device) -> Tensor:
+        """Whether each of the first `length` indices is a member: (B or 1, length)."""
+        values = self.table.on(device)
+        return torch.arange(length, device=device) < values[:, None] if self.by_length else values[:, :length]
+
+    def everywhere(self, length: int) -> bool:
+        """Whether each item is sure to have a member below `length`; a compiled graph must not depend on values."""
+        if length == 0 or torch.compiler.is_compiling():
+            return False
+        return self.extent[0] > 0 if self.by_length else bool(self.table.host[:, :length].any(1).all())
+
     def count(self, span: Span, item: int | None) -> tuple[int, int]:
         """Least and greatest number of members in `span`, over the batch items."""
         start, stop = span
         if self.by_length:
-            lengths = self.table.host if item is None or self.batch == 1 else self.table.host[item : item + 1]
-            counts = np.clip(lengths, start, stop) - start
-        else:
-            assert self._sums is not None and self.size is not None
-            sums = self._sums if item is None or self.batch == 1 else self._sums[item : item + 1]
-            low, high = min(max(start, 0), self.size), min(max(stop, 0), self.size)
-            counts = sums[:, high] - sums[:, low]
+            least, most = self.extent if item is None else extent(self.table, item)
+            return min(max(least, start), stop) - start, min(max(most, start), stop) - start
+        assert self._sums is not None and self.size is not None
+        sums = self._sums if item is None or self.batch == 1 else self._sums[item : item + 1]
+        low, high = min(max(start, 0), self.size), min(max(stop, 0), self.size)
+        counts = sums[:, high] - sums[:, low]
         return (int(counts.min()), int(counts.max())) if counts.size else (0, 0)
 
     def kind(self, span: Span, item: int | None) -> Kind:

@@ -200,6 +200,5 @@ def _cumulative(source: Any, name: str) -> Table:
 
 
 def _expanded(cu_seqlens: Table) -> Table:
-    lengths = cu_seqlens.values.diff()
-    ids = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
-    return Table(ids, portable=cu_seqlens.portable)
+    lengths = np.diff(cu_seqlens.host)
+    return Table.holding(np.repeat(np.arange(len(lengths), dtype=np.int64), lengths), cu_seqlens.device)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._data import Subset, Table, describe
+from ._data import Subset, Table, describe, lasting
 from ._intervals import Kind, Region, both
-from ._mask import Mask, Problem, common
+from ._mask import Lengths, Mask, Problem, common
 
 Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
+
+
+class Sides(NamedTuple):
+    """The rows that see a key, (B or 1, 1, Lq), None where all do; and the keys that some row sees, (B or 1, 1, Lk)."""
+
+    rows: Tensor | None
+    keys: Tensor
 
 
 class Padding(Mask):
@@ -40,6 +47,7 @@ class Padding(Mask):
 
     keys: Subset
     queries: Subset | None
+    _last: tuple[Lengths, Sides] | None = None
     _positional = False
 
     def __init__(self, keys: Kept, queries: Kept | None = None):
@@ -54,6 +62,36 @@ class Padding(Mask):
 
     def _moved(self, device: torch.device | str) -> Mask:
         return self._with(keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device))
+
+    def sides(self, Lq: int, Lk: int, device: torch.device) -> Sides:
+        """Which rows and keys take part, for lengths that fit."""
+        # Every layer of a model asks the same. On an accelerator a remembered tensor would have to know of streams and
+        # of graphs being captured; one made while a compiler or a dispatch mode looks on may not be a plain tensor.
+        if device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return self._sides(Lq, Lk, device)
+        last = self._last
+        if last is None or last[0] != (Lq, Lk):
+            last = (Lq, Lk), self._sides(Lq, Lk, device)
+            self._set(_last=last)
+        return last[1]
+
+    @lasting
+    def _sides(self, Lq: int, Lk: int, device: torch.device) -> Sides:
+        keys = self.keys.marks(Lk, device)
+        rows = None if self.queries is None else self.queries.marks(Lq, device)
+        if not self.keys.everywhere(Lk):
+            some = keys.any(1, keepdim=True)
+            rows = some.expand(-1, Lq) if rows is None else rows & some
+        if self.queries is not None and not self.queries.everywhere(Lq):
+            keys = keys & self.queries.marks(Lq, device).any(1, keepdim=True)
+        keys = keys if Lq else torch.zeros_like(keys)
+        return Sides(None if rows is None else rows[:, None], keys[:, None])
+
+    def _with(self, **fields: Any) -> Mask:
+        return super()._with(_last=None, **fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         real = self.keys.contains(b, key)
@@ -92,8 +130,7 @@ def kept(source: Any, name: str) -> Subset:
 def fits(subset: Subset, length: int, name: str, exact: bool) -> None:
     """ValueError unless the lengths stay within `length`, or the booleans are that many (at least, if not exact)."""
     if subset.size is None:
-        longest = int(subset.table.host.max(initial=0))
-        if exact and longest > length:
-            raise ValueError(f"Padding: a length of {longest} {name} is beyond the {length} {name} there are")
+        if exact and subset.extent[1] > length:
+            raise ValueError(f"Padding: a length of {subset.extent[1]} {name} is beyond the {length} {name} there are")
     elif subset.size < length or (exact and subset.size > length):
         raise ValueError(f"Padding: booleans (B, L) for {subset.size} {name}, but there are {length} {name}")

@@ -1,4 +1,4 @@
-"""Which keys any query may see, and which rows see anything, without forming Lq x Lk."""
+"""Which keys any query may see, without forming Lq x Lk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._algebra import And, Or
 from ._data import Subset
 from ._documents import Documents
 from ._heads import PerHead
-from ._intervals import Kind, Region
+from ._intervals import Kind, Region, Span
 from ._mask import Mask
 from ._padding import Padding
 from ._placement import At, Slice
@@ -33,6 +33,8 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
     if mask is None:
         return torch.zeros(1, 1, Lk, dtype=torch.bool, device=device)
     mask, place = mask._settled(Lq, Lk, device)
+    if isinstance(mask, Padding):
+        return mask.sides(Lq, Lk, place).keys
     parts = _factors(mask)
     by_key = [part for part in parts if _is_by_key(part)]
     rest = [part for part in parts if not _is_by_key(part)]
@@ -43,18 +45,6 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
         seen = _seen(And.of(*rest) if rest else mask, Lq, Lk, place)
         found += [] if seen is None else [seen]
     return reduce(torch.logical_and, found) if found else None
-
-
-def rows_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor | None:
-    """The query rows that may attend to some key: bool (B or 1, H or 1, Lq), or None where that is every row."""
-    if Lq == 0 or (mask is None and Lk):
-        return None
-    if mask is None:
-        return torch.zeros(1, 1, Lq, dtype=torch.bool, device=device)
-    mask, place = mask._settled(Lq, Lk, device)
-    if 0 < Lq <= Lk and _sees_itself(mask):
-        return None
-    return _scan(mask, Lq, Lk, place, axis=3)
 
 
 def _factors(mask: Mask) -> list[Mask]:
@@ -128,7 +118,7 @@ def _seen(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor | None:
         return None
     if Lq and _widens(mask):
         return _one_row(mask, Lq - 1, Lq, Lk, place)
-    return _scan(mask, Lq, Lk, place, axis=2)
+    return _scan(mask, Lq, Lk, place)
 
 
 def _one_row(mask: Mask, row: int, Lq: int, Lk: int, place: torch.device) -> Tensor:
@@ -136,36 +126,30 @@ def _one_row(mask: Mask, row: int, Lq: int, Lk: int, place: torch.device) -> Ten
     return mask._bits(rows, torch.arange(Lk, device=place), Lq, Lk)[:, :, 0]
 
 
-def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device, *, axis: int) -> Tensor:
-    """Reduce the mask over its rows (axis 2) or keys (axis 3), tile by tile."""
+def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor:
+    """Reduce the mask over its rows, tile by tile."""
     batch, heads = mask._shape()
-    length, across = (Lk, Lq) if axis == 2 else (Lq, Lk)
-    found = torch.zeros(batch, heads, length, dtype=torch.bool, device=place)
+    found = torch.zeros(batch, heads, Lk, dtype=torch.bool, device=place)
     if batch * heads * Lq * Lk <= _DIRECT:
         bits = mask._bits(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk)
-        return found | bits.any(axis)
-    step, stride = (_KEYS, _ROWS) if axis == 2 else (_ROWS, _KEYS)
-    for start in range(0, length, step):
-        _reduce(mask, found, (start, min(start + step, length)), across, stride, (Lq, Lk), axis)
+        return found | bits.any(2)
+    for start in range(0, Lk, _KEYS):
+        _reduce(mask, found, (start, min(start + _KEYS, Lk)), Lq, Lk)
     return found
 
 
-def _reduce(
-    mask: Mask, found: Tensor, kept: tuple[int, int], across: int, stride: int, lengths: tuple[int, int], axis: int
-) -> None:
-    """Mark in `found[..., kept]` what the tiles across it show, from the diagonal outwards."""
-    Lq, Lk = lengths
-    middle = kept[0] - (Lk - Lq) * (1 if axis == 2 else -1)
-    part = found[..., kept[0] : kept[1]]
-    for start in sorted(range(0, across, stride), key=lambda at: abs(at - middle)):
-        over = (start, min(start + stride, across))
-        rows, keys = (over, kept) if axis == 2 else (kept, over)
+def _reduce(mask: Mask, found: Tensor, keys: Span, Lq: int, Lk: int) -> None:
+    """Mark in `found[..., keys]` what the tiles above each other show, from the diagonal outwards."""
+    middle = keys[0] - (Lk - Lq)
+    part = found[..., keys[0] : keys[1]]
+    for start in sorted(range(0, Lq, _ROWS), key=lambda at: abs(at - middle)):
+        rows = (start, min(start + _ROWS, Lq))
         kind = mask._kind(rows, keys, Lq, Lk)
         if kind == "full":
             part.fill_(True)
         elif kind == "partial":
             indices = (torch.arange(*rows, device=found.device), torch.arange(*keys, device=found.device))
-            part |= mask._bits(*indices, Lq, Lk).any(axis)
+            part |= mask._bits(*indices, Lq, Lk).any(2)
         # On an accelerator the question whether to stop would cost more than the work that it saves.
         if kind == "full" or (kind == "partial" and found.device.type == "cpu" and part.all()):
             return

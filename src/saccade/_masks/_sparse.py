@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ class Global(Mask):
         if not boolean:
             if (table.host < 0).any():
                 raise ValueError(f"Global: tokens has a negative position, {int(table.host.min())}")
-            table = Table(torch.from_numpy(np.unique(table.host)).to(table.values.device), portable=table.portable)
+            table = Table.holding(np.unique(table.host), table.device)
         self._set(tokens=table, _members=Subset(_marked(table)))
 
     def _own_shape(self) -> tuple[int, int]:
@@ -121,7 +120,7 @@ class Edges(Mask):
         device = next((side.device for side in sides if side.device is not None), None)
         named = zip(("queries", "keys", "_starts"), (pairs[:, 0], pairs[:, 1], starts), strict=True)
         self._set(_steps=int(np.diff(starts).max(initial=0)).bit_length())
-        self._set(**{name: _table(values, device) for name, values in named})
+        self._set(**{name: Table.holding(values.astype(np.int64), device) for name, values in named})
 
     def _tables(self) -> tuple[Table, ...]:
         return self.keys, self._starts
@@ -164,14 +163,7 @@ class Edges(Mask):
 def _marked(table: Table) -> Table:
     """Booleans (B or 1, L) of the positions listed, or those given."""
     if table.values.dtype == torch.bool:
-        return Table(table.values.view(-1, table.shape[-1]), portable=table.portable, host=np.atleast_2d(table.host))
-    marks = torch.zeros(
-        1, int(table.host.max()) + 1 if table.host.size else 0, dtype=torch.bool, device=table.values.device
-    )
-    marks[0, table.values] = True
-    return Table(marks, portable=table.portable)
-
-
-def _table(values: np.ndarray, device: Any) -> Table:
-    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
-    return Table(tensor, portable=True) if device is None else Table(tensor.to(device), portable=False)
+        return Table.holding(np.atleast_2d(table.host), table.device)
+    marks = np.zeros((1, int(table.host.max(initial=-1)) + 1), dtype=np.bool_)
+    marks[0, table.host] = True
+    return Table.holding(marks, table.device)
