@@ -95,7 +95,9 @@ def table(rows: list[Row]) -> str:
                 found = [row for row in rows if _case(row)[:3] == (kind, scheme, task)]
                 if found:
                     lines.append(_line(kind, scheme, task, found))
-    return _HEAD.format(recipe=Recipe(), symbols=SYMBOLS, length=LENGTH, words=WORDS) + "\n".join(lines) + "\n" + _NOTES
+    seeds = 1 + max(row["seed"] for row in rows)
+    head = _HEAD.format(recipe=Recipe(), symbols=SYMBOLS, length=LENGTH, words=WORDS, seeds=seeds)
+    return head + "\n".join(lines) + "\n" + _NOTES
 
 
 def _line(kind: str, scheme: str, task: str, found: list[Row]) -> str:
@@ -110,7 +112,7 @@ def _line(kind: str, scheme: str, task: str, found: list[Row]) -> str:
 
 _HEAD = """# Copying and reversing, by position scheme
 
-    python benchmarks/tasks.py
+    python benchmarks/tasks.py --seeds {seeds}
 
 Words of {length} random symbols out of {symbols}, two layers of width {recipe.width} with {recipe.heads} heads, one
 thread. Training ends when every symbol of fresh words has a probability above .8 at three looks in a row, or after
