@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import block_counts, describe, lasting, unwrapped, whole
+from ._data import block_counts, describe, lasting, of_vmap, unwrapped, whole
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
 
@@ -40,7 +40,7 @@ class FromTensor(Mask):
             tensor = torch.from_numpy(np.asarray(tensor))
         tensor = unwrapped(_checked(tensor))
         # One mask for each of what torch.vmap runs over: such a tensor lives within the transform only.
-        copy = _compact(tensor) if _of_vmap(tensor) else lasting(_compact)(tensor)
+        copy = _compact(tensor) if of_vmap(tensor) else _lasting_copy(tensor)
         self._set(tensor=copy, sizes=tuple(tensor.shape), _summary=None)
 
     def _own_shape(self) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class FromTensor(Mask):
 
     def _moved(self, device: torch.device | str) -> Mask:
         move = self.tensor.to
-        return self._with(tensor=move(device) if _of_vmap(self.tensor) else lasting(move)(device))
+        return self._with(tensor=move(device) if of_vmap(self.tensor) else lasting(move)(device))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = (b, h, row, key)
@@ -72,7 +72,7 @@ class FromTensor(Mask):
 
     def _blocks(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Running counts of the blocks with some and with only True; made once, and only where the host can see."""
-        visible = self.tensor.device.type == "cpu" and self.tensor.numel() and not _of_vmap(self.tensor)
+        visible = self.tensor.device.type == "cpu" and self.tensor.numel() and not of_vmap(self.tensor)
         if self._summary is None and visible:
             self._set(_summary=_summarised(self.tensor))
         return self._summary
@@ -229,10 +229,6 @@ def _four(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (1, 1, *sizes) if len(sizes) == 2 else sizes
 
 
-def _of_vmap(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
 def _compact(tensor: Tensor) -> Tensor:
     """An own 4-D copy in which expanded axes are stored once."""
     whole_shape = tensor.reshape(_four(tuple(tensor.shape))) if tensor.dim() == 2 else tensor
@@ -240,6 +236,9 @@ def _compact(tensor: Tensor) -> Tensor:
         if whole_shape.shape[axis] > 1 and whole_shape.stride(axis) == 0:
             whole_shape = whole_shape.narrow(axis, 0, 1)
     return whole_shape.detach().clone(memory_format=torch.contiguous_format)
+
+
+_lasting_copy = lasting(_compact)
 
 
 def _summarised(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:

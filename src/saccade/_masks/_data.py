@@ -65,9 +65,14 @@ def _plain() -> bool:
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """Without what torch.func's derivatives put around a tensor, which for integers and booleans says nothing."""
-    while torch._C._functorch.is_gradtrackingtensor(tensor):
+    while not torch.compiler.is_compiling() and torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def of_vmap(tensor: Tensor) -> bool:
+    """Whether the tensor stands for one tensor for each of what torch.vmap runs over, and so has no values."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class Table:
@@ -95,7 +100,7 @@ class Table:
         """
         if isinstance(source, Tensor):
             given = unwrapped(source)
-            if torch._C._functorch.is_functorch_wrapped_tensor(given):
+            if of_vmap(given):
                 raise ValueError(f"{name}: torch.vmap runs over it, and a mask needs its values; loop over it instead")
         elif isinstance(source, (list, tuple, range)) and len(source) == 0:
             given = torch.from_numpy(np.empty(0, dtype=np.int64 if integers else np.bool_))
