@@ -123,6 +123,9 @@ a machine that was busy with other work.
 """
 
 _NOTES = """
+T5 in an encoder-decoder gains by wider heads: with 2 of 32 features instead of 4 of 16 it reverses every word of the
+validation after 1,000 steps (47 CPU seconds, seed 0; `Recipe(heads=2)`).
+
 ## What cannot, and why
 
 Each of these is a test in `tests/nn/test_tasks.py`.
