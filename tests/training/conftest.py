@@ -31,7 +31,7 @@ def make_run(story, tmp_path):
             steps=steps,
             batch=3,
             warmup=2,
-            looks=Looks(**{"evaluate_every": 2, **(looks or {})}),
+            looks=Looks(**{"every": 2, **(looks or {})}),
             execution=Execution(**{"precision": "no", **(execution or {})}),
         )
         small = {"layers": 1, "heads": 2, "width": 12, "hidden": 16, "context": 11, **(shape or {})}

@@ -29,7 +29,7 @@ from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
 FLOAT32 = Execution(precision="no")
-SETTINGS = Settings(steps=5, batch=3, peak=0.01, warmup=2, clip=0.5, execution=FLOAT32, looks=Looks(evaluate_every=2))
+SETTINGS = Settings(steps=5, batch=3, rate=0.01, warmup=2, clip=0.5, execution=FLOAT32, looks=Looks(every=2))
 TOKENS = torch.arange(211) ** 2 % 31
 
 
@@ -70,10 +70,10 @@ def test_schedule_with_copying_first():
     settings = dataclasses.replace(SETTINGS, steps=50, warmup=10, copying=30)
     plain = dataclasses.replace(settings, copying=0)
     assert settings.all_steps == 80
-    rates = [settings.rate(step) for step in range(80)]
-    assert rates[:10] == [plain.rate(step) for step in range(10)]
-    assert rates[10:41] == [settings.peak] * 31
-    assert rates[40:] == [plain.rate(step) for step in range(10, 50)]
+    rates = [settings.rate_at(step) for step in range(80)]
+    assert rates[:10] == [plain.rate_at(step) for step in range(10)]
+    assert rates[10:41] == [settings.rate] * 31
+    assert rates[40:] == [plain.rate_at(step) for step in range(10, 50)]
 
 
 def test_evaluate_is_the_mean_over_all_tokens():
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_weights():
 
 
 def test_learns_a_text_by_heart():
-    settings = Settings(steps=250, batch=16, peak=0.02, warmup=10, execution=FLOAT32, looks=Looks(evaluate_every=250))
+    settings = Settings(steps=250, batch=16, rate=0.02, warmup=10, execution=FLOAT32, looks=Looks(every=250))
     # Of period 13 and longer than the context: the next token follows from the last two.
     tokens = (torch.arange(211) % 13) * (torch.arange(211) % 13) % 11
     _, notes, loss = run(settings, make(dataclasses.replace(CONFIG, width=32)), tokens)
@@ -167,8 +167,8 @@ def test_precision_follows_the_processor(monkeypatch, has, chosen):
     for kind in ("avx512_bf16", "amx_tile"):
         monkeypatch.setattr(torch.cpu, f"_is_{kind}_supported", lambda kind=kind: kind in has)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert Execution().precision == Execution(precision="auto").precision == chosen
-    assert Execution(precision="no").precision == "no"
+    assert Execution().settled.precision == Execution(precision="auto").settled.precision == chosen
+    assert Execution(precision="no").settled.precision == "no"
 
 
 def test_bf16_autocast_keeps_float32_weights():
@@ -219,11 +219,11 @@ def test_a_gradient_that_is_not_finite_is_named():
     [
         ({"steps": 0}, "steps: must be at least 1, got 0"),
         ({"batch": 0}, "batch: must be at least 1, got 0"),
-        ({"peak": 0.0}, "peak: must be finite and positive, got 0.0"),
+        ({"rate": 0.0}, "rate: must be finite and positive, got 0.0"),
         ({"clip": math.nan}, "clip: must be finite and positive, got nan"),
         ({"copying": -1}, "copying: steps cannot be negative, got -1"),
         ({"warmup": -1}, "warmup: steps cannot be negative, got -1"),
-        ({"weight_decay": -0.1}, "weight_decay: must be finite and not negative, got -0.1"),
+        ({"decay": -0.1}, "decay: must be finite and not negative, got -0.1"),
         ({"beta2": 1.0}, r"beta2: must be in \[0, 1\), got 1.0"),
         ({"seed": -1}, r"seed: must be in \[0, 2\*\*63\), got -1"),
         ({"repeats": 1.5}, r"repeats: is a share in \[0, 1\], got 1.5"),
@@ -239,7 +239,7 @@ def test_bad_settings(change, message):
     [
         (Execution, {"precision": "fp8"}, "precision: expected 'auto', 'bf16', 'fp16' or 'no', got 'fp8'"),
         (Execution, {"accumulate": 0}, "accumulate: must be at least 1, got 0"),
-        (Looks, {"evaluate_every": 0}, "evaluate_every: must be at least 1, got 0"),
+        (Looks, {"every": 0}, "every: must be at least 1, got 0"),
         (Looks, {"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),
         (Looks, {"checkpoint_every": 0}, "checkpoint_every: must be at least 1, got 0"),
         (Looks, {"patience": 0}, "patience: must be at least 1, got 0"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import saccade
+from saccade import cli
 from saccade.models import load
 from saccade.training import Execution, Settings, evaluate, gradient_norms
 from saccade.training.norms import weight_norms
@@ -24,12 +25,12 @@ from training.two_shards import step as take_step
 HERE = Path(__file__).parent
 
 
-def launch(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def launch(*arguments: str, check: bool = True, more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Two CPU processes on a port that is free."""
     source = str(Path(saccade.__file__).parents[1])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(more or {})}
     return subprocess.run(command, env=environment, check=check, capture_output=True, text=True)
 
 
@@ -98,6 +99,34 @@ def test_the_command_in_two_processes(story, tmp_path):
     assert resumed.stdout.count("model written") == 1
     assert resumed.stdout.count("from 000000004.checkpoint") == 1
     assert {name: (tmp_path / "out" / name).read_bytes() for name in names} == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "many"], "'--steps'"),
+        (["--rate", "0"], "rate: must be finite and positive, got 0.0"),
+        (["--batch", "1"], "batch: 1 windows cannot be split among 2 processes"),
+        (["--precision", "fp16"], "precision: fp16 needs a GPU"),
+        (["--resume"], "nothing to resume"),
+    ],
+)
+def test_one_of_two_processes_tells_an_error(story, tmp_path, options, message):
+    command = ["-m", "saccade", "train", "lm", str(story), "--out", str(tmp_path / "out"), *SMALL]
+    environment = {"ACCELERATE_USE_CPU": "true"}
+    done = launch(*command, *options, check=False, more=environment)
+    assert done.returncode != 0
+    assert done.stderr.count("saccade: error: ") == 1
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_errors_that_all_processes_find_are_told_by_the_first(story, capsys, monkeypatch, rank):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert cli.main(["train", "lm", str(story), "--rate", "0"]) == 2
+    assert capsys.readouterr().err.count("saccade: error: rate: ") == (rank == "0")
 
 
 def test_rows_are_shared_out_once():

@@ -58,7 +58,7 @@ def run(make_run, tmp_path):
     """A run of 7 steps with looks at 3, 6 and 7 and checkpoints at 2, 4 and 6."""
 
     def make(out="out", **options):
-        looks = {"evaluate_every": 3, "checkpoint_every": 2, **options.pop("looks", {})}
+        looks = {"every": 3, "checkpoint_every": 2, **options.pop("looks", {})}
         return make_run(7, shape={"dropout": 0.2}, looks=looks, out=tmp_path / out, **options)
 
     return make
@@ -160,9 +160,9 @@ def test_another_configuration_is_named_field_by_field(run, story, tmp_path, who
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     asked = run("whole", resume=True)
     cases = [
-        ({"settings": dataclasses.replace(asked.settings, batch=5, peak=0.5)},
+        ({"settings": dataclasses.replace(asked.settings, batch=5, rate=0.5)},
          "000000007.checkpoint is of another run: batch 5 .asked for. / 3 .in the checkpoint.; "
-         "peak 0.5 .asked for. / 0.001 .in the checkpoint.$"),
+         "rate 0.5 .asked for. / 0.001 .in the checkpoint.$"),
         ({"shape": {**asked.shape, "width": 16}}, "width 16 .asked for. / 12 .in the checkpoint.$"),
         ({"shape": {**asked.shape, "kv_heads": 1}}, "kv_heads 1 .asked for. / None .in the checkpoint.$"),
         ({"vocabulary": None}, "vocabulary characters .asked for. / 283 .in the checkpoint.$"),
@@ -179,10 +179,59 @@ def test_another_configuration_is_named_field_by_field(run, story, tmp_path, who
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
+@pytest.fixture
+def another_machine(monkeypatch):
+    """As on a machine where "auto" is another precision; Accelerate forgets the one before."""
+
+    def move(precision):
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        monkeypatch.setattr("saccade.training.settings.fitting_precision", lambda: precision)
+
+    return move
+
+
+@pytest.mark.parametrize(
+    ("execution", "message"),
+    [
+        ({"precision": "bf16"}, "precision bf16 .asked for. / no .in the checkpoint.$"),
+        ({"accumulate": 3}, "accumulate 3 .asked for. / 1 .in the checkpoint.$"),
+        ({"checkpointing": True}, "checkpointing True .asked for. / False .in the checkpoint.$"),
+        ({"compile": True}, "compile True .asked for. / False .in the checkpoint.$"),
+    ],
+)
+def test_another_execution_is_named(run, whole, another_machine, monkeypatch, execution, message):
+    monkeypatch.setenv("CXX", "a compiler")  # it is refused before it would be used
+    another_machine("no")
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        train_language_model(run("whole", resume=True, execution=execution))
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("began", "here"), [("no", "bf16"), ("bf16", "no")])
+def test_auto_goes_on_in_the_precision_it_began_with(run, another_machine, began, here):
+    another_machine(began)
+    train_language_model(run("whole", execution={"precision": "auto"}))
+    with pytest.raises(Stopped):
+        train_language_model(run(execution={"precision": "auto"}), at(5))
+    another_machine(here)
+    train_language_model(run(resume=True, execution={"precision": "auto"}))
+    same(run().out, run("whole").out)
+    assert f"precision {began}," in (run().out / "README.md").read_text()
+    another_machine(here)
+    with pytest.raises(ValueError, match=f"precision {here} .asked for. / {began} .in the checkpoint.$"):
+        train_language_model(run(resume=True, execution={"precision": here}))
+    another_machine(here)
+    train_language_model(run("new", execution={"precision": "auto"}))
+    assert f"precision {here}," in (run("new").out / "README.md").read_text()
+
+
 def test_how_a_run_is_looked_at_may_change(run, whole):
     with pytest.raises(Stopped):
         train_language_model(run(), at(5))
-    train_language_model(run(resume=True, looks={"evaluate_every": 7, "checkpoint_every": 1, "patience": 5}))
+    train_language_model(run(resume=True, looks={"every": 7, "checkpoint_every": 1, "patience": 5}))
     assert [step for step, *_ in curve(run().out)] == [3, 7]
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(run().out)[name])
@@ -273,7 +322,7 @@ def test_patience(make_run, tmp_path):
                 torch.nn.init.normal_(self.lm.model.embedding.weight, std=5.0)
 
     notes = Worse()
-    run = make_run(99, looks={"evaluate_every": 2, "patience": 3})
+    run = make_run(99, looks={"every": 2, "patience": 3})
     train_language_model(run, notes)
     assert notes.steps[-1] == 10  # looks at 2 and 4 improve, those at 6, 8 and 10 do not
     assert "10 of 99" in (run.out / "README.md").read_text()

@@ -65,7 +65,7 @@ class StopAt(Reporter):
 
 @pytest.fixture
 def run(make_run):
-    looks = {"evaluate_every": 3, "checkpoint_every": 2, "log_every": 2, "tensorboard": True}
+    looks = {"every": 3, "checkpoint_every": 2, "log_every": 2, "tensorboard": True}
     return make_run(8, shape={"dropout": 0.1}, looks=looks)
 
 

@@ -36,11 +36,11 @@ def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
     settings = Settings(
         steps=7,
         batch=5,  # rows do not divide
-        peak=0.01,
+        rate=0.01,
         warmup=2,
         clip=0.5,
         execution=Execution("no", accumulate),
-        looks=Looks(evaluate_every=3, log_every=7, tensorboard=True),
+        looks=Looks(every=3, log_every=7, tensorboard=True),
     )
     accelerator, notes = accelerator_for(settings), Notes()
     torch.manual_seed(3)

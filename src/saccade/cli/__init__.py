@@ -15,7 +15,7 @@ import typer
 
 from .. import __version__
 from . import generate, look, train
-from ._errors import UserError, one_line, require
+from ._errors import UserError, one_line, require, told_by_another
 
 __all__ = ["UserError", "app", "main", "require"]
 
@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("SACCADE_TRACEBACK") or not _mendable(error):
             raise
+        if told_by_another():
+            return 2
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.ctx.get_help())  # type: ignore[attr-defined]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 
 class UserError(Exception):
@@ -17,6 +18,15 @@ def require(module: str, extra: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise UserError(f'this needs {module}, which is not installed: pip install "saccade[{extra}]"')
+
+
+def told_by_another() -> bool:
+    """Whether another process on this machine (`torchrun`) tells the same: none has joined it yet, so it is the words
+    of the command that are wrong, which all have been given."""
+    import torch.distributed as distributed
+
+    alone = not (distributed.is_available() and distributed.is_initialized())
+    return alone and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def one_line(error: BaseException) -> str:

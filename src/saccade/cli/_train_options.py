@@ -143,7 +143,7 @@ def settings_of(data: Data, learning: Learning, machine: Machine, keeping: Keepi
     looks = Looks()
     if keeping is not None:
         looks = Looks(
-            evaluate_every=keeping.every,
+            every=keeping.every,
             checkpoint_every=keeping.checkpoint_every,
             patience=keeping.patience,
             improvement=keeping.improvement,
@@ -153,9 +153,9 @@ def settings_of(data: Data, learning: Learning, machine: Machine, keeping: Keepi
     return Settings(
         steps=learning.steps,
         batch=learning.batch,
-        peak=learning.rate,
+        rate=learning.rate,
         warmup=learning.warmup,
-        weight_decay=learning.decay,
+        decay=learning.decay,
         beta2=learning.beta2,
         clip=learning.clip,
         seed=learning.seed,

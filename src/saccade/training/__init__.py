@@ -7,7 +7,7 @@ from .data import Corpus, read_texts, split_tail
 from .evaluation import evaluate
 from .loop import Diverged, Monitor, train
 from .norms import gradient_norms
-from .range_test import RangeTest, range_test
+from .rising_rates import RangeTest, range_test
 from .run import LanguageRun, Reporter, train_language_model
 from .schedule import learning_rate
 from .settings import Execution, Looks, Settings

@@ -27,45 +27,63 @@ def model_card(
     stored_loss: float | None,
 ) -> str:
     """Markdown: what was trained on what, for how long, on which machine, and how well it predicts."""
+    rows = {**_model(run, lm), **_training(run, lm, corpus, steps_done), **_result(curve, stored_loss)}
+    return "\n".join(
+        [
+            f"# {run.out.resolve().name}",
+            "",
+            "A small language model trained by `saccade train lm`.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in rows.items()),
+            "",
+        ]
+    )
+
+
+def _model(run: LanguageRun, lm: LanguageModel) -> dict[str, str]:
+    config = lm.model.config
+    kind = "single characters" if run.vocabulary is None else "byte-level BPE"
+    return {
+        "shape": f"{config.layers} layers, {config.heads} heads ({config.kv_heads} for keys and values), "
+        f"width {config.width}, hidden {config.hidden}, context {config.context}",
+        "parameters": f"{lm.model.parameter_count():,}",
+        "tokens": f"{kind}, {config.vocabulary}",
+    }
+
+
+def _training(run: LanguageRun, lm: LanguageModel, corpus: Corpus, steps_done: int) -> dict[str, str]:
     config, settings = lm.model.config, run.settings
     text_steps = max(steps_done - settings.copying, 0)
     seen = text_steps * settings.batch * config.context
-    kind = "single characters" if run.vocabulary is None else "byte-level BPE"
     held = ", ".join(path.name for path in run.hold_out) or "the last tenth of the text"
-    best = min(curve, key=lambda entry: entry["validation_loss"], default=None)
-    lines = [
-        f"# {run.out.resolve().name}",
-        "",
-        "A small language model trained by `saccade train lm`.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| shape | {config.layers} layers, {config.heads} heads ({config.kv_heads} for keys and values), "
-        f"width {config.width}, hidden {config.hidden}, context {config.context} |",
-        f"| parameters | {lm.model.parameter_count():,} |",
-        f"| tokens | {kind}, {config.vocabulary} |",
-        f"| trained on | {run.text.name}: {corpus.training.shape[0]:,} tokens |",
-        f"| validated on | {held}: {corpus.validation.shape[0]:,} tokens |",
-        f"| steps | {text_steps:,} of {settings.steps:,}, {settings.batch} windows each: {seen:,} tokens, "
-        f"{seen / corpus.training.shape[0]:.1f} times the text |",
-        f"| starts from | {'random weights' if run.initial is None else run.initial.resolve().name} |",
-        f"| optimizer | AdamW, peak {settings.peak:g}, warm-up {settings.warmup}, weight decay "
-        f"{settings.weight_decay:g}, betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
-        f"dropout {config.dropout:g}, precision {settings.execution.precision}, seed {settings.seed} |",
-        f"| copying | {_copying(settings)} |",
-    ]
-    if best is not None:
-        lines += [
-            f"| time | {curve[-1]['seconds'] / 60:.1f} min on {machine()} |",
-            f"| best look at validation | {best['validation_loss']:.4f} nats per token, at step {best['step']:,}, "
-            "whose weights are kept |",
-        ]
-    if stored_loss is not None:
-        lines.append(
-            f"| validation loss as stored | {stored_loss:.4f} nats per token (perplexity {math.exp(stored_loss):.2f}) "
-            "over the whole validation text |"
+    return {
+        "trained on": f"{run.text.name}: {corpus.training.shape[0]:,} tokens",
+        "validated on": f"{held}: {corpus.validation.shape[0]:,} tokens",
+        "steps": f"{text_steps:,} of {settings.steps:,}, {settings.batch} windows each: {seen:,} tokens, "
+        f"{seen / corpus.training.shape[0]:.1f} times the text",
+        "starts from": "random weights" if run.initial is None else run.initial.resolve().name,
+        "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "
+        f"betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, dropout {config.dropout:g}, "
+        f"precision {settings.execution.precision}, seed {settings.seed}",
+        "copying": _copying(settings),
+    }
+
+
+def _result(curve: list[dict[str, float]], stored_loss: float | None) -> dict[str, str]:
+    rows = {}
+    if curve:
+        best = min(curve, key=lambda entry: entry["validation_loss"])
+        rows["time"] = f"{curve[-1]['seconds'] / 60:.1f} min on {machine()}"
+        rows["best look at validation"] = (
+            f"{best['validation_loss']:.4f} nats per token, at step {best['step']:,}, whose weights are kept"
         )
-    return "\n".join(lines) + "\n"
+    if stored_loss is not None:
+        rows["validation loss as stored"] = (
+            f"{stored_loss:.4f} nats per token (perplexity {math.exp(stored_loss):.2f}) over the whole validation text"
+        )
+    return rows
 
 
 def _copying(settings: Settings) -> str:

@@ -9,8 +9,9 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,34 +32,51 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Those in the folder, the newest first."""
-    return sorted(folder.glob(f"[0-9]*{SUFFIX}"), reverse=True)
+    ours = [path for path in folder.glob(f"*{SUFFIX}") if re.fullmatch(r"\d{9,}", path.stem) and path.is_file()]
+    return sorted(ours, key=lambda path: int(path.stem), reverse=True)
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """What broken-off writes of checkpoints have left in the folder."""
+    return [path for path in folder.glob(".*") if is_temporary(path, rf"\d{{9,}}{SUFFIX}")]
+
+
+def is_temporary(path: Path, *names: str) -> bool:
+    """Whether it is a file that was to take the name of one of `names`, regular expressions, and did not."""
+    return path.is_file() and re.fullmatch(rf"\.(?:{'|'.join(names)})\.[a-z0-9_]{{8}}", path.name) is not None
 
 
 def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint and drop all but the newest two.
+    """Write a checkpoint; it is on the disk (fsync) before it gets its name, and its name is before this returns.
 
-    It is on the disk (fsync) before it gets its name, and has its name on the disk before an old one goes. Raises
-    OSError, with the path and the reason, when it cannot be written; then all that was there is as it was.
+    Raises OSError, with the path and the reason, when it cannot be written; then all that was there is as it was.
     """
     path = checkpoint_path(folder, step)
     with durable_file(path) as file:
         writer = _HashingWriter(file)
         try:
             torch.save(state, cast(IO[bytes], writer))
-        except Exception:
-            # torch.save wraps what its file raises in a complaint about positions.
-            if writer.error is not None:
-                raise OSError(writer.error.errno, writer.error.strerror, str(path)) from None
-            raise
+        except Exception as error:
+            raise _cause(error, writer) from None
         file.write(writer.digest.digest())
-    prune(folder)
     return path
 
 
 def prune(folder: Path, keep: int = KEEP) -> None:
-    """Remove all but the newest checkpoints, and what unfinished writes have left behind."""
-    for path in [*checkpoints(folder)[keep:], *folder.glob(".*")]:
-        path.unlink(missing_ok=True)
+    """Remove all but the newest checkpoints, and what unfinished writes have left behind; nothing that is not ours."""
+    remove([*checkpoints(folder)[keep:], *unfinished(folder)])
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove as many of the files as can be; then OSError for the first that could not."""
+    errors = []
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -104,21 +122,34 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def _cause(error: BaseException, writer: _HashingWriter) -> BaseException:
+    """What broke off `torch.save`, which ends its archive all the same and then complains about positions instead.
+
+    A signal's exception can come where `write` is entered, before it can be remembered.
+    """
+    if writer.error is not None:
+        return writer.error
+    seen: BaseException | None = error
+    while seen is not None and isinstance(seen, Exception):
+        seen = seen.__context__
+    return seen or error
+
+
 class _HashingWriter:
-    """Passes on what is written, and knows its hash and the first error."""
+    """Passes on what is written, and knows its hash and what first broke it off: an error, or Ctrl-C."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
         self.digest = hashlib.sha256()
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
 
     def write(self, data: bytes) -> int:
         try:
             self._file.write(data)
-        except OSError as error:
+            self.digest.update(data)
+        except BaseException as error:
             self.error = self.error or error
             raise
-        self.digest.update(data)
         return len(data)
 
     def flush(self) -> None:

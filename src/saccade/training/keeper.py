@@ -10,21 +10,19 @@ import safetensors
 import torch
 
 from ..models import LanguageModel, Sampling, generate, load, save
-from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, write_text
+from ..models.checkpoint import CARD, WEIGHTS, write_text
 from .card import model_card
 from .data import Corpus
 from .evaluation import evaluate
-from .files import write_checkpoint
+from .files import prune, write_checkpoint
+from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, unfinished_files
 from .loop import Monitor
-from .resume import FOLDER, VERSION
+from .resume import VERSION
 from .scalars import LOG, ScalarLog
 from .windows import whole_windows
 
 if TYPE_CHECKING:
     from .run import LanguageRun, Reporter
-
-CURVE, LAST, ANOMALY = "curve.jsonl", "last.safetensors", "anomaly.txt"
-OURS = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -70,9 +68,8 @@ class Keeper(Monitor):
         self._done = state["loop"]["progress"]["step"]
         self._norm, self._speed = kept["norm"], kept["speed"]
         (self._run.out / ANOMALY).unlink(missing_ok=True)
-        for name in OURS:
-            for rest in self._run.out.glob(f".{name}.*"):
-                rest.unlink(missing_ok=True)
+        for path in unfinished_files(self._run.out):
+            path.unlink(missing_ok=True)
         if self._best_weights is not None:
             self._write()
         self._start_log(self._done)
@@ -115,7 +112,7 @@ class Keeper(Monitor):
         self._latest = weights
         if self._log is not None:
             self._log.add(step, {"loss/validation": validation_loss})
-        self._attempt("the model", self._write)
+        self._attempt("the model could not be written", self._write)
         self._reporter.looked(entry, self._sample(), best)
 
     def checkpoint(self, step: int, state: dict[str, Any]) -> None:
@@ -137,19 +134,21 @@ class Keeper(Monitor):
             "keeper": kept,
             "loop": state,
         }
-        self._attempt("a checkpoint", lambda: write_checkpoint(self._run.out / FOLDER, step, whole))
+        folder = self._run.out / FOLDER
+        if self._attempt("a checkpoint could not be written", lambda: write_checkpoint(folder, step, whole)):
+            self._attempt("old checkpoints could not be removed", lambda: prune(folder))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def stopped(self) -> None:
         """Keep the weights there are, as the best ones if no look at the validation text has chosen any."""
         if self._done:
-            self._attempt("the model", self._write)
+            self._attempt("the model could not be written", self._write)
         self.close()
 
     def diverged(self, report: str) -> None:
         """Write down where it went wrong; weights and checkpoints stay as they were."""
-        self._attempt("the report", lambda: write_text(self._run.out / ANOMALY, report + "\n"))
+        self._attempt("the report could not be written", lambda: write_text(self._run.out / ANOMALY, report + "\n"))
         self.close()
 
     def close(self) -> None:
@@ -176,13 +175,13 @@ class Keeper(Monitor):
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def _attempt(self, what: str, action: Callable[[], object]) -> None:
+    def _attempt(self, failure: str, action: Callable[[], object]) -> bool:
         try:
             action()
         except (OSError, safetensors.SafetensorError) as error:
-            self._reporter.warned(
-                f"step {self._done:,}: {what} could not be written ({_reason(error)}); training goes on"
-            )
+            self._reporter.warned(f"step {self._done:,}: {failure} ({_reason(error)}); training goes on")
+            return False
+        return True
 
     def _write(self) -> None:
         out, latest = self._run.out, self._latest

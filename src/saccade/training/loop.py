@@ -126,8 +126,8 @@ def train(
         progress.tokens += run.tokens
         progress.seconds = time.perf_counter() - began
         speed = progress.tokens / progress.seconds
-        monitor.step(progress.step, loss, norm, settings.rate(progress.step - 1), speed)
-        if progress.step % settings.looks.evaluate_every == 0 or progress.step == settings.all_steps:
+        monitor.step(progress.step, loss, norm, settings.rate_at(progress.step - 1), speed)
+        if progress.step % settings.looks.every == 0 or progress.step == settings.all_steps:
             validation = run.evaluate()
             mean = progress.looked(validation, settings.looks, counts=progress.step > settings.copying)
             monitor.evaluated(progress.step, mean, validation, progress.seconds, run.weights())
@@ -176,7 +176,7 @@ class _Run:
         settings = self.settings
         self.model.train(step >= settings.copying)
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.rate(step)
+            group["lr"] = settings.rate_at(step)
         windows = draw(step, self._corpus.training, self._start, self.model.config.vocabulary, self.context, settings)
         self.tokens = windows[:, 1:].numel()
         loss = self._gradients(step, windows)
@@ -279,10 +279,10 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": matrices, "weight_decay": settings.decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.peak, betas=(0.9, settings.beta2), fused=True)
+    return torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, settings.beta2), fused=True)
 
 
 def spread(windows: Tensor, count: int | None) -> Tensor:

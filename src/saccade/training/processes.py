@@ -26,8 +26,8 @@ def accelerator_for(settings: Settings) -> Accelerator:
     # Accelerate is an extra, and slow to import.
     from accelerate import Accelerator
 
-    execution = settings.execution
-    state = _processes()
+    execution = settings.execution.settled
+    state = joined()
     if execution.precision == "fp16" and state.device.type == "cpu":
         raise ValueError(
             "precision: fp16 needs a GPU, whose loss scaling keeps small gradients; use bf16 or no on a CPU"
@@ -65,14 +65,14 @@ class OtherProcessFailed(Exception):
     """The error is another process's, and told by the main one."""
 
 
-def together(accelerator: Accelerator, action: Callable[[], T]) -> T:
+def together(processes: Accelerator | PartialState, action: Callable[[], T]) -> T:
     """Do `action` in every process. If it fails in any, the main process raises that error and nobody waits forever.
 
     Raises:
         Exception: in the main process, the first one's error.
         OtherProcessFailed: in all others.
     """
-    if accelerator.num_processes == 1:
+    if processes.num_processes == 1:
         return action()
     from accelerate.utils import gather_object
 
@@ -83,7 +83,7 @@ def together(accelerator: Accelerator, action: Callable[[], T]) -> T:
         error = raised
     errors = [found for found in gather_object([error]) if found is not None]
     if errors:
-        raise errors[0] if accelerator.is_main_process else OtherProcessFailed(str(errors[0]))
+        raise errors[0] if processes.is_main_process else OtherProcessFailed(str(errors[0]))
     return result  # type: ignore[return-value]
 
 
@@ -96,10 +96,11 @@ def any_of(accelerator: Accelerator, flag: bool) -> bool:
 
 def is_main_process() -> bool:
     """Whether this is the process that writes and talks."""
-    return bool(_processes().is_main_process)
+    return bool(joined().is_main_process)
 
 
-def _processes() -> PartialState:
+def joined() -> PartialState:
+    """All processes of the run, which wait for each other here when it is first called."""
     from accelerate import PartialState
 
     # Without being told, Accelerate takes each of several processes on a machine without a GPU for the only one.

@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from ..models.checkpoint import WEIGHTS
 from .files import DamagedCheckpoint, checkpoints, read_checkpoint
+from .folder import FOLDER, check_barely_begun, way_out
 
 if TYPE_CHECKING:
     from .run import LanguageRun
 
-VERSION = 1
-FOLDER = "checkpoints"
+VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The newest whole checkpoint of a run (None: it was stopped before its first), and the damaged ones passed over.
+
+    Args:
+        path, state: of the checkpoint; without one, the state is empty.
+        damaged: a line for each.
+    """
+
+    path: Path | None
+    state: dict[str, Any]
+    damaged: tuple[str, ...]
 
 
 def description(run: LanguageRun, texts: tuple[list[str], list[str]]) -> dict[str, Any]:
@@ -23,7 +37,7 @@ def description(run: LanguageRun, texts: tuple[list[str], list[str]]) -> dict[st
 
     How a run is looked at (`Looks`) and where it is written are not part of it, and may change when it is resumed.
     """
-    settings = dataclasses.asdict(run.settings)
+    settings = dataclasses.asdict(dataclasses.replace(run.settings, execution=run.settings.execution.settled))
     del settings["looks"]
     execution = settings.pop("execution")
     initial = "random weights" if run.initial is None else _sha256([(run.initial / WEIGHTS).read_bytes()])
@@ -55,18 +69,28 @@ def check_same(asked: dict[str, Any], stored: dict[str, Any], path: Path) -> Non
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 
-def newest(out: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """The newest whole checkpoint of the run in `out`, its state, and a line for each damaged one that was passed over.
+def as_begun(run: LanguageRun, found: Found | None) -> LanguageRun:
+    """The run with the precision it has been computed in, where none is asked for ("auto"), or what "auto" is here.
 
-    None, with an empty state, is a run that was stopped before its first checkpoint.
+    A run may go on on another kind of machine, where "auto" by itself would be something else.
+    """
+    execution = run.settings.execution
+    if found is not None and found.path is not None and execution.precision == "auto":
+        execution = dataclasses.replace(execution, precision=found.state["run"]["precision"])
+    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, execution=execution.settled))
+
+
+def newest(out: Path) -> Found:
+    """The newest whole checkpoint of the run in `out`.
 
     Raises:
         FileNotFoundError: there is no run.
+        FileExistsError: there is no checkpoint, but more than the beginning of a run.
         ValueError: there are checkpoints, and none can be read.
     """
     folder = out / FOLDER
     if not folder.is_dir():
-        raise FileNotFoundError(f"{out}: nothing to resume (no {FOLDER} in it); start the run without --resume")
+        raise FileNotFoundError(f"{out}: nothing to resume (no {FOLDER} in it); {way_out(out)}")
     damaged: list[str] = []
     for path in checkpoints(folder):
         try:
@@ -76,10 +100,11 @@ def newest(out: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
         except (DamagedCheckpoint, OSError) as error:
             damaged.append(" ".join(str(error).split()))
         else:
-            return path, state, damaged
+            return Found(path, state, tuple(damaged))
     if damaged:
-        raise ValueError(f"{out}: none of its checkpoints can be read: {'; '.join(damaged)}")
-    return None, {}, []
+        raise ValueError(f"{out}: none of its checkpoints can be read: {'; '.join(damaged)}; {way_out(out)}")
+    check_barely_begun(out)
+    return Found(None, {}, ())
 
 
 def _sha256(parts: Iterable[bytes]) -> str:

@@ -12,12 +12,7 @@ Beside the model (see `saccade.models.checkpoint`) the folder gets
 from __future__ import annotations
 
 import dataclasses
-import errno
 import importlib.util
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,16 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer, load
-from ..models.checkpoint import CONFIG, write_text
 from ..models.tokenizer import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
-from .files import checkpoints
-from .keeper import LAST, Keeper
+from .folder import check_output, clear, make_folder
+from .keeper import Keeper
 from .loop import Diverged, Monitor, train
-from .processes import accelerator_for, is_sharded, together
-from .range_test import RangeTest, language_model_range_test
-from .resume import FOLDER, check_same, description, newest
-from .scalars import LOG
+from .processes import accelerator_for, is_sharded, joined, together
+from .resume import Found, as_begun, check_same, description, newest
+from .rising_rates import RangeTest, language_model_range_test
 from .settings import Settings
 from .stopping import StopAtSignal, Stopped
 from .windows import check_length
@@ -100,14 +93,14 @@ def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> 
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
         Stopped: a signal came. It is a KeyboardInterrupt.
     """
-    accelerator = accelerator_for(run.settings)
-    if not accelerator.is_main_process or reporter is None:
+    processes = joined()
+    if not processes.is_main_process or reporter is None:
         reporter = Reporter()
-    prepared = together(accelerator, lambda: _prepare(run, reporter))
-    if accelerator.is_main_process:
-        together(accelerator, lambda: _open_folder(run, prepared))
-    else:
-        together(accelerator, lambda: None)
+    found = together(processes, lambda: newest(run.out) if run.resume else None)
+    run = as_begun(run, found)
+    accelerator = together(processes, lambda: accelerator_for(run.settings))
+    prepared = together(processes, lambda: _prepare(run, found, reporter))
+    together(processes, lambda: _open_folder(run, prepared) if processes.is_main_process else None)
     reporter.started(prepared.lm, prepared.corpus)
     return _train(run, prepared, reporter, accelerator)
 
@@ -135,28 +128,28 @@ class _Prepared:
     state: dict[str, Any] | None
 
 
-def _prepare(run: LanguageRun, reporter: Reporter) -> _Prepared:
+def _prepare(run: LanguageRun, found: Found | None, reporter: Reporter) -> _Prepared:
     if run.settings.looks.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ValueError('tensorboard: is not installed (pip install "saccade[train]")')
-    path, state, damaged = newest(run.out) if run.resume else (None, {}, [])
-    if not run.resume:
+    if found is None:
         check_output(run.out, run.overwrite)
     both = texts(run)
-    for line in damaged:
-        reporter.warned(f"{line}; an older one is used")
-    if run.resume:
-        reporter.warned(f"resuming {run.out} from " + ("the beginning" if path is None else f"{path.name}"))
+    if found is not None:
+        for line in found.damaged:
+            reporter.warned(f"{line}; an older one is used")
+        reporter.warned(f"resuming {run.out} from {'the beginning' if found.path is None else found.path.name}")
     torch.manual_seed(run.settings.seed)
-    if path is None:
+    if found is None or found.path is None:
         lm = _new(run, both[0]) if run.initial is None else _continued(run, run.initial)
-    described = description(run, both)
-    if path is not None:
-        check_same(described, state["run"], path)
+        described, state = description(run, both), None
+    else:
+        described, state = description(run, both), found.state
+        check_same(described, state["run"], found.path)
         lm = _stored(run, state)
     corpus = Corpus.encode(*both, lm.tokenizer)
     for name, tokens in (("training", corpus.training), ("validation", corpus.validation)):
         _check_long_enough(name, tokens, lm.model.config.context)
-    return _Prepared(lm, corpus, described, None if path is None else state)
+    return _Prepared(lm, corpus, described, state)
 
 
 def _train(run: LanguageRun, prepared: _Prepared, reporter: Reporter, accelerator: Accelerator) -> LanguageModel:
@@ -194,9 +187,7 @@ def _open_folder(run: LanguageRun, prepared: _Prepared) -> None:
     """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's."""
     make_folder(run.out)
     if prepared.state is None:
-        shutil.rmtree(run.out / LOG, ignore_errors=True)
-        for path in checkpoints(run.out / FOLDER):
-            path.unlink(missing_ok=True)
+        clear(run.out)
 
 
 def _stored(run: LanguageRun, state: dict[str, Any]) -> LanguageModel:
@@ -223,47 +214,6 @@ def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
     model = DecoderLM(config)
     model.load_state_dict(old.model.state_dict())
     return LanguageModel(model, old.tokenizer, name=str(run.out))
-
-
-def check_output(out: Path, overwrite: bool) -> None:
-    """FileExistsError unless `out` is new, an empty folder, or a model folder that may be overwritten."""
-    if out.is_dir():
-        names = {path.name for path in out.iterdir()}
-        if not names:
-            return
-        if not overwrite:
-            raise FileExistsError(f"{out}: exists already; choose another --out, or give --overwrite or --resume")
-        if not names & {CONFIG, LAST, FOLDER}:
-            raise FileExistsError(f"{out}: not a model folder, so it is not overwritten")
-    elif out.exists():
-        raise FileExistsError(f"{out}: is a file, expected a folder to write the model into")
-
-
-def make_folder(out: Path) -> None:
-    """Make the folder, and find out whether it can be written to, before hours of training are at stake.
-
-    A folder of checkpoints is what makes it one that can be resumed, so both appear at once.
-    """
-    try:
-        if out.exists():
-            (out / FOLDER).mkdir(exist_ok=True)
-        else:
-            _make_parent(out.parent)
-            new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-            (new / FOLDER).mkdir()
-            new.chmod(0o755)
-            new.rename(out)
-        write_text(out / FOLDER / ".saccade", time.strftime("%Y-%m-%d\n"))
-        (out / FOLDER / ".saccade").unlink()
-    except OSError as error:
-        raise OSError(f"{out}: cannot be written ({error.strerror})") from None
-
-
-def _make_parent(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
 
 def texts(run: LanguageRun) -> tuple[list[str], list[str]]:

@@ -4,12 +4,19 @@ that a checkpoint has."""
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 LOG = "tensorboard"
+
+
+def log_files(folder: Path) -> list[Path]:
+    """Our logs in the folder; TensorBoard's own writer ends their names with the machine's."""
+    name = re.compile(r"events\.out\.tfevents\.\d{10}\.\d{6}")
+    return [path for path in folder.glob("events.*") if name.fullmatch(path.name)]
 
 
 class ScalarLog:
@@ -56,7 +63,7 @@ class ScalarLog:
 
         self._folder.mkdir(exist_ok=True)
         # Files are read in the order of their names.
-        number = len(list(self._folder.iterdir()))
+        number = len(log_files(self._folder))
         path = self._folder / f"events.out.tfevents.{int(time.time()):010d}.{number:06d}"
         self._writer = RecordWriter(path.open("xb"))
 

@@ -34,8 +34,8 @@ class Execution:
     """How a step is computed. But for rounding, none of it changes what is learned.
 
     Args:
-        precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto",
-            which becomes "bf16" where the machine is fast at it, else "no".
+        precision: "bf16" (autocast), "fp16" (autocast with a scaled loss; not on a CPU), "no" (float32), or "auto":
+            "bf16" where the machine is fast at it, else "no"; a run that is resumed keeps what it began with.
         accumulate: micro-batches into which each process splits its windows of a step, one after another: less memory.
         compile: let `torch.compile` make the forward and backward pass.
         checkpointing: recompute each block in the backward pass instead of keeping what it computed (Chen et al.,
@@ -48,11 +48,14 @@ class Execution:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision == "auto":
-            object.__setattr__(self, "precision", fitting_precision())
-        if self.precision not in PRECISIONS:
+        if self.precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision: expected 'auto', 'bf16', 'fp16' or 'no', got {self.precision!r}")
         _at_least(self, 1, ["accumulate"])
+
+    @property
+    def settled(self) -> Execution:
+        """The same with what "auto" is on this machine."""
+        return dataclasses.replace(self, precision=fitting_precision()) if self.precision == "auto" else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Looks:
     """What is looked at and kept on the way. But for the end, none of it changes what is learned.
 
     Args:
-        evaluate_every: steps between looks at the validation text; the last step is always one.
+        every: steps between looks at the validation text; the last step is always one.
         evaluate_windows: how many of its windows, evenly spread, to look at; None is all.
         checkpoint_every: steps between checkpoints; None is at each look.
         patience: stop after so many looks without an improvement; None never does. Looks while copying is taught do
@@ -70,7 +73,7 @@ class Looks:
         tensorboard: whether to write that log.
     """
 
-    evaluate_every: int = 250
+    every: int = 250
     evaluate_windows: int | None = 64
     checkpoint_every: int | None = None
     patience: int | None = None
@@ -79,12 +82,12 @@ class Looks:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, ["evaluate_every", "evaluate_windows", "checkpoint_every", "patience", "log_every"])
+        _at_least(self, 1, ["every", "evaluate_windows", "checkpoint_every", "patience", "log_every"])
         if not (math.isfinite(self.improvement) and self.improvement >= 0):
             raise ValueError(f"improvement: must be finite and not negative, got {self.improvement}")
 
     def checkpoint_due(self, step: int) -> bool:
-        return step % (self.checkpoint_every or self.evaluate_every) == 0
+        return step % (self.checkpoint_every or self.every) == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +96,8 @@ class Settings:
 
     Args:
         steps, batch: optimizer steps, and windows in each, over all processes.
-        peak: the highest learning rate; it is reached after `warmup` steps and ends at a tenth.
-        weight_decay: of matrices; vectors (norms, biases) have none.
+        rate: the highest learning rate; it is reached after `warmup` steps and ends at a tenth.
+        decay: the weight decay of matrices; vectors (norms, biases) have none.
         clip: the largest gradient norm.
         seed: of windows, initial weights and dropout.
         repeats: share of windows in which a stretch is followed by itself (see `draw_windows`).
@@ -107,9 +110,9 @@ class Settings:
 
     steps: int
     batch: int = 16
-    peak: float = 1e-3
+    rate: float = 1e-3
     warmup: int = 100
-    weight_decay: float = 0.1
+    decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
     repeats: float = 0.0
@@ -122,22 +125,22 @@ class Settings:
     def all_steps(self) -> int:
         return self.copying + self.steps
 
-    def rate(self, step: int) -> float:
+    def rate_at(self, step: int) -> float:
         """The learning rate of a step: warm-up, flat while copying is taught, then the cosine."""
         at = step if step < self.warmup else max(step - self.copying, self.warmup)
-        return learning_rate(at, peak=self.peak, steps=self.steps, warmup=self.warmup)
+        return learning_rate(at, peak=self.rate, steps=self.steps, warmup=self.warmup)
 
     def __post_init__(self) -> None:
         _at_least(self, 1, ["steps", "batch"])
-        for name in ("peak", "clip"):
+        for name in ("rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: must be finite and positive, got {value}")
         for name in ("warmup", "copying"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: steps cannot be negative, got {getattr(self, name)}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"weight_decay: must be finite and not negative, got {self.weight_decay}")
+        if not (math.isfinite(self.decay) and self.decay >= 0):
+            raise ValueError(f"decay: must be finite and not negative, got {self.decay}")
         if not 0.0 <= self.beta2 < 1.0:
             raise ValueError(f"beta2: must be in [0, 1), got {self.beta2}")
         if not 0 <= self.seed < 2**63:

@@ -1,0 +1,120 @@
+"""The folder of a run: which files in it are ours, and whether a run may write there.
+
+A folder is known by what only we write, and of what is in it only files with our names are ever removed: a mistyped
+`--out` costs nobody a README.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from ..models import ModelConfig
+from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
+from .files import checkpoints, is_temporary, remove, unfinished
+from .scalars import LOG, log_files
+
+FOLDER = "checkpoints"
+CURVE, LAST, ANOMALY = "curve.jsonl", "last.safetensors", "anomaly.txt"
+OURS = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY)
+_TRIED = ".saccade-can-write"
+
+
+def check_output(out: Path, overwrite: bool) -> None:
+    """FileExistsError unless `out` is new, an empty folder, or a model folder that may be overwritten."""
+    if out.is_dir():
+        if not any(out.iterdir()):
+            return
+        if not overwrite:
+            raise FileExistsError(f"{out}: exists already; choose another --out, or give --overwrite or --resume")
+        if not is_ours(out):
+            raise FileExistsError(f"{out}: not a model folder, so it is not overwritten; choose another --out")
+    elif out.exists():
+        raise FileExistsError(f"{out}: is a file, expected a folder to write the model into")
+
+
+def check_barely_begun(out: Path) -> None:
+    """FileExistsError if `out`, which has no checkpoint, holds more than a run killed before its first leaves."""
+    others = sorted(path.relative_to(out).as_posix() for path in _others(out))
+    if others:
+        listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise FileExistsError(f"{out}: has no checkpoint to resume from, only {listed}; {way_out(out)}")
+
+
+def way_out(out: Path) -> str:
+    """What to do with a folder that cannot be resumed."""
+    if not out.is_dir() or not any(out.iterdir()):
+        return "start the run without --resume"
+    if not is_ours(out):
+        return "choose another --out"
+    anew = "replace what is there with --overwrite"
+    return f"go on from its weights with --from {out} and another --out, or {anew}" if _has_model(out) else anew
+
+
+def is_ours(out: Path) -> bool:
+    """Whether the folder has a model of ours, checkpoints of ours, or nothing but the beginning of a run."""
+    folder = out / FOLDER
+    return _has_model(out) or bool(checkpoints(folder)) or (folder.is_dir() and not _others(out))
+
+
+def unfinished_files(out: Path) -> list[Path]:
+    """What broken-off writes have left in the folder itself."""
+    return [path for path in out.iterdir() if is_temporary(path, *map(re.escape, OURS))]
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder, and find out whether it can be written to, before hours of training are at stake.
+
+    A folder of checkpoints is what makes it one that can be resumed, so both appear at once.
+    """
+    try:
+        if out.exists():
+            (out / FOLDER).mkdir(exist_ok=True)
+        else:
+            _make_parent(out.parent)
+            new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+            (new / FOLDER).mkdir()
+            new.chmod(0o755)
+            new.rename(out)
+        tried = out / FOLDER / _TRIED
+        tried.write_text("can be written\n")
+        tried.unlink()
+    except OSError as error:
+        raise OSError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def clear(out: Path) -> None:
+    """Remove another run's checkpoints and log, which could be taken for this one's."""
+    remove([*checkpoints(out / FOLDER), *unfinished(out / FOLDER), *log_files(out / LOG)])
+    with contextlib.suppress(OSError):  # it is not there, or not empty
+        (out / LOG).rmdir()
+
+
+def _has_model(out: Path) -> bool:
+    try:
+        # Other libraries' models have a config.json and a tokenizer.json too, with other fields.
+        ModelConfig.from_dict(json.loads((out / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return False
+    return (out / TOKENIZER).is_file()
+
+
+def _others(out: Path) -> list[Path]:
+    """What is neither of the beginning of a run nor left by a broken-off write."""
+    folder, log = out / FOLDER, out / LOG
+    inside = [path for part in (folder, log) if part.is_dir() for path in part.iterdir()]
+    known = {*(part for part in (folder, log) if part.is_dir()), folder / _TRIED}
+    known |= {*unfinished_files(out), *unfinished(folder), *log_files(log)}
+    return [path for path in (*out.iterdir(), *inside) if path not in known]
+
+
+def _make_parent(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
