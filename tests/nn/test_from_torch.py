@@ -371,7 +371,7 @@ def round_trips():
     options = {"dropout": 0.1, "batch_first": True}
     yield "attention", lambda: nn.MultiheadAttention(WIDTH, HEADS, **options)
     yield "cross", lambda: nn.MultiheadAttention(WIDTH, HEADS, kdim=13, vdim=5, bias=False, **options)
-    yield "encoder layer", lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, activation="gelu", **options)
+    yield "encoder layer", lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, 0.1, "gelu", 0.03, batch_first=True)
     yield "decoder layer", lambda: nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, norm_first=True, **options)
     yield "encoder", lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, **options), 3)
     yield "decoder", lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, HIDDEN, **options), 3)
