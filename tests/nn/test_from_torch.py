@@ -336,7 +336,7 @@ ATTENTION_WEIGHTS = ("projection.weight", "projection.bias", "output.weight", "o
         (["self_attn.out_proj.weight", "linear1"], {"attention.output.weight", "feed_forward.up.weight",
                                                     "feed_forward.up.bias"}),
     ],
-    ids=str,
+    ids=lambda names: ", ".join(sorted(names)),
 )  # fmt: skip
 def test_what_is_frozen_stays_so_and_nothing_else(frozen, expected):
     theirs = build(nn.TransformerEncoder, nn.TransformerEncoderLayer(**LAYER), 2)
