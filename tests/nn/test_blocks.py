@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from saccade import Causal, Padding, Prefix, Window
+from saccade import Causal, FromTensor, Padding, Prefix, Window
 from saccade.nn import (
     AttentionConfig,
     BlockConfig,
@@ -315,6 +315,20 @@ def test_a_decoder_is_causal_whatever_mask_it_is_given(mask):
     decoder.causal = False
     (grad,) = torch.autograd.grad(decoder(x, mask)[:, 2].sum(), x)
     assert (grad[:, 3].abs().amax(-1) > 0).all()
+
+
+def test_the_padding_that_a_context_was_padded_with_is_its_mask():
+    """`pad` gives the context's rows as queries too; they say nothing of the target's, of the same length or not."""
+    decoder, x = spread(Decoder(config(cross=CROSS), 2)), tokens()
+    for length in (LC, L):
+        context, lengths = tokens(length, 13), torch.tensor([3, length])
+        expected = decoder(x, context=context, context_mask=Padding(lengths))
+        given = Padding(lengths, queries=lengths)
+        torch.testing.assert_close(decoder(x, context=context, context_mask=given), expected)
+        shown = torch.ones(L, length, dtype=torch.bool)
+        both = given & FromTensor(shown)
+        torch.testing.assert_close(decoder(x, context=context, context_mask=both), expected)
+        torch.testing.assert_close(decoder(x, context=context, context_mask=given, cache=decoder.cache()), expected)
 
 
 def test_a_mask_of_rows_beside_a_cache_and_a_context_is_refused():

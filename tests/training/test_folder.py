@@ -155,7 +155,7 @@ def test_what_a_kill_leaves_before_the_first_checkpoint_is_begun_anew_and_overwr
 def test_a_damaged_model_with_checkpoints_is_still_ours(finished):
     (finished.out / "config.json").write_text("{")
     train_language_model(dataclasses.replace(finished, overwrite=True))
-    load(finished.out)
+    assert load(finished.out).model.config.width == finished.shape["width"]
 
 
 def test_no_readable_checkpoint_says_what_to_do(finished):
@@ -172,9 +172,9 @@ def test_the_way_out_is_one(finished, make_run, tmp_path):
     """What the message advises works."""
     shutil.rmtree(finished.out / "checkpoints")
     train_language_model(make_run(initial=finished.out, out=tmp_path / "next"))
-    load(tmp_path / "next")
+    assert "| starts from | out |" in (tmp_path / "next" / "README.md").read_text()
     train_language_model(dataclasses.replace(finished, overwrite=True))
-    load(finished.out)
+    assert load(finished.out).model.config.width == finished.shape["width"]
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_told_as_that(make_run, monkeypatch):

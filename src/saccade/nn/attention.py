@@ -21,7 +21,7 @@ from ._initial import begin_anew, by_fan_in
 from ._ragged import refuse_with_nested, through_packed
 from .cache import ContextLayer, KVCache, LayerCache, Seen
 from .config import AttentionConfig
-from .masking import joined, real_context, without_cache
+from .masking import joined, of_context, real_context, without_cache
 from .norm import make_norm
 
 
@@ -137,6 +137,7 @@ class MultiHeadAttention(nn.Module):
             query, seen = self._within(x, Seen(x, x, mask, bias), padding, offset, cache, positions)
         else:
             refuse_across(positions=positions, padding=padding, offset=offset)
+            mask = of_context(mask)
             query, key, value = self._across(x, *real_context(mask, context, values), cache)
             seen = Seen(key, value, mask, bias)
         out = self._attend(query, seen)

@@ -74,6 +74,16 @@ def real_context(mask: Mask | None, context: Tensor, values: Tensor | None) -> t
     return context, context if values is None else values
 
 
+def of_context(mask: Mask | None) -> Mask | None:
+    """A context's mask, where the padding of the context itself (queries as its keys) says nothing of who asks."""
+    if isinstance(mask, And):
+        parts = [of_context(part) for part in mask.parts]
+        return And.of(*(part for part in parts if part is not None))
+    if isinstance(mask, Padding) and mask.queries == mask.keys:
+        return mask._with(queries=None)
+    return mask
+
+
 def refuse_rows(mask: Mask | None) -> None:
     """ValueError for a context's mask that depends on which target row asks: a cache has only the last ones."""
     if mask is None or (mask._placement() is None and all(_by_key(factor) for factor in _factors(mask))):

@@ -23,7 +23,7 @@ from .attention import Observation, check_tokens
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
 from .config import BlockConfig, check_flag, check_positive
-from .masking import causal, refuse_rows
+from .masking import causal, of_context, refuse_rows
 from .norm import make_norm
 
 LayerObserver = Callable[[int, Observation], None]
@@ -188,7 +188,7 @@ class Decoder(Stack):
         self, x: Tensor, context: Tensor | None, mask: Mask | Tensor | None, cache: KVCache | None
     ) -> None:
         """Everything about a context before the first layer, so that no cache is half filled by a call that fails."""
-        cross, checked = self.config.cross, as_mask(mask)
+        cross, checked = self.config.cross, of_context(as_mask(mask))
         if (context is None) != (cross is None):
             has = "have no cross-attention" if cross is None else "need one"
             raise ValueError(f"context: the blocks of this decoder {has} (BlockConfig.cross)")
