@@ -21,16 +21,8 @@ def frequencies(width: int, base: float, device: torch.device | str | None = Non
 
 
 @dataclass(frozen=True)
-class LinearScaling:
-    """Position interpolation: every position is divided by `factor`, `angle = m / factor * base ** (-2 i / D)`.
-
-    A model trained on L tokens then sees angles it knows on `factor * L` tokens; neighbours become harder to tell
-    apart, so it wants some fine-tuning. Chen et al., "Extending Context Window of Large Language Models via Positional
-    Interpolation" (2023), equation 3.
-
-    Args:
-        factor: how many times longer the context becomes; finite, at least 1.
-    """
+class _ByFactor:
+    """Scalings that have a factor alone, and leave the size of logits as it is."""
 
     factor: float
 
@@ -42,13 +34,26 @@ class LinearScaling:
         """What cos and sin are multiplied by."""
         return 1.0
 
+
+@dataclass(frozen=True)
+class LinearScaling(_ByFactor):
+    """Position interpolation: every position is divided by `factor`, `angle = m / factor * base ** (-2 i / D)`.
+
+    A model trained on L tokens then sees angles it knows on `factor * L` tokens; neighbours become harder to tell
+    apart, so it wants some fine-tuning. Chen et al., "Extending Context Window of Large Language Models via Positional
+    Interpolation" (2023), equation 3.
+
+    Args:
+        factor: how many times longer the context becomes; finite, at least 1.
+    """
+
     def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
         """Radians a token, float64 (width / 2,)."""
         return frequencies(width, base, device) / self.factor
 
 
 @dataclass(frozen=True)
-class NTKScaling:
+class NTKScaling(_ByFactor):
     """A larger base: `base' = base * factor ** (D / (D - 2))`. Widths of at least 4.
 
     The slowest pair is slowed by exactly `factor`, the fastest not at all, so neighbours stay apart; it works without
@@ -61,16 +66,6 @@ class NTKScaling:
     Args:
         factor: finite, at least 1.
     """
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        _at_least_one("factor", self.factor)
-
-    @property
-    def attention(self) -> float:
-        """What cos and sin are multiplied by."""
-        return 1.0
 
     def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
         """Radians a token, float64 (width / 2,)."""
