@@ -1,0 +1,137 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace saccade {
+
+#define SACCADE_HAS(name) extern const Kernels kernels_##name;
+#include "sets.inc"  // written by CMake: SACCADE_HAS(name) for each set compiled, lowest first
+#undef SACCADE_HAS
+
+namespace {
+
+constexpr const char* kVariable = "SACCADE_INSTRUCTIONS";
+
+const Kernels* const kSets[] = {
+#define SACCADE_HAS(name) &kernels_##name,
+#include "sets.inc"
+#undef SACCADE_HAS
+};
+
+std::atomic<const Kernels*> active{nullptr};
+
+// What stands in the way of a set. Registers that the operating system does not save cannot be forced.
+enum class Answer { yes, unreported, unsaved };
+
+#if defined(__x86_64__)
+
+struct Processor {
+    bool avx2 = false, avx512 = false, avx512_bf16 = false;
+    bool saves_ymm = false, saves_zmm = false;
+};
+
+// Bit numbers: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, CPUID; volume 1, 13.3 (XCR0).
+Processor ask_processor() {
+    Processor found;
+    auto bit = [](unsigned word, int n) { return ((word >> n) & 1) != 0; };
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return found;  // OSXSAVE: XGETBV may be used
+    const bool fma = bit(c, 12), avx = bit(c, 28), f16c = bit(c, 29);
+    unsigned xcr0 = 0, high = 0;
+    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+    found.saves_ymm = (xcr0 & 0x06) == 0x06;
+    found.saves_zmm = (xcr0 & 0xe6) == 0xe6;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+    const unsigned last = a;
+    found.avx2 = found.saves_ymm && avx && fma && f16c && bit(b, 5);
+    found.avx512 = found.avx2 && found.saves_zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F DQ BW VL
+    if (last >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avx512_bf16 = found.avx512 && bit(a, 5);
+    return found;
+}
+
+Answer ask(const std::string& set) {
+    static const Processor processor = ask_processor();
+    if (set == "baseline") return Answer::yes;
+    if (!(set == "avx2" ? processor.saves_ymm : processor.saves_zmm)) return Answer::unsaved;
+    const bool reported = set == "avx2" ? processor.avx2 : set == "avx512" ? processor.avx512 : processor.avx512_bf16;
+    return reported ? Answer::yes : Answer::unreported;
+}
+
+#else
+
+Answer ask(const std::string&) { return Answer::yes; }  // other architectures: only `baseline` is compiled (untested)
+
+#endif
+
+std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
+
+const Kernels* best() {
+    const Kernels* found = kSets[0];
+    for (const Kernels* set : kSets)
+        if (ask(set->name) == Answer::yes) found = set;
+    return found;
+}
+
+const Kernels* compiled(const std::string& name) {
+    for (const Kernels* set : kSets)
+        if (name == set->name) return set;
+    return nullptr;
+}
+
+const Kernels* named(const std::string& source, const std::string& text) {
+    if (text == "auto") return best();
+    const bool forced = !text.empty() && text.back() == '!';
+    const std::string name = forced ? text.substr(0, text.size() - 1) : text;
+    const std::string told = source + " names the instruction set '" + name + "', which ";
+    const std::string there = "; this processor has " + joined(supported_sets());
+    const Kernels* set = compiled(name);
+    if (!set)
+        throw std::invalid_argument(told + "is not in this build: expected auto, " + joined(compiled_sets()) + there);
+    const Answer answer = ask(name);
+    if (answer == Answer::unsaved)
+        throw std::invalid_argument(told + "needs registers that the operating system does not save" + there);
+    if (answer == Answer::unreported && !forced)
+        throw std::invalid_argument(told + "this processor does not report" + there + " ('" + name +
+                                    "!' forces it, where a hypervisor hides what is there)");
+    return set;
+}
+
+}  // namespace
+
+std::vector<std::string> compiled_sets() {
+    std::vector<std::string> names;
+    for (const Kernels* set : kSets) names.emplace_back(set->name);
+    return names;
+}
+
+std::vector<std::string> supported_sets() {
+    std::vector<std::string> names;
+    for (const Kernels* set : kSets)
+        if (ask(set->name) == Answer::yes) names.emplace_back(set->name);
+    return names;
+}
+
+const Kernels& kernels() {
+    const Kernels* set = active.load(std::memory_order_acquire);
+    if (!set) {
+        const char* wanted = std::getenv(kVariable);
+        const Kernels* chosen = wanted && *wanted ? named(kVariable, wanted) : best();
+        // Another thread may have chosen, or called `use`, meanwhile: that stands.
+        if (active.compare_exchange_strong(set, chosen)) set = chosen;
+    }
+    return *set;
+}
+
+void use(const std::string& name) { active.store(named("use()", name), std::memory_order_release); }
+
+}  // namespace saccade
