@@ -1,0 +1,106 @@
+// What one attention call is, as plain numbers and pointers: no PyTorch, no Python.
+//
+// Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads kv head h / (Hq / Hkv)), Lq / Lk lengths,
+// D width of query and key, Dv width of value. Strides are in elements; the last axis of every tensor has stride 1.
+#pragma once
+
+#include <cstdint>
+
+namespace saccade {
+
+class Mask;
+class WorkList;
+
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+// A (B, H, L, width) tensor that is read.
+struct Input {
+    const void* data = nullptr;
+    int64_t batch = 0, head = 0, row = 0;
+};
+
+// A (B, H, L, width) tensor that is written.
+struct Output {
+    void* data = nullptr;
+    int64_t batch = 0, head = 0, row = 0;
+};
+
+// Scores added to the logits after scale and softcap.
+//
+// tensor: entry (b, h, i, j) stands at data[b * batch + h * head + i * row + j * key]; a broadcast axis has stride 0.
+// line:   the score depends on the distance j - i - placement(b) alone: lines[h * line_length + distance - least], float32.
+//         ALiBi and bucketed biases take this form; every distance of the call lies within the line.
+struct Bias {
+    enum Form : int { none = 0, tensor = 1, line = 2 } form = none;
+    const void* data = nullptr;
+    Type type = Type::f32;
+    int64_t batch = 0, head = 0, row = 0, key = 0;
+    const float* lines = nullptr;
+    int64_t line_length = 0, least = 0;
+    const int64_t* placements = nullptr;  // (B,), or null: `placement` for every item
+    int64_t placement = 0;
+
+    int64_t placed(int64_t b) const { return placements ? placements[b] : placement; }
+};
+
+// Counter-based dropout: bit-identical to `saccade.Dropout.factor`. A weight stays where its word >= threshold.
+struct Dropout {
+    bool on = false;
+    uint32_t threshold = 0, low = 0, high = 0;  // floor(p * 2^32) and the two halves of the seed
+    float factor = 1;                           // 1 / (1 - p)
+    int64_t row_origin = 0, key_origin = 0;     // where row 0 and key 0 of a slice stand in the whole problem
+};
+
+struct Problem {
+    int64_t batch = 0, heads = 0, kv_heads = 0, length_q = 0, length_k = 0, width = 0, value_width = 0;
+    Type type = Type::f32;
+    float scale = 1;
+    float softcap = 0;  // 0: none
+    Bias bias;
+    Dropout dropout;
+    const Mask* mask = nullptr;  // null: everything is seen
+    const float* sink = nullptr;  // (Hq,), or null
+    int threads = 1;
+
+    int64_t group() const { return heads / kv_heads; }
+};
+
+struct Forward {
+    Problem problem;
+    Input query, key, value;
+    Output out;
+    float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing
+};
+
+// Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it.
+struct Backward {
+    Problem problem;
+    Input query, key, value, out, d_out;
+    const float* lse = nullptr;    // (B, Hq, Lq), without the sink
+    const float* d_lse = nullptr;  // (B, Hq, Lq) cotangent of the lse WITH the sink, or null: zeros
+    Output d_query, d_key, d_value;  // dtype of the problem; null data: not wanted (d_key and d_value go together)
+    float* delta = nullptr;  // (B, Hq, Lq) scratch and result: d_out . out - d_lse, 0-d_lse on rows that see nothing
+
+    // Gradient of the bias, float32, zeroed by the caller; null: not wanted.
+    // tensor: laid out as (b?, h?, i?, j?) with these strides, stride 0 where it is summed over.
+    //         Along the batch and the heads it is summed only when rows and keys are both kept.
+    // line:   (B, Hq, line_length).
+    float* d_bias = nullptr;
+    int64_t d_bias_batch = 0, d_bias_head = 0, d_bias_row = 0, d_bias_key = 0;
+};
+
+// What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
+struct Kernels {
+    const char* name = nullptr;  // "baseline", "avx2", "avx512", "avx512_bf16"
+    void (*forward)(const Forward&);   // packs keys, any lengths
+    void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
+    void (*backward)(const Backward&);
+    void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
+    // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
+    // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.
+    double (*peak_f32)(int threads, double milliseconds);
+    double (*peak_bf16)(int threads, double milliseconds);  // null where the set has no bf16 products
+    double (*read_bandwidth)(const void* data, int64_t bytes, int threads);
+};
+
+}  // namespace saccade

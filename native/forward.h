@@ -1,0 +1,284 @@
+// The forward pass: online softmax over packed key panels (Milakov & Gimelshein 2018; Dao et al. 2022, FlashAttention).
+//
+// A task is one block of query rows of one head. It walks the pieces of the work list in chunks of keys: products into a
+// block of scores that stays in the cache, weights in place of the scores, weighted values onto a block of output.
+// Block and chunk sizes depend on the instruction set alone, so a row's bits depend on nothing but its own item and head.
+#pragma once
+
+#include <algorithm>
+
+#include "mask.h"
+#include "pack.h"
+#include "parallel.h"
+#include "weights.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+template <class Math, class T> class ForwardPass {
+    typedef typename Math::unit unit;
+    static constexpr int rows = grain;          // query rows in a block
+    static constexpr int chunk = 8;             // grains of keys taken at once
+    static constexpr int wide = chunk * grain;  // scores in a row of the block
+    static constexpr int stretch = 96;          // keys whose values stay in the first-level cache between register tiles
+
+    const Forward& f;
+    const Problem& p;
+    const Scale scale;
+    const Logits logits;
+    const int64_t units, columns, grains, blocks;
+    std::shared_ptr<const WorkList> list;
+
+    // The packed keys and values of one item and kv head.
+    struct Head {
+        unit* keys;         // [grain][panel][units][panel keys]
+        unit* values;       // [keys / pack][columns]
+        uint8_t* poisoned;  // [grain]: a value in it is not finite
+    };
+
+    // What a thread works on. `grain_of` are the grains of the chunk, `partial` which of them have mask bits.
+    struct Block {
+        int64_t b, h, first, count;  // rows first ... first + count - 1
+        unit* query;
+        float *scores, *out, *top, *sum;
+        int64_t grain_of[chunk];
+        bool partial[chunk];
+        int filled;
+        uint64_t bits[rows][chunk];  // one word for each grain
+    };
+
+  public:
+    explicit ForwardPass(const Forward& f)
+        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), units(up_to(p.width, Math::pack) / Math::pack),
+          columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
+          blocks(up_to(p.length_q, rows) / rows) {}
+
+    void run() {
+        if (p.batch * p.heads * p.length_q == 0) return;
+        list = work_list(p.mask, p.length_q, p.length_k, rows, grain);
+        const int64_t heads = p.batch * p.kv_heads, bytes = head_bytes();
+        // Small heads are packed by the thread that uses them, into memory that is still in its cache.
+        if (bytes <= (1 << 19) && (heads % p.threads == 0 || heads >= 8 * p.threads)) {
+            parallel(p.threads, heads, [&](int64_t n, int) {
+                const Head head = head_at(scratch(1, bytes));
+                pack(head, n, 0, grains);
+                for (int64_t g = 0; g < p.group(); g++)
+                    for (int64_t block = blocks - 1; block >= 0; block--) attend(head, n / p.kv_heads, n % p.kv_heads * p.group() + g, block);
+            });
+            return;
+        }
+        Workspace workspace(heads * bytes);
+        const auto packed = [&](int64_t n) { return head_at(static_cast<char*>(workspace.data()) + n * bytes); };
+        const int64_t parts = (grains + 7) / 8;
+        parallel(p.threads, heads * parts, [&](int64_t n, int) {
+            pack(packed(n / parts), n / parts, n % parts * 8, std::min(grains, n % parts * 8 + 8));
+        });
+        parallel(p.threads, p.batch * p.heads * blocks, [&](int64_t n, int) {
+            const int64_t b = n / blocks / p.heads, h = n / blocks % p.heads;
+            attend(packed(b * p.kv_heads + h / p.group()), b, h, blocks - 1 - n % blocks);  // causal: the long ones first
+        });
+    }
+
+  private:
+    int64_t keys_bytes() const { return up_to(grains * grain * units * 4, 64); }
+    int64_t values_bytes() const { return up_to(grains * grain / Math::pack * columns * 4, 64); }
+    int64_t head_bytes() const { return keys_bytes() + values_bytes() + up_to(grains, 64); }
+    Head head_at(void* memory) const {
+        char* at = static_cast<char*>(memory);
+        return {reinterpret_cast<unit*>(at), reinterpret_cast<unit*>(at + keys_bytes()),
+                reinterpret_cast<uint8_t*>(at + keys_bytes() + values_bytes())};
+    }
+
+    // Packs grains [from, to) of head n. Keys that no query of the item may see are not read; zeros stand for them.
+    void pack(const Head& head, int64_t n, int64_t from, int64_t to) const {
+        const int64_t b = n / p.kv_heads, h = n % p.kv_heads;
+        const Span seen = keys_seen(b, h);
+        for (int64_t g = from; g < to; g++) {
+            const int64_t start = g * grain, low = std::max<int64_t>(seen.start - start, 0);
+            const int64_t high = std::min<int64_t>(std::min(seen.stop, p.length_k) - start, grain);
+            if (low >= high) continue;  // never visited
+            for (int64_t j = 0; j < grain; j += panel)
+                pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, p.width, head.keys + (start + j) * units);
+            head.poisoned[g] = !pack_rows<Math, T>(at<T>(f.value, b, h, start), f.value.row, low, high, grain, p.value_width,
+                                                   head.values + start / Math::pack * columns, columns);
+        }
+    }
+
+    // The keys that some query of the group may see lie within this range.
+    Span keys_seen(int64_t b, int64_t kv_head) const {
+        if (!p.mask) return {0, p.length_k};
+        Span all{p.length_k, 0};
+        for (int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); h++) {
+            const Span span = p.mask->keys_of(b, h, {0, p.length_q});
+            if (span.empty()) continue;
+            all = {std::min(all.start, span.start), std::max(all.stop, span.stop)};
+        }
+        return all;
+    }
+
+    void attend(const Head& head, int64_t b, int64_t h, int64_t number) const {
+        thread_local Block storage;
+        thread_local std::vector<Piece> pieces;
+        Block& block = storage;
+        prepare(block, b, h, number);
+        list->keys_of(b, h, {block.first, block.first + block.count}, pieces);
+        for (const Piece& piece : pieces)
+            for (int64_t g = piece.first; g < piece.last; g++) {
+                block.partial[block.filled] = !piece.full;
+                block.grain_of[block.filled++] = g;
+                if (block.filled == chunk) take(block, head);
+            }
+        if (block.filled) take(block, head);
+        finish(block);
+    }
+
+    void prepare(Block& block, int64_t b, int64_t h, int64_t number) const {
+        block.b = b, block.h = h, block.first = number * rows, block.count = std::min<int64_t>(rows, p.length_q - block.first);
+        block.filled = 0;
+        const int64_t query_size = up_to(rows * units, 16), out_size = rows * columns;
+        float* at_ = static_cast<float*>(scratch(0, (query_size + out_size + rows * wide + 2 * rows) * 4));
+        block.query = reinterpret_cast<unit*>(at_), block.out = at_ + query_size, block.scores = block.out + out_size;
+        block.top = block.scores + rows * wide, block.sum = block.top + rows;
+        pack_query<Math, T>(at<T>(f.query, b, h, block.first), f.query.row, block.count, p.width, scale.power, block.query, units);
+        std::fill_n(block.out, out_size, 0.0f);
+        std::fill_n(block.top, rows, -infinity);
+        std::fill_n(block.sum, rows, 0.0f);
+    }
+
+    // One chunk of keys: scores, weights, output.
+    void take(Block& block, const Head& head) const {
+        for (int n = 0; n < block.filled; n++)
+            for (int64_t j = 0; j < grain; j += panel)
+                multiply<Math, natural, false>(block.count, panel, units, block.query, units,
+                                               head.keys + (block.grain_of[n] * grain + j) * units, panel,
+                                               block.scores + n * grain + j, wide);
+        for (int64_t i = 0; i < block.count; i++) weigh(block, i);
+        gather(block, head);
+        block.filled = 0;
+    }
+
+    // Row i of the scores becomes weights relative to the row's largest logit so far; what is summed already is rescaled.
+    void weigh(Block& block, int64_t i) const {
+        float* s = block.scores + i * wide;
+        const int64_t width = block.filled * grain, row = block.first + i;
+        float rest = scale.rest * log2_e;
+        if (!logits.plain()) {
+            rest = 1;
+            for (int n = 0; n < block.filled; n++)
+                logits.turn(s + n * grain, grain, block.b, block.h, row, block.grain_of[n] * grain, p.length_k - block.grain_of[n] * grain);
+        }
+        for (int n = 0; n < block.filled; n++) {
+            const int64_t start = block.grain_of[n] * grain;
+            if (block.partial[n]) {
+                p.mask->row_bits(block.b, block.h, row, start, (int)std::min<int64_t>(grain, p.length_k - start), &block.bits[i][n]);
+                hide(s + n * grain, grain, &block.bits[i][n]);
+            } else if (start + grain > p.length_k) {
+                const uint64_t bits = (uint64_t(1) << (p.length_k - start)) - 1;
+                hide(s + n * grain, grain, &bits);
+            }
+        }
+        vf highest[2] = {splat(-infinity), splat(-infinity)};
+        int64_t j = 0;
+        for (; j + 2 * lanes <= width; j += 2 * lanes) {
+            highest[0] = maximum(load(s + j), highest[0]);
+            highest[1] = maximum(load(s + j + lanes), highest[1]);
+        }
+        if (j < width) highest[0] = maximum(load(s + j), highest[0]);
+        const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])) * rest);
+        const float pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
+        const float sum = p.dropout.on ? weights<true>(block, i, rest, pivot) : weights<false>(block, i, rest, pivot);
+        const float carry = before == -infinity ? 0 : exp2_of(before - pivot);
+        block.sum[i] = block.sum[i] * carry + sum;
+        block.top[i] = top;
+        if (carry != 1 && before != -infinity)
+            for (int64_t c = 0; c < columns; c += lanes)
+                store(block.out + i * columns + c, load(block.out + i * columns + c) * splat(carry));
+    }
+
+    // The weights of row i, in units, in place of its scores; their sum before dropout.
+    template <bool dropping> float weights(const Block& block, int64_t i, float rest, float pivot) const {
+        float* s = block.scores + i * wide;
+        const int64_t width = block.filled * grain;
+        const DropoutRow dropout(p.dropout, block.b, block.h, block.first + i);
+        const vf factor = splat(rest), shift = splat(-pivot);
+        vf sum[2] = {};
+        const auto weight = [&](int64_t j, vf& sum) SACCADE_LAMBDA {
+            vf x = exp2_of<Math::degree>(load(s + j) * factor + shift);
+            sum += x;
+            if constexpr (dropping) x = x * dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
+            return x;
+        };
+        int64_t j = 0;
+        for (; j + 2 * lanes <= width; j += 2 * lanes) {
+            const vf low = weight(j, sum[0]), high = weight(j + lanes, sum[1]);
+            Math::put(s, j, low, high);
+        }
+        if (j < width) Math::put(s, j, weight(j, sum[0]));
+        return total(sum[0] + sum[1]);
+    }
+
+    // Weighted values onto the output, run by run of neighbouring grains.
+    void gather(Block& block, const Head& head) const {
+        for (int n = 0; n < block.filled;) {
+            if (head.poisoned[block.grain_of[n]] && (block.partial[n] || p.bias.form != Bias::none)) {
+                gather_seen(block, head, n++);
+                continue;
+            }
+            const int64_t first = block.grain_of[n] * grain;
+            int64_t count = std::min<int64_t>(grain, p.length_k - first);
+            int next = n + 1;
+            while (next < block.filled && count + grain <= stretch && block.grain_of[next] * grain == first + count && !head.poisoned[block.grain_of[next]])
+                count = std::min<int64_t>(count + grain, p.length_k - first), next++;
+            multiply<Math, natural, true>(block.count, columns, up_to(count, Math::pack) / Math::pack,
+                                          reinterpret_cast<const unit*>(block.scores) + n * grain / Math::pack, wide,
+                                          head.values + first / Math::pack * columns, columns, block.out, columns);
+            n = next;
+        }
+    }
+
+    // The same for a grain that holds a NaN or Inf which not every row may see: pair by pair, as 0 * NaN is NaN.
+    void gather_seen(Block& block, const Head& head, int n) const {
+        const int64_t first = block.grain_of[n] * grain, count = std::min<int64_t>(grain, p.length_k - first);
+        for (int64_t i = 0; i < block.count; i++) {
+            const unit* weights = reinterpret_cast<const unit*>(block.scores + i * wide) + n * grain / Math::pack;
+            const BiasRow bias(p.bias, block.b, block.h, block.first + i);
+            for (int64_t j = 0; j < count; j++) {
+                if (block.partial[n] && !(block.bits[i][n] >> j & 1)) continue;
+                if (p.bias.form != Bias::none && bias.at(first + j, 1)[0] == -infinity) continue;
+                const unit* value = head.values + (first + j) / Math::pack * columns;
+                for (int64_t c = 0; c < p.value_width; c++)
+                    block.out[i * columns + c] += Math::entry(weights[j / Math::pack], j) * Math::entry(value[c], j);
+            }
+        }
+    }
+
+    // Divide by the denominator, the sink's share included. A row that saw nothing is 0, its lse -inf.
+    void finish(const Block& block) const {
+        for (int64_t i = 0; i < block.count; i++) {
+            const int64_t row = block.first + i;
+            const float sum = block.sum[i];
+            float whole = sum;
+            if (p.sink) whole += exp2_of(p.sink[block.h] * log2_e - block.top[i]);
+            const float inverse = sum == 0 ? 0 : 1 / whole;
+            T* to = at<T>(f.out, block.b, block.h, row);
+            for (int64_t c = 0; c < p.value_width; c += lanes)
+                store_from_float(to + c, load(block.out + i * columns + c) * splat(inverse), p.value_width - c);
+            f.lse[(block.b * p.heads + block.h) * p.length_q + row] = sum == 0 ? -infinity : (block.top[i] + std::log2(sum)) * ln_2;
+        }
+    }
+};
+
+void forward(const Forward& f) {
+    switch (f.problem.type) {
+        case Type::f32: return ForwardPass<Single, float>(f).run();
+#if defined(__AVX512BF16__)
+        case Type::bf16: return ForwardPass<Pairs, bf16>(f).run();
+#else
+        case Type::bf16: return ForwardPass<Single, bf16>(f).run();
+#endif
+        case Type::f16: return ForwardPass<Single, f16>(f).run();
+    }
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade

@@ -1,0 +1,56 @@
+// Every kernel, compiled once for each instruction set: -DSACCADE_SET=<name> and the flags that allow its instructions.
+#if !defined(SACCADE_SET)
+#define SACCADE_SET baseline
+#endif
+
+#include "forward.h"
+
+#if __has_include("backward.h")
+#include "backward.h"
+#endif
+#if __has_include("decode.h")
+#include "decode.h"
+#endif
+#if __has_include("peak.h")
+#include "peak.h"
+#endif
+
+namespace saccade {
+namespace SACCADE_SET {
+
+void exp2_all(const float* from, float* to, int64_t count) {
+    for (int64_t n = 0; n < count; n += lanes)
+        store_from_float(to + n, exp2_of(load_as_float(from + n, count - n)), count - n);
+}
+
+constexpr Kernels table(const char* name) {
+    Kernels kernels{};
+    kernels.name = name;
+    kernels.forward = forward;
+    kernels.decode = forward;
+    kernels.exp2 = exp2_all;
+#if __has_include("backward.h")
+    kernels.backward = backward;
+#endif
+#if __has_include("decode.h")
+    kernels.decode = decode;
+#endif
+#if __has_include("peak.h")
+    kernels.peak_f32 = peak_f32;
+    kernels.peak_bf16 = peak_bf16;
+    kernels.read_bandwidth = read_bandwidth;
+#endif
+    return kernels;
+}
+
+}  // namespace SACCADE_SET
+
+#define SACCADE_TEXT(name) #name
+#define SACCADE_NAME(name) SACCADE_TEXT(name)
+#define SACCADE_JOIN(a, b) a##b
+#define SACCADE_TABLE(name) SACCADE_JOIN(kernels_, name)
+
+extern const Kernels SACCADE_TABLE(SACCADE_SET);
+const Kernels SACCADE_TABLE(SACCADE_SET) = SACCADE_SET::table(SACCADE_NAME(SACCADE_SET));
+
+}  // namespace saccade

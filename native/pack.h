@@ -1,0 +1,135 @@
+// Copies of queries, keys and values in the order in which the micro-kernels read them. Whatever the element type and
+// strides, the copies are aligned, filled up with zeros, and made of units (see gemm.h).
+//
+//     keys by panel    [D units][panel keys]     b of scores = query . key
+//     rows             [keys / pack][width]      b of out = weights . value
+//     query block      [rows][D units]           a of the scores
+#pragma once
+
+#include <cmath>
+
+#include "call.h"
+#include "gemm.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+constexpr int panel = 3 * lanes;  // keys in a panel: the width of a register tile
+constexpr int grain = 48;         // keys, and query rows, in a block of the work list: whole panels on every set
+static_assert(grain % panel == 0);
+
+constexpr int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// scale = power * rest: the power of two (and the sign) go into the query without rounding, and keep the products from
+// overflowing where the scaled logit would not; the rest, in [1, 2), is multiplied into the exponent.
+struct Scale {
+    float power, rest;
+    explicit Scale(float scale) {
+        int exponent = 0;
+        rest = std::frexp(std::fabs(scale), &exponent) * 2;
+        if (rest == 0) rest = 1, power = 0;
+        else power = std::copysign(std::ldexp(1.0f, exponent - 1), scale);
+        if (power == 0 || std::isinf(power) || std::fabs(power) < 1.1754943508222875e-38f) power = scale, rest = 1;
+    }
+};
+
+// Whether everything seen was finite, kept as a vector until it is asked.
+struct Finite {
+    vf sum = {};
+    SACCADE_INLINE void see(vf x) { sum += x * splat(0.0f); }
+    SACCADE_INLINE void see(vu two) {  // an exponent of all ones in either half
+        const vu high = splat_u(0x7f800000), low = splat_u(0x7f80);
+        vi bad = ((two & high) == high) | ((two & low) == low);
+        sum = (vf)((vu)sum | ((vu)bad & splat_u(0x7fc00000)));
+    }
+    SACCADE_INLINE bool all() const { return total(sum) == 0; }
+};
+
+// `lanes` units of a row of which `left` entries remain.
+template <class Math, class T> SACCADE_INLINE typename Math::vector load_units(const T* row, int64_t left) {
+    if constexpr (Math::pack == 1) {
+        return load_as_float(row, left);
+    } else {
+        if (left >= 2 * lanes) return load(reinterpret_cast<const uint32_t*>(row));
+        T some[2 * lanes] = {};
+        memcpy(some, row, (left < 0 ? 0 : left) * sizeof(T));
+        return load(reinterpret_cast<const uint32_t*>(some));
+    }
+}
+
+// Rows [low, high) of a panel that begins at `rows`; the rest of the panel is zero and not read. False when something
+// was not finite.
+template <class Math, class T>
+bool pack_panel(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t width, typename Math::unit* to) {
+    typedef typename Math::vector vector;
+    const int64_t units = up_to(width, Math::pack) / Math::pack;
+    Finite finite;
+    for (int64_t group = 0; group < panel; group += lanes)
+        for (int64_t u = 0; u < units; u += lanes) {
+            vector block[lanes];
+            for (int64_t j = 0; j < lanes; j++) {
+                const int64_t row = group + j;
+                block[j] = vector{};
+                if (row >= low && row < high)
+                    block[j] = load_units<Math, T>(rows + row * stride + u * Math::pack, width - u * Math::pack);
+                finite.see(block[j]);
+            }
+            transpose(block);
+            const int64_t last = units - u < lanes ? units - u : lanes;
+            for (int64_t c = 0; c < last; c++) store(to + (u + c) * panel + group, block[c]);
+        }
+    return finite.all();
+}
+
+// Rows [low, high) of `count`, in order, `columns` (a multiple of lanes) units wide; the rest is zero and not read. For
+// pairs, rows 2n and 2n + 1 share line n.
+template <class Math, class T>
+bool pack_rows(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t count, int64_t width, typename Math::unit* to,
+               int64_t columns) {
+    Finite finite;
+    for (int64_t j = 0; j < count; j += Math::pack)
+        for (int64_t c = 0; c < columns; c += lanes) {
+            vf line[2] = {};
+            for (int n = 0; n < Math::pack; n++)
+                if (j + n >= low && j + n < high) line[n] = load_as_float(rows + (j + n) * stride + c, width - c);
+            if constexpr (Math::pack == 1) {
+                finite.see(line[0]);
+                store(to + j * columns + c, line[0]);
+            } else {
+                const vu both = ((vu)line[0] >> 16) | (vu)line[1];
+                finite.see(both);
+                store(to + j / 2 * columns + c, both);
+            }
+        }
+    return finite.all();
+}
+
+// `count` query rows times a power of two.
+template <class Math, class T>
+void pack_query(const T* rows, int64_t stride, int64_t count, int64_t width, float power, typename Math::unit* to, int64_t units) {
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t u = 0; u < units; u += lanes) {
+            const T* from = rows + i * stride + u * Math::pack;
+            const int64_t left = width - u * Math::pack;
+            const int64_t last = units - u;
+            if constexpr (Math::pack == 1) {
+                store_from_float(reinterpret_cast<float*>(to) + i * units + u, load_as_float(from, left) * splat(power), last);
+            } else {
+                T some[2 * lanes];
+                store_from_float(some, load_as_float(from, left) * splat(power));
+                store_from_float(some + lanes, load_as_float(from + (left > lanes ? lanes : 0), left - lanes) * splat(power));
+                memcpy(to + i * units + u, some, (last < lanes ? last : lanes) * 4);
+            }
+        }
+}
+
+// Element `T` of a strided input at (b, h, row).
+template <class T> const T* at(const Input& input, int64_t b, int64_t h, int64_t row) {
+    return static_cast<const T*>(input.data) + b * input.batch + h * input.head + row * input.row;
+}
+template <class T> T* at(const Output& output, int64_t b, int64_t h, int64_t row) {
+    return static_cast<T*>(output.data) + b * output.batch + h * output.head + row * output.row;
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade

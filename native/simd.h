@@ -1,0 +1,287 @@
+// Vectors of the instruction set this file is compiled for, in the compilers' portable vector extension; intrinsics only
+// where the extension has no word for an instruction. Included inside `namespace saccade::SACCADE_SET`'s files only.
+//
+// A *unit* is what one lane of a product takes in: one float, or two bf16 that are multiplied and added in one step.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define SACCADE_INLINE inline __attribute__((always_inline))
+#define SACCADE_LAMBDA __attribute__((always_inline))
+
+namespace saccade {
+namespace SACCADE_SET {
+
+#if defined(__AVX512F__)
+constexpr int lanes = 16, registers = 32;
+#elif defined(__AVX2__)
+constexpr int lanes = 8, registers = 16;
+#elif defined(__aarch64__)
+constexpr int lanes = 4, registers = 32;  // never run
+#else
+constexpr int lanes = 4, registers = 16;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * lanes)));
+typedef int32_t vi __attribute__((vector_size(4 * lanes)));
+typedef uint32_t vu __attribute__((vector_size(4 * lanes)));
+typedef vf vf_loose __attribute__((aligned(4), may_alias));
+typedef vu vu_loose __attribute__((aligned(4), may_alias));
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float log2_e = 1.44269504088896340736f, ln_2 = 0.69314718055994530942f;
+
+SACCADE_INLINE vf splat(float x) { return x - vf{}; }
+SACCADE_INLINE vu splat_u(uint32_t x) { return x - vu{}; }
+SACCADE_INLINE vf load(const float* p) { return *reinterpret_cast<const vf_loose*>(p); }
+SACCADE_INLINE vu load(const uint32_t* p) { return *reinterpret_cast<const vu_loose*>(p); }
+SACCADE_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_loose*>(p) = x; }
+SACCADE_INLINE void store(uint32_t* p, vu x) { *reinterpret_cast<vu_loose*>(p) = x; }
+
+// Either argument may be NaN: the second one comes back then, as x86's own maximum does.
+SACCADE_INLINE vf maximum(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+SACCADE_INLINE float greatest(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float top = x[0];
+    for (int i = 1; i < lanes; i++) top = x[i] > top ? x[i] : top;
+    return top;
+#endif
+}
+
+SACCADE_INLINE float total(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    for (int half = lanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+#endif
+}
+
+// `bits & (1 << lane)` ? a : b in each lane.
+SACCADE_INLINE vf select(uint32_t bits, vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_mask_mov_ps((__m512)b, (__mmask16)bits, (__m512)a);
+#else
+    vu lane;
+    for (int i = 0; i < lanes; i++) lane[i] = 1u << i;
+    return (splat_u(bits) & lane) != 0 ? a : b;
+#endif
+}
+
+// --- 2^x ----------------------------------------------------------------------------------------------------------
+// 2^x = 2^n 2^f with n = round(x), |f| <= 1/2. The polynomials are minimax in relative error on [-1/2, 1/2].
+// Exactly 0 at x <= -150 (at -127 where there is no instruction for denormal results), so that a masked weight is 0.
+// Greatest error, measured over every float: tests/native/test_exponential.py.
+
+template <int degree> SACCADE_INLINE vf polynomial(vf f) {
+    if constexpr (degree == 4) {
+        // Greatest relative error 2.8e-6: far below half a unit of bf16, into which the weights are rounded.
+        vf p = splat(0.00958285316891f) * f + splat(0.0559064250365f);
+        p = p * f + splat(0.240240986113f);
+        p = p * f + splat(0.693124193368f);
+        return p * f + splat(1.0f);
+    } else {
+        static_assert(degree == 5);  // greatest relative error 9.1e-8, 2^0 exact
+        vf p = splat(0.0013264727247f) * f + splat(0.00967151268815f);
+        p = p * f + splat(0.0555073374357f);
+        p = p * f + splat(0.240222420846f);
+        p = p * f + splat(0.693146977599f);
+        return p * f + splat(1.0f);
+    }
+}
+
+template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x) {
+#if defined(__AVX512F__)
+    x = maximum(splat(-160.0f), x);  // in this order a NaN stays
+    vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (vf)_mm512_scalef_ps((__m512)polynomial<degree>(x - n), (__m512)n);
+#else
+    const vf bound = splat(-127.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    x = maximum(bound, x);
+    vf top = splat(128.0f);
+    x = x > top ? top + x * splat(0.0f) : x;  // overflow becomes 2^128 = inf below, NaN stays
+    vf shifted = x + magic;
+    vf f = x - (shifted - magic);
+    vu power = ((vu)shifted - (vu)magic + splat_u(127)) << 23;
+    return polynomial<degree>(f) * (vf)power;
+#endif
+}
+
+SACCADE_INLINE float exp2_of(float x) { return exp2_of<5>(splat(x))[0]; }
+
+// --- transposing lanes x lanes blocks of 32-bit units -------------------------------------------------------------
+
+// In `step` s, rows i and i + lanes/2 are interleaved; after log2(lanes) steps the block is transposed.
+template <class V> SACCADE_INLINE void transpose(V (&row)[lanes]) {
+    V other[lanes];
+    typedef int32_t order __attribute__((vector_size(4 * lanes)));
+    order low, high;
+    for (int i = 0; i < lanes; i++) {
+        low[i] = (i & 1) * lanes + i / 2;
+        high[i] = (i & 1) * lanes + lanes / 2 + i / 2;
+    }
+    V *from = row, *to = other;
+#pragma GCC unroll 4
+    for (int size = 1; size < lanes; size *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < lanes / 2; i++) {
+            to[2 * i] = __builtin_shuffle(from[i], from[i + lanes / 2], low);
+            to[2 * i + 1] = __builtin_shuffle(from[i], from[i + lanes / 2], high);
+        }
+        V* swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != row)
+        for (int i = 0; i < lanes; i++) row[i] = other[i];
+}
+
+// --- element types ------------------------------------------------------------------------------------------------
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+SACCADE_INLINE float to_float(float x) { return x; }
+SACCADE_INLINE float to_float(bf16 x) {
+    uint32_t word = (uint32_t)x.bits << 16;
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+}
+SACCADE_INLINE float to_float(f16 x) {
+#if defined(__F16C__)
+    return _cvtsh_ss(x.bits);
+#else
+    uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff, word;
+    if (rest >= 0x7c00) {
+        word = sign | 0x7f800000 | (rest & 0x3ff) << 13;
+    } else if (rest >= 0x0400) {
+        word = sign | ((rest << 13) + 0x38000000);
+    } else {
+        float tiny = (float)rest * 5.9604644775390625e-8f;  // 2^-24
+        memcpy(&word, &tiny, 4);
+        word |= sign;
+    }
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+#endif
+}
+
+SACCADE_INLINE void from_float(float& to, float x) { to = x; }
+SACCADE_INLINE void from_float(bf16& to, float x) {  // round to nearest even; a NaN stays one
+    uint32_t word;
+    memcpy(&word, &x, 4);
+    to.bits = x != x ? 0x7fc0 : (uint16_t)((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+SACCADE_INLINE void from_float(f16& to, float x) {
+#if defined(__F16C__)
+    to.bits = (uint16_t)_cvtss_sh(x, 0);
+#else
+    uint32_t word;
+    memcpy(&word, &x, 4);
+    uint32_t sign = (word >> 16) & 0x8000, rest = word & 0x7fffffff;
+    if (rest > 0x7f800000) {
+        to.bits = (uint16_t)(sign | 0x7e00);
+    } else if (rest >= 0x477ff000) {
+        to.bits = (uint16_t)(sign | 0x7c00);  // from 65520 on
+    } else if (rest >= 0x38800000) {
+        uint32_t rounded = rest + 0xfff + ((rest >> 13) & 1);
+        to.bits = (uint16_t)(sign | ((rounded - 0x38000000) >> 13));
+    } else {
+        float magnitude, shifted;
+        memcpy(&magnitude, &rest, 4);
+        shifted = magnitude + 0.5f;  // rounds to a multiple of 2^-24, to nearest even
+        uint32_t bits;
+        memcpy(&bits, &shifted, 4);
+        to.bits = (uint16_t)(sign | (bits - 0x3f000000));
+    }
+#endif
+}
+
+// `lanes` entries as float.
+SACCADE_INLINE vf load_as_float(const float* p) { return load(p); }
+SACCADE_INLINE vf load_as_float(const bf16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+    vf x;
+    for (int i = 0; i < lanes; i++) x[i] = to_float(p[i]);
+    return x;
+#endif
+}
+SACCADE_INLINE vf load_as_float(const f16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    vf x;
+    for (int i = 0; i < lanes; i++) x[i] = to_float(p[i]);
+    return x;
+#endif
+}
+
+// The first `count` entries as float, 0 in the other lanes; nothing beyond them is read.
+template <class T> SACCADE_INLINE vf load_as_float(const T* p, int64_t count) {
+    if (count >= lanes) return load_as_float(p);
+    T some[lanes] = {};
+    memcpy(some, p, (count < 0 ? 0 : count) * sizeof(T));
+    return load_as_float(some);
+}
+
+SACCADE_INLINE void store_from_float(float* p, vf x) { store(p, x); }
+SACCADE_INLINE void store_from_float(bf16* p, vf x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+    vu word = (vu)x;
+    vu rounded = (word + splat_u(0x7fff) + ((word >> 16) & splat_u(1))) >> 16;
+    rounded = x == x ? rounded : splat_u(0x7fc0);
+    for (int i = 0; i < lanes; i++) p[i].bits = (uint16_t)rounded[i];
+#endif
+}
+SACCADE_INLINE void store_from_float(f16* p, vf x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, 0));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x, 0));
+#else
+    for (int i = 0; i < lanes; i++) from_float(p[i], x[i]);
+#endif
+}
+template <class T> SACCADE_INLINE void store_from_float(T* p, vf x, int64_t count) {
+    if (count >= lanes) return store_from_float(p, x);
+    T some[lanes];
+    store_from_float(some, x);
+    memcpy(p, some, (count < 0 ? 0 : count) * sizeof(T));
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade

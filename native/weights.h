@@ -1,0 +1,123 @@
+// What stands between a product and its weight: softcap, bias, mask bits, dropout. Forward, backward and decoding share it.
+#pragma once
+
+#include "call.h"
+#include "simd.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+// tanh by an odd polynomial below 5/8 (Cephes tanhf, S. Moshier) and 1 - 2 / (e^2x + 1) above.
+SACCADE_INLINE vf tanh_of(vf x) {
+    const vf size = (vf)((vu)x & splat_u(0x7fffffff));
+    const vf square = x * x;
+    vf p = splat(-5.70498872745e-3f) * square + splat(2.06390887954e-2f);
+    p = p * square + splat(-5.37397155531e-2f);
+    p = p * square + splat(1.33314422036e-1f);
+    p = p * square + splat(-3.33332819422e-1f);
+    const vf near = p * square * x + x;
+    const vf far = splat(1.0f) - splat(2.0f) / (exp2_of(size * splat(2 * log2_e)) + splat(1.0f));
+    const vf signed_far = (vf)((vu)far | ((vu)x & splat_u(0x80000000)));
+    return size < splat(0.625f) ? near : signed_far;
+}
+
+// --- dropout: bit for bit `saccade.Dropout.factor` ----------------------------------------------------------------
+
+SACCADE_INLINE uint32_t mix(uint32_t word) {  // Wellons, "lowbias32"
+    word = (word ^ (word >> 16)) * 0x7feb352du;
+    word = (word ^ (word >> 15)) * 0x846ca68bu;
+    return word ^ (word >> 16);
+}
+SACCADE_INLINE vu mix(vu word) {
+    word = (word ^ (word >> 16)) * splat_u(0x7feb352du);
+    word = (word ^ (word >> 15)) * splat_u(0x846ca68bu);
+    return word ^ (word >> 16);
+}
+
+struct DropoutRow {
+    uint32_t row, again, threshold;
+    float factor;
+
+    DropoutRow(const Dropout& dropout, int64_t b, int64_t h, int64_t i) : threshold(dropout.threshold), factor(dropout.factor) {
+        const uint32_t head = mix(mix((uint32_t)b ^ dropout.low) + (uint32_t)h) ^ dropout.high;
+        row = mix(mix(head) + (uint32_t)(i + dropout.row_origin));
+        again = mix(row ^ 0x9e3779b9u);
+    }
+
+    // The factors of keys first, first + 1, ... (counted in the whole problem): 0 or 1 / (1 - p).
+    SACCADE_INLINE vf at(int64_t first) const {
+        vu key = splat_u((uint32_t)first) + counting();
+        vu word = mix(mix(key ^ splat_u(row)) + splat_u(again));
+        return word >= splat_u(threshold) ? splat(factor) : splat(0.0f);
+    }
+
+    static SACCADE_INLINE vu counting() {
+        vu count;
+        for (int i = 0; i < lanes; i++) count[i] = (uint32_t)i;
+        return count;
+    }
+};
+
+// --- bias ---------------------------------------------------------------------------------------------------------
+
+template <class T> SACCADE_INLINE vf strided(const T* from, int64_t stride, int64_t count) {
+    if (stride == 1) return load_as_float(from, count);
+    if (stride == 0) return count > 0 ? splat(to_float(*from)) : vf{};
+    vf x = {};
+    for (int64_t n = 0; n < (count < lanes ? count : lanes); n++) x[n] = to_float(from[n * stride]);
+    return x;
+}
+
+// One row of a bias: scores of keys first, first + 1, ... of which `count` exist.
+struct BiasRow {
+    const Bias& bias;
+    int64_t base;
+    BiasRow(const Bias& bias, int64_t b, int64_t h, int64_t i) : bias(bias) {
+        base = bias.form == Bias::line ? h * bias.line_length - i - bias.placed(b) - bias.least
+                                       : b * bias.batch + h * bias.head + i * bias.row;
+    }
+    SACCADE_INLINE vf at(int64_t first, int64_t count) const {
+        if (bias.form == Bias::line) return load_as_float(bias.lines + (base + first), count);
+        const int64_t start = base + first * bias.key;
+        switch (bias.type) {
+            case Type::f32: return strided(static_cast<const float*>(bias.data) + start, bias.key, count);
+            case Type::bf16: return strided(static_cast<const bf16*>(bias.data) + start, bias.key, count);
+            default: return strided(static_cast<const f16*>(bias.data) + start, bias.key, count);
+        }
+    }
+};
+
+// --- from products to logits --------------------------------------------------------------------------------------
+
+// What is done to a row of products besides the factor: nothing at all is the common case and has its own loop.
+struct Logits {
+    float rest, softcap;
+    const Bias& bias;
+    Logits(const Problem& problem, float rest) : rest(rest), softcap(problem.softcap), bias(problem.bias) {}
+    bool plain() const { return softcap == 0 && bias.form == Bias::none; }
+
+    // Products of keys first ... first + width - 1, of which `count` exist, to logits in units of log 2.
+    // A bias of -inf is a mask: whatever the product is, the logit is -inf.
+    void turn(float* s, int64_t width, int64_t b, int64_t h, int64_t i, int64_t first, int64_t count) const {
+        const BiasRow row(bias, b, h, i);
+        const vf cap = splat(softcap), inverse = splat(softcap == 0 ? 0 : 1 / softcap), none = splat(-infinity);
+        for (int64_t j = 0; j < width; j += lanes) {
+            vf x = load(s + j) * splat(rest);
+            if (softcap != 0) x = cap * tanh_of(x * inverse);
+            if (bias.form != Bias::none) {
+                const vf y = row.at(first + j, count - j);
+                x = y == none ? none : x + y;
+            }
+            store(s + j, x * splat(log2_e));
+        }
+    }
+};
+
+// -inf where a bit is 0; `bits` holds `width` of them.
+SACCADE_INLINE void hide(float* s, int64_t width, const uint64_t* bits) {
+    for (int64_t j = 0; j < width; j += lanes)
+        store(s + j, select((uint32_t)(bits[j / 64] >> (j % 64)), load(s + j), splat(-infinity)));
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade
