@@ -14,6 +14,8 @@ if command -v ninja >/dev/null; then options+=(-G Ninja); fi
 cmake "${options[@]}" "$@" >"$build/configure.log" 2>&1 || { cat "$build/configure.log" >&2; exit 1; }
 cmake --build "$build" --parallel "${JOBS:-2}" --target _native
 module=$(ls -t "$build"/_native*.so | head -1)
+"$python" -c 'import sys; from importlib.util import module_from_spec as make, spec_from_file_location as spec
+make(spec("_native", sys.argv[1]))' "$module" # what cannot be loaded does not replace what can
 cp "$module" "src/saccade/.$(basename "$module").new"
 mv "src/saccade/.$(basename "$module").new" "src/saccade/$(basename "$module")" # in one step: running processes keep the old one
 echo "src/saccade/$(basename "$module")"

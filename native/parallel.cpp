@@ -33,7 +33,7 @@ struct Region {
     std::atomic<int> seats{0};
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
-    std::exception_ptr failure;
+    std::exception_ptr failure = nullptr;
 
     void work() noexcept {
         const int thread = seats.fetch_add(1, std::memory_order_relaxed);
