@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+"$python" -c "import nanobind" || { echo "$python has no nanobind: name another interpreter, PYTHON=..., or install it there" >&2; exit 1; }
 build=${BUILD_DIR:-build/native}
 mkdir -p "$build"
 
