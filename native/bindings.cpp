@@ -1,16 +1,273 @@
-// The module saccade._native.
+// The Python module `saccade._native`: plain integers in, native/call.h's structures out, the GIL released while computing.
+//
+// Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths. The module knows nothing
+// of PyTorch. Memory comes as the addresses of tensors that the caller keeps alive; a tensor is (address, strides of its 4
+// axes in elements), its last axis contiguous. Checks are cheap and repeat what Python has checked: a mistake there shall
+// raise ValueError and not read foreign memory. (Tuples of integers cost a third of what DLPack does.)
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "call.h"
 #include "dispatch.h"
+#include "mask.h"
+#if __has_include("mask_bindings.h")
+#include "mask_bindings.h"
+#endif
 
 namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace saccade {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw nb::value_error(("saccade._native: " + what).c_str()); }
+
+int64_t whole(PyObject* number, const char* name) {
+    const int64_t value = PyLong_AsLongLong(number);
+    if (value == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        refuse(std::string(name) + " must hold integers of 64 bits");
+    }
+    return value;
+}
+
+// The integers of a tuple (a torch.Size is one): nanobind's own conversion of each as an argument costs more.
+template <int count> struct Whole {
+    int64_t at[count];
+    Whole(nb::handle tuple, const char* name) {
+        if (!PyTuple_Check(tuple.ptr()) || PyTuple_Size(tuple.ptr()) != count)
+            refuse(std::string(name) + " must be a tuple of " + std::to_string(count) + " integers");
+        for (int n = 0; n < count; ++n) at[n] = whole(PyTuple_GetItem(tuple.ptr(), n), name);
+    }
+};
+
+// A tensor of this shape from (address, strides).
+template <class Memory> Memory memory(nb::handle given, const int64_t (&shape)[4], const char* name) {
+    if (!PyTuple_Check(given.ptr()) || PyTuple_Size(given.ptr()) != 2)
+        refuse(std::string(name) + " must be (address, strides)");
+    const auto address = static_cast<uintptr_t>(whole(PyTuple_GetItem(given.ptr(), 0), name));
+    const Whole<4> stride(PyTuple_GetItem(given.ptr(), 1), name);
+    const bool nothing = !(shape[0] && shape[1] && shape[2] && shape[3]);
+    if (!address && !nothing) refuse(std::string(name) + " has no memory");
+    if (shape[3] > 1 && stride.at[3] != 1) refuse(std::string(name) + " must have a last stride of 1");
+    Memory filled;
+    filled.data = reinterpret_cast<decltype(filled.data)>(address);
+    filled.batch = stride.at[0], filled.head = stride.at[1], filled.row = stride.at[2];
+    return filled;
+}
+
+Type type_of(int64_t code) {
+    if (code < 0 || code > 2) refuse("no such type");
+    return static_cast<Type>(code);
+}
+
+// None; (1, address, type, strides (4,)) of a tensor; (2, address of lines (Hq, n), n, least, placements (B,) | 0, placement).
+void set_bias(Problem& problem, nb::handle given) {
+    if (given.is_none()) return;
+    Bias& bias = problem.bias;
+    const nb::tuple fields = nb::cast<nb::tuple>(given);
+    const int64_t form = whole(fields[0].ptr(), "bias");
+    const auto address = static_cast<uintptr_t>(whole(fields[1].ptr(), "bias"));
+    const bool nothing = !(problem.batch && problem.length_q && problem.length_k);
+    if (!address && !nothing) refuse("bias has no memory");
+    if (form == Bias::tensor && fields.size() == 4) {
+        const Whole<4> stride(fields[3], "bias strides");
+        bias.form = Bias::tensor;
+        bias.data = reinterpret_cast<const void*>(address);
+        bias.type = type_of(whole(fields[2].ptr(), "bias"));
+        bias.batch = stride.at[0], bias.head = stride.at[1], bias.row = stride.at[2], bias.key = stride.at[3];
+    } else if (form == Bias::line && fields.size() == 6) {
+        bias.form = Bias::line;
+        bias.lines = reinterpret_cast<const float*>(address);
+        bias.line_length = whole(fields[2].ptr(), "bias"), bias.least = whole(fields[3].ptr(), "bias");
+        bias.placements = reinterpret_cast<const int64_t*>(static_cast<uintptr_t>(whole(fields[4].ptr(), "bias")));
+        bias.placement = whole(fields[5].ptr(), "bias");
+        if (nothing) return;
+        for (int64_t b = 0; b < (bias.placements ? problem.batch : 1); ++b) {
+            const int64_t nearest = -(problem.length_q - 1) - bias.placed(b), furthest = problem.length_k - 1 - bias.placed(b);
+            if (nearest < bias.least || furthest >= bias.least + bias.line_length)
+                refuse("the line of the bias does not hold every distance of item " + std::to_string(b));
+        }
+    } else {
+        refuse("no such form of a bias");
+    }
+}
+
+// None, or (threshold, low and high half of the seed, factor, row of row 0, key of key 0).
+void set_dropout(Problem& problem, nb::handle given) {
+    if (given.is_none()) return;
+    const nb::tuple fields = nb::cast<nb::tuple>(given);
+    if (fields.size() != 6) refuse("dropout must be a tuple of 6 numbers");
+    Dropout& dropout = problem.dropout;
+    dropout.on = true;
+    dropout.threshold = static_cast<uint32_t>(whole(fields[0].ptr(), "dropout"));
+    dropout.low = static_cast<uint32_t>(whole(fields[1].ptr(), "dropout"));
+    dropout.high = static_cast<uint32_t>(whole(fields[2].ptr(), "dropout"));
+    dropout.factor = nb::cast<float>(fields[3]);
+    dropout.row_origin = whole(fields[4].ptr(), "dropout"), dropout.key_origin = whole(fields[5].ptr(), "dropout");
+}
+
+// What forward and backward share, in Python one tuple: query's, key's and value's shape, type, scale, softcap (0: none),
+// mask (None: all is seen), bias, dropout, address of the sink (0: none), threads.
+struct Shared {
+    Problem problem;
+    int64_t query[4], key[4], value[4];
+
+    explicit Shared(const nb::tuple& given) {
+        if (given.size() != 11) refuse("a problem is a tuple of 11");
+        take(query, given[0], "query"), take(key, given[1], "key"), take(value, given[2], "value");
+        if (key[0] != query[0] || value[0] != query[0] || key[3] != query[3] || value[1] != key[1] || value[2] != key[2])
+            refuse("shapes of query, key and value do not belong together");
+        if (query[1] < 1 || key[1] < 1 || query[1] % key[1]) refuse("query heads must be a multiple of key heads");
+        problem.batch = query[0], problem.heads = query[1], problem.kv_heads = key[1];
+        problem.length_q = query[2], problem.length_k = key[2], problem.width = query[3], problem.value_width = value[3];
+        problem.type = type_of(whole(given[3].ptr(), "type"));
+        problem.scale = nb::cast<float>(given[4]), problem.softcap = nb::cast<float>(given[5]);
+        set_mask(given[6]);
+        set_bias(problem, given[7]);
+        set_dropout(problem, given[8]);
+        problem.sink = reinterpret_cast<const float*>(static_cast<uintptr_t>(whole(given[9].ptr(), "sink")));
+        problem.threads = static_cast<int>(whole(given[10].ptr(), "threads"));
+        if (problem.threads < 1) refuse("at least one thread");
+    }
+
+  private:
+    static void take(int64_t (&shape)[4], nb::handle given, const char* name) {
+        const Whole<4> sizes(given, name);
+        for (int n = 0; n < 4; ++n) {
+            if (sizes.at[n] < 0) refuse(std::string(name) + " has a negative size");
+            shape[n] = sizes.at[n];
+        }
+    }
+
+    void set_mask(nb::handle given) {
+        if (given.is_none()) return;
+        problem.mask = nb::cast<const Mask*>(given);
+        const bool fits = (problem.mask->batch == 1 || problem.mask->batch == problem.batch) &&
+                          (problem.mask->heads == 1 || problem.mask->heads == problem.heads);
+        if (!fits) refuse("the mask is made for another batch or other heads");
+    }
+};
+
+bool wanted(nb::handle given) { return PyTuple_Check(given.ptr()); }
+
+// (address, strides); of a line only the address counts.
+void set_bias_gradient(Backward& call, nb::handle given) {
+    if (call.problem.bias.form == Bias::none) refuse("a gradient of a bias that is not there");
+    const nb::tuple fields = nb::cast<nb::tuple>(given);
+    const Whole<4> stride(fields[1], "d_bias strides");
+    call.d_bias = reinterpret_cast<float*>(static_cast<uintptr_t>(whole(fields[0].ptr(), "d_bias")));
+    call.d_bias_batch = stride.at[0], call.d_bias_head = stride.at[1];
+    call.d_bias_row = stride.at[2], call.d_bias_key = stride.at[3];
+}
+
+// Below so many rows for one key head a call streams its keys (decode) instead of packing them first; but few keys are
+// packed at once. One place for both.
+constexpr int64_t kDecodeRows = 8, kDecodeKeys = 256;
+
+bool decodes(int64_t rows, int64_t group, int64_t keys) { return rows * group <= kDecodeRows && keys >= kDecodeKeys; }
+
+using Pointer = uintptr_t;
+
+// `lse` is an address, 0 where nobody asks for it.
+void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle value, nb::handle out, Pointer lse) {
+    const Shared given(shared);
+    Forward call;
+    call.problem = given.problem;
+    const Problem& p = call.problem;
+    call.query = memory<Input>(query, given.query, "query");
+    call.key = memory<Input>(key, given.key, "key");
+    call.value = memory<Input>(value, given.value, "value");
+    call.out = memory<Output>(out, {p.batch, p.heads, p.length_q, p.value_width}, "out");
+    if (!(p.batch && p.length_q)) return;
+    const auto kernel = decodes(p.length_q, p.group(), p.length_k) ? kernels().decode : kernels().forward;
+    nb::gil_scoped_release released;
+    const std::unique_ptr<float[]> unread(lse ? nullptr : new float[p.batch * p.heads * p.length_q]);
+    call.lse = lse ? reinterpret_cast<float*>(lse) : unread.get();
+    kernel(call);
+}
+
+// 0 stands for a gradient that is not wanted and for the cotangent of an lse that has none. (None would cost nanobind's
+// slower way of calling.)
+void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle value, nb::handle out, nb::handle d_out,
+              Pointer lse, Pointer d_lse, nb::handle d_query, nb::handle d_key, nb::handle d_value, Pointer delta,
+              nb::handle d_bias) {
+    const Shared given(shared);
+    Backward call;
+    call.problem = given.problem;
+    const Problem& p = call.problem;
+    const int64_t shape[4] = {p.batch, p.heads, p.length_q, p.value_width};
+    call.query = memory<Input>(query, given.query, "query");
+    call.key = memory<Input>(key, given.key, "key");
+    call.value = memory<Input>(value, given.value, "value");
+    call.out = memory<Input>(out, shape, "out");
+    call.d_out = memory<Input>(d_out, shape, "d_out");
+    if (wanted(d_query)) call.d_query = memory<Output>(d_query, given.query, "d_query");
+    if (wanted(d_key) != wanted(d_value)) refuse("d_key and d_value are wanted together");
+    if (wanted(d_key)) {
+        call.d_key = memory<Output>(d_key, given.key, "d_key");
+        call.d_value = memory<Output>(d_value, given.value, "d_value");
+    }
+    if (p.batch && p.length_q && !(lse && delta)) refuse("lse or delta has no memory");
+    call.lse = reinterpret_cast<const float*>(lse), call.d_lse = reinterpret_cast<const float*>(d_lse);
+    call.delta = reinterpret_cast<float*>(delta);
+    if (wanted(d_bias)) set_bias_gradient(call, d_bias);
+    if (!kernels().backward) refuse("this build has no backward kernel");
+    nb::gil_scoped_release released;
+    kernels().backward(call);
+}
+
+void exp2(Pointer from, Pointer to, int64_t count) {
+    if (count < 0 || (count && !(from && to))) refuse("exp2 has no memory");
+    if (!kernels().exp2) refuse("this build has no exp2");
+    kernels().exp2(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to), count);
+}
+
+nb::object peak(double (*measure)(int, double), int threads, double milliseconds) {
+    if (!measure) return nb::none();
+    if (threads < 1) refuse("at least one thread");
+    double found;
+    {
+        nb::gil_scoped_release released;
+        found = measure(threads, milliseconds);
+    }
+    return nb::float_(found);
+}
+
+double read_bandwidth(Pointer data, int64_t bytes, int threads) {
+    if (bytes < 0 || (bytes && !data) || threads < 1) refuse("read_bandwidth has no memory or no threads");
+    if (!kernels().read_bandwidth) refuse("this build has no read_bandwidth");
+    nb::gil_scoped_release released;
+    return kernels().read_bandwidth(reinterpret_cast<const void*>(data), bytes, threads);
+}
+
+}  // namespace
+}  // namespace saccade
 
 NB_MODULE(_native, module) {
-    module.def("compiled_sets", &saccade::compiled_sets, "Names of the instruction sets in this build, lowest first.");
-    module.def("sets", &saccade::supported_sets, "Those of them that this processor reports, lowest first.");
-    module.def("active", [] { return saccade::kernels().name; }, "The instruction set in use.");
-    module.def("use", &saccade::use, nb::arg("name"),
+    using namespace saccade;
+    module.def("compiled_sets", &compiled_sets, "Names of the instruction sets in this build, lowest first.");
+    module.def("sets", &supported_sets, "Those of them that this processor reports, lowest first.");
+    module.def("active", [] { return kernels().name; }, "The instruction set in use.");
+    module.def("use", &use, "name"_a,
                "Switch to 'auto', to a set of `sets()`, or, at one's own risk, to a compiled one as 'name!'.");
+    module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
+    module.def("backward", &backward, "Its gradients.");
+    module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
+               "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");
+    module.def("exp2", &saccade::exp2, "from"_a, "to"_a, "count"_a, "The kernels' own 2**x of float32 numbers, for tests.");
+    module.def("peak_f32", [](int threads, double ms) { return peak(kernels().peak_f32, threads, ms); }, "threads"_a,
+               "milliseconds"_a, "FLOP/s of nothing but float32 FMAs.");
+    module.def("peak_bf16", [](int threads, double ms) { return peak(kernels().peak_bf16, threads, ms); }, "threads"_a,
+               "milliseconds"_a, "FLOP/s of nothing but bf16 dot products; None where the set has none.");
+    module.def("read_bandwidth", &read_bandwidth, "data"_a, "bytes"_a, "threads"_a, "Bytes/s of reading.");
+#if __has_include("mask_bindings.h")
+    bind_mask(module);
+#endif
 }

@@ -26,14 +26,20 @@ import torch
 from torch import Tensor
 
 from . import _reference
-from ._backends import chunked, flex, sdpa
+from ._backends import chunked, flex, native, sdpa
 from ._biases import Bias
 from ._call import Call
 from ._checks import make_call
 from ._dropout import Dropout
 from ._masks import Mask
 
-BACKENDS: dict[str, Any] = {"reference": _reference, "chunked": chunked, "sdpa": sdpa, "flex": flex}
+BACKENDS: dict[str, Any] = {
+    "reference": _reference,
+    "chunked": chunked,
+    "native": native,
+    "sdpa": sdpa,
+    "flex": flex,
+}
 
 
 def attention(

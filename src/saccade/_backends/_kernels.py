@@ -1,0 +1,282 @@
+"""The calls of the compiled module `saccade._native`: tensors to addresses and strides, and what is left to PyTorch.
+
+Nothing here knows of autograd; `native.py` and `_operator.py` do. The kernels' lse is without the sink.
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._biases import Bias, Placement, RelativeScores
+from .._call import sink_lse
+from .._dropout import Dropout
+from .._masks import Mask
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+_TENSOR, _LINE = 1, 2  # native/call.h, Bias::Form
+_WORD = 0xFFFFFFFF
+_SERIAL = 2**15  # torch.sum shares no work among threads below so many entries (at::internal::GRAIN_SIZE)
+_PULLED = 512  # distances whose gradients are taken to a bias's parameter at once
+
+Tensors = list[Tensor | None]
+
+
+def _load() -> tuple[Any, str | None]:
+    """The compiled module, or why there is none."""
+    name = f"{__package__.rpartition('.')[0]}._native"
+    try:
+        return importlib.import_module(name), None
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return None, "this installation has no native build (it was made without a C++ compiler)"
+        return None, f"the native build is broken: {error}"
+    except ImportError as error:
+        return None, f"the native build is broken: {error}"
+
+
+module, missing = _load()
+
+
+class Settings(NamedTuple):
+    """What a call is besides its tensors. A graph keeps it, so it holds the form of a bias and not its parameter."""
+
+    mask: Mask | None
+    lowered: Any  # the mask as the kernels see it
+    bias: Bias | None
+    placement: Placement
+    scale: float
+    softcap: float | None
+    dropout: Dropout | None
+
+
+def forward(
+    settings: Settings, needs_lse: bool, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None,
+    sink: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """out, and lse (B, Hq, Lq) without the sink where it is asked for."""
+    query, key, value = readable(query), readable(key), readable(value)
+    bias, sink = _Scores.of(settings, query, key, parameter), _float(sink)
+    out = _output(query, value.shape[3])
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if needs_lse else None
+    module.forward(
+        _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _address(lse)
+    )
+    return out, lse
+
+
+def backward(
+    settings: Settings, given: Tensors, wanted: tuple[bool, ...], out: Tensor, lse: Tensor, d_out: Tensor | None,
+    d_lse: Tensor | None,
+) -> Tensors:  # fmt: skip
+    """Gradients of query, key, value, the bias's parameter and the sink; None for what is not wanted.
+
+    Args:
+        given: query, key, value, parameter | None, sink | None.
+        out, lse: what `forward` gave, the sink's share in `out` and not in `lse`.
+        d_out, d_lse: cotangents of out and of the lse with the sink; None for zeros.
+    """
+    query, key, value = (readable(tensor) for tensor in given[:3] if tensor is not None)
+    parameter, sink = given[3], _float(given[4])
+    d_out = torch.zeros_like(out) if d_out is None else readable(d_out)
+    d_lse = None if d_lse is None else d_lse.resolve_neg().contiguous()
+    bias = _Scores.of(settings, query, key, parameter)
+    d_scores = bias.gradient(query, key) if wanted[3] and bias is not None else None
+    d_query = _like(query) if wanted[0] else None
+    d_key, d_value = (_like(key), _like(value)) if wanted[1] or wanted[2] else (None, None)
+    delta = torch.empty_like(lse)
+    module.backward(
+        _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _at(d_out),
+        lse.data_ptr(), _address(d_lse), _at(d_query), _at(d_key), _at(d_value), delta.data_ptr(),
+        0 if d_scores is None or bias is None else (d_scores.data_ptr(), bias.gradient_strides(d_scores)),
+    )  # fmt: skip
+    d_parameter = torch.zeros_like(parameter) if wanted[3] and parameter is not None else None
+    if d_scores is not None and bias is not None:
+        d_parameter = bias.pull(d_scores)
+    d_sink = _sink_gradient(given[4], lse, delta) if wanted[4] and given[4] is not None else None
+    return [d_query, d_key if wanted[1] else None, d_value if wanted[2] else None, d_parameter, d_sink]
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where its memory is not what it says or its last axis is not contiguous."""
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
+
+
+def _at(tensor: Tensor | None) -> tuple[int, tuple[int, ...]] | int:
+    return 0 if tensor is None else (tensor.data_ptr(), tensor.stride())
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _float(sink: Tensor | None) -> Tensor | None:
+    return None if sink is None else sink.detach().float().resolve_neg().contiguous()
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Memory for a result of this shape, in the same order of axes, but dense and with the last one contiguous."""
+    made = torch.empty_like(tensor)
+    return made if made.stride(3) == 1 or made.shape[3] == 1 else made.new_empty(made.shape)
+
+
+def _output(query: Tensor, width: int) -> Tensor:
+    """(B, Hq, Lq, width). In memory (B, Lq, Hq, width) where the query is: merging the heads then copies nothing."""
+    if query.shape[3] == width:
+        return _like(query)
+    batch, heads, rows, _ = query.shape
+    if query.stride(1) < query.stride(2):
+        return query.new_empty(batch, rows, heads, width).transpose(1, 2)
+    return query.new_empty(batch, heads, rows, width)
+
+
+def _shared(
+    settings: Settings, query: Tensor, key: Tensor, value: Tensor, bias: _Scores | None, sink: Tensor | None
+) -> tuple[Any, ...]:
+    """What native/bindings.cpp calls Shared."""
+    return (
+        query.shape, key.shape, value.shape, TYPES[query.dtype], settings.scale, settings.softcap or 0.0,
+        settings.lowered, None if bias is None else bias.fields(), _dropped(settings), _address(sink),
+        torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _dropped(settings: Settings) -> tuple[Any, ...] | None:
+    dropout = settings.dropout
+    if dropout is None:
+        return None
+    row, key = (0, 0) if settings.mask is None else settings.mask._origin()
+    low, high = dropout.seed & _WORD, (dropout.seed >> 32) & _WORD
+    return math.floor(dropout.p * 2**32), low, high, 1.0 / (1.0 - dropout.p), row, key
+
+
+# --- biases -------------------------------------------------------------------------------------------------------
+
+
+class _Scores:
+    """A bias as the kernels read it. Abstract; it keeps what they read alive."""
+
+    @staticmethod
+    def of(settings: Settings, query: Tensor, key: Tensor, parameter: Tensor | None) -> _Scores | None:
+        if settings.bias is None or parameter is None or not (query.shape[0] and query.shape[2] and key.shape[2]):
+            return None
+        made: type[_Scores] = _Line if isinstance(settings.bias, RelativeScores) else _Dense
+        with torch.autocast(query.device.type, enabled=False):
+            return made(settings, query, key, parameter.detach())
+
+    def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+        raise NotImplementedError
+
+    def fields(self) -> tuple[Any, ...]:
+        """What native/bindings.cpp makes a Bias of."""
+        raise NotImplementedError
+
+    def gradient(self, query: Tensor, key: Tensor) -> Tensor:
+        """Zeros that the kernels add the scores' gradient to, float32."""
+        raise NotImplementedError
+
+    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
+        """Its four strides, 0 along axes that are summed over."""
+        raise NotImplementedError
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        """From the scores' gradient to the parameter's."""
+        raise NotImplementedError
+
+
+class _Dense(_Scores):
+    """A tensor that broadcasts to (B, Hq, Lq, Lk)."""
+
+    def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+        self.parameter = parameter.resolve_neg()
+
+    def fields(self) -> tuple[Any, ...]:
+        strides = zip(self.parameter.stride(), self.parameter.shape, strict=True)
+        steps = tuple(0 if size == 1 else stride for stride, size in strides)
+        return _TENSOR, self.parameter.data_ptr(), TYPES[self.parameter.dtype], steps
+
+    def gradient(self, query: Tensor, key: Tensor) -> Tensor:
+        batch, heads, rows, keys = self.parameter.shape
+        if (rows, keys) != (query.shape[2], key.shape[2]):
+            # Sums over rows or keys are the kernels'; those over items and heads would then meet in one place.
+            batch, heads = query.shape[:2]
+        return torch.zeros(batch, heads, rows, keys)
+
+    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
+        return tuple(0 if size == 1 else step for step, size in zip(gradient.stride(), gradient.shape, strict=True))
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        for axis in (0, 1):
+            if gradient.shape[axis] != self.parameter.shape[axis]:
+                gradient = total(gradient, axis)
+        return gradient.to(self.parameter.dtype)
+
+
+class _Line(_Scores):
+    """One score for each head and distance `j - i - placement`, (Hq, n): O(Lq + Lk) memory."""
+
+    def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+        assert isinstance(settings.bias, RelativeScores)
+        self.bias, self.parameter, placement = settings.bias, parameter, settings.placement
+        self.placements = None if isinstance(placement, int) else placement.to(torch.int64).contiguous()
+        self.placement = placement if isinstance(placement, int) else 0
+        low, high = (placement, placement) if isinstance(placement, int) else extent(placement)
+        self.least, last = 1 - query.shape[2] - high, key.shape[2] - 1 - low
+        self.distances = torch.arange(self.least, last + 1)
+        self.lines = self.bias.score(parameter.float(), self.distances).contiguous()
+
+    def fields(self) -> tuple[Any, ...]:
+        return (
+            _LINE, self.lines.data_ptr(), len(self.distances), self.least, _address(self.placements), self.placement
+        )  # fmt: skip
+
+    def gradient(self, query: Tensor, key: Tensor) -> Tensor:
+        return torch.zeros(query.shape[0], *self.lines.shape)
+
+    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
+        return (*gradient.stride(), 0)
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        lines, parameter = total(gradient, 0)[0], self.parameter.float()
+        with torch.autocast(lines.device.type, enabled=False):
+            parts = [
+                self.bias.pull_score(part, parameter, distances)
+                for part, distances in zip(lines.split(_PULLED, 1), self.distances.split(_PULLED), strict=True)
+            ]
+        return total(torch.stack(parts), 0)[0].to(self.parameter.dtype)
+
+
+def extent(placement: Tensor) -> tuple[int, int]:
+    """The least and the greatest of the items' placements."""
+    low, high = placement.aminmax()
+    return int(low), int(high)
+
+
+def _sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """-sum_i exp(sink - lse_i) delta_i; a row that sees nothing has lse = sink and delta = -dlse."""
+    whole = sink_lse(lse, sink)
+    logit = sink.detach().to(whole.dtype)[None, :, None]
+    # Not exp(sink - sink) on empty rows, which is NaN for an infinite sink.
+    share = torch.where(lse == float("-inf"), 1.0, torch.exp(logit - whole))
+    return -total(total(share * delta, 2), 0).flatten().to(sink.dtype)
+
+
+def total(tensor: Tensor, axis: int) -> Tensor:
+    """The sum over an axis, which is kept, with the same bits for every number of threads."""
+    if tensor.numel() < _SERIAL:
+        return tensor.sum(axis, keepdim=True)
+    while (size := tensor.shape[axis]) > 1:
+        low, high, odd = tensor.split((size // 2, size // 2, size % 2), axis)
+        tensor = low + high if not size % 2 else torch.cat((low + high, odd), axis)
+    return tensor
