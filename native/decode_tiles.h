@@ -1,0 +1,212 @@
+// Register tiles for rows of keys and values as they stand in memory, whatever their type, width and stride.
+//
+// A row comes in steps of `step` entries. Where the width is not a multiple, the last step begins early and ends with the
+// row, so that nothing beyond it is read; entries that came before are 0 in the query and in the key (0 * NaN is NaN),
+// and come out twice, the same, in the weighted values. Rows shorter than a step are copied to blocks filled with zeros.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "simd.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+// One step as vectors of float: one vector, or the even and the odd entries, which are a shift and a mask away.
+template <class T> struct Rows {
+    static constexpr int parts = 1, step = lanes;
+    static SACCADE_INLINE void load_step(const T* p, vf (&x)[parts]) { x[0] = load_as_float(p); }
+};
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+template <> struct Rows<bf16> {
+    static constexpr int parts = 2, step = 2 * lanes;
+    static SACCADE_INLINE void load_step(const bf16* p, vf (&x)[parts]) {
+        typedef vu vu_any __attribute__((aligned(2), may_alias));
+        const vu both = *reinterpret_cast<const vu_any*>(p);
+        x[0] = (vf)(both << 16);
+        x[1] = (vf)(both & splat_u(0xffff0000));
+    }
+};
+#endif
+
+// The width of a tensor in steps.
+struct Width {
+    int64_t width, step, steps, last;  // `last`: where the last step begins
+    Width(int64_t width, int64_t step)
+        : width(width), step(step), steps(std::max<int64_t>(1, (width + step - 1) / step)), last(std::max<int64_t>(0, width - step)) {}
+
+    int64_t padded() const { return steps * step; }
+    int64_t copied() const { return std::max(width, step); }  // width of a row in a copied block
+    int64_t twice() const { return width < step ? 0 : padded() - width; }  // entries of the last step that came before
+
+    // Rows with zeros behind them: `count` of `room`.
+    template <class T> void copy(const T* from, int64_t stride, int64_t count, int64_t room, T* to) const {
+        for (int64_t j = 0; j < room; j++, to += copied()) {
+            const int64_t here = j < count ? width : 0;
+            std::copy_n(from + j * stride, here, to);
+            std::fill(to + here, to + copied(), T{});
+        }
+    }
+
+    // A row times a factor in the order of the steps' vectors, [steps][parts][lanes].
+    template <class T> void spread(const T* from, float factor, float* to) const {
+        constexpr int parts = Rows<T>::parts;
+        for (int64_t n = 0; n < padded(); n++) {
+            const int64_t place = n / step * step, within = n % step;
+            const int64_t entry = place == last || place + step <= width ? n : last + within;
+            const bool fresh = entry < width && (place + step <= width || width < step || within >= twice());
+            to[place + within % parts * lanes + within / parts] = fresh ? to_float(from[entry]) * factor : 0.0f;
+        }
+    }
+
+    // A row of vectors in that order back to entries in their own.
+    template <class T> void natural(const float* from, float* to) const {
+        constexpr int parts = Rows<T>::parts;
+        for (int64_t n = 0; n < steps; n++) {
+            float* place = to + std::min(n * step, last);
+            for (int64_t e = 0; e < step; e++) place[e] = from[n * step + e % parts * lanes + e / parts];
+        }
+    }
+};
+
+// --- sums of whole vectors ----------------------------------------------------------------------------------------
+
+// Lane l: from a and its neighbour half a block on where bit `half` of l is 0, from b and its neighbour otherwise.
+template <int half, size_t... l> SACCADE_INLINE vf fold(vf a, vf b, std::index_sequence<l...>) {
+    const vf same = __builtin_shufflevector(a, b, (int)(l & half ? lanes + l : l)...);
+    const vf other = __builtin_shufflevector(a, b, (int)(l & half ? lanes + l - half : l + half)...);
+    return same + other;
+}
+
+// Lane l is the total of x[l]; what is in x is lost.
+template <int half = lanes / 2> SACCADE_INLINE vf totals(vf* x) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) x[i] = fold<half>(x[i], x[i + half], std::make_index_sequence<lanes>());
+    if constexpr (half == 1) return x[0];
+    else return totals<half / 2>(x);
+}
+
+// --- scores -------------------------------------------------------------------------------------------------------
+
+// sum[r][k] += query row r . key k over one step; the first `twice` entries of the key are taken as 0.
+template <class T, int rows, int group, bool ragged>
+SACCADE_INLINE void multiply_step(const float* query, int64_t query_row, const T* key, int64_t stride, const vu* keep, vf (*sum)[lanes / rows]) {
+    constexpr int parts = Rows<T>::parts;
+    vf x[group][parts];
+#pragma GCC unroll 4
+    for (int k = 0; k < group; k++) {
+        Rows<T>::load_step(key + k * stride, x[k]);
+        if (ragged)
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; part++) x[k][part] = (vf)((vu)x[k][part] & keep[part]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) {
+            const vf q = load(query + r * query_row + part * lanes);
+#pragma GCC unroll 4
+            for (int k = 0; k < group; k++) sum[r][k] += q * x[k][part];
+        }
+}
+
+// scores[r][j] = query row r . key j for `lanes` keys.
+template <class T, int rows, bool ragged>
+__attribute__((noinline)) void products_of(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide) {
+    constexpr int parts = Rows<T>::parts, step = Rows<T>::step, keys = lanes / rows, group = keys < 4 ? keys : 4;
+    const int64_t whole = width.steps - ragged;
+    vu keep[parts];
+    for (int part = 0; part < parts; part++)
+        for (int l = 0; l < lanes; l++) keep[part][l] = l * parts + part >= width.twice() ? ~0u : 0;
+#pragma GCC unroll 1
+    for (int64_t j = 0; j < lanes; j += keys) {
+        vf sum[rows][keys];
+#pragma GCC unroll 4
+        for (int first = 0; first < keys; first += group) {
+            vf some[rows][lanes / rows] = {};
+            const T* at = key + (j + first) * stride;
+            for (int64_t n = 0; n < whole; n++)
+                multiply_step<T, rows, group, false>(query + n * step, width.padded(), at + n * step, stride, keep, some);
+            if (ragged) multiply_step<T, rows, group, true>(query + whole * step, width.padded(), at + width.last, stride, keep, some);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+                for (int k = 0; k < group; k++) sum[r][first + k] = some[r][k];
+        }
+        const vf all = totals(&sum[0][0]);
+        if constexpr (rows == 1) {
+            store(scores + j, all);
+        } else {
+            float lane[lanes];
+            store(lane, all);
+            for (int r = 0; r < rows; r++) memcpy(scores + r * wide + j, lane + r * keys, keys * sizeof(float));
+        }
+    }
+}
+
+template <class T, int rows>
+SACCADE_INLINE void products(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide) {
+    if (width.twice() > 0) products_of<T, rows, true>(width, query, key, stride, scores, wide);
+    else products_of<T, rows, false>(width, query, key, stride, scores, wide);
+}
+
+// --- weighted values ----------------------------------------------------------------------------------------------
+
+// out[r] += sum_j weights[r][j] value[j] for `vectors` steps, of which the last begins at `last`.
+template <class T, int rows, int vectors>
+SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last, int64_t count, float* out,
+                                  int64_t out_row) {
+    constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+    vf sum[rows][vectors][parts];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; part++) sum[r][v][part] = load(out + r * out_row + v * step + part * lanes);
+    for (int64_t j = 0; j < count; j++, value += stride) {
+        vf x[vectors][parts];
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) Rows<T>::load_step(value + (v == vectors - 1 ? last : v * step), x[v]);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const vf weight = splat(weights[r * wide + j]);
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 2
+                for (int part = 0; part < parts; part++) sum[r][v][part] += weight * x[v][part];
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; part++) store(out + r * out_row + v * step + part * lanes, sum[r][v][part]);
+}
+
+template <class T, int rows, int vectors>
+SACCADE_INLINE void weighted_last(int64_t left, const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last,
+                                  int64_t count, float* out, int64_t out_row) {
+    if constexpr (vectors > 0) {
+        if (left == vectors) return weighted_tile<T, rows, vectors>(weights, wide, value, stride, last, count, out, out_row);
+        weighted_last<T, rows, vectors - 1>(left, weights, wide, value, stride, last, count, out, out_row);
+    }
+}
+
+// out[r] += sum_j weights[r][j] value[j], out in the order of the steps' vectors.
+template <class T, int rows>
+__attribute__((noinline)) void weighted(const Width& width, const float* weights, int64_t wide, const T* value, int64_t stride,
+                                        int64_t count, float* out) {
+    constexpr int step = Rows<T>::step, most = std::min(8, registers / 2 / rows) / Rows<T>::parts;
+    static_assert(most > 0);
+    for (int64_t n = 0; n < width.steps; n += most) {
+        const int64_t left = std::min<int64_t>(width.steps - n, most);
+        const int64_t last = (n + left == width.steps ? width.last : (n + left - 1) * step) - n * step;
+        weighted_last<T, rows, most>(left, weights, wide, value + n * step, stride, last, count, out + n * step, width.padded());
+    }
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade

@@ -1,0 +1,83 @@
+// What this machine can do at most: arithmetic of one kind from registers, and reading of memory. The benchmark's limits.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "gemm.h"
+#include "parallel.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+// A value that the compiler must take to be needed and changed here.
+template <class V> SACCADE_INLINE void keep(V& x) {
+#if defined(__x86_64__)
+    asm volatile("" : "+x"(x));
+#else
+    asm volatile("" : "+m"(x));
+#endif
+}
+
+inline double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Multiplications and additions per second of one thread, in rounds that are short against the clock's use.
+template <class Math> double peak_of_thread(double seconds) {
+    typedef typename Math::vector vector;
+    constexpr int chains = registers == 32 ? 24 : 12, rounds = 4096;  // latency times throughput is 8 to 10
+    vector a = {}, b = {};
+    vf sum[chains] = {};
+    keep(a), keep(b);
+    const double start = now();
+    double passed = 0;
+    int64_t done = 0;
+    do {
+        for (int n = 0; n < rounds; n++)
+#pragma GCC unroll 24
+            for (int i = 0; i < chains; i++) {
+                sum[i] = Math::multiply(a, b, sum[i]);
+                keep(sum[i]);
+            }
+        done += rounds;
+        passed = now() - start;
+    } while (passed < seconds);
+    return 2.0 * Math::pack * lanes * chains * (double)done / passed;
+}
+
+template <class Math> double peak(int threads, double milliseconds) {
+    std::vector<double> rates(std::max(threads, 1), 0.0);
+    parallel(threads, (int64_t)rates.size(), [&](int64_t n, int) { rates[n] = peak_of_thread<Math>(milliseconds / 1000); });
+    double sum = 0;
+    for (double rate : rates) sum += rate;
+    return sum;
+}
+
+inline double peak_f32(int threads, double milliseconds) { return peak<Single>(threads, milliseconds); }
+
+#if defined(__AVX512BF16__)
+inline double peak_bf16(int threads, double milliseconds) { return peak<Pairs>(threads, milliseconds); }
+#endif
+
+// Bytes per second of reading `data` once. Threads take pieces as they come, each piece in order.
+inline double read_bandwidth(const void* data, int64_t bytes, int threads) {
+    constexpr int64_t line = 16 * lanes, piece = 1 << 20;  // floats are what is summed, four vectors at once
+    const char* from = static_cast<const char*>(data);
+    const int64_t pieces = bytes / piece;
+    const double start = now();
+    parallel(threads, pieces, [&](int64_t n, int) {
+        vu sum[4] = {};
+        const uint32_t* at = reinterpret_cast<const uint32_t*>(from + n * piece);
+        for (int64_t i = 0; i < piece; i += line, at += 4 * lanes)
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) sum[v] |= load(at + v * lanes);
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) keep(sum[v]);
+    });
+    return (double)(pieces * piece) / (now() - start);
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade
