@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import generate, look, train
+from . import bench, generate, look, train
 from ._errors import UserError, one_line, require, told_by_another
 
 __all__ = ["UserError", "app", "main", "require"]
@@ -57,7 +57,7 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, generate, train):
+for command in (look, generate, train, bench):
     command.register(app)
 
 

@@ -1,0 +1,77 @@
+"""Time and peak memory against length, both axes logarithmic, with the exponents that fit (the `plot` extra)."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from .growth import Series, series
+from .results import Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+UNITS = {"time": ("time of a call (s)", 1.0), "memory": ("extra memory at the peak (MiB)", 2.0**20)}
+MARKS = "osD^vP*X"
+
+
+def draw(report: Report, kind: str) -> bytes:
+    """A figure, `kind` "png" or "svg".
+
+    Raises:
+        ValueError: no contender was measured at two lengths or more.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    found = series(report)
+    if not found:
+        raise ValueError("a plot needs measurements at two lengths or more")
+    panels = [what for what in UNITS if any(one.points(what)[0] for one in found)]
+    figure = Figure(figsize=(5.2 * len(panels), 4.2 + 0.16 * len(found)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, what in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _panel(axes, found, what)
+    figure.suptitle(_title(found, report), fontsize=9)
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
+        figure.savefig(out, format=kind, dpi=160)
+    return out.getvalue()
+
+
+def _panel(axes: Axes, found: list[Series], what: str) -> None:
+    common = _common(found)
+    label, unit = UNITS[what]
+    for number, one in enumerate(found):
+        lengths, amounts = one.points(what)
+        if not lengths:
+            continue
+        grown = one.exponent(what)
+        fitted = "" if grown is None else f"  ~ L^{grown:.2f}"
+        own = " ".join(word for word in one.name.split() if word not in common)
+        mark = MARKS[number % len(MARKS)]
+        axes.plot(lengths, [a / unit for a in amounts], marker=mark, markersize=4, lw=1.2, label=f"{own}{fitted}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({length for one in found for length in one.points(what)[0]})
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30, fontsize=7)
+    axes.minorticks_off()
+    axes.set_xlabel("length (tokens)", fontsize=8)
+    axes.set_ylabel(label, fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(True, which="major", lw=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+
+
+def _common(found: list[Series]) -> set[str]:
+    """Words that every series has: they stand once, in the title."""
+    names = [set(one.name.split()) - {one.contender} for one in found]
+    return set.intersection(*names)
+
+
+def _title(found: list[Series], report: Report) -> str:
+    common = _common(found)
+    words = [word for word in found[0].name.split() if word in common]
+    return f"{' '.join(words)}\n{report.machine['processor']}, {report.machine['threads']} threads"

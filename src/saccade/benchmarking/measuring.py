@@ -1,0 +1,163 @@
+"""One group from start to end: make the inputs, check every contender, then time all of them in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+
+from .cases import Case, Inputs
+from .checking import Judge, Verdict, staged
+from .contenders import Contender
+from .limits import Limit, in_cpu_time, limit_of
+from .memory import peak_memory
+from .results import Group, LimitReadings, Row
+from .timing import Budget, Clock, Stopwatch, quiet, take_turns
+
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+LONG = 40  # blocks; a call that took longer when it was checked needs no more warming up
+
+
+class Entry(NamedTuple):
+    case: Case
+    contender: Contender
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run measures. `most_memory`: bytes beyond which a contender is left out of a case."""
+
+    threads: int
+    budget: Budget = field(default_factory=Budget)
+    clock: str = "wall"
+    most_memory: int = 4 * 2**30
+    memory: bool = False  # measure the peak memory of each row, too
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        if self.clock not in CLOCKS:
+            raise ValueError(f"clock must be one of {', '.join(CLOCKS)}; got {self.clock!r}")
+        if self.clock == "cpu" and self.threads != 1:
+            raise ValueError(f"clock 'cpu' counts the calling thread alone: it needs threads = 1, got {self.threads}")
+
+
+@dataclass
+class _Runner:
+    """An entry that was found right, and how it is timed."""
+
+    entry: Entry
+    stopwatch: Stopwatch
+    setup: float
+    error: float
+    limit: Limit | None
+
+
+def measure(title: str, entries: Sequence[Entry], settings: Settings) -> Group:
+    """Check and time the entries against each other; one row each, in their order."""
+    shared = _Shared(settings)
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        prepared = [shared.prepare(entry) for entry in entries]
+        runners = [made for made in prepared if isinstance(made, _Runner)]
+        readings, limits = _timed(runners, settings)
+    finally:
+        torch.set_num_threads(before)
+    rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _Runner) else made for made in prepared]
+    if settings.memory:
+        rows = [_with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
+    return Group(title, tuple(rows), tuple(limits))
+
+
+class _Shared:
+    """Inputs and judges by case, so that contenders of one case read the same memory."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._inputs: dict[Case, Inputs] = {}
+        self._judges: dict[Case, Judge] = {}
+
+    def prepare(self, entry: Entry) -> _Runner | Row:
+        case, contender = entry
+        needs = contender.needs(case)
+        if needs > self._settings.most_memory:
+            return Row(case, contender.name, "none", f"would form {needs / 2**30:.1f} GiB")
+        try:
+            return self._runner(entry)
+        except Exception as error:
+            # Whatever a contender raises is its own answer to the case; the others still run.
+            return Row(case, contender.name, "none", _first_line(error))
+
+    def _runner(self, entry: Entry) -> _Runner | Row:
+        case, contender = entry
+        inputs = self._of(case)
+        with contender.around():
+            start = time.perf_counter()
+            forward = contender.forward(inputs)
+            verdict = self._judges[case].verdict(forward)
+            first = time.perf_counter() - start
+            if not verdict.right:
+                return Row(case, contender.name, "wrong", _wrong(verdict), error=verdict.error)
+            stopwatch = Stopwatch(staged(forward, inputs), contender.around, CLOCKS[self._settings.clock])
+        setup = 0.0
+        if contender.compiles or first < LONG * self._settings.budget.block:
+            block = stopwatch.prepare(self._settings.budget.block)
+            setup = max(first - block / stopwatch.repeats, 0.0) if contender.compiles else 0.0
+        limit = limit_of(inputs, contender.instruction_set, self._settings.threads)
+        return _Runner(entry, stopwatch, setup, verdict.error, limit)
+
+    def _of(self, case: Case) -> Inputs:
+        if case not in self._inputs:
+            self._inputs[case] = Inputs.make(case)
+            self._judges[case] = Judge.of(self._inputs[case])
+        return self._inputs[case]
+
+
+def weigh(title: str, entries: Sequence[Entry], settings: Settings) -> Group:
+    """The peak memory of each entry, without times: for cases whose times are of no interest."""
+    rows = [_with_memory(Row(entry.case, entry.contender.name, "measured"), entry, settings) for entry in entries]
+    return Group(title, tuple(rows))
+
+
+def _timed(runners: list[_Runner], settings: Settings) -> tuple[list[list[float]], list[LimitReadings]]:
+    limits = {runner.limit.name: runner.limit for runner in runners if runner.limit is not None}
+    meters: list[Callable[[], float]] = [runner.stopwatch for runner in runners]
+    own_time = settings.clock == "cpu"
+    meters += [in_cpu_time(limit.meter) if own_time else limit.meter for limit in limits.values()]
+    with quiet():
+        readings = take_turns(meters, settings.budget) if runners else []
+    told = [
+        LimitReadings(limit.name, limit.unit, tuple(numbers))
+        for limit, numbers in zip(limits.values(), readings[len(runners) :], strict=True)
+    ]
+    return readings[: len(runners)], told
+
+
+def _measured(runner: _Runner, readings: tuple[float, ...]) -> Row:
+    case, contender = runner.entry
+    limit = None if runner.limit is None else runner.limit.name
+    return Row(case, contender.name, "measured", "", readings, limit, runner.setup, runner.error)
+
+
+def _with_memory(row: Row, entry: Entry, settings: Settings) -> Row:
+    if row.status != "measured":
+        return row
+    needs = entry.contender.needs(row.case)
+    if needs > settings.most_memory:
+        return replace(row, status="none", note=f"would form {needs / 2**30:.1f} GiB")
+    found = peak_memory(entry.case, entry.contender, settings.threads)
+    return replace(row, note=found) if isinstance(found, str) else replace(row, memory=found)
+
+
+def _wrong(verdict: Verdict) -> str:
+    return f"WRONG: {verdict.worst} is off by {verdict.error:.3g} times what is allowed"
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,152 @@
+"""What a run measured, as values that go to JSON and come back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .cases import Case
+from .statistics import Quartiles, paired_ratio, quartiles
+
+NOISY = 0.15  # of the median, between the quartiles
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by which the process grew at its peak, above the inputs, and how that was seen."""
+
+    peak: int
+    gradients: int  # of that, the gradients that the call returns
+    method: str  # "peak" (kept by the system) or "sampled" (may miss short peaks)
+
+    @property
+    def extra(self) -> int:
+        """Without the gradients, which every contender must return."""
+        return max(self.peak - self.gradients, 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender on one case.
+
+    status: "measured", "wrong" (then there is no speed), or "none" (it cannot, or was left out; the note says why).
+    readings: seconds of one call, one a round; readings of one group belong together round by round.
+    """
+
+    case: Case
+    contender: str
+    status: str
+    note: str = ""
+    readings: tuple[float, ...] = ()
+    limit: str | None = None  # name of one of the group's limits
+    setup: float = 0.0  # seconds of compilation, where there is one
+    error: float | None = None  # of what is allowed
+    memory: Memory | None = None
+
+    @cached_property
+    def seconds(self) -> Quartiles | None:
+        return quartiles(self.readings) if self.readings else None
+
+    @property
+    def rate(self) -> float | None:
+        """FLOP/s, or B/s for decoding."""
+        return None if self.seconds is None else self.case.amount / self.seconds.median
+
+    @property
+    def noisy(self) -> bool:
+        return self.seconds is not None and self.seconds.spread > NOISY
+
+
+@dataclass(frozen=True)
+class LimitReadings:
+    name: str
+    unit: str
+    readings: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that were measured in turns, and the limits measured between them."""
+
+    title: str
+    rows: tuple[Row, ...]
+    limits: tuple[LimitReadings, ...] = ()
+
+    def share(self, row: Row) -> Quartiles | None:
+        """Quartiles of the row's rate as a part of its limit, round by round; None where either is not known."""
+        limit = next((limit for limit in self.limits if limit.name == row.limit), None)
+        if limit is None or not row.readings:
+            return None
+        return paired_ratio([row.case.amount / seconds for seconds in row.readings], limit.readings)
+
+    def speedup(self, row: Row, over: Row) -> Quartiles | None:
+        """How many times faster `row` is than `over`, round by round."""
+        if not row.readings or not over.readings:
+            return None
+        return paired_ratio(over.readings, row.readings)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was asked of a measurement, and whether it held. measured is None where it could not be measured."""
+
+    target: str
+    asked: str
+    measured: float | None
+    shown: str
+    met: bool
+
+
+@dataclass
+class Report:
+    """A whole run."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    groups: list[Group] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    exponents: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for group in self.groups for row in group.rows]
+
+    def as_json(self) -> str:
+        """JSON in which every reading stands, with six significant digits."""
+        return json.dumps(_rounded(asdict(self)), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `as_json` wrote.
+
+        Raises:
+            ValueError: the text is no such report.
+        """
+        try:
+            read = json.loads(text)
+            groups = [_group(entry) for entry in read["groups"]]
+            outcomes = [Outcome(**entry) for entry in read["outcomes"]]
+            return cls(read["machine"], read["settings"], groups, outcomes, read["exponents"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a report of a benchmark: {error}") from None
+
+
+def _group(read: dict[str, Any]) -> Group:
+    limits = [LimitReadings(**{**entry, "readings": tuple(entry["readings"])}) for entry in read["limits"]]
+    return Group(read["title"], tuple(_row(entry) for entry in read["rows"]), tuple(limits))
+
+
+def _row(read: dict[str, Any]) -> Row:
+    memory = None if read["memory"] is None else Memory(**read["memory"])
+    return Row(**{**read, "case": Case(**read["case"]), "readings": tuple(read["readings"]), "memory": memory})
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        # An error that is infinite or no number is said in words; JSON has none for it.
+        return float(f"{value:.6g}") if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return [_rounded(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,76 @@
+"""The compiled module, as far as the benchmark needs it: instruction sets and the machine's limits.
+
+Everything that touches `saccade._native` from the benchmark stands here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def compiled() -> Any | None:
+    """The module `saccade._native`, or None where there is no build that loads."""
+    try:
+        return importlib.import_module("saccade._native")
+    except ImportError:
+        return None
+
+
+def in_use() -> str | None:
+    """The instruction set that runs."""
+    native = compiled()
+    return None if native is None else str(native.active())
+
+
+@contextlib.contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Run the native kernels on an instruction set, and afterwards on what they ran on before.
+
+    Args:
+        name: "avx2", for example; "avx512_bf16!" for one that the processor has and a hypervisor hides.
+
+    Raises:
+        ValueError: no build, or no such set on this machine.
+    """
+    native = compiled()
+    if native is None:
+        raise ValueError(f"instruction set {name!r}: the native kernels are not built here")
+    before = str(native.active())
+    native.use(name)
+    try:
+        yield
+    finally:
+        # The exclamation mark only matters for a set that is hidden, which was in use already.
+        native.use(before + "!")
+
+
+def peak(dtype: str, threads: int, milliseconds: float) -> Callable[[], float] | None:
+    """A meter of the FLOP/s of nothing but multiply-adds; None where there is no build or no such instruction."""
+    native = compiled()
+    measure = None if native is None else getattr(native, "peak_bf16" if dtype == "bfloat16" else "peak_f32", None)
+    if measure is None:
+        return None
+    rate = measure(threads, milliseconds)
+    return None if not rate else lambda: float(measure(threads, milliseconds))
+
+
+def reading(tensors: tuple[Tensor, ...], threads: int) -> Callable[[], float] | None:
+    """A meter of the bytes/s at which the tensors' memory can be read; None where there is no build."""
+    native = compiled()
+    if native is None or not hasattr(native, "read_bandwidth"):
+        return None
+
+    def rate() -> float:
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        seconds = [
+            size / native.read_bandwidth(tensor.data_ptr(), size, threads)
+            for size, tensor in zip(sizes, tensors, strict=True)
+        ]
+        return sum(sizes) / sum(seconds)
+
+    return rate

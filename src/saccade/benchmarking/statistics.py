@@ -1,0 +1,51 @@
+"""Medians, quartiles, ratios of readings that belong together, and growth with length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Quartiles(NamedTuple):
+    low: float
+    median: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """The middle half of the readings, as a share of the median."""
+        return (self.high - self.low) / self.median if self.median else math.inf
+
+
+def quartiles(readings: Sequence[float]) -> Quartiles:
+    """ValueError without readings."""
+    if not len(readings):
+        raise ValueError("quartiles of no readings")
+    return Quartiles(*(float(number) for number in np.quantile(np.asarray(readings, dtype=float), (0.25, 0.5, 0.75))))
+
+
+def paired_ratio(upper: Sequence[float], lower: Sequence[float]) -> Quartiles:
+    """Quartiles of `upper[n] / lower[n]`: of readings of the same round, so that drift cancels.
+
+    ValueError where the numbers of readings differ.
+    """
+    if len(upper) != len(lower):
+        raise ValueError(f"readings are not pairs: {len(upper)} and {len(lower)}")
+    return quartiles([a / b for a, b in zip(upper, lower, strict=True)])
+
+
+def exponent(lengths: Sequence[float], amounts: Sequence[float]) -> float:
+    """The p of `amount = c * length ** p` that fits best in logarithms (least squares).
+
+    ValueError with fewer than two different lengths or an amount that is not positive.
+    """
+    if len(set(lengths)) < 2 or len(lengths) != len(amounts):
+        raise ValueError(f"an exponent needs amounts at two lengths or more, got lengths {list(lengths)}")
+    if min(amounts) <= 0 or min(lengths) <= 0:
+        raise ValueError("an exponent needs positive lengths and amounts")
+    x, y = np.log(np.asarray(lengths, dtype=float)), np.log(np.asarray(amounts, dtype=float))
+    x = x - x.mean()
+    return float((x * (y - y.mean())).sum() / (x * x).sum())

@@ -1,0 +1,176 @@
+"""A report as text: aligned for a terminal or a pipe, and as a page of Markdown to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import words
+from .results import NOISY, Group, Report, Row
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def unit_of(row: Row) -> str:
+    return "B/s" if row.case.stage == "decode" else "FLOP/s"
+
+
+def group_table(group: Group, *, cases: bool = False) -> Table:
+    """Header and cells of a group. cases: a column for the case, where the rows differ in it."""
+    first = group.rows[0]
+    memory = any(row.memory is not None for row in group.rows)
+    header = ["contender", "time", "spread", "rate", "of limit", f"{first.contender} is"]
+    header += ["memory"] if memory else []
+    header += ["work"] if cases else []
+    lines = [_cells(group, row, memory) + ([words.percent(row.case.work)] if cases else []) for row in group.rows]
+    if cases:
+        header.insert(0, "case")
+        lines = [[row.case.label, *cells] for row, cells in zip(group.rows, lines, strict=True)]
+    return [*header, ""], [[*cells, row.note] for cells, row in zip(lines, group.rows, strict=True)]
+
+
+def _cells(group: Group, row: Row, memory: bool) -> list[str]:
+    share, faster = group.share(row), group.speedup(group.rows[0], row)
+    seconds = row.seconds
+    cells = [
+        row.contender,
+        "-" if seconds is None else words.duration(seconds.median),
+        "-" if seconds is None else f"{words.percent(seconds.spread)}{' !' if row.noisy else ''}",
+        "-" if row.rate is None else words.rate(row.rate, unit_of(row)),
+        ("-" if seconds is None else "not known") if share is None else words.percent(share.median),
+        "-" if faster is None or row is group.rows[0] else f"{faster.median:.2f}x as fast",
+    ]
+    return cells + ([_memory(row)] if memory else [])
+
+
+def _memory(row: Row) -> str:
+    return "-" if row.memory is None else words.size(row.memory.extra)
+
+
+def outcome_table(report: Report) -> Table:
+    """What was asked, what was measured, and whether it is met."""
+    header = ["target", "asked", "measured", "met"]
+    verdicts = [("yes" if one.met else "NO") if one.measured is not None else "not measured" for one in report.outcomes]
+    return header, [
+        [one.target, one.asked, one.shown, verdict] for one, verdict in zip(report.outcomes, verdicts, strict=True)
+    ]
+
+
+def exponent_table(report: Report) -> Table:
+    header = ["grows as", "time", "memory", "from", "to"]
+    return header, [
+        [
+            entry["series"],
+            "-" if entry["time"] is None else f"L^{entry['time']:.2f}",
+            "-" if entry["memory"] is None else f"L^{entry['memory']:.2f}",
+            words.length(entry["from"]),
+            words.length(entry["to"]),
+        ]
+        for entry in report.exponents
+    ]
+
+
+def aligned(table: Table, indent: str = "") -> list[str]:
+    """Columns padded to one width, two spaces apart; nothing after the last word of a line."""
+    header, rows = table
+    widths = [max(len(cells[column]) for cells in (header, *rows)) for column in range(len(header))]
+    return [
+        (indent + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))).rstrip()
+        for cells in (header, *rows)
+    ]
+
+
+def markdown(table: Table) -> list[str]:
+    header, rows = table
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in rows]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    return lines + [f"| {' | '.join(cells)} |" for cells in escaped]
+
+
+def group_heading(group: Group) -> str:
+    """The title and what the group's limits were."""
+    limits = [f"{limit.name}: {words.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
+    case = group.rows[0].case
+    work = [] if _mixed(group) or case.work == 1 else [f"work {words.percent(case.work)}"]
+    return "; ".join([group.title, *work, *limits])
+
+
+def _middle(readings: Sequence[float]) -> float:
+    return sorted(readings)[len(readings) // 2]
+
+
+def _mixed(group: Group) -> bool:
+    return len({row.case for row in group.rows}) > 1
+
+
+def group_lines(group: Group) -> list[str]:
+    return [group_heading(group), *aligned(group_table(group, cases=_mixed(group)), "  "), ""]
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know to trust the numbers."""
+    rows = report.rows
+    told = []
+    noisy = sum(row.noisy for row in rows)
+    if noisy:
+        told.append(
+            f"! {noisy} of {len(rows)} rows are noisy: the middle half of their readings spans more than "
+            f"{words.percent(NOISY)} of the median."
+        )
+    load = report.machine.get("load_before")
+    if load is not None and load > 0.5:
+        told.append(f"! Other programs were running: the load average was {load} before the run.")
+    if any(row.status == "measured" and row.readings and row.limit is None for row in rows):
+        told.append("The limit is not known where no native kernel measures it.")
+    compiled = [row for row in rows if row.setup > 0]
+    if compiled:
+        longest = max(row.setup for row in compiled)
+        told.append(f"Compiling is not in the times: {compiled[0].contender} took up to {longest:.0f} s for a shape.")
+    wrong = sum(row.status == "wrong" for row in rows)
+    if wrong:
+        told.append(f"{wrong} results were WRONG and have no speed.")
+    return told
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    cache = machine.get("last_level_cache")
+    parts = [
+        f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores",
+        *([f"last-level cache {words.size(cache)}"] if cache else []),
+        f"instruction set {machine['instruction_set'] or 'not known (no native build)'}",
+        f"PyTorch {machine['torch']}",
+        f"Saccade {machine['saccade']}",
+        f"{machine['date'][:10]}",
+    ]
+    return ", ".join(parts)
+
+
+def page(report: Report, title: str, command: str) -> str:
+    """The report as a page for `benchmarks/results/`."""
+    lines = [f"# {title}", "", f"    {command}", "", f"{machine_line(report.machine)}.", ""]
+    lines += ["Medians of readings taken in turns; ratios are medians of ratios of readings of the same round.", ""]
+    for note in notes(report):
+        lines += [note, ""]
+    if report.outcomes:
+        met = sum(one.met for one in report.outcomes)
+        lines += ["## Targets", "", f"{met} of {len(report.outcomes)} are met.", ""]
+        lines += [*markdown(outcome_table(report)), ""]
+    if report.exponents:
+        lines += ["## Growth with length", "", *markdown(exponent_table(report)), ""]
+    lines += ["## Measurements", ""]
+    for group in report.groups:
+        lines += [f"**{group_heading(group)}**", "", *markdown(group_table(group, cases=_mixed(group))), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def text(report: Report) -> list[str]:
+    """The report as lines for a terminal or a pipe."""
+    lines = [machine_line(report.machine), ""]
+    for group in report.groups:
+        lines += group_lines(group)
+    if report.exponents:
+        lines += [*aligned(exponent_table(report)), ""]
+    if report.outcomes:
+        met = sum(one.met for one in report.outcomes)
+        lines += [*aligned(outcome_table(report)), "", f"{met} of {len(report.outcomes)} targets are met.", ""]
+    return [*lines, *notes(report)]

@@ -1,0 +1,186 @@
+"""The speeds that the native kernels are held to: each target is a group of measurements and what is asked of them.
+
+B = 1, H = 8, D = 64 and 128, unless a target says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from . import words
+from .asks import Ask, Extra, Faster, Growth, Longer, Share
+from .cases import Case
+from .contenders import Flex, Ours, Sdpa
+from .measuring import Entry
+
+WIDTHS = (64, 128)
+LONG = (2048, 4096, 8192, 16384)
+SETTLED = 4096  # from here on a share of the limit is asked of a forward
+WINDOW = "window:256"
+
+
+@dataclass(frozen=True)
+class Target:
+    """weighed: memory is measured, and no time."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    asks: tuple[Ask, ...]
+    weighed: bool = False
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Least share of the limit and least speed over F.sdpa of one stage, dtype and mask."""
+
+    stage: str
+    dtype: str
+    mask: str
+    share: float
+    faster: float
+
+
+BOUNDS = (
+    Bounds("forward", "float32", "full", 0.72, 2.1),
+    Bounds("forward", "float32", "causal", 0.66, 2.3),
+    Bounds("forward+backward", "float32", "full", 0.60, 1.9),
+    Bounds("forward+backward", "float32", "causal", 0.52, 2.2),
+    Bounds("forward", "bfloat16", "full", 0.70, 4.0),
+    Bounds("forward", "bfloat16", "causal", 0.64, 4.2),
+    Bounds("forward+backward", "bfloat16", "full", 0.50, 2.2),
+    Bounds("forward+backward", "bfloat16", "causal", 0.42, 2.5),
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Which backend is held to them, and on what.
+
+    subject: the backend whose kernels are measured; choice: the one that picks a kernel by itself.
+    lower: the instruction set that is forced for the target of that name. cache: bytes of the last-level cache.
+    """
+
+    subject: str = "native"
+    choice: str = "auto"
+    lower: str = "avx2"
+    cache: int = 32 * 2**20
+    quick: bool = False
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return WIDTHS[:1] if self.quick else WIDTHS
+
+    def up_to(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """A quick run leaves out what takes long."""
+        return tuple(length for length in lengths if length <= SETTLED) if self.quick else lengths
+
+
+def targets(preset: Preset) -> list[Target]:
+    """All of them, in the order in which they are measured."""
+    return [
+        *_long(preset),
+        *_medium(preset),
+        *_lower_set(preset),
+        *_windows(preset),
+        *_half_of_the_work(preset),
+        *_decoding(preset),
+        *_small(preset),
+        *_memory(preset),
+    ]
+
+
+def _of(length: int, width: int, **others: object) -> Case:
+    return Case(length, length, width=width, value_width=width, **others)  # type: ignore[arg-type]
+
+
+def _against_sdpa(case: Case, subject: str, *asks: Ask) -> Target:
+    return Target(case.label, (Entry(case, Ours(subject)), Entry(case, Sdpa())), asks)
+
+
+def _long(preset: Preset) -> Iterator[Target]:
+    for bounds in BOUNDS:
+        for width in preset.widths:
+            for length in preset.up_to(LONG):
+                case = _of(length, width, mask=bounds.mask, stage=bounds.stage, dtype=bounds.dtype)
+                shared = bounds.stage != "forward" or length >= SETTLED
+                share = (Share(bounds.share),) if shared else ()
+                yield _against_sdpa(case, preset.subject, *share, Faster(bounds.faster))
+
+
+def _medium(preset: Preset) -> Iterator[Target]:
+    for dtype, least in (("float32", 1.5), ("bfloat16", 3.0)):
+        for mask in ("full", "causal"):
+            for width in preset.widths:
+                for length in (256, 512, 1024):
+                    case = _of(length, width, mask=mask, dtype=dtype)
+                    yield _against_sdpa(case, preset.subject, Faster(least))
+
+
+def _lower_set(preset: Preset) -> Iterator[Target]:
+    for width in preset.widths:
+        case = _of(4096, width)
+        title = f"{case.label}, {preset.lower} forced"
+        yield Target(title, (Entry(case, Ours(preset.subject, preset.lower)),), (Share(0.70),))
+
+
+def _windows(preset: Preset) -> Iterator[Target]:
+    for dtype in ("float32", "bfloat16"):
+        for width in preset.widths:
+            case = _of(8192, width, mask=WINDOW, dtype=dtype)
+            ours = Ours(preset.subject)
+            yield Target(case.label, (Entry(case, ours), Entry(case, Flex())), (Faster(3.0),))
+            lengths = (8192, 16384, 32768, 65536)
+            longer = [replace(case, length_q=length, length_k=length) for length in lengths]
+            title = f"{case.label}, up to L={words.length(lengths[-1])}"
+            yield Target(title, tuple(Entry(one, ours) for one in longer), (Growth(1.05, tuple(range(len(longer)))),))
+            alone = replace(case, stage="backward")
+            entries = (Entry(alone, ours), Entry(replace(case, stage="recorded"), ours))
+            yield Target(alone.label, entries, (Longer(3.3, "the time of its forward"),))
+
+
+def _half_of_the_work(preset: Preset) -> Iterator[Target]:
+    ours = Ours(preset.subject)
+    for mask, batch in (("padding:half", 4), ("documents:2", 1)):
+        for dtype in ("float32", "bfloat16"):
+            for stage in ("forward", "forward+backward"):
+                for width in preset.widths:
+                    half = _of(4096, width, mask=mask, dtype=dtype, stage=stage, batch=batch)
+                    whole = replace(half, mask="full")
+                    asks = (Longer(0.6, f"the time of the full call (work {words.percent(half.work)})"),)
+                    yield Target(half.label, (Entry(half, ours), Entry(whole, ours)), asks)
+
+
+def _decoding(preset: Preset) -> Iterator[Target]:
+    for dtype in ("float32", "bfloat16"):
+        for width in preset.widths:
+            case = decoding(4 * preset.cache, _of(1, width, stage="decode", dtype=dtype))
+            yield _against_sdpa(case, preset.subject, Share(0.80), Faster(1.0))
+
+
+def decoding(size: int, like: Case) -> Case:
+    """The case with a cache whose keys and values take at least `size` bytes, in whole thousands of tokens."""
+    token = like.batch * like.kv_heads * (like.width + like.value_width) * like.torch_dtype.itemsize
+    length = -(-size // (token * 1024)) * 1024
+    return replace(like, length_k=max(length, like.length_q))
+
+
+def _small(preset: Preset) -> Iterator[Target]:
+    lengths = (16, 64, 256) if preset.quick else (16, 32, 64, 128, 256)
+    for dtype in ("float32", "bfloat16"):
+        for stage in ("forward", "forward+backward"):
+            for mask in ("full", "causal"):
+                for batch in (1, 4, 12):
+                    for length in lengths:
+                        case = _of(length, 64, mask=mask, stage=stage, dtype=dtype, batch=batch)
+                        yield _against_sdpa(case, preset.choice, Faster(1.0))
+
+
+def _memory(preset: Preset) -> Iterator[Target]:
+    length = SETTLED if preset.quick else 32768
+    for dtype in ("float32", "bfloat16"):
+        for mask in ("full", "causal"):
+            for width in preset.widths:
+                case = _of(length, width, mask=mask, stage="forward+backward", dtype=dtype)
+                title = f"peak memory, {case.label}"
+                yield Target(title, (Entry(case, Ours(preset.subject)),), (Extra(1.5),), weighed=True)

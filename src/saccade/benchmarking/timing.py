@@ -1,0 +1,88 @@
+"""Taking turns: every meter is read once in each round, so that whatever disturbs the machine disturbs all alike."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Clock = Callable[[], float]  # seconds
+Meter = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a group may be measured: about `seconds`, but at least `least` rounds and at most `most`.
+
+    A call shorter than `block` seconds is repeated until a reading takes that long: the clock's resolution and the
+    loop around the call are then a thousandth of it.
+    """
+
+    seconds: float = 3.0
+    least: int = 5
+    most: int = 100
+    block: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.seconds < 0 or not 1 <= self.least <= self.most or self.block <= 0:
+            raise ValueError(f"a budget needs seconds >= 0, 1 <= least <= most and block > 0, got {self}")
+
+
+@dataclass
+class Stopwatch:
+    """Times a call: a reading is the seconds of one call, from as many as fill a block."""
+
+    call: Callable[[], Any]
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    clock: Clock = time.perf_counter
+    repeats: int = field(default=1, init=False)
+
+    def prepare(self, block: float) -> float:
+        """Warm the call up and settle the repeats; the seconds a block takes."""
+        self.repeats = 1
+        taken = self()
+        # A first call pays for what later ones find ready: only a second one tells how long a short call is.
+        while taken * self.repeats < block and self.repeats < 1_000_000:
+            self.repeats = max(self.repeats + 1, min(self.repeats * 10, math.ceil(block / max(taken, 1e-9))))
+            taken = self()
+        return taken * self.repeats
+
+    def __call__(self) -> float:
+        call, clock = self.call, self.clock
+        with self.around():
+            start = clock()
+            for _ in range(self.repeats):
+                call()
+            return (clock() - start) / self.repeats
+
+
+def take_turns(meters: Sequence[Meter], budget: Budget, clock: Clock = time.perf_counter) -> list[list[float]]:
+    """Readings of each meter, one a round. The order is rotated: nobody always follows the same neighbour."""
+    readings: list[list[float]] = [[] for _ in meters]
+    start = clock()
+    for turn in range(budget.most):
+        if turn >= budget.least and clock() - start >= budget.seconds:
+            break
+        for place in range(len(meters)):
+            which = (place + turn) % len(meters)
+            readings[which].append(meters[which]())
+    return readings
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage collection while the clock runs."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()

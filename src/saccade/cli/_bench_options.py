@@ -1,0 +1,205 @@
+"""The options of `saccade bench`, by theme: each dataclass is one, its fields are options of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from ..benchmarking import Case, Contender, Settings
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cases:
+    """Cases: every combination is measured; lists are written 1,2,3"""
+
+    length: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Tokens: 1000, 4k, or 4x (keys and values fill 4 last-level caches).  "
+            "[default: 512,2k,8k; decode: 1x,4x]",
+        ),
+    ] = None
+    queries: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Query rows.  [default: as many as keys; decode: 1]")
+    ] = None
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Sequences.")] = "1"
+    heads: Annotated[str, typer.Option(metavar="LIST", help="Query heads.")] = "8"
+    kv_heads: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Key/value heads.  [default: as many as query heads]")
+    ] = None
+    width: Annotated[str, typer.Option(metavar="LIST", help="Columns of query, key and value.")] = "64"
+    dtype: Annotated[str, typer.Option(metavar="LIST", help="float32, bfloat16, float16 or float64.")] = "float32"
+    mask: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="full, causal, window:W, padding:half, documents:N, prefix:N, alibi, bias; joined by +.",
+        ),
+    ] = "causal"
+    stage: Annotated[
+        str,
+        typer.Option(
+            "--pass",
+            metavar="LIST",
+            help="forward, backward, forward+backward, recorded (a forward that a backward may follow) or decode.",
+        ),
+    ] = "forward"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contenders:
+    """Contenders"""
+
+    backend: Annotated[str, typer.Option(metavar="LIST", help="Saccade's backends.")] = "native,auto"
+    instruction_set: Annotated[
+        str | None,
+        typer.Option("--set", metavar="LIST", help="Instruction sets to force for native: avx2, for example."),
+    ] = None
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="sdpa, flex (compiles each shape), dense; or none.  [default: all; quick: not flex]",
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measuring:
+    """Measuring"""
+
+    threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
+    seconds: Annotated[float | None, typer.Option(help="Time for each case.  [default: 3; quick: 0.3]")] = None
+    rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 5; quick: 3]")] = None
+    clock: Annotated[str, typer.Option(help="wall, or cpu: one thread's own time, for a machine in use.")] = "wall"
+    memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory, too; --plot does.")] = False
+    most_memory: Annotated[float, typer.Option(help="GiB of weights or masks beyond which one is left out.")] = 4.0
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, lengths and contenders.")] = False
+    targets: Annotated[
+        bool, typer.Option("--targets", help="Measure what the native kernels are held to, not the cases above.")
+    ] = False
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORDS", help="Only the targets whose name has all of these words; may be given again."),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Output: files are replaced"""
+
+    as_json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Every reading, for programs; - prints it.")
+    ] = None
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The results as a page.")] = None
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Time and memory against length: .png or .svg (matplotlib).")
+    ] = None
+    read: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Measure nothing: show the results of a --json FILE.")
+    ] = None
+
+
+def settings_of(measuring: Measuring, *, memory: bool) -> Settings:
+    import torch
+
+    from ..benchmarking import Budget, Settings
+
+    quick = measuring.quick
+    seconds = measuring.seconds if measuring.seconds is not None else (0.3 if quick else 3.0)
+    rounds = measuring.rounds if measuring.rounds is not None else (3 if quick else 5)
+    if rounds < 1:
+        raise ValueError(f"rounds: must be at least 1, got {rounds}")
+    return Settings(
+        torch.get_num_threads() if measuring.threads is None else measuring.threads,
+        Budget(seconds, rounds, max(100, rounds)),
+        measuring.clock,
+        int(measuring.most_memory * 2**30),
+        memory or measuring.memory,
+    )
+
+
+def cases_of(given: Cases, cache: int, *, quick: bool) -> list[Case]:
+    """The product of all lists, lengths ascending within each of the rest; each case once."""
+    axes = (
+        listed(given.stage, "pass", str), listed(given.dtype, "dtype", str), listed(given.mask, "mask", str),
+        listed(given.batch, "batch", int), listed(given.heads, "heads", int),
+        [None] if given.kv_heads is None else listed(given.kv_heads, "kv-heads", int),
+        listed(given.width, "width", int),
+    )  # fmt: skip
+    found: dict[Case, None] = {}
+    for stage, dtype, mask, batch, heads, kv_heads, width in itertools.product(*axes):
+        for case in _lengths(given, cache, quick, (stage, dtype, mask, batch, heads, kv_heads or heads, width)):
+            found[case] = None
+    return list(found)
+
+
+def _lengths(given: Cases, cache: int, quick: bool, others: tuple[str, str, str, int, int, int, int]) -> list[Case]:
+    from ..benchmarking import Case
+    from ..benchmarking.targets import decoding
+
+    stage, dtype, mask, batch, heads, kv_heads, width = others
+    decode = stage == "decode"
+    usual = ("1x" if quick else "1x,4x") if decode else ("512,2k" if quick else "512,2k,8k")
+    lengths = listed(given.length or usual, "length", str)
+    queries = [1 if decode else None] if given.queries is None else listed(given.queries, "queries", int)
+    made = []
+    for text, rows in itertools.product(lengths, queries):
+        shape = (mask, stage, dtype, batch, heads, kv_heads, width, width)
+        if text.endswith("x"):
+            least = Case(rows or 1, rows or 1, *shape)
+            tokens = decoding(int(_number(text[:-1], "length") * cache), least).length_k
+        else:
+            tokens = _tokens(text)
+        made.append(Case(rows or tokens, tokens, *shape))
+    return made
+
+
+def contenders_of(given: Contenders, *, quick: bool) -> list[Contender]:
+    from ..benchmarking import Dense, Flex, Ours, Sdpa
+
+    backends = listed(given.backend, "backend", str)
+    ours: list[Contender] = [Ours(backend) for backend in backends]
+    if given.instruction_set is not None:
+        ours += [Ours("native", name) for name in listed(given.instruction_set, "set", str)]
+    others: dict[str, Contender] = {"sdpa": Sdpa(), "flex": Flex(), "dense": Dense()}
+    usual = "sdpa,dense" if quick else "sdpa,flex,dense"
+    names = [] if given.against == "none" else listed(given.against or usual, "against", str)
+    for name in names:
+        if name not in others:
+            raise ValueError(f"against: expected sdpa, flex, dense or none, got {name!r}")
+    return ours + [others[name] for name in names]
+
+
+def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:
+    """The entries of a list. ValueError that names the option."""
+    found = []
+    for entry in text.split(","):
+        try:
+            found.append(kind(entry.strip()))
+        except ValueError:
+            raise ValueError(f"{name}: expected {kind.__name__} numbers separated by commas, got {text!r}") from None
+    if "" in found:
+        raise ValueError(f"{name}: an entry is empty in {text!r}")
+    return found
+
+
+def _tokens(text: str) -> int:
+    factor = 1024 if text.endswith("k") else 1
+    return int(_number(text[:-1] if factor > 1 else text, "length") * factor)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name}: expected a number of tokens as 1000, 4k or 4x, got {text!r}") from None

@@ -1,0 +1,161 @@
+"""`saccade bench`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .. import __version__
+from ._bench_options import Cases, Contenders, Measuring, Output, cases_of, contenders_of, settings_of
+from ._errors import require
+from ._options import Grouped, flattened
+
+if TYPE_CHECKING:
+    from ..benchmarking import Group, Report
+    from ..benchmarking.targets import Target
+
+EPILOG = """
+Exit status: 0 measured, 1 a result was wrong (it is shown without a speed), 2 bad input, 3 a target was missed, 130
+stopped by Ctrl-C (what was measured until then is shown and written).
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench", cls=Grouped, epilog=EPILOG)(flattened(bench))
+
+
+def bench(cases: Cases, contenders: Contenders, measuring: Measuring, output: Output) -> None:
+    """Time attention on this machine: Saccade, PyTorch's kernels, and how near they come to what the chip can do.
+
+    Contenders take turns in one process, after each one's result was checked. Ratios are medians over the rounds.
+    """
+    if output.plot is not None:
+        require("matplotlib", "plot")
+        if output.plot.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
+    files = _checked(output)
+    try:
+        report = _read(output.read) if output.read else _measured(cases, contenders, measuring, output, files)
+    except _Stopped as stopped:
+        _show(stopped.report, output, files)
+        raise typer.Exit(130) from None
+    _show(report, output, files)
+    if any(row.status == "wrong" for row in report.rows):
+        raise typer.Exit(1)
+    if any(not outcome.met for outcome in report.outcomes):
+        raise typer.Exit(3)
+
+
+class _Stopped(Exception):
+    def __init__(self, report: Report):
+        self.report = report
+
+
+def _checked(output: Output) -> dict[str, Path]:
+    """The files to write, by kind: what is wrong with them is said before minutes of work."""
+    from ..viewer import check_target
+
+    wanted = {
+        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
+        "markdown": output.markdown,
+        "plot": output.plot,
+    }
+    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
+
+
+def _read(path: Path) -> Report:
+    from ..benchmarking import Report
+
+    try:
+        return Report.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _measured(
+    cases: Cases, contenders: Contenders, measuring: Measuring, output: Output, files: dict[str, Path]
+) -> Report:
+    from ..benchmarking import Report
+    from ..benchmarking.machine import describe, last_level_cache
+    from ..benchmarking.running import hold_to, sweep
+
+    settings = settings_of(measuring, memory=output.plot is not None)
+    cache = last_level_cache() or 32 * 2**20
+    chosen = _targets(contenders, measuring, cache) if measuring.targets else None
+    swept = cases_of(cases, cache, quick=measuring.quick) if chosen is None else []
+    who = contenders_of(contenders, quick=measuring.quick)
+    machine = describe(__version__, settings.threads)
+    report = Report(machine, {"command": _command(), "clock": settings.clock, **vars(settings.budget)})
+    with _progress(len(swept) if chosen is None else len(chosen)) as advance:
+
+        def told(group: Group) -> None:
+            advance(group.title)
+            if "json" in files:
+                _write(files["json"], report.as_json())
+
+        try:
+            if chosen is None:
+                sweep(report, swept, who, settings, told)
+            else:
+                hold_to(report, chosen, settings, told)
+        except KeyboardInterrupt:
+            raise _Stopped(report) from None
+    return report
+
+
+def _targets(contenders: Contenders, measuring: Measuring, cache: int) -> list[Target]:
+    from ..benchmarking.targets import Preset, targets
+
+    subject, *rest = contenders.backend.split(",")
+    lower = (contenders.instruction_set or "avx2").split(",")[0]
+    preset = Preset(subject, rest[0] if rest else subject, lower, cache, measuring.quick)
+    wanted = [word for words in measuring.only or [] for word in words.split()]
+    chosen = [target for target in targets(preset) if all(word in target.title.split() for word in wanted)]
+    if not chosen:
+        raise ValueError(f"only: no target has the words {' '.join(wanted)}")
+    return chosen
+
+
+def _command() -> str:
+    return shlex.join(["saccade", *sys.argv[1:]])
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on the terminal's standard error; what it gives is told of each group that is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("checking and timing", total=total)
+        yield lambda title: progress.update(task, advance=1, description=title)
+
+
+def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
+    from ..benchmarking import tables
+
+    if "json" in files:
+        _write(files["json"], report.as_json())
+    if "markdown" in files:
+        command = report.settings.get("command", "saccade bench")
+        _write(files["markdown"], tables.page(report, "How fast attention is here", command))
+    if "plot" in files:
+        from ..benchmarking.figure import draw
+        from ..viewer import write_whole
+
+        write_whole(files["plot"], draw(report, files["plot"].suffix.lower()[1:]))
+    typer.echo(report.as_json() if output.as_json == "-" else "\n".join(tables.text(report)), nl=output.as_json != "-")
+
+
+def _write(path: Path, text: str) -> None:
+    from ..viewer import write_whole
+
+    write_whole(path, text.encode("utf-8"))
