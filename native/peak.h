@@ -59,6 +59,8 @@ inline double peak_f32(int threads, double milliseconds) { return peak<Single>(t
 
 #if defined(__AVX512BF16__)
 inline double peak_bf16(int threads, double milliseconds) { return peak<Pairs>(threads, milliseconds); }
+#else
+constexpr double (*peak_bf16)(int, double) = nullptr;
 #endif
 
 // Bytes per second of reading `data` once. Threads take pieces as they come, each piece in order.
