@@ -10,7 +10,7 @@ mkdir -p "$build"
 
 exec 9>"$build/lock" # one build at a time: the next one waits, and finds most of its work done
 flock 9
-options=(-S . -B "$build" -DSACCADE_NATIVE=ON -DPython_EXECUTABLE="$(command -v "$python")")
+options=(-S . -B "$build" -DPython_EXECUTABLE="$(command -v "$python")")
 if command -v ninja >/dev/null; then options+=(-G Ninja); fi
 cmake "${options[@]}" "$@" >"$build/configure.log" 2>&1 || { cat "$build/configure.log" >&2; exit 1; }
 cmake --build "$build" --parallel "${JOBS:-2}" --target _native
