@@ -19,7 +19,8 @@ enum class Kind : int { empty = 0, partial = 1, full = 2 };
 class Mask {
   public:
     virtual ~Mask() = default;
-    int64_t batch = 1, heads = 1;  // 1: the same for every item, for every query head
+    int64_t batch = 1, heads = 1;          // 1: the same for every item, for every query head
+    int64_t length_q = -1, length_k = -1;  // of the problem it was made for, the only one it may be asked about
 
     // What is certain of a rectangle for item b and query head h; partial where not known.
     virtual Kind kind(int64_t b, int64_t h, Span rows, Span keys) const = 0;

@@ -93,7 +93,7 @@ class FromTensor(Mask):
         return (_Held(self.tensor), self.sizes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_summary": None}
+        return {**super().__getstate__(), "_summary": None}
 
     def __repr__(self) -> str:
         if self.tensor.numel() <= 16 and self.tensor.device.type == "cpu":

@@ -88,12 +88,9 @@ class Documents(Mask):
         return (self.query_ids,) if self.key_ids is None else (self.query_ids, self.key_ids)
 
     def _moved(self, device: torch.device | str) -> Mask:
-        moved = object.__new__(Documents)
-        moved.__dict__.update(self.__dict__)
-        moved._set(
+        return self._with(
             query_ids=self.query_ids.to(device), key_ids=None if self.key_ids is None else self.key_ids.to(device)
         )
-        return moved
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         where = position if self.key_ids is None else row

@@ -91,6 +91,7 @@ class Mask(ABC):
         return self
 
     _positional = True  # whether the answer depends on where the queries stand
+    _native: tuple[int, int, Any] | None = None  # what the native kernels made of it, and for which lengths
 
     def __and__(self, other: Any) -> Mask:
         from ._algebra import And
@@ -304,8 +305,11 @@ class Mask(ABC):
         """A copy with other fields."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy._set(**fields)
+        copy._set(_native=None, **fields)
         return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_native": None}
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: make a new mask instead of setting {name}")

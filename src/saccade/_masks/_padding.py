@@ -91,7 +91,7 @@ class Padding(Mask):
         return super()._with(_last=None, **fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+        return {**super().__getstate__(), "_last": None}
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         real = self.keys.contains(b, key)

@@ -1,0 +1,97 @@
+// Masks for Python: made from a program and tables, and open to tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "mask.h"
+#include "mask_bindings.h"
+#include "mask_program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace saccade {
+namespace {
+
+using masks::Table;
+
+// (address, shape, strides, code) of a tensor.
+Table table_of(nb::handle given) {
+    Table table;
+    table.data = reinterpret_cast<const void*>(nb::cast<uintptr_t>(given[0]));
+    const nb::tuple shape = nb::cast<nb::tuple>(given[1]), stride = nb::cast<nb::tuple>(given[2]);
+    if (shape.size() > 4 || shape.size() != stride.size()) throw std::invalid_argument("a table has at most four axes");
+    table.axes = static_cast<int>(shape.size());
+    for (int axis = 0; axis < table.axes; ++axis) {
+        table.shape[axis] = nb::cast<int64_t>(shape[axis]);
+        table.stride[axis] = nb::cast<int64_t>(stride[axis]);
+    }
+    const int code = nb::cast<int>(given[3]);
+    if (code < Table::boolean || code > Table::int64) throw std::invalid_argument("a table is of no known dtype");
+    table.code = static_cast<Table::Code>(code);
+    return table;
+}
+
+std::unique_ptr<Mask> made(const std::vector<int64_t>& program, nb::list tables, nb::handle, int64_t length_q,
+                           int64_t length_k) {
+    std::vector<Table> read;
+    for (nb::handle table : tables) read.push_back(table_of(table));
+    return masks::read_mask(program, read, length_q, length_k);
+}
+
+using Range = std::tuple<int64_t, int64_t>;
+using Run = std::tuple<int, int, bool>;
+
+Span span(Range range) { return {std::get<0>(range), std::get<1>(range)}; }
+Range range(Span span) { return {span.start, span.stop}; }
+
+std::vector<Run> runs(const std::vector<Piece>& pieces) {
+    std::vector<Run> runs;
+    for (const Piece& piece : pieces) runs.emplace_back(piece.first, piece.last, piece.full);
+    return runs;
+}
+
+}  // namespace
+
+void bind_mask(nb::module_& module) {
+    nb::class_<Mask>(module, "Mask", "A mask for the kernels, for the lengths it was made for. Made by saccade._backends._lowering.")
+        .def(nb::new_(&made), "program"_a, "tables"_a, "kept"_a, "length_q"_a, "length_k"_a, nb::keep_alive<0, 4>())
+        .def_ro("batch", &Mask::batch)
+        .def_ro("heads", &Mask::heads)
+        .def_ro("length_q", &Mask::length_q)
+        .def_ro("length_k", &Mask::length_k)
+        .def("kind", [](const Mask& mask, int64_t b, int64_t h, Range rows, Range keys) {
+            return static_cast<int>(mask.kind(b, h, span(rows), span(keys)));
+        })
+        .def("keys_of", [](const Mask& mask, int64_t b, int64_t h, Range rows) {
+            return range(mask.keys_of(b, h, span(rows)));
+        })
+        .def("rows_of", [](const Mask& mask, int64_t b, int64_t h, Range keys) {
+            return range(mask.rows_of(b, h, span(keys)));
+        })
+        .def("row_bits", [](const Mask& mask, int64_t b, int64_t h, int64_t row, int64_t start, int count) {
+            std::vector<uint64_t> words((count + 63) / 64, ~uint64_t{0});
+            mask.row_bits(b, h, row, start, count, words.data());
+            return words;
+        })
+        .def("prepare", [](const Mask& mask, int64_t length_q, int64_t length_k, int row_grain, int key_grain, bool transposed) {
+            const auto list = work_list(&mask, length_q, length_k, row_grain, key_grain);
+            std::vector<Piece> pieces;
+            for (int64_t b = 0; b < mask.batch; ++b)
+                for (int64_t h = 0; h < mask.heads; ++h) {
+                    list->keys_of(b, h, {0, row_grain}, pieces);
+                    if (transposed) list->rows_of(b, h, {0, key_grain}, pieces);
+                }
+        }, nb::call_guard<nb::gil_scoped_release>());
+    module.def("mask_pieces", [](const Mask* mask, int64_t length_q, int64_t length_k, int row_grain, int key_grain, int64_t b,
+                            int64_t h, Range block, bool transposed) {
+        std::vector<Piece> pieces;
+        const auto list = work_list(mask, length_q, length_k, row_grain, key_grain);
+        if (transposed) list->rows_of(b, h, span(block), pieces);
+        else list->keys_of(b, h, span(block), pieces);
+        return runs(pieces);
+    }, "mask"_a.none(), "length_q"_a, "length_k"_a, "row_grain"_a, "key_grain"_a, "b"_a, "h"_a, "block"_a, "transposed"_a);
+}
+
+}  // namespace saccade

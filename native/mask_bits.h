@@ -1,0 +1,193 @@
+// Runs of keys as bits in words, and as profiles: what a block of rows does along the keys.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "mask.h"
+
+namespace saccade::masks {
+
+constexpr int64_t kFar = int64_t{1} << 60;  // an open end; sums of two still fit
+constexpr Span kEverywhere{-kFar, kFar};
+constexpr int kChunk = 1024;  // keys looked at in one go, so that their bits fit on the stack
+constexpr int kWords = kChunk / 64;
+
+inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+inline int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+inline int words_for(int64_t count) { return static_cast<int>((count + 63) / 64); }
+inline Span meet(Span a, Span b) { return {std::max(a.start, b.start), std::min(a.stop, b.stop)}; }
+inline Span moved(Span span, int64_t by) { return {span.start + by, span.stop + by}; }
+
+inline Span hull(Span a, Span b) {
+    if (a.empty()) return b;
+    if (b.empty()) return a;
+    return {std::min(a.start, b.start), std::max(a.stop, b.stop)};
+}
+
+inline void clear(uint64_t* words, int count) { std::fill(words, words + words_for(count), 0); }
+
+// The lowest `count` bits of a word, 1 <= count <= 64.
+inline uint64_t lowest(int64_t count) { return ~uint64_t{0} >> (64 - count); }
+
+// Sets the bits of the keys in `span`; bit 0 is key `start`.
+inline void fill(Span span, int64_t start, int count, uint64_t* words) {
+    const int64_t first = std::max<int64_t>(span.start - start, 0);
+    const int64_t last = std::min<int64_t>(span.stop - start, count) - 1;
+    if (first > last) return;
+    const uint64_t head = ~uint64_t{0} << (first % 64), tail = lowest(last % 64 + 1);
+    uint64_t* word = words + first / 64;
+    uint64_t* const final = words + last / 64;
+    if (word == final) {
+        *word |= head & tail;
+        return;
+    }
+    *word++ |= head;
+    while (word < final) *word++ = ~uint64_t{0};
+    *final |= tail;
+}
+
+// Clears the bits of the keys outside of `span`.
+inline void keep(Span span, int64_t start, int count, uint64_t* words) {
+    uint64_t kept[kWords] = {};
+    fill(span, start, count, kept);
+    for (int n = 0; n < words_for(count); ++n) words[n] &= kept[n];
+}
+
+inline void invert(int count, uint64_t* words) {
+    for (int n = 0; n < words_for(count); ++n) words[n] = ~words[n];
+    if (count % 64) words[count / 64] &= lowest(count % 64);
+}
+
+// Copies bits [start, start + count) of a row of `size` bits; what lies outside of the row is 0.
+inline void copy_bits(const uint64_t* row, int64_t size, int64_t start, int count, uint64_t* words) {
+    clear(words, count);
+    const int64_t first = std::max<int64_t>(start, 0), last = std::min(start + count, size);
+    for (int64_t at = first; at < last;) {
+        const int64_t to = at - start;
+        const int64_t some = std::min({last - at, 64 - at % 64, 64 - to % 64});
+        words[to / 64] |= ((row[at / 64] >> (at % 64)) & lowest(some)) << (to % 64);
+        at += some;
+    }
+}
+
+// 64 bytes to 64 bits: not 0 is 1.
+inline uint64_t pack64(const uint8_t* bytes) {
+    uint64_t word = 0;
+#if defined(__SSE2__)
+    for (int n = 0; n < 4; ++n) {
+        const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + 16 * n));
+        const unsigned absent = _mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()));
+        word |= static_cast<uint64_t>(~absent & 0xFFFFu) << (16 * n);
+    }
+#else
+    for (int n = 0; n < 64; ++n) word |= static_cast<uint64_t>(bytes[n] != 0) << n;
+#endif
+    return word;
+}
+
+inline void pack(const uint8_t* bytes, int64_t count, uint64_t* words) {
+    int64_t at = 0;
+    for (; at + 64 <= count; at += 64) words[at / 64] = pack64(bytes + at);
+    if (at == count) return;
+    uint8_t rest[64] = {};
+    std::memcpy(rest, bytes + at, count - at);
+    words[at / 64] = pack64(rest);
+}
+
+struct Segment {
+    int64_t stop;
+    Kind kind;
+};
+
+// What a block of rows does along a range of keys: segments from left to right, no two neighbours of one kind.
+class Profile {
+  public:
+    explicit Profile(Span keys) : keys_(keys), end_(keys.start) {}
+
+    // From where the last segment ended up to `stop`; nothing where that lies behind.
+    void add(int64_t stop, Kind kind) {
+        stop = std::min(stop, keys_.stop);
+        if (stop <= end_) return;
+        end_ = stop;
+        if (!segments_.empty() && segments_.back().kind == kind)
+            segments_.back().stop = stop;
+        else
+            segments_.push_back({stop, kind});
+    }
+
+    void rest(Kind kind) { add(keys_.stop, kind); }
+    void only(Span span, Kind kind) {
+        add(span.start, Kind::empty);
+        add(span.stop, kind);
+    }
+
+    // Keys from `at` on: those in `every` are full, those in `some` at least partial.
+    void add_words(int64_t at, const uint64_t* some, const uint64_t* every, int count) {
+        for (int n = 0; n < count; n += 64) add_word(at + n, some[n / 64], every[n / 64], std::min(64, count - n));
+    }
+
+    Span keys() const { return keys_; }
+    const std::vector<Segment>& segments() const { return segments_; }
+    std::vector<Segment>& segments() { return segments_; }
+
+    Kind kind() const {
+        if (segments_.empty()) return Kind::empty;
+        return segments_.size() == 1 ? segments_[0].kind : Kind::partial;
+    }
+
+    // The range outside of which every segment is of this kind.
+    Span beyond(Kind kind) const {
+        Span found{keys_.start, keys_.start};
+        int64_t start = keys_.start;
+        for (const Segment& segment : segments_) {
+            if (segment.kind != kind) found = hull(found, {start, segment.stop});
+            start = segment.stop;
+        }
+        return found;
+    }
+
+  private:
+    void add_word(int64_t at, uint64_t some, uint64_t every, int count) {
+        while (count > 0) {
+            const Kind kind = every & 1 ? Kind::full : some & 1 ? Kind::partial : Kind::empty;
+            const uint64_t other = kind == Kind::full ? ~every : kind == Kind::partial ? (~some | every) : some;
+            const int run = other ? std::min(__builtin_ctzll(other), count) : count;
+            add(at + run, kind);
+            if (run >= count) return;
+            at += run, count -= run, some >>= run, every >>= run;
+        }
+    }
+
+    Span keys_;
+    int64_t end_;
+    std::vector<Segment> segments_;
+};
+
+// Replaces `profile` within the keys of `other`: the lesser kind of the two (an intersection) or the greater (a union).
+inline void combine(Profile& profile, const Profile& other, bool lesser) {
+    Profile result(profile.keys());
+    auto theirs = other.segments().begin();
+    for (const Segment& mine : profile.segments()) {
+        if (other.segments().empty() || mine.stop <= other.keys().start) {
+            result.add(mine.stop, mine.kind);
+            continue;
+        }
+        result.add(other.keys().start, mine.kind);
+        for (; theirs != other.segments().end(); ++theirs) {
+            const Kind kind = lesser ? std::min(mine.kind, theirs->kind) : std::max(mine.kind, theirs->kind);
+            result.add(std::min(mine.stop, theirs->stop), kind);
+            if (theirs->stop > mine.stop) break;
+        }
+        result.add(mine.stop, mine.kind);
+    }
+    profile = std::move(result);
+}
+
+}  // namespace saccade::masks

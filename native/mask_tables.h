@@ -1,0 +1,395 @@
+// Masks that look things up: documents, global tokens, blocks, edges, tensors, tiles worked out beforehand.
+#pragma once
+
+#include "mask_node.h"
+
+namespace saccade::masks {
+
+// ids[p] == ids[j], or with ids of their own on both sides, query_ids[row] == key_ids[j].
+class Documents final : public Node {
+  public:
+    Documents(const Table& rows, const Table& keys, bool by_position, int64_t reach)
+        : rows_(rows), keys_(keys), by_position_(by_position) {
+        const int64_t batch = keys.axes == 2 ? keys.shape[0] : 1;
+        length_ = std::min(reach, size(keys));
+        interval = true;
+        items_.resize(batch);
+        for (int64_t b = 0; b < batch; ++b) prepare(b);
+    }
+
+    Span seen(const Place& place, int64_t row) const override {
+        const Item& item = of(place.item);
+        const int64_t id = number(item, place, row);
+        return id < 0 ? Span{0, 0} : item.runs[item.first[id]];
+    }
+
+    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        const Item& item = of(place.item);
+        const int64_t id = number(item, place, row);
+        clear(words, count);
+        if (id < 0) return;
+        const Span* at = item.runs.data() + item.first[id];
+        const Span* const end = item.runs.data() + item.first[id + 1];
+        if (!item.numbers.empty() && end - at > 1) return compare(item, id, start, count, words);
+        if (end - at > 8)
+            at = std::upper_bound(at, end, start, [](int64_t key, const Span& run) { return key < run.stop; });
+        for (; at != end && at->start < start + count; ++at) fill(*at, start, count, words);
+    }
+
+    void profile(const Place& place, Span rows, Profile& out) const override {
+        const Item& item = of(place.item);
+        std::vector<int64_t> ids;
+        for (int64_t row = rows.start; row < rows.stop; ++row) {
+            const int64_t id = number(item, place, row);
+            if (ids.empty() || ids.back() != id) ids.push_back(id);
+        }
+        std::sort(ids.begin(), ids.end());
+        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+        const Kind kind = ids.size() == 1 ? Kind::full : Kind::partial;
+        std::vector<Span> seen;
+        for (int64_t id : ids)
+            if (id >= 0) seen.insert(seen.end(), item.runs.begin() + item.first[id], item.runs.begin() + item.first[id + 1]);
+        std::sort(seen.begin(), seen.end(), [](const Span& a, const Span& b) { return a.start < b.start; });
+        for (const Span& run : seen) out.only(run, kind);
+        out.rest(Kind::empty);
+    }
+
+    void signature(int64_t item, int64_t, std::vector<int64_t>& out) const override {
+        if (items_.size() > 1 || (rows_.axes == 2 && rows_.shape[0] > 1)) out.push_back(item);
+    }
+
+  private:
+    struct Item {
+        std::vector<int64_t> ids;       // the different ids, ascending
+        std::vector<int64_t> first;     // id n has runs[first[n]], ..., runs[first[n + 1] - 1]
+        std::vector<Span> runs;         // of keys, ascending for each id
+        std::vector<int32_t> numbers;   // which id each key has, where runs are too short to be worth it
+    };
+
+    static int64_t size(const Table& table) { return table.shape[table.axes - 1]; }
+    static int64_t look(const Table& table, int64_t item, int64_t index) {
+        if (table.axes == 1) return table.one(index);
+        return table.at(table.step(0, item) + index * table.stride[1]);
+    }
+    const Item& of(int64_t item) const { return items_[items_.size() > 1 ? item : 0]; }
+
+    // Which of the keys' ids the row has; -1: none.
+    int64_t number(const Item& item, const Place& place, int64_t row) const {
+        const int64_t index = by_position_ ? row + place.offset : row;
+        if (index < 0 || index >= size(rows_)) return -1;
+        const int64_t id = look(rows_, place.item, index);
+        const auto found = std::lower_bound(item.ids.begin(), item.ids.end(), id);
+        return found != item.ids.end() && *found == id ? found - item.ids.begin() : -1;
+    }
+
+    void prepare(int64_t b) {
+        struct Run {
+            int64_t id;
+            Span keys;
+        };
+        std::vector<Run> runs;
+        for (int64_t key = 0; key < length_; ++key) {
+            const int64_t id = look(keys_, b, key);
+            if (runs.empty() || runs.back().id != id) runs.push_back({id, {key, key}});
+            runs.back().keys.stop = key + 1;
+        }
+        const auto before = [](const Run& x, const Run& y) { return x.id < y.id; };
+        if (!std::is_sorted(runs.begin(), runs.end(), before)) std::stable_sort(runs.begin(), runs.end(), before);
+        Item& item = items_[b];
+        for (const Run& run : runs) {
+            if (item.ids.empty() || item.ids.back() != run.id) {
+                item.ids.push_back(run.id);
+                item.first.push_back(static_cast<int64_t>(item.runs.size()));
+            }
+            item.runs.push_back(run.keys);
+        }
+        item.first.push_back(static_cast<int64_t>(item.runs.size()));
+        interval &= item.runs.size() == item.ids.size();
+        if (static_cast<int64_t>(item.runs.size()) * 16 < length_ || item.runs.size() == item.ids.size()) return;
+        item.numbers.resize(length_);
+        for (size_t n = 0; n < item.ids.size(); ++n)
+            for (int64_t run = item.first[n]; run < item.first[n + 1]; ++run)
+                std::fill(item.numbers.begin() + item.runs[run].start, item.numbers.begin() + item.runs[run].stop,
+                          static_cast<int32_t>(n));
+    }
+
+    void compare(const Item& item, int64_t id, int64_t start, int count, uint64_t* words) const {
+        uint8_t same[kChunk];
+        const int64_t there = std::clamp<int64_t>(length_ - start, 0, count);
+        for (int64_t n = 0; n < there; ++n) same[n] = item.numbers[start + n] == static_cast<int32_t>(id);
+        if (there) pack(same, there, words);
+    }
+
+    Table rows_, keys_;
+    bool by_position_;
+    int64_t length_;
+    std::vector<Item> items_;
+};
+
+// p in tokens or j in tokens.
+class Global final : public Node {
+  public:
+    explicit Global(Subset tokens) : tokens_(std::move(tokens)) {}
+
+    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        if (!tokens_.contains(place.item, row + place.offset)) return tokens_.bits(place.item, start, count, words);
+        clear(words, count);
+        fill(kEverywhere, start, count, words);
+    }
+
+    void profile(const Place& place, Span rows, Profile& out) const override {
+        const Kind kind = tokens_.kind(place.item, moved(rows, place.offset));
+        if (kind == Kind::full) return out.rest(Kind::full);
+        tokens_.profile(place.item, kind, out);
+    }
+
+    void signature(int64_t item, int64_t, std::vector<int64_t>& out) const override { tokens_.sign(item, out); }
+
+  private:
+    Subset tokens_;
+};
+
+// layout[p / size, j / size], by head where the layout has three axes. A position before 0 is in no block.
+class Blocks final : public Node {
+  public:
+    Blocks(const Table& layout, int64_t size) : layout_(layout), size_(size), heads_(layout.axes == 3) {}
+
+    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        clear(words, count);
+        const int64_t block = floor_div(row + place.offset, size_);
+        if (!within(block)) return;
+        const uint8_t* layout = line(place.head, block);
+        const int64_t last = std::min(ceil_div(start + count, size_), columns());
+        for (int64_t n = start / size_; n < last; ++n)
+            if (layout[n * step()]) fill({n * size_, (n + 1) * size_}, start, count, words);
+    }
+
+    void profile(const Place& place, Span rows, Profile& out) const override {
+        const Span stand = moved(rows, place.offset);
+        const int64_t top = floor_div(stand.start, size_), bottom = floor_div(stand.stop - 1, size_);
+        const int64_t left = out.keys().start / size_, right = std::min(ceil_div(out.keys().stop, size_), columns());
+        const int64_t count = std::max<int64_t>(right - left, 0);
+        std::vector<uint8_t> some(count, 0), every(count, 1);
+        for (int64_t block = top; block <= bottom; ++block) {
+            const uint8_t* layout = within(block) ? line(place.head, block) + left * step() : nullptr;
+            for (int64_t n = 0; n < count; ++n) {
+                const uint8_t kept = layout && layout[n * step()];
+                some[n] |= kept;
+                every[n] &= kept;
+            }
+        }
+        for (int64_t n = 0; n < count; ++n)
+            out.add((left + n + 1) * size_, every[n] ? Kind::full : some[n] ? Kind::partial : Kind::empty);
+        out.rest(Kind::empty);
+    }
+
+    void signature(int64_t, int64_t head, std::vector<int64_t>& out) const override {
+        if (heads_ && layout_.shape[0] > 1) out.push_back(head);
+    }
+
+  private:
+    bool within(int64_t block) const { return block >= 0 && block < layout_.shape[heads_]; }
+    int64_t columns() const { return layout_.shape[heads_ + 1]; }
+    int64_t step() const { return layout_.stride[heads_ + 1]; }
+    const uint8_t* line(int64_t head, int64_t block) const {
+        return layout_.bytes((heads_ ? layout_.step(0, head) : 0) + block * layout_.stride[heads_]);
+    }
+
+    Table layout_;
+    int64_t size_;
+    int heads_;  // how many axes come before that of the query blocks
+};
+
+// Row blocks with a list of key blocks each: starts[p / size] <= n < starts[p / size + 1] are those of p, ascending.
+class Sparse : public Node {
+  public:
+    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        clear(words, count);
+        const int64_t block = floor_div(row + place.offset, size_);
+        if (!within(block)) return;
+        const int64_t* end = columns_ + starts_[block + 1];
+        const int64_t* at = std::lower_bound(columns_ + starts_[block], end, start / size_);
+        for (; at != end && *at * size_ < start + count; ++at)
+            fill({*at * size_, (*at + 1) * size_}, start, count, words);
+    }
+
+    void profile(const Place& place, Span rows, Profile& out) const override {
+        const Span stand = moved(rows, place.offset);
+        const int64_t top = floor_div(stand.start, size_), bottom = floor_div(stand.stop - 1, size_);
+        std::vector<int64_t> found;
+        for (int64_t block = top; block <= bottom; ++block)
+            if (within(block)) found.insert(found.end(), columns_ + starts_[block], columns_ + starts_[block + 1]);
+        std::sort(found.begin(), found.end());
+        for (size_t n = 0, next; n < found.size(); n = next) {
+            for (next = n; next < found.size() && found[next] == found[n];) ++next;
+            const bool all = static_cast<int64_t>(next - n) == bottom - top + 1;
+            out.only({found[n] * size_, (found[n] + 1) * size_}, all ? Kind::full : Kind::partial);
+        }
+        out.rest(Kind::empty);
+    }
+
+  protected:
+    Sparse(int64_t size) : size_(size) {}
+    bool within(int64_t block) const { return block >= 0 && block < blocks_; }
+
+    int64_t size_, blocks_ = 0;
+    const int64_t *starts_ = nullptr, *columns_ = nullptr;
+};
+
+inline std::vector<int64_t> numbers_of(const Table& table) {
+    std::vector<int64_t> numbers(table.shape[0]);
+    for (size_t n = 0; n < numbers.size(); ++n) numbers[n] = table.one(static_cast<int64_t>(n));
+    return numbers;
+}
+
+// Pairs (p, j): sorted by p, then by j.
+class Edges final : public Sparse {
+  public:
+    Edges(const Table& starts, const Table& keys) : Sparse(1) {
+        starts_ = read(starts, own_starts_);
+        columns_ = read(keys, own_keys_);
+        blocks_ = starts.shape[0] - 1;
+    }
+
+  private:
+    static const int64_t* read(const Table& table, std::vector<int64_t>& own) {
+        if (table.code == Table::int64 && table.stride[0] == 1) return static_cast<const int64_t*>(table.data);
+        own = numbers_of(table);
+        return own.data();
+    }
+
+    std::vector<int64_t> own_starts_, own_keys_;
+};
+
+// Query block r draws one block from each of `count` equal parts of the blocks before it: saccade/_masks/_blocks.py.
+class RandomBlocks final : public Sparse {
+  public:
+    RandomBlocks(int64_t start, int64_t size, int64_t count, bool symmetric, int64_t reach) : Sparse(size) {
+        blocks_ = std::max<int64_t>(ceil_div(reach, size), 0);
+        std::vector<std::vector<int64_t>> drawn(blocks_);
+        for (int64_t drawer = 0; drawer < blocks_; ++drawer)
+            for (int64_t part = 0; part < count; ++part) {
+                const int64_t low = part * drawer / count, width = (part + 1) * drawer / count - low;
+                if (!width) continue;
+                const int64_t other = low + draw(start, drawer, part) % width;
+                drawn[drawer].push_back(other);
+                if (symmetric) drawn[other].push_back(drawer);
+            }
+        own_starts_.push_back(0);
+        for (auto& blocks : drawn) {
+            std::sort(blocks.begin(), blocks.end());
+            own_columns_.insert(own_columns_.end(), blocks.begin(), blocks.end());
+            own_starts_.push_back(static_cast<int64_t>(own_columns_.size()));
+        }
+        starts_ = own_starts_.data();
+        columns_ = own_columns_.data();
+    }
+
+  private:
+    static uint32_t mixed(uint32_t x) {
+        x = (x ^ (x >> 16)) * 0x7FEB352Du;
+        x = (x ^ (x >> 15)) * 0x846CA68Bu;
+        return x ^ (x >> 16);
+    }
+    static int64_t draw(int64_t start, int64_t drawer, int64_t part) {
+        const uint32_t seed = mixed(static_cast<uint32_t>(start) + static_cast<uint32_t>(drawer) * 0x9E3779B1u);
+        return mixed(seed ^ (static_cast<uint32_t>(part) * 0x85EBCA77u));
+    }
+
+    std::vector<int64_t> own_starts_, own_columns_;
+};
+
+// tensor[b, h, row, j], axes of size 1 broadcast.
+class FromTensor final : public Node {
+  public:
+    explicit FromTensor(const Table& table) : table_(table) {}
+
+    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        const uint8_t* from = line(place) + table_.step(2, row);
+        if (table_.shape[3] > 1) return pack_strided(from + start * table_.stride[3], table_.stride[3], count, words);
+        clear(words, count);
+        if (*from) fill(kEverywhere, start, count, words);
+    }
+
+    void profile(const Place& place, Span rows, Profile& out) const override {
+        if (table_.shape[2] == 1) rows.stop = rows.start + 1;
+        uint64_t some[kWords] = {}, every[kWords], row_words[kWords];
+        for (int64_t at = out.keys().start; at < out.keys().stop; at += kChunk) {
+            const int count = static_cast<int>(std::min<int64_t>(kChunk, out.keys().stop - at));
+            bits(place, rows.start, at, count, some);
+            std::copy(some, some + kWords, every);
+            for (int64_t row = rows.start + 1; row < rows.stop; ++row) {
+                bits(place, row, at, count, row_words);
+                for (int n = 0; n < words_for(count); ++n) some[n] |= row_words[n], every[n] &= row_words[n];
+            }
+            out.add_words(at, some, every, count);
+        }
+    }
+
+    void signature(int64_t item, int64_t head, std::vector<int64_t>& out) const override {
+        if (table_.shape[0] > 1) out.push_back(item);
+        if (table_.shape[1] > 1) out.push_back(head);
+    }
+
+  private:
+    const uint8_t* line(const Place& place) const {
+        return table_.bytes(table_.step(0, place.item) + table_.step(1, place.head));
+    }
+
+    Table table_;
+};
+
+// Bits worked out beforehand: tiles of 64 x 64, equal ones stored once.
+// which (B or 1, H or 1, rows / 64, keys / 64): the number of a tile, -1 an empty one, -2 a full one.
+class Tiles final : public Node {
+  public:
+    static constexpr int64_t kSide = 64;
+
+    Tiles(const Table& which, const Table& tiles, Span rows, Span keys)
+        : which_(which), tiles_(tiles), rows_(rows), keys_(keys) {}
+
+    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        clear(words, count);
+        const Span keys = meet(keys_, {start, start + count});
+        if (keys.empty() || row < rows_.start || row >= rows_.stop) return;
+        const int64_t first = (keys.start - keys_.start) / kSide, last = ceil_div(keys.stop - keys_.start, kSide);
+        uint64_t line[kWords + 2];
+        for (int64_t n = first; n < last; ++n) line[n - first] = word(place, row - rows_.start, n);
+        copy_bits(line, keys.stop - keys_.start - first * kSide, start - keys_.start - first * kSide, count, words);
+    }
+
+    void profile(const Place& place, Span rows, Profile& out) const override {
+        const Span held = meet(keys_, out.keys());
+        out.add(held.start, Kind::empty);
+        uint64_t some[kWords] = {}, every[kWords], row_words[kWords];
+        for (int64_t at = held.start; at < held.stop; at += kChunk) {
+            const int count = static_cast<int>(std::min<int64_t>(kChunk, held.stop - at));
+            bits(place, rows.start, at, count, some);
+            std::copy(some, some + kWords, every);
+            for (int64_t row = rows.start + 1; row < rows.stop; ++row) {
+                bits(place, row, at, count, row_words);
+                for (int n = 0; n < words_for(count); ++n) some[n] |= row_words[n], every[n] &= row_words[n];
+            }
+            out.add_words(at, some, every, count);
+        }
+        out.rest(Kind::empty);
+    }
+
+    void signature(int64_t item, int64_t head, std::vector<int64_t>& out) const override {
+        if (which_.shape[0] > 1) out.push_back(item);
+        if (which_.shape[1] > 1) out.push_back(head);
+    }
+
+  private:
+    uint64_t word(const Place& place, int64_t row, int64_t column) const {
+        const int64_t tile = which_.at(which_.step(0, place.item) + which_.step(1, place.head) +
+                                       row / kSide * which_.stride[2] + column * which_.stride[3]);
+        if (tile < 0) return tile == -2 ? ~uint64_t{0} : 0;
+        return static_cast<uint64_t>(tiles_.at(tile * tiles_.stride[0] + row % kSide * tiles_.stride[1]));
+    }
+
+    Table which_, tiles_;
+    Span rows_, keys_;
+};
+
+}  // namespace saccade::masks

@@ -1,0 +1,300 @@
+"""Masks for the native kernels: a mask as numbers and tensors, and the object that is made of them.
+
+Shapes: B batch, H query heads, Lq / Lk numbers of queries and keys. The numbers are read by native/mask.cpp;
+native/mask_program.h says what each operation's numbers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._masks import (
+    Blocks,
+    Causal,
+    Documents,
+    Edges,
+    Fixed,
+    FromTensor,
+    Global,
+    Mask,
+    Padding,
+    PerHead,
+    Prefix,
+    RandomBlocks,
+    Strided,
+    Window,
+)
+from .._masks._algebra import And, Not, Or
+from .._masks._data import Table, lasting, per_item
+from .._masks._intervals import Span
+from .._masks._placement import At, Slice
+from ._kernels import module
+
+_FAR = 1 << 60  # an open side, and whatever lies beyond it
+_SIDE = 64  # rows and keys of a tile that is worked out here
+_STRIP = 1 << 20  # pairs that are worked out at once
+_CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
+_EMPTY, _FULL = -1, -2
+
+
+class Operation(IntEnum):
+    """What a part of the program is: the same numbers as in native/mask_program.h."""
+
+    WINDOW = 0
+    PADDING = 1
+    DOCUMENTS = 2
+    PREFIX = 3
+    GLOBAL = 4
+    STRIDED = 5
+    FIXED = 6
+    BLOCKS = 7
+    RANDOM = 8
+    EDGES = 9
+    TENSOR = 10
+    TILES = 11
+    AT = 12
+    SLICE = 13
+    ALL = 14
+    ANY = 15
+    INVERT = 16
+    HEADS = 17
+
+
+class Lowered(NamedTuple):
+    """A mask as numbers and tensors: what a compiled graph can carry. Both depend on the lengths only for a
+    `Predicate`, of which the pairs are worked out."""
+
+    program: list[int]
+    tensors: list[Tensor]
+
+
+class _Standing(NamedTuple):
+    """The rows and keys at which a part is asked, and where its row 0 stands."""
+
+    rows: Span
+    keys: Span
+    offset: int | Table
+
+
+def lower(mask: Mask, Lq: int, Lk: int) -> Lowered:
+    """The mask for Lq queries and Lk keys as numbers and tensors; its tables are passed on as they are, not copied."""
+    lowered = Lowered([], [])
+    _lower(mask, _Standing((0, Lq), (0, Lk), Lk - Lq), lowered)
+    return lowered
+
+
+def built(lowered: Lowered, Lq: int, Lk: int) -> Any:
+    """The object the kernels take. It reads the tensors where they lie, and keeps them."""
+    tensors = lowered.tensors
+    tables = [(t.data_ptr(), tuple(t.shape), t.stride(), _CODES[t.dtype]) for t in tensors]
+    return module.Mask(lowered.program, tables, tensors, Lq, Lk)
+
+
+def native_mask(mask: Mask, Lq: int, Lk: int, *_: Any) -> Any:
+    """The object the kernels take, remembered by the mask: all layers of a model share it and its work lists."""
+    last = mask._native
+    if last is not None and last[0] == Lq and last[1] == Lk:
+        return last[2]
+    made = built(_lasting_lower(mask, Lq, Lk), Lq, Lk)
+    # What a compiler or a dispatch mode looks on may not be made of plain tensors.
+    if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()):
+        mask._set(_native=(Lq, Lk, made))
+    return made
+
+
+_lasting_lower = lasting(lower)
+
+
+def _lower(mask: Mask, standing: _Standing, out: Lowered) -> None:
+    write = _WRITERS.get(type(mask), _tiles)
+    write(mask, standing, out)
+
+
+def _near(value: int) -> int:
+    return min(max(value, -_FAR), _FAR)
+
+
+def _table(tensor: Tensor, out: Lowered) -> int:
+    out.tensors.append(tensor)
+    return len(out.tensors) - 1
+
+
+def _number(value: int | Table, out: Lowered) -> tuple[int, int]:
+    return (0, _near(value)) if isinstance(value, int) else (1, _table(value.values, out))
+
+
+def _causal(mask: Causal, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.WINDOW, _FAR, 0))
+
+
+def _window(mask: Window, standing: _Standing, out: Lowered) -> None:
+    sides = (_FAR if side is None else _near(side) for side in (mask.left, mask.right))
+    out.program.extend((Operation.WINDOW, *sides))
+
+
+def _padding(mask: Padding, standing: _Standing, out: Lowered) -> None:
+    rows = -1 if mask.queries is None else _table(mask.queries.table.values, out)
+    out.program.extend((Operation.PADDING, _table(mask.keys.table.values, out), rows))
+
+
+def _documents(mask: Documents, standing: _Standing, out: Lowered) -> None:
+    queries = _table(mask.query_ids.values, out)
+    keys = -1 if mask.key_ids is None else _table(mask.key_ids.values, out)
+    out.program.extend((Operation.DOCUMENTS, queries, keys))
+
+
+def _prefix(mask: Prefix, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.PREFIX, *_number(mask.length, out)))
+
+
+def _global(mask: Global, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.GLOBAL, _table(mask._members.table.values, out)))
+
+
+def _strided(mask: Strided, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.STRIDED, _near(mask.stride)))
+
+
+def _fixed(mask: Fixed, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.FIXED, _near(mask.stride), _near(mask.columns)))
+
+
+def _blocks(mask: Blocks, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.BLOCKS, _table(mask.layout.values, out), _near(mask.size)))
+
+
+def _random(mask: RandomBlocks, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.RANDOM, mask._start, _near(mask.size), mask.count, int(mask.symmetric)))
+
+
+def _edges(mask: Edges, standing: _Standing, out: Lowered) -> None:
+    starts = _table(mask._starts.values, out)
+    out.program.extend((Operation.EDGES, starts, _table(mask.keys.values, out)))
+
+
+def _tensor(mask: FromTensor, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.TENSOR, _table(mask.tensor, out)))
+
+
+def _at(mask: At, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.AT, *_number(mask.offset, out)))
+    _lower(mask.part, standing._replace(offset=mask.offset), out)
+
+
+def _slice(mask: Slice, standing: _Standing, out: Lowered) -> None:
+    lengths = mask.lengths
+    out.program.extend((Operation.SLICE, mask.rows[0], mask.keys[0], *(lengths or (0, 0)), int(lengths is not None)))
+    rows, keys = (
+        (span[0] + first, span[1] + first)
+        for span, (first, _) in ((standing.rows, mask.rows), (standing.keys, mask.keys))
+    )
+    _lower(mask.part, _Standing(rows, keys, mask._offset()), out)
+
+
+def _and(mask: And, standing: _Standing, out: Lowered) -> None:
+    _several(Operation.ALL, mask.parts, standing, out)
+
+
+def _or(mask: Or, standing: _Standing, out: Lowered) -> None:
+    _several(Operation.ANY, mask.parts, standing, out)
+
+
+def _several(operation: Operation, parts: tuple[Mask, ...], standing: _Standing, out: Lowered) -> None:
+    out.program.extend((operation, len(parts)))
+    for part in parts:
+        _lower(part, standing, out)
+
+
+def _not(mask: Not, standing: _Standing, out: Lowered) -> None:
+    out.program.append(Operation.INVERT)
+    _lower(mask.part, standing, out)
+
+
+def _heads(mask: PerHead, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.HEADS, len(mask._distinct), len(mask._which), *mask._which))
+    for part in mask._distinct:
+        _lower(part, standing, out)
+
+
+# By the very class: what a subclass means is not known here.
+_WRITERS: dict[type[Mask], Callable[[Any, _Standing, Lowered], None]] = {
+    Causal: _causal,
+    Window: _window,
+    Padding: _padding,
+    Documents: _documents,
+    Prefix: _prefix,
+    Global: _global,
+    Strided: _strided,
+    Fixed: _fixed,
+    Blocks: _blocks,
+    RandomBlocks: _random,
+    Edges: _edges,
+    FromTensor: _tensor,
+    At: _at,
+    Slice: _slice,
+    And: _and,
+    Or: _or,
+    Not: _not,
+    PerHead: _heads,
+}
+
+
+def is_structured(mask: Mask) -> bool:
+    """Whether the mask is lowered without working out pairs: it holds no `Predicate` and no class unknown here."""
+    return type(mask) in _WRITERS and all(is_structured(part) for part in mask._parts())
+
+
+def _tiles(mask: Mask, standing: _Standing, out: Lowered) -> None:
+    """A predicate, worked out: tiles of 64 x 64 bits, of which equal ones are kept once and uniform ones not at all."""
+    (top, bottom), (left, right) = standing.rows, standing.keys
+    batch, heads = mask._shape()
+    if not isinstance(standing.offset, int):
+        batch = max(batch, standing.offset.shape[0])
+    rows, columns = -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)
+    which = np.empty((batch, heads, rows, columns), dtype=np.int32)
+    known: dict[bytes, int] = {}
+    step = max(_STRIP // max(batch * heads * _SIDE, 1) // _SIDE, 1)
+    for row in range(rows):
+        for column in range(0, columns, step):
+            last = min(column + step, columns)
+            first = (top + row * _SIDE, left + column * _SIDE)
+            stop = (min(first[0] + _SIDE, bottom), min(left + last * _SIDE, right))
+            bits = _worked_out(mask, (first[0], stop[0]), (first[1], stop[1]), standing.offset, (batch, heads))
+            which[:, :, row, column:last] = _numbered(bits, known)
+    held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, _SIDE)
+    tables = [_table(torch.from_numpy(array), out) for array in (which, held.copy())]
+    out.program.extend((Operation.TILES, *tables, top, bottom, left, right))
+
+
+def _worked_out(
+    mask: Mask, rows: Span, keys: Span, offset: int | Table, shape: tuple[int, int]
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """The bits (B or 1, H or 1, r, c) of a rectangle."""
+    b, h = torch.arange(shape[0]).view(-1, 1, 1, 1), torch.arange(shape[1]).view(1, -1, 1, 1)
+    row, key = torch.arange(*rows).view(1, 1, -1, 1), torch.arange(*keys).view(1, 1, 1, -1)
+    bits = mask._allow(b, h, row, row + per_item(offset, b), key)
+    return bits.expand(*shape, rows[1] - rows[0], keys[1] - keys[0]).cpu().numpy()
+
+
+def _numbered(bits: np.ndarray[Any, Any], known: dict[bytes, int]) -> np.ndarray[Any, Any]:
+    """The numbers (B, H, tiles) of the tiles of a strip (B, H, up to 64, c), new ones added to `known`."""
+    packed = _packed(bits)
+    numbers = np.where(np.logical_or.reduce(packed != 0, axis=2), 0, _EMPTY)
+    numbers[np.logical_and.reduce(packed == _packed(np.ones_like(bits)), axis=2)] = _FULL
+    for b, h, column in zip(*np.nonzero(numbers == 0), strict=True):
+        numbers[b, h, column] = known.setdefault(packed[b, h, :, column].tobytes(), len(known))
+    return numbers
+
+
+def _packed(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Bits (B, H, r, c) as 64 rows of words (B, H, 64, c / 64), what lies beyond them 0."""
+    batch, heads, rows, keys = bits.shape
+    whole = np.zeros((batch, heads, _SIDE, -(-keys // _SIDE) * _SIDE), dtype=np.bool_)
+    whole[:, :, :rows, :keys] = bits
+    return np.packbits(whole, axis=3, bitorder="little").view("<i8")
