@@ -152,6 +152,8 @@ struct Shared {
         const bool fits = (problem.mask->batch == 1 || problem.mask->batch == problem.batch) &&
                           (problem.mask->heads == 1 || problem.mask->heads == problem.heads);
         if (!fits) refuse("the mask is made for another batch or other heads");
+        if (problem.mask->length_q != problem.length_q || problem.mask->length_k != problem.length_k)
+            refuse("the mask is made for other lengths");
     }
 };
 
