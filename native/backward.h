@@ -1,0 +1,457 @@
+// The backward pass: every weight is computed again from lse, once (Dao et al. 2022, FlashAttention, algorithm 4).
+//
+//     p = exp(s - lse)     dp = do v^T     ds = p (dp - delta)     delta_i = do_i . out_i - dlse_i
+//     dv = p^T do          dk = scale ds^T q                       dq = scale ds k
+//
+// A task is one block of keys of one item and kv head; its packed keys and values and the sums of their gradients stay
+// in the second-level cache while it walks the query blocks that see them. dq is shared by the tasks of all key blocks:
+// they add to it block by block in the order of the keys, so its bits do not depend on the number of threads.
+// Block sizes depend on the widths and the element type alone.
+#pragma once
+
+#include "backward_tile.h"
+#include "mask.h"
+#include "parallel.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+template <class Math, class T> class BackwardPass {
+    typedef typename Math::unit unit;
+    static constexpr bool direct = std::is_same<T, float>::value;  // dq is summed where it will stand
+    static constexpr int most_grains = 8;                          // of keys in a block
+
+    const Backward& f;
+    const Problem& p;
+    const Scale scale;
+    const BiasGradient bias;
+    const Slopes slopes;
+    const bool wants_query, wants_key;
+    const int64_t units, value_units, columns, value_columns;  // units along the widths, and their padded widths
+    const int64_t grains, block_grains, block_keys, key_blocks, blocks;
+    std::shared_ptr<const WorkList> list;
+    float* sums = nullptr;  // dq as float, (B, Hq, Lq, D), unless `direct`
+    std::atomic<bool> failed{false};
+    Turns query_turns, bias_turns, end_turns;
+
+    // The memory of a task. Operands b of a product are rows of `columns` units, `pack` rows together.
+    struct Desk {
+        unit *keys, *values;      // panels [panel][units][panel keys]
+        unit* key_rows;           // [keys / pack][columns]
+        float *d_key, *d_value;   // [keys][columns]
+        unit *query, *d_out;      // [rows][units]
+        unit *query_rows, *d_out_rows;  // [rows / pack][columns]; for single floats the same as above
+        float* d_query;           // [rows][columns]
+        float* bias_sums;         // [group][local_size]
+        BackwardTile<Math> tile;
+        BackwardRows rows;
+        float row_sums[grain];
+        bool poisoned[most_grains];  // a key or value of the grain is not finite
+        bool rows_poisoned;
+    };
+
+    // The block of keys of a task and what its queries see of it.
+    struct Walk {
+        int64_t b, kv_head, block, first_grain, last_grain;
+        int64_t low, high;  // query blocks that any head visits
+        bool by_head = false;
+        std::vector<Span> key_clip, row_clip;  // per head of the group
+        std::vector<Piece> pieces;
+        std::vector<size_t> cursor, stop;  // into pieces, [head or one][grain]
+    };
+
+  public:
+    explicit BackwardPass(const Backward& f)
+        : f(f), p(f.problem), scale(p.scale), bias(f), slopes(f, scale.rest, bias), wants_query(f.d_query.data),
+          wants_key(f.d_key.data), units(up_to(p.width, Math::pack) / Math::pack),
+          value_units(up_to(p.value_width, Math::pack) / Math::pack), columns(up_to(p.width, lanes)),
+          value_columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
+          block_grains(std::clamp<int64_t>((1 << 19) / (4 * grain * (3 * columns + 2 * value_columns)) / 2 * 2, 1, most_grains)),
+          block_keys(block_grains * grain), key_blocks(up_to(grains, block_grains) / block_grains),
+          blocks(up_to(p.length_q, grain) / grain) {}
+
+    void run() {
+        const int64_t rows = p.batch * p.heads * p.length_q, heads = p.batch * p.kv_heads;
+        if (p.mask && rows && p.length_k) list = work_list(p.mask, p.length_q, p.length_k, grain, grain);
+        const int64_t sums_bytes = direct || !wants_query ? 0 : up_to(rows * p.width * 4, 64);
+        const int64_t query_turns_count = wants_query || bias.form == BiasGradient::rows ? p.batch * p.heads * blocks : 0;
+        const int64_t bias_turns_count = bias.shared() ? bias.chains() * blocks * key_blocks : 0;
+        const int64_t end_turns_count = bias.at_end() && bias.form != BiasGradient::columns ? p.batch * p.heads : 0;
+        Workspace workspace(sums_bytes + (query_turns_count + bias_turns_count + end_turns_count) * 4);
+        sums = static_cast<float*>(workspace.data());
+        auto* turn = reinterpret_cast<std::atomic<int32_t>*>(static_cast<char*>(workspace.data()) + sums_bytes);
+        if (query_turns_count) query_turns = Turns(turn, &failed);
+        if (bias_turns_count) bias_turns = Turns(turn + query_turns_count, &failed);
+        if (end_turns_count) end_turns = Turns(turn + query_turns_count + bias_turns_count, &failed);
+        Turns(turn, &failed).clear(query_turns_count + bias_turns_count + end_turns_count);
+        constexpr int64_t stretch = 256;
+        const int64_t parts = up_to(p.length_q, stretch) / stretch;
+        parallel(p.threads, p.batch * p.heads * parts, [&](int64_t n, int) {
+            prepare(n / parts / p.heads, n / parts % p.heads, n % parts * stretch, std::min(p.length_q, (n % parts + 1) * stretch));
+        });
+        // Neighbours in time belong to different heads and hardly ever wait for each other.
+        parallel(p.threads, key_blocks * heads, [&](int64_t n, int) {
+            try {
+                take(n / heads, n % heads / p.kv_heads, n % heads % p.kv_heads);
+            } catch (...) {
+                failed.store(true);
+                throw;
+            }
+        });
+        if (!direct && wants_query)
+            parallel(p.threads, p.batch * p.heads * parts, [&](int64_t n, int) {
+                finish(n / parts / p.heads, n / parts % p.heads, n % parts * stretch, std::min(p.length_q, (n % parts + 1) * stretch));
+            });
+    }
+
+  private:
+    float lse_at(int64_t b, int64_t h, int64_t i) const { return f.lse[(b * p.heads + h) * p.length_q + i]; }
+    float* sum_at(int64_t b, int64_t h, int64_t i) const {
+        if constexpr (direct) return at<float>(f.d_query, b, h, i);
+        else return sums + ((b * p.heads + h) * p.length_q + i) * p.width;
+    }
+
+    // delta of rows [low, high), and zeros where their dq is summed. Rows that see nothing are not read.
+    void prepare(int64_t b, int64_t h, int64_t low, int64_t high) const {
+        for (int64_t i = low; i < high; i++) {
+            if (wants_query) std::fill_n(sum_at(b, h, i), p.width, 0.0f);
+            const int64_t n = (b * p.heads + h) * p.length_q + i;
+            vf sum = {};
+            if (f.lse[n] != -infinity) {
+                const T *out = at<T>(f.out, b, h, i), *d_out = at<T>(f.d_out, b, h, i);
+                for (int64_t c = 0; c < p.value_width; c += lanes)
+                    sum += load_as_float(out + c, p.value_width - c) * load_as_float(d_out + c, p.value_width - c);
+            }
+            f.delta[n] = total(sum) - (f.d_lse ? f.d_lse[n] : 0);
+        }
+    }
+
+    void finish(int64_t b, int64_t h, int64_t low, int64_t high) const {
+        for (int64_t i = low; i < high; i++) {
+            const float* sum = sum_at(b, h, i);
+            T* to = at<T>(f.d_query, b, h, i);
+            for (int64_t c = 0; c < p.width; c += lanes)
+                store_from_float(to + c, load_as_float(sum + c, p.width - c) * splat(p.scale), p.width - c);
+        }
+    }
+
+    // --- a task -----------------------------------------------------------------------------------------------------
+
+    void take(int64_t block, int64_t b, int64_t kv_head) {
+        thread_local Walk walk;
+        thread_local Desk desk;
+        walk.b = b, walk.kv_head = kv_head, walk.block = block;
+        walk.first_grain = block * block_grains, walk.last_grain = std::min(grains, walk.first_grain + block_grains);
+        spread_out(desk);
+        plan(walk);
+        pack(desk, walk);
+        const int64_t group = p.group(), size = bias.local_size(block_keys), first = walk.first_grain * grain;
+        const int64_t keys = std::min(p.length_k, walk.last_grain * grain) - first;
+        const int64_t low = std::min(walk.low * grain, p.length_q), high = std::min(walk.high * grain, p.length_q);
+        if (bias.at_end())
+            for (int64_t g = 0; g < group; g++) bias.clear(desk.bias_sums + g * size, block_keys, low, high);
+        for (int64_t i = bias_turns ? 0 : walk.low; i < (bias_turns ? blocks : walk.high); i++) {
+            const int64_t bias_turn = bias_turns ? (bias.chain(b, kv_head) * blocks + i) * key_blocks + block : 0;
+            if (bias_turns) bias_turns.wait(bias_turn, bias.place(b, kv_head));
+            for (int64_t g = 0; g < group; g++) visit(desk, walk, i, g);
+            if (bias_turns) bias_turns.pass(bias_turn, bias.place(b, kv_head) + 1);
+        }
+        if (wants_key) store_keys(desk, walk, first, keys);
+        if (bias.at_end())
+            for (int64_t g = 0; g < group; g++) {
+                const int64_t h = kv_head * group + g;
+                if (end_turns) end_turns.wait(b * p.heads + h, block);
+                bias.add(desk.bias_sums + g * size, b, h, first, keys, block_keys, low, high);
+                if (end_turns) end_turns.pass(b * p.heads + h, block + 1);
+            }
+    }
+
+    void spread_out(Desk& desk) const {
+        char* base = nullptr;
+        int64_t bytes = 0;
+        const auto place = [&](auto*& pointer, int64_t count) {
+            if (base) pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + bytes);
+            bytes += up_to(count * sizeof(*pointer), 64);
+        };
+        const auto lay = [&] {
+            place(desk.keys, block_keys * units), place(desk.values, block_keys * value_units);
+            place(desk.key_rows, block_keys / Math::pack * columns);
+            place(desk.d_key, block_keys * columns), place(desk.d_value, block_keys * value_columns);
+            place(desk.query, grain * columns), place(desk.d_out, grain * value_columns);
+            place(desk.query_rows, grain * columns), place(desk.d_out_rows, grain * value_columns);
+            place(desk.d_query, grain * columns);
+            place(desk.tile.s, grain * tile_keys), place(desk.tile.dp, grain * tile_keys);
+            place(desk.tile.weights, grain * tile_keys), place(desk.tile.slopes, grain * tile_keys);
+            place(desk.tile.natural, grain * tile_keys), place(desk.tile.raw, tile_keys);
+            place(desk.bias_sums, p.group() * bias.local_size(block_keys));
+        };
+        lay();
+        base = static_cast<char*>(scratch(0, bytes)), bytes = 0;
+        lay();
+        if constexpr (Math::pack == 1) {
+            desk.query_rows = desk.query, desk.d_out_rows = desk.d_out;
+            desk.tile.weights = desk.tile.s, desk.tile.slopes = desk.tile.natural = desk.tile.dp;
+        }
+    }
+
+    // What the work list and the clips leave of the block for each head.
+    void plan(Walk& walk) const {
+        const int64_t group = p.group(), count = walk.last_grain - walk.first_grain;
+        walk.low = 0, walk.high = blocks;
+        if (!p.mask || blocks == 0) return;
+        walk.by_head = p.mask->heads > 1;
+        walk.key_clip.clear(), walk.row_clip.clear(), walk.pieces.clear(), walk.cursor.clear(), walk.stop.clear();
+        walk.low = blocks, walk.high = 0;
+        thread_local std::vector<Piece> pieces;
+        for (int64_t g = 0; g < (walk.by_head ? group : 1); g++) {
+            const int64_t h = walk.kv_head * group + g;
+            walk.key_clip.push_back(p.mask->keys_of(walk.b, h, {0, p.length_q}));
+            walk.row_clip.push_back(p.mask->rows_of(walk.b, h, {0, p.length_k}));
+            const Span rows = walk.row_clip.back();
+            for (int64_t n = 0; n < count; n++) {
+                const int64_t start = (walk.first_grain + n) * grain;
+                pieces.clear();
+                if (!rows.empty() && walk.key_clip.back().start < start + grain && walk.key_clip.back().stop > start)
+                    list->rows_of(walk.b, h, {start, std::min(start + grain, p.length_k)}, pieces);
+                walk.cursor.push_back(walk.pieces.size());
+                walk.pieces.insert(walk.pieces.end(), pieces.begin(), pieces.end());
+                walk.stop.push_back(walk.pieces.size());
+                if (pieces.empty()) continue;
+                walk.low = std::min<int64_t>(walk.low, std::max<int64_t>(pieces.front().first, rows.start / grain));
+                walk.high = std::max<int64_t>(walk.high, std::min<int64_t>(pieces.back().last, up_to(rows.stop, grain) / grain));
+            }
+        }
+        if (walk.low >= walk.high) walk.low = walk.high = 0;
+    }
+
+    // Keys that no query may see are not read; zeros stand for them.
+    void pack(Desk& desk, const Walk& walk) const {
+        if (walk.low == walk.high) return;
+        Span seen{0, p.length_k};
+        if (p.mask) {
+            seen = walk.key_clip[0];
+            for (const Span& clip : walk.key_clip)
+                if (!clip.empty()) seen = seen.empty() ? clip : Span{std::min(seen.start, clip.start), std::max(seen.stop, clip.stop)};
+        }
+        const int64_t b = walk.b, h = walk.kv_head;
+        for (int64_t g = walk.first_grain; g < walk.last_grain; g++) {
+            const int64_t start = g * grain, offset = start - walk.first_grain * grain;
+            const int64_t low = std::max<int64_t>(seen.start - start, 0), high = std::min<int64_t>(std::min(seen.stop, p.length_k) - start, grain);
+            bool finite = true;
+            for (int64_t j = 0; j < grain; j += panel) {
+                finite &= pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, p.width, desk.keys + (offset + j) * units);
+                finite &= pack_panel<Math, T>(at<T>(f.value, b, h, start + j), f.value.row, low - j, high - j, p.value_width,
+                                              desk.values + (offset + j) * value_units);
+            }
+            if (wants_query)
+                pack_rows<Math, T>(at<T>(f.key, b, h, start), f.key.row, low, high, grain, p.width,
+                                   desk.key_rows + offset / Math::pack * columns, columns);
+            desk.poisoned[g - walk.first_grain] = !finite;
+        }
+        if (wants_key) std::fill_n(desk.d_key, block_keys * columns, 0.0f), std::fill_n(desk.d_value, block_keys * value_columns, 0.0f);
+    }
+
+    void store_keys(const Desk& desk, const Walk& walk, int64_t first, int64_t keys) const {
+        const bool nothing = walk.low == walk.high;
+        for (int64_t j = 0; j < keys; j++) {
+            T *d_key = at<T>(f.d_key, walk.b, walk.kv_head, first + j), *d_value = at<T>(f.d_value, walk.b, walk.kv_head, first + j);
+            for (int64_t c = 0; c < p.width; c += lanes)
+                store_from_float(d_key + c, nothing ? vf{} : load(desk.d_key + j * columns + c) * splat(scale.rest), p.width - c);
+            for (int64_t c = 0; c < p.value_width; c += lanes)
+                store_from_float(d_value + c, nothing ? vf{} : load(desk.d_value + j * value_columns + c), p.value_width - c);
+        }
+    }
+
+    // --- one query block of one head --------------------------------------------------------------------------------
+
+    enum State : uint8_t { absent, partial, full };
+
+    // What block i of the group's head g sees of the task's grains, in state; false when nothing.
+    bool look(Walk& walk, int64_t i, int64_t g, State* state) const {
+        const int64_t count = walk.last_grain - walk.first_grain;
+        if (!p.mask) {
+            std::fill_n(state, count, full);
+            return true;
+        }
+        const int64_t which = walk.by_head ? g : 0, first = i * grain, last = std::min(first + grain, p.length_q);
+        const Span rows = walk.row_clip[which], keys = walk.key_clip[which];
+        if (rows.start >= last || rows.stop <= first) {
+            std::fill_n(state, count, absent);
+            return false;
+        }
+        const bool cut_rows = rows.start > first || rows.stop < last;
+        bool any = false;
+        for (int64_t n = 0; n < count; n++) {
+            size_t& cursor = walk.cursor[which * count + n];
+            const size_t stop = walk.stop[which * count + n];
+            while (cursor < stop && walk.pieces[cursor].last <= i) cursor++;
+            state[n] = absent;
+            if (cursor == stop || walk.pieces[cursor].first > i) continue;
+            const int64_t start = (walk.first_grain + n) * grain, end = std::min(start + grain, p.length_k);
+            state[n] = walk.pieces[cursor].full && !cut_rows && keys.start <= start && keys.stop >= end ? full : partial;
+            any = true;
+        }
+        return any;
+    }
+
+    // The last block of keys before this one that adds to block i of head h; -1: none.
+    int64_t block_before(const Walk& walk, int64_t h, int64_t i) const {
+        if (!p.mask) return walk.block - 1;
+        thread_local std::vector<Piece> pieces;
+        list->keys_of(walk.b, h, {i * grain, std::min((i + 1) * grain, p.length_q)}, pieces);
+        const Span clip = walk.key_clip[walk.by_head ? h % p.group() : 0];
+        int64_t last = -1;
+        for (const Piece& piece : pieces) {
+            const int64_t stop = std::min<int64_t>(piece.last, walk.first_grain);
+            if (piece.first < stop) last = stop - 1;
+        }
+        return last < clip.start / grain ? -1 : last / block_grains;
+    }
+
+    void visit(Desk& desk, Walk& walk, int64_t i, int64_t g) const {
+        State state[most_grains];
+        const int64_t h = walk.kv_head * p.group() + g, count = walk.last_grain - walk.first_grain;
+        // The heads of a group share one cursor, which only moves on with i.
+        if (!look(walk, i, g, state)) return;
+        load_rows(desk, walk.b, h, i * grain, std::min<int64_t>(grain, p.length_q - i * grain));
+        if (wants_query) std::fill_n(desk.d_query, desk.rows.count * columns, 0.0f);
+        std::fill_n(desk.row_sums, grain, 0.0f);
+        for (int64_t n = 0; n < count;) {
+            if (state[n] == absent) {
+                n++;
+                continue;
+            }
+            const int64_t size = n + 1 < count && state[n + 1] != absent ? 2 : 1;
+            add_tile(desk, walk, n, size, state, desk.bias_sums + g * bias.local_size(block_keys));
+            n += size;
+        }
+        if (!query_turns) return;
+        const int64_t turn = (walk.b * p.heads + h) * blocks + i;
+        query_turns.wait(turn, block_before(walk, h, i) + 1);
+        if (wants_query) add_query(desk);
+        if (bias.form == BiasGradient::rows) bias.add_rows(desk.row_sums, walk.b, h, desk.rows.first, desk.rows.count);
+        query_turns.pass(turn, walk.block + 1);
+    }
+
+    // Queries, upstream gradients and what is known of their rows. Rows that see nothing are zero and not read.
+    void load_rows(Desk& desk, int64_t b, int64_t h, int64_t first, int64_t count) const {
+        BackwardRows& rows = desk.rows;
+        rows.b = b, rows.h = h, rows.first = first, rows.count = count;
+        const int64_t query_width = Math::pack == 1 ? columns : units, value_width = Math::pack == 1 ? value_columns : value_units;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t n = (b * p.heads + h) * p.length_q + first + i;
+            unit *query = desk.query + i * query_width, *d_out = desk.d_out + i * value_width;
+            if (f.lse[n] == -infinity) {
+                rows.lse[i] = infinity, rows.delta[i] = 0;
+                std::fill_n(query, query_width, unit()), std::fill_n(d_out, value_width, unit());
+                continue;
+            }
+            rows.lse[i] = p.sink ? with_sink(f.lse[n], p.sink[h]) : f.lse[n], rows.delta[i] = f.delta[n];
+            pack_query<Math, T>(at<T>(f.query, b, h, first + i), f.query.row, 1, p.width, scale.power, query, query_width);
+            pack_query<Math, T>(at<T>(f.d_out, b, h, first + i), f.d_out.row, 1, p.value_width, 1, d_out, value_width);
+        }
+        if constexpr (Math::pack == 2) {
+            bool finite = pack_rows<Math, bf16>(reinterpret_cast<const bf16*>(desk.query), 2 * units, 0, count, count, p.width, desk.query_rows, columns);
+            finite &= pack_rows<Math, bf16>(reinterpret_cast<const bf16*>(desk.d_out), 2 * value_units, 0, count, count, p.value_width,
+                                            desk.d_out_rows, value_columns);
+            desk.rows_poisoned = !finite;
+        } else {
+            Finite finite;
+            for (int64_t n = 0; n < count * columns; n += lanes) finite.see(load(desk.query + n));
+            for (int64_t n = 0; n < count * value_columns; n += lanes) finite.see(load(desk.d_out + n));
+            desk.rows_poisoned = !finite.all();
+        }
+    }
+
+    static float with_sink(float lse, float sink) {
+        const float top = std::max(lse, sink);
+        return lse != lse || std::isinf(top) ? lse + (std::isinf(top) ? sink : 0) : top + std::log1p(std::exp(std::min(lse, sink) - top));
+    }
+
+    void add_query(const Desk& desk) const {
+        const vf factor = splat(direct ? p.scale : 1.0f);
+        for (int64_t i = 0; i < desk.rows.count; i++) {
+            float* to = sum_at(desk.rows.b, desk.rows.h, desk.rows.first + i);
+            for (int64_t c = 0; c < p.width; c += lanes)
+                store_from_float(to + c, load_as_float(to + c, p.width - c) + load(desk.d_query + i * columns + c) * factor, p.width - c);
+        }
+    }
+
+    // --- one tile: the five products ----------------------------------------------------------------------------------
+
+    void add_tile(Desk& desk, const Walk& walk, int64_t slot, int64_t size, const State* state, float* bias_local) const {
+        BackwardTile<Math>& tile = desk.tile;
+        const BackwardRows& rows = desk.rows;
+        tile.offset = slot * grain, tile.first = (walk.first_grain + slot) * grain;
+        tile.keys = std::min(size * grain, p.length_k - tile.first), tile.width = up_to(tile.keys, lanes);
+        bool masked = tile.width != tile.keys, some = p.bias.form != Bias::none, poisoned = desk.rows_poisoned;
+        for (int64_t n = 0; n < size; n++) {
+            read_bits(tile, rows, n, state[slot + n]);
+            some |= state[slot + n] == partial, poisoned |= desk.poisoned[slot + n];
+        }
+        masked |= some;
+        const int64_t query_lead = Math::pack == 1 ? columns : units, value_lead = Math::pack == 1 ? value_columns : value_units;
+        for (int64_t j = 0; j < tile.width; j += panel) {
+            const int64_t wide = std::min<int64_t>(panel, tile.width - j), at_ = tile.offset + j;
+            multiply<Math, natural, false>(rows.count, wide, units, desk.query, query_lead, desk.keys + at_ * units, panel, tile.s + j, tile_keys);
+            multiply<Math, natural, false>(rows.count, wide, value_units, desk.d_out, value_lead, desk.values + at_ * value_units, panel,
+                                           tile.dp + j, tile_keys);
+        }
+        slopes.form(tile, rows, masked, bias_local, desk.row_sums);
+        if (some && poisoned) return add_seen(desk);
+        const int64_t pairs = up_to(rows.count, Math::pack) / Math::pack;
+        if (wants_key) {
+            multiply<Math, turned, true>(tile.keys, value_columns, pairs, tile.weights, tile_keys, desk.d_out_rows, value_columns,
+                                         desk.d_value + tile.offset * value_columns, value_columns);
+            multiply<Math, turned, true>(tile.keys, columns, pairs, tile.slopes, tile_keys, desk.query_rows, columns,
+                                         desk.d_key + tile.offset * columns, columns);
+        }
+        if (wants_query)
+            multiply<Math, natural, true>(rows.count, columns, up_to(tile.keys, Math::pack) / Math::pack, tile.natural, tile_keys / Math::pack,
+                                          desk.key_rows + tile.offset / Math::pack * columns, columns, desk.d_query, columns);
+    }
+
+    void read_bits(BackwardTile<Math>& tile, const BackwardRows& rows, int64_t n, State state) const {
+        const int64_t start = tile.first + n * grain;
+        const int count = (int)std::min<int64_t>(grain, p.length_k - start);
+        const uint64_t all = (uint64_t(1) << count) - 1;
+        for (int64_t i = 0; i < rows.count; i++)
+            if (state == partial) p.mask->row_bits(rows.b, rows.h, rows.first + i, start, count, &tile.bits[i][n]);
+            else tile.bits[i][n] = all;
+    }
+
+    // The last three products pair by pair, for a tile with something not finite that not everybody sees: 0 * NaN is NaN.
+    void add_seen(Desk& desk) const {
+        const BackwardTile<Math>& tile = desk.tile;
+        for (int64_t i = 0; i < desk.rows.count; i++)
+            for (int64_t j = 0; j < tile.keys; j++) {
+                if (!tile.sees(i, j)) continue;
+                const int64_t row = i / Math::pack, key = tile.offset + j, at_ = row * tile_keys + j;
+                const float weight = Math::entry(tile.weights[at_], i), slope = Math::entry(tile.slopes[at_], i);
+                if (wants_key) {
+                    for (int64_t c = 0; c < p.value_width; c++)
+                        desk.d_value[key * value_columns + c] += weight * Math::entry(desk.d_out_rows[row * value_columns + c], i);
+                    for (int64_t c = 0; c < p.width; c++)
+                        desk.d_key[key * columns + c] += slope * Math::entry(desk.query_rows[row * columns + c], i);
+                }
+                if (wants_query)
+                    for (int64_t c = 0; c < p.width; c++)
+                        desk.d_query[i * columns + c] += slope * Math::entry(desk.key_rows[key / Math::pack * columns + c], key);
+            }
+    }
+};
+
+inline void backward(const Backward& f) {
+    switch (f.problem.type) {
+        case Type::f32: return BackwardPass<Single, float>(f).run();
+#if defined(__AVX512BF16__)
+        case Type::bf16: return BackwardPass<Pairs, bf16>(f).run();
+#else
+        case Type::bf16: return BackwardPass<Single, bf16>(f).run();
+#endif
+        case Type::f16: return BackwardPass<Single, f16>(f).run();
+    }
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade

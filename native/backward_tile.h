@@ -1,0 +1,141 @@
+// One tile of the backward pass: from products to weights and to the slopes of the logits.
+//
+//     p_ij = exp(s_ij - lse_i)     ds_ij = p_ij (dp_ij - delta_i)
+//
+// s = q . k and dp = do . v come as floats; p (times its dropout factor) and ds leave as units of the products that
+// follow: turned, where a unit holds `pack` rows of one key (a of dv = p^T do and dk = ds^T q), and ds also natural,
+// where it holds `pack` keys of one row (a of dq = ds k). For single floats all of it stays in place.
+#pragma once
+
+#include "backward_bias.h"
+#include "pack.h"
+#include "weights.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+constexpr int tile_grains = 2, tile_keys = tile_grains * grain;
+
+// Rows of one query block, and what is known of them.
+struct BackwardRows {
+    int64_t b, h, first, count;  // rows first ... first + count - 1 of the item
+    float lse[grain + 1];        // the sink's share included; +inf where a row sees nothing, so that its weights are 0
+    float delta[grain + 1];
+};
+
+template <class Math> struct BackwardTile {
+    typedef typename Math::unit unit;
+    float *s, *dp;                 // [grain][tile_keys]
+    unit *weights, *slopes;        // turned, [grain / pack][tile_keys]
+    unit* natural;                 // ds, [grain][tile_keys / pack]
+    float* raw;                    // [2][tile_keys]: ds before softcap, for the bias
+    uint64_t bits[grain][tile_grains];
+    int64_t first, offset, width, keys;  // first key; within the block; columns, a multiple of lanes; keys that exist
+
+    bool sees(int64_t i, int64_t j) const { return bits[i][j / grain] >> (j % grain) & 1; }
+    SACCADE_INLINE uint32_t lane_bits(int64_t i, int64_t j) const { return (uint32_t)(bits[i][j / grain] >> (j % grain)); }
+};
+
+// How the slopes of one logit come about, beside the plain case.
+class Slopes {
+  public:
+    Slopes(const Backward& f, float rest, const BiasGradient& gradient) : f(f), p(f.problem), rest(rest), gradient(gradient) {}
+
+    // `local` and `row_sums` take the gradient of the bias.
+    template <class Math> void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
+        if (p.bias.form != Bias::none || p.softcap != 0 || p.dropout.on) return decorated(tile, rows, local, row_sums);
+        return masked ? plain<true>(tile, rows) : plain<false>(tile, rows);
+    }
+
+  private:
+    const Backward& f;
+    const Problem& p;
+    const float rest;
+    const BiasGradient& gradient;
+
+    template <bool masked, class Math> void plain(BackwardTile<Math>& tile, const BackwardRows& rows) const {
+        const vf factor = splat(rest), turn = splat(log2_e);
+        for (int64_t i = 0; i < rows.count; i += Math::pack) {
+            const auto one = [&](int64_t i, int64_t j, vf& weight, vf& slope) SACCADE_LAMBDA {
+                weight = exp2_of<Math::degree>((load(tile.s + i * tile_keys + j) * factor - splat(rows.lse[i])) * turn);
+                slope = weight * (load(tile.dp + i * tile_keys + j) - splat(rows.delta[i]));
+                if constexpr (masked) {
+                    weight = select(tile.lane_bits(i, j), weight, vf{});
+                    slope = select(tile.lane_bits(i, j), slope, vf{});
+                }
+            };
+            for (int64_t j = 0; j < tile.width; j += lanes) {
+                vf weight[2] = {}, slope[2] = {};
+                one(i, j, weight[0], slope[0]);
+                if (Math::pack == 2 && i + 1 < rows.count) one(i + 1, j, weight[1], slope[1]);
+                put(tile, i, j, weight, slope);
+            }
+        }
+    }
+
+    // Softcap, bias and dropout. Mask bits are always set here, and a bias of -inf clears them.
+    template <class Math> void decorated(BackwardTile<Math>& tile, const BackwardRows& rows, float* local, float* row_sums) const {
+        const float inverse = p.softcap == 0 ? 0 : 1 / p.softcap;
+        for (int64_t i = 0; i < rows.count; i++) {
+            const BiasRow bias(p.bias, rows.b, rows.h, rows.first + i);
+            const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
+            float *s = tile.s + i * tile_keys, *dp = tile.dp + i * tile_keys;
+            for (int64_t j = 0; j < tile.width; j += lanes) {
+                vf x = load(s + j) * splat(rest), steep = splat(1.0f), dw = load(dp + j), keep = splat(1.0f);
+                uint32_t seen = tile.lane_bits(i, j);
+                if (p.softcap != 0) {
+                    const vf t = tanh_of(x * splat(inverse));
+                    x = t * splat(p.softcap);
+                    steep = splat(1.0f) - t * t;
+                }
+                if (p.bias.form != Bias::none) {
+                    const vf y = bias.at(tile.first + j, tile.keys - j);
+                    const vf hidden = y == splat(-infinity) ? splat(1.0f) : vf{};
+                    x += y;
+                    if (total(hidden) != 0)
+                        for (int n = 0; n < lanes; n++)
+                            if (hidden[n] != 0) seen &= ~(1u << n), tile.bits[i][(j + n) / grain] &= ~(uint64_t(1) << (j + n) % grain);
+                }
+                if (p.dropout.on) keep = dropout.at(tile.first + j + p.dropout.key_origin);
+                const vf weight = select(seen, exp2_of<Math::degree>((x - splat(rows.lse[i])) * splat(log2_e)), vf{});
+                const vf slope = select(seen, weight * (dw * keep - splat(rows.delta[i])), vf{});
+                store(tile.raw + j, slope);
+                store(s + j, select(seen, weight * keep, vf{}));
+                store(dp + j, select(seen, slope * steep, vf{}));
+            }
+            if (gradient.form != BiasGradient::none)
+                gradient.take(tile.raw, rows.b, rows.h, rows.first + i, tile.first, tile.offset, tile.width, tile.keys, local, row_sums[i]);
+        }
+        if constexpr (Math::pack == 2)
+            for (int64_t i = 0; i < rows.count; i += 2)
+                for (int64_t j = 0; j < tile.width; j += lanes) {
+                    const bool two = i + 1 < rows.count;
+                    const int64_t at = i * tile_keys + j;
+                    const vf weight[2] = {load(tile.s + at), two ? load(tile.s + at + tile_keys) : vf{}};
+                    const vf slope[2] = {load(tile.dp + at), two ? load(tile.dp + at + tile_keys) : vf{}};
+                    put(tile, i, j, weight, slope);
+                }
+    }
+
+    static SACCADE_INLINE void put(BackwardTile<Single>& tile, int64_t i, int64_t j, const vf* weight, const vf* slope) {
+        store(tile.s + i * tile_keys + j, weight[0]);
+        store(tile.dp + i * tile_keys + j, slope[0]);
+    }
+#if defined(__AVX512BF16__)
+    // Rows i and i + 1 at once: narrowed together, then interleaved with one permutation.
+    static SACCADE_INLINE void put(BackwardTile<Pairs>& tile, int64_t i, int64_t j, const vf* weight, const vf* slope) {
+        const __m512i both = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                              20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i p = (__m512i)_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0]);
+        const __m512i ds = (__m512i)_mm512_cvtne2ps_pbh((__m512)slope[1], (__m512)slope[0]);
+        _mm512_storeu_si512(tile.weights + i / 2 * tile_keys + j, _mm512_permutexvar_epi16(both, p));
+        _mm512_storeu_si512(tile.slopes + i / 2 * tile_keys + j, _mm512_permutexvar_epi16(both, ds));
+        uint32_t* row = tile.natural + (i * tile_keys + j) / 2;
+        _mm256_storeu_si256((__m256i*)row, _mm512_castsi512_si256(ds));
+        _mm256_storeu_si256((__m256i*)(row + tile_keys / 2), _mm512_extracti64x4_epi64(ds, 1));
+    }
+#endif
+};
+
+}  // namespace SACCADE_SET
+}  // namespace saccade
