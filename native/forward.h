@@ -44,6 +44,7 @@ template <class Math, class T> class ForwardPass {
         int64_t grain_of[chunk];
         bool partial[chunk];
         int filled;
+        int64_t width;               // scores in a row of the chunk
         uint64_t bits[rows][chunk];  // one word for each grain
     };
 
@@ -97,12 +98,17 @@ template <class Math, class T> class ForwardPass {
             const int64_t start = g * grain, low = std::max<int64_t>(seen.start - start, 0);
             const int64_t high = std::min<int64_t>(std::min(seen.stop, p.length_k) - start, grain);
             if (low >= high) continue;  // never visited
-            for (int64_t j = 0; j < grain; j += panel)
-                pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, p.width, head.keys + (start + j) * units);
-            head.poisoned[g] = !pack_rows<Math, T>(at<T>(f.value, b, h, start), f.value.row, low, high, grain, p.value_width,
+            const int64_t width = width_of(g);
+            for (int64_t j = 0; j < width; j += panel)
+                pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, std::min<int64_t>(width - j, panel),
+                                    p.width, head.keys + (start + j) * units);
+            head.poisoned[g] = !pack_rows<Math, T>(at<T>(f.value, b, h, start), f.value.row, low, high, width, p.value_width,
                                                    head.values + start / Math::pack * columns, columns);
         }
     }
+
+    // Scores that a grain takes: the last one may end early, at whole vectors.
+    int64_t width_of(int64_t g) const { return std::min<int64_t>(grain, up_to(p.length_k - g * grain, lanes)); }
 
     // The keys that some query of the group may see lie within this range.
     Span keys_seen(int64_t b, int64_t kv_head) const {
@@ -147,9 +153,10 @@ template <class Math, class T> class ForwardPass {
 
     // One chunk of keys: scores, weights, output.
     void take(Block& block, const Head& head) const {
+        block.width = (block.filled - 1) * grain + width_of(block.grain_of[block.filled - 1]);
         for (int n = 0; n < block.filled; n++)
-            for (int64_t j = 0; j < grain; j += panel)
-                multiply<Math, natural, false>(block.count, panel, units, block.query, units,
+            for (int64_t j = 0, width = width_of(block.grain_of[n]); j < width; j += panel)
+                multiply<Math, natural, false>(block.count, std::min<int64_t>(panel, width - j), units, block.query, units,
                                                head.keys + (block.grain_of[n] * grain + j) * units, panel,
                                                block.scores + n * grain + j, wide);
         for (int64_t i = 0; i < block.count; i++) weigh(block, i);
@@ -160,21 +167,21 @@ template <class Math, class T> class ForwardPass {
     // Row i of the scores becomes weights relative to the row's largest logit so far; what is summed already is rescaled.
     void weigh(Block& block, int64_t i) const {
         float* s = block.scores + i * wide;
-        const int64_t width = block.filled * grain, row = block.first + i;
+        const int64_t width = block.width, row = block.first + i;
         float rest = scale.rest * log2_e;
         if (!logits.plain()) {
             rest = 1;
             for (int n = 0; n < block.filled; n++)
-                logits.turn(s + n * grain, grain, block.b, block.h, row, block.grain_of[n] * grain, p.length_k - block.grain_of[n] * grain);
+                logits.turn(s + n * grain, width_of(block.grain_of[n]), block.b, block.h, row, block.grain_of[n] * grain, p.length_k - block.grain_of[n] * grain);
         }
         for (int n = 0; n < block.filled; n++) {
             const int64_t start = block.grain_of[n] * grain;
             if (block.partial[n]) {
                 p.mask->row_bits(block.b, block.h, row, start, (int)std::min<int64_t>(grain, p.length_k - start), &block.bits[i][n]);
-                hide(s + n * grain, grain, &block.bits[i][n]);
-            } else if (start + grain > p.length_k) {
+                hide(s + n * grain, width_of(block.grain_of[n]), &block.bits[i][n]);
+            } else if (start + grain > p.length_k && p.length_k % lanes) {
                 const uint64_t bits = (uint64_t(1) << (p.length_k - start)) - 1;
-                hide(s + n * grain, grain, &bits);
+                hide(s + n * grain, width_of(block.grain_of[n]), &bits);
             }
         }
         vf highest[2] = {splat(-infinity), splat(-infinity)};
@@ -198,7 +205,7 @@ template <class Math, class T> class ForwardPass {
     // The weights of row i, in units, in place of its scores; their sum before dropout.
     template <bool dropping> float weights(const Block& block, int64_t i, float rest, float pivot) const {
         float* s = block.scores + i * wide;
-        const int64_t width = block.filled * grain;
+        const int64_t width = block.width;
         const DropoutRow dropout(p.dropout, block.b, block.h, block.first + i);
         const vf factor = splat(rest), shift = splat(-pivot);
         vf sum[2] = {};

@@ -57,14 +57,14 @@ template <class Math, class T> SACCADE_INLINE typename Math::vector load_units(c
     }
 }
 
-// Rows [low, high) of a panel that begins at `rows`; the rest of the panel is zero and not read. False when something
-// was not finite.
+// Rows [low, high) of the `count` of a panel that begins at `rows`; the others are zero and not read, what lies behind
+// whole vectors of `count` is left as it is. False when something was not finite.
 template <class Math, class T>
-bool pack_panel(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t width, typename Math::unit* to) {
+bool pack_panel(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t count, int64_t width, typename Math::unit* to) {
     typedef typename Math::vector vector;
     const int64_t units = up_to(width, Math::pack) / Math::pack;
     Finite finite;
-    for (int64_t group = 0; group < panel; group += lanes)
+    for (int64_t group = 0; group < count; group += lanes)
         for (int64_t u = 0; u < units; u += lanes) {
             vector block[lanes];
             for (int64_t j = 0; j < lanes; j++) {
@@ -79,6 +79,11 @@ bool pack_panel(const T* rows, int64_t stride, int64_t low, int64_t high, int64_
             for (int64_t c = 0; c < last; c++) store(to + (u + c) * panel + group, block[c]);
         }
     return finite.all();
+}
+
+template <class Math, class T>
+bool pack_panel(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t width, typename Math::unit* to) {
+    return pack_panel<Math, T>(rows, stride, low, high, panel, width, to);
 }
 
 // Rows [low, high) of `count`, in order, `columns` (a multiple of lanes) units wide; the rest is zero and not read. For
