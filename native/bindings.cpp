@@ -55,7 +55,7 @@ template <class Memory> Memory memory(nb::handle given, const int64_t (&shape)[4
     const Whole<4> stride(PyTuple_GetItem(given.ptr(), 1), name);
     const bool nothing = !(shape[0] && shape[1] && shape[2] && shape[3]);
     if (!address && !nothing) refuse(std::string(name) + " has no memory");
-    if (shape[3] > 1 && stride.at[3] != 1) refuse(std::string(name) + " must have a last stride of 1");
+    if (!nothing && shape[3] > 1 && stride.at[3] != 1) refuse(std::string(name) + " must have a last stride of 1");
     Memory filled;
     filled.data = reinterpret_cast<decltype(filled.data)>(address);
     filled.batch = stride.at[0], filled.head = stride.at[1], filled.row = stride.at[2];

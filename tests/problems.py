@@ -18,8 +18,13 @@ from torch import Tensor
 
 import oracle
 import saccade
+from saccade._backends import _kernels
 
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(_kernels.module is None, reason="no native build"))
 CUDA = torch.cuda.is_available()
+
+# What problems are stated in: float32 for backends without float64 (see operator/conftest.py). Tolerances follow it.
+DTYPE = torch.float64
 
 
 @dataclasses.dataclass
@@ -67,8 +72,9 @@ class Problem:
         return seen if dense is None else seen & (dense.detach().expand(self.shape).numpy() != -math.inf)
 
 
-def tensors(batch=2, heads=6, kv_heads=3, rows=11, keys=13, width=5, value_width=7, *, dtype=torch.float64, seed=0):
+def tensors(batch=2, heads=6, kv_heads=3, rows=11, keys=13, width=5, value_width=7, *, dtype=None, seed=0):
     """query, key, value, normal."""
+    dtype = DTYPE if dtype is None else dtype
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -98,7 +104,7 @@ def pull(outputs, inputs, cotangents, **options) -> list[Tensor]:
 
 
 def _normal(*shape, seed=1):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(DTYPE)
 
 
 def _random_bits(*shape, seed=2):

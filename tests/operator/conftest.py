@@ -1,12 +1,21 @@
-"""The backends a contract test runs on. `chunked` runs twice: as it is, and in tiles so small that there are many."""
+"""The backends a contract test runs on. `chunked` runs twice: as it is, and in tiles so small that there are many.
+
+`native` has no float64: its problems are stated in float32, and the tolerances, which are derived from the dtype of the
+result, follow. (Its instruction sets are the environment's: SACCADE_INSTRUCTIONS=avx2 runs all of this on that one.)
+"""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
+import torch
 
-EXACT = ("reference", "chunked", "chunked in small tiles")  # they promise every line of the contract
+import problems
+from problems import NATIVE
+
+DIFFERENTIABLE = ("reference", "chunked", "chunked in small tiles")  # in every mode and order, and in float64
+EXACT = (*DIFFERENTIABLE, NATIVE)  # they promise every line of the contract
 
 
 @pytest.fixture
@@ -24,6 +33,8 @@ def small_tiles(monkeypatch):
 def _prepare(request) -> str:
     if request.param == "chunked in small tiles":
         request.getfixturevalue("small_tiles")
+    if request.param in ("native", "auto in float32"):
+        request.getfixturevalue("monkeypatch").setattr(problems, "DTYPE", torch.float32)
     return request.param.split(" ")[0]
 
 
@@ -32,7 +43,19 @@ def exact(request) -> str:
     return _prepare(request)
 
 
-@pytest.fixture(params=("auto", *EXACT))
+@pytest.fixture(params=("auto", *DIFFERENTIABLE))
+def differentiable(request) -> str:
+    """For forward mode and gradients of gradients, checked by finite differences."""
+    return _prepare(request)
+
+
+@pytest.fixture(params=("reference", "chunked", NATIVE))
+def real_tiles(request) -> str:
+    """The exact ones at their real tile sizes."""
+    return _prepare(request)
+
+
+@pytest.fixture(params=("auto", "auto in float32", *EXACT))
 def backend(request) -> str:
     return _prepare(request)
 

@@ -61,10 +61,10 @@ def test_gradcheck(kind, twice_differentiated):
 
 
 @every_kind
-def test_gradgradcheck(kind, backend):
+def test_gradgradcheck(kind, differentiable):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
-    assert torch.autograd.gradgradcheck(results(problem, backend), given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(results(problem, differentiable), given, fast_mode=True)
 
 
 @every_kind
@@ -113,13 +113,13 @@ def tangents_of(tensors, seed=11):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_jvp_is_the_transpose_of_the_oracles_gradient(name, backend):
+def test_jvp_is_the_transpose_of_the_oracles_gradient(name, differentiable):
     # <c, J t> = <J^T c, t> for random c and t, with J^T from the oracle.
     problem = CASES[name]()
     tangents = tangents_of(problem.tensors)
     with fwd.dual_level():
         dual = {name: fwd.make_dual(t, tangents[name]) for name, t in problem.tensors.items()}
-        pushed = [fwd.unpack_dual(x).tangent for x in problem.ours(dual, backend)]
+        pushed = [fwd.unpack_dual(x).tangent for x in problem.ours(dual, differentiable)]
     assert all(x is not None for x in pushed), "forward mode gave no tangent"
     leaves = problems.leaves(problem.tensors)
     out, lse = problem.truth(leaves)[:2]
@@ -131,19 +131,19 @@ def test_jvp_is_the_transpose_of_the_oracles_gradient(name, backend):
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "bias", "sink"])
-def test_a_single_dual_input_gives_its_tangent(which, backend):
+def test_a_single_dual_input_gives_its_tangent(which, differentiable):
     # one dual input among plain ones is how a forward-mode rule gets lost
     problem = CASES["everything"]()
     tangent = torch.randn_like(problem.tensors[which])
     step = 1e-6
 
     def moved(sign):
-        return problem.ours(problem.tensors | {which: problem.tensors[which] + sign * step * tangent}, backend)
+        return problem.ours(problem.tensors | {which: problem.tensors[which] + sign * step * tangent}, differentiable)
 
     differences = [(a - b) / (2 * step) for a, b in zip(moved(+1), moved(-1), strict=True)]
     with fwd.dual_level():
         dual = problem.tensors | {which: fwd.make_dual(problem.tensors[which], tangent)}
-        pushed = [fwd.unpack_dual(x).tangent for x in problem.ours(dual, backend)]
+        pushed = [fwd.unpack_dual(x).tangent for x in problem.ours(dual, differentiable)]
     finite = torch.isfinite(differences[1])
     assert differences[0].abs().max() > 1e-3
     # a central difference errs by step^2 in truncation and eps / step in rounding, both under 1e-9 here

@@ -10,7 +10,7 @@ import problems
 import saccade
 from problems import CASES, assert_close
 
-BACKENDS = ("reference", "chunked", "sdpa", "flex")
+BACKENDS = ("reference", "chunked", "native", "sdpa", "flex")
 
 
 def explained(problem, tensors=None, **more):

@@ -78,7 +78,7 @@ def test_a_sink_is_a_key_with_value_zero(exact):
     query, key, value, sink = problem.tensors.values()
     # one more key whose logit is the sink, by a bias over a zero key, and whose value is zero
     more = [torch.cat([x, torch.zeros_like(x[:, :, :1])], 2) for x in (key, value)]
-    bias = torch.zeros(1, 6, 1, 14, dtype=torch.float64)
+    bias = torch.zeros(1, 6, 1, 14, dtype=problems.DTYPE)
     bias[0, :, 0, -1] = sink
     want = saccade.attention_with_lse(query, *more, bias=bias.expand(1, 6, 11, 14), backend=exact)
     for got, expected in zip(problem.ours(backend=exact), want, strict=True):
@@ -88,7 +88,7 @@ def test_a_sink_is_a_key_with_value_zero(exact):
 def test_a_very_low_sink_is_no_sink(exact):
     problem = CASES["plain"]()
     want = problem.ours(backend=exact)
-    problem.tensors["sink"] = torch.full((3,), -1e4, dtype=torch.float64)
+    problem.tensors["sink"] = torch.full((3,), -1e4, dtype=problems.DTYPE)
     for got, expected in zip(problem.ours(backend=exact), want, strict=True):
         assert_close(got, expected)
 
@@ -124,7 +124,7 @@ def test_any_problem(small_tiles, size, seed, offset, with_sink, left, right, so
     batch, (heads, kv_heads), rows, keys, width, value_width = size
     named = problems.tensors(batch, heads, kv_heads, rows, keys, width, value_width, seed=seed)
     if with_sink:
-        named["sink"] = torch.randn(heads, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        named["sink"] = torch.randn(heads, dtype=problems.DTYPE, generator=torch.Generator().manual_seed(seed))
     see, mask = oracle.window(rows, keys, left, right, offset), saccade.Window(left, right)
     if padded:
         lengths = [min(n, keys) for n in lengths[:batch]]

@@ -17,7 +17,7 @@ from problems import assert_close
 def test_query_head_reads_its_own_kv_head(heads, kv_heads, backend):
     # Values name their head: head h must answer h // (Hq // Hkv) whatever the weights.
     named = problems.tensors(heads=heads, kv_heads=kv_heads)
-    named["value"] = torch.arange(kv_heads).double()[None, :, None, None].expand(2, -1, 13, 7)
+    named["value"] = torch.arange(kv_heads).to(problems.DTYPE)[None, :, None, None].expand(2, -1, 13, 7)
     out = saccade.attention(*named.values(), backend=backend)
     want = torch.arange(heads).div(heads // kv_heads, rounding_mode="floor").double()
     assert_close(out, want[None, :, None, None].expand(2, heads, 11, 7))
@@ -107,7 +107,7 @@ def test_strides_of_size_one_axes_mean_nothing(stride, backend):
 @pytest.mark.parametrize("zero", ["batch", "rows", "keys"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_empty_inputs_forward_and_backward(zero, masked, backend):
-    problem = problems.Problem(problems.tensors(**{zero: 0}) | {"sink": torch.randn(6, dtype=torch.float64)})
+    problem = problems.Problem(problems.tensors(**{zero: 0}) | {"sink": torch.randn(6, dtype=problems.DTYPE)})
     problem.mask = saccade.Causal() if masked else None
     ours = problems.leaves(problem.tensors)
     out, lse = problem.ours(ours, backend)
@@ -116,7 +116,7 @@ def test_empty_inputs_forward_and_backward(zero, masked, backend):
     assert (out == 0).all()
     assert torch.equal(lse, ours["sink"][None, :, None].expand(b, h, r))
     found = dict(zip(ours, torch.autograd.grad(out.sum() + lse.sum(), list(ours.values())), strict=True))
-    assert torch.equal(found.pop("sink"), torch.full((6,), float(b * r), dtype=torch.float64))
+    assert torch.equal(found.pop("sink"), torch.full((6,), float(b * r), dtype=problems.DTYPE))
     for name, gradient in found.items():
         assert gradient.shape == ours[name].shape and (gradient == 0).all()
 
@@ -127,7 +127,7 @@ def test_empty_inputs_with_a_bias(zero, kind, exact):
     named = problems.tensors(**{zero: 0})
     b, r, k = named["query"].shape[0], named["query"].shape[2], named["key"].shape[2]
     parameter = {"tensor": (r, k), "alibi": (6,), "relative": (8, 6)}[kind]
-    parameter = torch.randn(parameter, dtype=torch.float64, requires_grad=True)
+    parameter = torch.randn(parameter, dtype=problems.DTYPE, requires_grad=True)
     bias = {"tensor": lambda p: p, "alibi": saccade.ALiBi, "relative": saccade.RelativeBias}[kind](parameter)
     out, lse = saccade.attention_with_lse(*problems.leaves(named).values(), bias=bias, backend=exact)
     assert out.shape == (b, 6, r, 7) and (out == 0).all() and (lse == -math.inf).all()

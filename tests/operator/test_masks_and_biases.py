@@ -116,7 +116,7 @@ BIAS_SHAPES = [
 @pytest.mark.parametrize("shape", BIAS_SHAPES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_bias_shapes_and_their_gradients(shape, masked, backend):
-    named = problems.tensors() | {"bias": torch.randn(shape, dtype=torch.float64)}
+    named = problems.tensors() | {"bias": torch.randn(shape, dtype=problems.DTYPE)}
     problem = problems.Problem(named)
     if masked:
         problem.see, problem.mask = oracle.causal(11, 13), saccade.Causal()
@@ -131,7 +131,7 @@ def test_bias_shapes_and_their_gradients(shape, masked, backend):
 @pytest.mark.parametrize("shape", [(13,), (6, 11, 13), (2, 11, 13), (1, 2, 6, 11, 13)])
 def test_bias_of_another_rank_is_refused(shape, backend):
     with pytest.raises(ValueError, match="bias") as error:
-        saccade.attention(*problems.tensors().values(), bias=torch.zeros(shape, dtype=torch.float64), backend=backend)
+        saccade.attention(*problems.tensors().values(), bias=torch.zeros(shape, dtype=problems.DTYPE), backend=backend)
     assert str(tuple(shape)) in str(error.value)
 
 
@@ -151,7 +151,7 @@ def test_hidden_pairs_of_a_bias_get_no_gradient_and_no_say(exact):
 @pytest.mark.parametrize("offset", [None, 0, 4])
 def test_alibi_by_its_formula(offset, backend):
     named = problems.tensors()
-    slopes = torch.tensor([2.0**-n for n in range(1, 7)], dtype=torch.float64)
+    slopes = torch.tensor([2.0**-n for n in range(1, 7)], dtype=problems.DTYPE)
     mask = saccade.Causal() if offset is None else saccade.Causal().at(offset)
     out = saccade.attention(*named.values(), mask, bias=saccade.ALiBi(slopes), backend=backend)
     dense = oracle.alibi(slopes, 11, 13, offset)
@@ -160,7 +160,7 @@ def test_alibi_by_its_formula(offset, backend):
 
 def test_alibi_follows_positions_per_item(exact):
     named, offsets = problems.tensors(), [-2, 5]
-    slopes = torch.rand(6, dtype=torch.float64)
+    slopes = torch.rand(6, dtype=problems.DTYPE)
     mask = saccade.Causal().at(offsets)
     out = saccade.attention(*named.values(), mask, bias=saccade.ALiBi(slopes), backend=exact)
     dense = torch.cat([oracle.alibi(slopes, 11, 13, n) for n in offsets])
@@ -173,12 +173,12 @@ def test_relative_bias_buckets_are_those_of_t5(bidirectional, buckets, max_dista
     # q = 0, so the logits are the bias alone, at every distance from -198 to 198.
     named = problems.tensors(batch=1, heads=2, kv_heads=1, rows=199, keys=199, width=2, value_width=1)
     named["query"] = torch.zeros_like(named["query"])
-    table = torch.randn(buckets, 2, dtype=torch.float64)
+    table = torch.randn(buckets, 2, dtype=problems.DTYPE)
     bias = saccade.RelativeBias(table, bidirectional=bidirectional, max_distance=max_distance)
     out = saccade.attention(*named.values(), bias=bias, backend=backend)
     dense = oracle.relative_bias(table, 199, 199, bidirectional, max_distance)
     weights = torch.softmax(dense, -1)
-    assert_close(out, weights @ named["value"].expand(1, 2, 199, 1), terms=199)
+    assert_close(out, weights @ named["value"].double().expand(1, 2, 199, 1), terms=199)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -194,7 +194,7 @@ def test_the_oracle_agrees_with_transformers(bidirectional, buckets, max_distanc
 def test_relative_bias_against_transformers_by_lse(exact):
     T5Attention = pytest.importorskip("transformers.models.t5.modeling_t5").T5Attention
     named = problems.tensors(batch=1, heads=2, kv_heads=1, rows=149, keys=167)
-    table = torch.randn(32, 2, dtype=torch.float64)
+    table = torch.randn(32, 2, dtype=problems.DTYPE)
     # T5's position of query i is i: top-left
     distances = torch.arange(167)[None, :] - torch.arange(149)[:, None]
     dense = table[T5Attention._relative_position_bucket(distances, True, 32, 128)].permute(2, 0, 1)[None]

@@ -64,7 +64,7 @@ def test_padded_queries_and_their_upstream_gradients_are_never_read(name, where,
     problem = CASES[name]()
     _, rows = hidden_places(problem)
     assert rows.any()
-    cotangent = torch.randn(*problem.shape[:3], 7, dtype=torch.float64)
+    cotangent = torch.randn(*problem.shape[:3], 7, dtype=problems.DTYPE)
     want = run(problem, problem.tensors, backend, cotangent)
     dirty = dict(problem.tensors)
     if where != "upstream":
@@ -81,7 +81,7 @@ def test_padded_rows_with_poisoned_lse_cotangent(bad, exact):
     _, rows = hidden_places(problem)
     leaves = problems.leaves(problem.tensors)
     lse = problem.ours(leaves, exact)[1]
-    clean = torch.where(rows[:, None], 0.0, torch.randn(lse.shape, dtype=torch.float64))
+    clean = torch.where(rows[:, None], 0.0, torch.randn(lse.shape, dtype=problems.DTYPE))
     want = torch.autograd.grad(lse, [leaves["query"], leaves["key"]], clean, retain_graph=True)
     got = torch.autograd.grad(lse, [leaves["query"], leaves["key"]], torch.where(rows[:, None], bad, clean))
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
@@ -93,7 +93,7 @@ def test_empty_rows_never_pass_poison_on(name, bad, exact):
     problem = CASES[name]()
     _, rows = hidden_places(problem)
     assert rows.any()
-    cotangent = torch.randn(*problem.shape[:3], 7, dtype=torch.float64)
+    cotangent = torch.randn(*problem.shape[:3], 7, dtype=problems.DTYPE)
     want = run(problem, problem.tensors, exact, cotangent)
     dirty = problem.tensors | {"query": poison(problem.tensors["query"], rows, bad)}
     got = run(problem, dirty, exact, poison(cotangent, rows, bad))
@@ -176,7 +176,7 @@ def test_poison_and_second_derivatives(bad, exact):
 
 @every_poison
 @pytest.mark.parametrize("name", ["keys_padded", "square_causal"])
-def test_poison_and_forward_mode(name, bad, exact):
+def test_poison_and_forward_mode(name, bad, differentiable):
     problem = CASES[name]()
     keys, _ = hidden_places(problem)
     rows = torch.ones(problem.shape[2], dtype=torch.bool)
@@ -185,7 +185,7 @@ def test_poison_and_forward_mode(name, bad, exact):
     tangents = {k: torch.randn_like(t) for k, t in problem.tensors.items()}
 
     def push(tensors, tangents):
-        return torch.func.jvp(lambda t: problem.ours(t, exact), (tensors,), (tangents,))
+        return torch.func.jvp(lambda t: problem.ours(t, differentiable), (tensors,), (tangents,))
 
     want = push(problem.tensors, tangents)
     dirty, pushing = dict(problem.tensors), dict(tangents)
@@ -209,9 +209,8 @@ def test_poison_in_other_dtypes(dtype, bad, backend):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("exact", ["reference", "chunked"])
 @every_poison
-def test_poison_beyond_one_real_tile(bad, exact):
+def test_poison_beyond_one_real_tile(bad, real_tiles):
     # causal at 521 x 541 with a poisoned key in the middle: whole tiles before it, through it and after it
     named = problems.tensors(batch=1, heads=1, kv_heads=1, rows=521, keys=541, width=3, value_width=2)
     problem = problems.Problem(named, oracle.causal(521, 541), saccade.Causal())
@@ -219,7 +218,7 @@ def test_poison_beyond_one_real_tile(bad, exact):
     want = problem.truth()
     dirty = named | {n: poison(named[n], places, bad) for n in ("key", "value")}
     leaves = problems.leaves(dirty)
-    out, lse = problem.ours(leaves, exact)
+    out, lse = problem.ours(leaves, real_tiles)
     unaware = torch.arange(521) + 20 < 300
     assert_close(out[:, :, unaware], want.out[:, :, unaware], terms=541)
     assert_close(lse[:, :, unaware], want.lse[:, :, unaware], terms=541)

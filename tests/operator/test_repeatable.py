@@ -7,7 +7,7 @@ import torch
 
 import problems
 import saccade
-from problems import CASES
+from problems import CASES, NATIVE
 
 DTYPES = [torch.float32, torch.bfloat16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -21,8 +21,8 @@ SIZES = {
     "tiles": {"rows": 263, "keys": 269, "width": 16, "value_width": 16},
 }
 every_size = pytest.mark.parametrize("size", SIZES)
-every_backend = pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
-exact_backends = pytest.mark.parametrize("exact", ["reference", "chunked"])
+every_backend = pytest.mark.parametrize("backend", ["auto", "reference", "chunked", NATIVE])
+exact_backends = pytest.mark.parametrize("exact", ["reference", "chunked", NATIVE])
 
 
 def draw(size, dtype, batch=3, heads=2, kv_heads=1):

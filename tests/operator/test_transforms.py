@@ -230,9 +230,9 @@ def test_masks_built_inside_of_transforms(build):
         assert torch.equal(inside, transformed(mask))
 
 
-def test_vmap_over_boolean_masks(backend):
+def test_vmap_over_boolean_masks(differentiable):
     query, key, value = torch.randn(3, 2, 3, 5, 16, dtype=torch.float64)
     bits = torch.rand(7, 5, 5) < 0.6
-    got = func.vmap(lambda m: saccade.attention(query, key, value, m, backend=backend))(bits)
+    got = func.vmap(lambda m: saccade.attention(query, key, value, m, backend=differentiable))(bits)
     for one, mask in zip(got, bits, strict=True):
         assert_close(one, saccade.attention(query, key, value, mask, backend="reference"))

@@ -21,7 +21,7 @@ def test_output_and_lse(name, backend):
     problem = CASES[name]()
     out, lse = problem.ours(backend=backend)
     want = problem.truth()
-    assert out.dtype == lse.dtype == torch.float64
+    assert out.dtype == lse.dtype == problems.DTYPE
     assert_close(out, want.out)
     assert_close(lse, want.lse)
     assert_close(problem.out(backend=backend), want.out)
@@ -30,7 +30,7 @@ def test_output_and_lse(name, backend):
 def gradients(out, lse, leaves, seed=3):
     """Of random cotangents on both results; they are random on empty rows too, where they must not matter."""
     draw = torch.Generator().manual_seed(seed)
-    cotangents = [torch.randn(x.shape, dtype=torch.float64, generator=draw) for x in (out, lse)]
+    cotangents = [torch.randn(x.shape, dtype=problems.DTYPE, generator=draw) for x in (out, lse)]
     return dict(zip(leaves, problems.pull((out, lse), leaves, cotangents), strict=True))
 
 
@@ -49,7 +49,7 @@ def test_gradient_without_lse(name, backend):
     problem = CASES[name]()
     ours, theirs = problems.leaves(problem.tensors), problems.leaves(problem.tensors)
     out, want_out = problem.out(ours, backend), problem.truth(theirs).out
-    cotangent = torch.randn(*out.shape, 2, dtype=torch.float64)[..., 0]  # stride 2: nothing asks for contiguous ones
+    cotangent = torch.randn(*out.shape, 2, dtype=problems.DTYPE)[..., 0]  # stride 2: nothing asks for contiguous ones
     got = torch.autograd.grad(out, list(ours.values()), cotangent)
     want = torch.autograd.grad(want_out, list(theirs.values()), cotangent)
     for one, other in zip(got, want, strict=True):
@@ -63,9 +63,9 @@ def test_any_upstream_gradient_layout(layout, backend):
     out, want_out = problem.out(ours, backend), problem.truth(theirs).out
     b, h, r, w = out.shape
     cotangent = {
-        "expanded scalar": lambda: torch.ones((), dtype=torch.float64).expand(out.shape),
-        "expanded heads": lambda: torch.randn(b, 1, r, w, dtype=torch.float64).expand(out.shape),
-        "transposed": lambda: torch.randn(w, r, h, b, dtype=torch.float64).permute(3, 2, 1, 0),
+        "expanded scalar": lambda: torch.ones((), dtype=problems.DTYPE).expand(out.shape),
+        "expanded heads": lambda: torch.randn(b, 1, r, w, dtype=problems.DTYPE).expand(out.shape),
+        "transposed": lambda: torch.randn(w, r, h, b, dtype=problems.DTYPE).permute(3, 2, 1, 0),
     }[layout]()
     got = torch.autograd.grad(out, list(ours.values()), cotangent)
     want = torch.autograd.grad(want_out, list(theirs.values()), cotangent)
@@ -78,7 +78,7 @@ def test_many_tiles_at_their_real_size():
     tensors = problems.tensors(batch=1, heads=2, kv_heads=1, rows=521, keys=541, width=7, value_width=3)
     see = oracle.causal(521, 541) & (oracle.window(521, 541, 97, None) | (np.arange(541) < 3))
     mask = saccade.Causal() & (saccade.Window(97, None) | saccade.Padding(torch.tensor([3])))
-    problem = problems.Problem(tensors | {"sink": torch.tensor([0.3, -1.1], dtype=torch.float64)}, see, mask)
+    problem = problems.Problem(tensors | {"sink": torch.tensor([0.3, -1.1], dtype=problems.DTYPE)}, see, mask)
     ours, theirs = problems.leaves(problem.tensors), problems.leaves(problem.tensors)
     got, want = problem.ours(ours, "chunked"), problem.truth(theirs)
     assert_close(got[0], want.out, terms=541)
@@ -107,11 +107,11 @@ def test_only_the_lse_cotangent_of_an_empty_row_reaches_the_sink(exact):
     out, lse = problem.ours(ours, exact)
     assert (out[:, :, :4] == 0).all()
     assert torch.equal(lse[:, :, :4], ours["sink"].detach()[None, :, None].expand(2, 6, 4))
-    one = torch.ones((), dtype=torch.float64)
+    one = torch.ones((), dtype=problems.DTYPE)
     assert all((g == 0).all() for g in problems.pull([out[:, :, :4].sum()], ours, [one], retain_graph=True))
     by_lse = dict(zip(ours, problems.pull([lse[:, :, :4].sum()], ours, [one]), strict=True))
     # d lse / d sink = 1 for each of 2 items x 4 empty rows; nothing else moves.
-    assert torch.equal(by_lse.pop("sink"), torch.full((6,), 8.0, dtype=torch.float64))
+    assert torch.equal(by_lse.pop("sink"), torch.full((6,), 8.0, dtype=problems.DTYPE))
     assert all((g == 0).all() for g in by_lse.values())
 
 

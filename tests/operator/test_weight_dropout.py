@@ -14,8 +14,9 @@ import saccade
 from problems import CASES, assert_close
 
 
-def factor(dropout, batch=2, heads=3, rows=11, keys=13, *, mask=None, backend="chunked", dtype=torch.float64):
+def factor(dropout, batch=2, heads=3, rows=11, keys=13, *, mask=None, backend="chunked", dtype=None):
     """What each weight is multiplied by, 0 or 1 / (1 - p): equal weights over all keys, the identity as value."""
+    dtype = problems.DTYPE if dtype is None else dtype
     query = torch.zeros(batch, heads, rows, 2, dtype=dtype)
     key = torch.zeros(batch, heads, keys, 2, dtype=dtype)
     value = torch.eye(keys, dtype=dtype).expand(batch, heads, keys, keys)
@@ -126,13 +127,13 @@ def test_output_and_gradients_with_the_forwards_draw(name, backend):
         assert_close(one, other, terms=256)
 
 
-def test_gradgradcheck_with_dropout(exact):
+def test_gradgradcheck_with_dropout(differentiable):
     named = problems.tensors(batch=1, heads=2, kv_heads=1, rows=3, keys=5, width=2, value_width=3)
     problem = problems.Problem(named)
     given = list(problems.leaves(named).values())
 
     def call(*given):
-        return problem.out(dict(zip(named, given, strict=True)), exact, dropout=saccade.Dropout(0.4, 31))
+        return problem.out(dict(zip(named, given, strict=True)), differentiable, dropout=saccade.Dropout(0.4, 31))
 
     assert torch.autograd.gradcheck(call, given, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(call, given)
