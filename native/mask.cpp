@@ -15,7 +15,7 @@ namespace {
 // How far the rows, positions and keys of a part reach.
 struct Reach {
     int64_t rows, keys;
-    int64_t positions;  // one beyond the last
+    Span positions;
 };
 
 class Reader {
@@ -27,10 +27,10 @@ class Reader {
     Part part(const Reach& reach) {
         switch (static_cast<Operation>(next())) {
             case Operation::window: return window();
-            case Operation::padding: return padding();
+            case Operation::padding: return padding(reach);
             case Operation::documents: return documents(reach);
             case Operation::prefix: return std::make_unique<Prefix>(number());
-            case Operation::global: return std::make_unique<Global>(Subset(by_item(table(1, 2, true))));
+            case Operation::global: return std::make_unique<Global>(tokens(reach));
             case Operation::strided: return std::make_unique<Strided>(least(1), reach.keys);
             case Operation::fixed: return fixed(reach);
             case Operation::blocks: return blocks();
@@ -121,20 +121,24 @@ class Reader {
     }
 
     // Lengths (B,) or booleans (B, L).
-    Subset subset() {
+    Subset subset(int64_t reach) {
         require(at_ < program_.size(), "it ends too early");
         const int64_t index = program_[at_];
         const bool boolean =
             index >= 0 && index < static_cast<int64_t>(tables_.size()) && tables_[index].code == Table::boolean;
         const Table kept = table(boolean ? 2 : 1, boolean ? 2 : 1, boolean);
         shared(batch, kept.shape[0]);
-        return Subset(kept);
+        return Subset(kept, reach);
     }
 
-    Part padding() {
-        Subset keys = subset();
+    Part padding(const Reach& reach) {
+        Subset keys = subset(reach.keys);
         if (none()) return std::make_unique<Padding>(std::move(keys), Subset(), false);
-        return std::make_unique<Padding>(std::move(keys), subset(), true);
+        return std::make_unique<Padding>(std::move(keys), subset(reach.rows), true);
+    }
+
+    Subset tokens(const Reach& reach) {
+        return Subset(by_item(table(1, 2, true)), std::max(reach.keys, reach.positions.stop));
     }
 
     Part documents(const Reach& reach) {
@@ -165,7 +169,7 @@ class Reader {
     Part random(const Reach& reach) {
         const int64_t start = next(), size = least(1), count = least(0);
         const bool symmetric = next() != 0;
-        return std::make_unique<RandomBlocks>(start, size, count, symmetric, std::max(reach.positions, reach.keys));
+        return std::make_unique<RandomBlocks>(start, size, count, symmetric, reach.positions, reach.keys);
     }
 
     Part edges() {
@@ -185,9 +189,9 @@ class Reader {
 
     Part at(Reach reach) {
         const Number offset = number();
-        int64_t last = offset.many ? -kFar : offset.value;
-        for (int64_t b = 0; offset.many && b < offset.table.shape[0]; ++b) last = std::max(last, offset.of(b));
-        reach.positions = last + reach.rows;
+        reach.positions = {offset.of(0), offset.of(0) + reach.rows};
+        for (int64_t b = 1; offset.many && b < offset.table.shape[0]; ++b)
+            reach.positions = hull(reach.positions, {offset.of(b), offset.of(b) + reach.rows});
         return std::make_unique<At>(part(reach), offset);
     }
 
@@ -195,7 +199,7 @@ class Reader {
         const int64_t row = least(0), key = least(0), rows = least(0), keys = least(0);
         const bool fixed = next() != 0;
         const int64_t offset = fixed ? keys - rows : 0;
-        const Reach whole{row + reach.rows, key + reach.keys, row + reach.rows + offset};
+        const Reach whole{row + reach.rows, key + reach.keys, {row + offset, row + reach.rows + offset}};
         return std::make_unique<Slice>(part(whole), row, key, offset);
     }
 
@@ -289,9 +293,21 @@ class Expression final : public Mask {
     }
 
     void row_bits(int64_t b, int64_t h, int64_t row, int64_t start, int count, uint64_t* words) const override {
+        if (!root_->interval) return block_bits(b, h, {row, row + 1}, start, count, words, 0);
+        Span keys;
+        root_->seen(place(b, h, false), {row, row + 1}, &keys);
+        assign(keys, start, count, words);
+    }
+
+    void block_bits(int64_t b, int64_t h, Span rows, int64_t start, int count, uint64_t* words,
+                    int64_t stride) const override {
         const Place at = place(b, h, false);
-        for (; count > 0; start += kChunk, count -= kChunk, words += kWords)
-            root_->bits(at, row, start, std::min(count, kChunk), words);
+        for (int64_t row = rows.start; row < rows.stop; row += kRows) {
+            const Span some{row, std::min(row + kRows, rows.stop)};
+            uint64_t* const first = words + (row - rows.start) * stride;
+            for (int n = 0; n < count; n += kChunk)
+                root_->bits(at, {some, start + n, std::min(count - n, kChunk), first + n / 64, stride});
+        }
     }
 
     Profile profile(int64_t b, int64_t h, Span rows, Span keys, bool core) const {
@@ -412,7 +428,7 @@ class Everything final : public WorkList {
 std::unique_ptr<Mask> read_mask(const std::vector<int64_t>& program, const std::vector<Table>& tables, int64_t length_q,
                                 int64_t length_k) {
     Reader reader(program, tables);
-    Part root = reader.part({length_q, length_k, length_k});
+    Part root = reader.part({length_q, length_k, {length_k - length_q, length_k}});
     reader.finish();
     return std::make_unique<Expression>(std::move(root), reader.batch, reader.heads, length_q, length_k);
 }

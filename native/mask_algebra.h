@@ -15,26 +15,32 @@ class Several final : public Node {
         interval = all && intervals_ == parts_.size();
     }
 
-    Span seen(const Place& place, int64_t row) const override {
-        Span keys = kEverywhere;
-        for (size_t n = 0; n < intervals_; ++n) keys = meet(keys, parts_[n]->seen(place, row));
-        return keys;
+    void seen(const Place& place, Span rows, Span* keys) const override {
+        parts_[0]->seen(place, rows, keys);
+        Span other[kRows];
+        for (size_t part = 1; part < intervals_; ++part) {
+            parts_[part]->seen(place, rows, other);
+            for (int64_t n = 0; n < rows.stop - rows.start; ++n) keys[n] = meet(keys[n], other[n]);
+        }
     }
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        clear(words, count);
-        if (all_) {
-            fill(seen(place, row), start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        size_t part = 1;
+        if (all_ && intervals_) {
+            Node::bits(place, out);
+            part = intervals_;
         } else {
-            for (size_t n = 0; n < intervals_; ++n) fill(parts_[n]->seen(place, row), start, count, words);
+            parts_[0]->bits(place, out);
         }
-        uint64_t other[kWords];
-        for (size_t part = intervals_; part < parts_.size(); ++part) {
-            uint64_t any = 0;
-            for (int n = 0; n < words_for(count); ++n) any |= words[n];
-            if (all_ && !any) return;
-            parts_[part]->bits(place, row, start, count, other);
-            for (int n = 0; n < words_for(count); ++n) words[n] = all_ ? words[n] & other[n] : words[n] | other[n];
+        uint64_t words[kRows * kWords];
+        const Bits other{out.rows, out.start, out.count, words, out.words_of_row()};
+        for (; part < parts_.size(); ++part) {
+            parts_[part]->bits(place, other);
+            for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+                uint64_t* const mine = out.row(row);
+                const uint64_t* const theirs = other.row(row);
+                for (int n = 0; n < out.words_of_row(); ++n) mine[n] = all_ ? mine[n] & theirs[n] : mine[n] | theirs[n];
+            }
         }
     }
 
@@ -85,9 +91,9 @@ class Not final : public Node {
   public:
     explicit Not(Part part) : part_(std::move(part)) {}
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        part_->bits(place, row, start, count, words);
-        invert(count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        part_->bits(place, out);
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) invert(out.count, out.row(row));
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -110,11 +116,8 @@ class PerHead final : public Node {
         interval = std::all_of(parts_.begin(), parts_.end(), [](const Part& part) { return part->interval; });
     }
 
-    Span seen(const Place& place, int64_t row) const override { return of(place.head).seen(place, row); }
-
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        of(place.head).bits(place, row, start, count, words);
-    }
+    void seen(const Place& place, Span rows, Span* keys) const override { of(place.head).seen(place, rows, keys); }
+    void bits(const Place& place, const Bits& out) const override { of(place.head).bits(place, out); }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         of(place.head).profile(place, rows, out);
@@ -139,11 +142,8 @@ class At final : public Node {
   public:
     At(Part part, const Number& offset) : part_(std::move(part)), offset_(offset) { interval = part_->interval; }
 
-    Span seen(const Place& place, int64_t row) const override { return part_->seen(standing(place), row); }
-
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        part_->bits(standing(place), row, start, count, words);
-    }
+    void seen(const Place& place, Span rows, Span* keys) const override { part_->seen(standing(place), rows, keys); }
+    void bits(const Place& place, const Bits& out) const override { part_->bits(standing(place), out); }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         part_->profile(standing(place), rows, out);
@@ -177,12 +177,13 @@ class Slice final : public Node {
         interval = part_->interval;
     }
 
-    Span seen(const Place& place, int64_t row) const override {
-        return moved(part_->seen(standing(place), row + row_), -key_);
+    void seen(const Place& place, Span rows, Span* keys) const override {
+        part_->seen(standing(place), moved(rows, row_), keys);
+        for (int64_t row = rows.start; row < rows.stop; ++row, ++keys) *keys = moved(*keys, -key_);
     }
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        part_->bits(standing(place), row + row_, start + key_, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        part_->bits(standing(place), {moved(out.rows, row_), out.start + key_, out.count, out.words, out.stride});
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {

@@ -75,6 +75,12 @@ void bind_mask(nb::module_& module) {
             mask.row_bits(b, h, row, start, count, words.data());
             return words;
         })
+        .def("block_bits", [](const Mask& mask, int64_t b, int64_t h, Range rows, int64_t start, int count) {
+            const int64_t stride = (count + 63) / 64 + 1;  // wider than needed, as a kernel's may be
+            std::vector<uint64_t> words(std::max<int64_t>(std::get<1>(rows) - std::get<0>(rows), 0) * stride);
+            mask.block_bits(b, h, span(rows), start, count, words.data(), stride);
+            return words;
+        })
         .def("prepare", [](const Mask& mask, int64_t length_q, int64_t length_k, int row_grain, int key_grain, bool transposed) {
             const auto list = work_list(&mask, length_q, length_k, row_grain, key_grain);
             std::vector<Piece> pieces;

@@ -18,6 +18,7 @@ constexpr int64_t kFar = int64_t{1} << 60;  // an open end; sums of two still fi
 constexpr Span kEverywhere{-kFar, kFar};
 constexpr int kChunk = 1024;  // keys looked at in one go, so that their bits fit on the stack
 constexpr int kWords = kChunk / 64;
+constexpr int kRows = 64;  // rows looked at in one go
 
 inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 inline int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
@@ -33,13 +34,45 @@ inline Span hull(Span a, Span b) {
 
 inline void clear(uint64_t* words, int count) { std::fill(words, words + words_for(count), 0); }
 
-// The lowest `count` bits of a word, 1 <= count <= 64.
-inline uint64_t lowest(int64_t count) { return ~uint64_t{0} >> (64 - count); }
+// The lowest `count` bits of a word, 0 <= count <= 64.
+inline uint64_t lowest(int64_t count) { return ~(~uint64_t{0} << (count & 63)) | -static_cast<uint64_t>(count >> 6); }
 
-// Sets the bits of the keys in `span`; bit 0 is key `start`.
-inline void fill(Span span, int64_t start, int count, uint64_t* words) {
+// The words of the keys in a span, the first bit that of key `start`.
+class SpanWords {
+  public:
+    SpanWords(Span span, int64_t start, int count) {
+        const int first = static_cast<int>(std::clamp<int64_t>(span.start - start, 0, count));
+        const int last = static_cast<int>(std::clamp<int64_t>(span.stop - start, first, count));
+        first_ = first / 64, last_ = last / 64;
+        head_ = ~uint64_t{0} << (first % 64), tail_ = ~(~uint64_t{0} << (last % 64));
+    }
+
+    uint64_t operator[](int n) const {
+        const uint64_t from = n < first_ ? 0 : n == first_ ? head_ : ~uint64_t{0};
+        return from & (n > last_ ? 0 : n == last_ ? tail_ : ~uint64_t{0});
+    }
+
+  private:
+    int first_, last_;
+    uint64_t head_, tail_;
+};
+
+// Bit n of the words: whether key start + n lies in `span`.
+inline void assign(Span span, int64_t start, int count, uint64_t* words) {
+    const SpanWords kept(span, start, count);
+    for (int n = 0; n < words_for(count); ++n) words[n] = kept[n];
+}
+
+// Clears the bits of the keys outside of `span`.
+inline void keep(Span span, int64_t start, int count, uint64_t* words) {
+    const SpanWords kept(span, start, count);
+    for (int n = 0; n < words_for(count); ++n) words[n] &= kept[n];
+}
+
+// Sets the bits of the keys in `span`.
+inline void fill(Span span, int64_t start, int64_t count, uint64_t* words) {
     const int64_t first = std::max<int64_t>(span.start - start, 0);
-    const int64_t last = std::min<int64_t>(span.stop - start, count) - 1;
+    const int64_t last = std::min(span.stop - start, count) - 1;
     if (first > last) return;
     const uint64_t head = ~uint64_t{0} << (first % 64), tail = lowest(last % 64 + 1);
     uint64_t* word = words + first / 64;
@@ -53,27 +86,17 @@ inline void fill(Span span, int64_t start, int count, uint64_t* words) {
     *final |= tail;
 }
 
-// Clears the bits of the keys outside of `span`.
-inline void keep(Span span, int64_t start, int count, uint64_t* words) {
-    uint64_t kept[kWords] = {};
-    fill(span, start, count, kept);
-    for (int n = 0; n < words_for(count); ++n) words[n] &= kept[n];
-}
-
 inline void invert(int count, uint64_t* words) {
-    for (int n = 0; n < words_for(count); ++n) words[n] = ~words[n];
-    if (count % 64) words[count / 64] &= lowest(count % 64);
+    for (int n = 0; n < count; n += 64) words[n / 64] = ~words[n / 64] & lowest(std::min(64, count - n));
 }
 
-// Copies bits [start, start + count) of a row of `size` bits; what lies outside of the row is 0.
+// Bits [start, start + count) of a row of bits; what lies outside of the row is 0.
 inline void copy_bits(const uint64_t* row, int64_t size, int64_t start, int count, uint64_t* words) {
-    clear(words, count);
-    const int64_t first = std::max<int64_t>(start, 0), last = std::min(start + count, size);
-    for (int64_t at = first; at < last;) {
-        const int64_t to = at - start;
-        const int64_t some = std::min({last - at, 64 - at % 64, 64 - to % 64});
-        words[to / 64] |= ((row[at / 64] >> (at % 64)) & lowest(some)) << (to % 64);
-        at += some;
+    const int64_t held = words_for(size);
+    for (int n = 0; n < count; n += 64) {
+        const int64_t at = (start + n) >> 6, shift = (start + n) & 63;
+        const uint64_t low = at >= 0 && at < held ? row[at] : 0, high = at >= -1 && at + 1 < held ? row[at + 1] : 0;
+        words[n / 64] = (shift ? low >> shift | high << (64 - shift) : low) & lowest(std::min(64, count - n));
     }
 }
 
@@ -100,6 +123,18 @@ inline void pack(const uint8_t* bytes, int64_t count, uint64_t* words) {
     std::memcpy(rest, bytes + at, count - at);
     words[at / 64] = pack64(rest);
 }
+
+// Where the bits of some rows (at most kRows) and of `count` keys (at most kChunk) from `start` on are written.
+struct Bits {
+    Span rows;
+    int64_t start;
+    int count;
+    uint64_t* words;
+    int64_t stride;  // words from one row to the next
+
+    uint64_t* row(int64_t row) const { return words + (row - rows.start) * stride; }
+    int words_of_row() const { return words_for(count); }
+};
 
 struct Segment {
     int64_t stop;

@@ -27,17 +27,19 @@ class Node {
   public:
     virtual ~Node() = default;
 
-    // Whether the keys of a row are always one interval, `seen`.
+    // Whether the keys of a row are always one interval. `seen` then writes that of each of the rows, at most kRows.
     bool interval = false;
-    virtual Span seen(const Place&, int64_t) const { return kEverywhere; }
+    virtual void seen(const Place&, Span, Span*) const {}
 
     // Covers the whole of profile.keys(), which is not empty; rows are not empty.
     virtual void profile(const Place& place, Span rows, Profile& profile) const = 0;
 
-    // All words are written; count <= kChunk.
-    virtual void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const {
-        clear(words, count);
-        fill(seen(place, row), start, count, words);
+    // Every word is written.
+    virtual void bits(const Place& place, const Bits& out) const {
+        Span keys[kRows];
+        seen(place, out.rows, keys);
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row)
+            assign(keys[row - out.rows.start], out.start, out.count, out.row(row));
     }
 
     virtual Span rows_of(const Place&, Span) const { return kEverywhere; }
@@ -102,16 +104,19 @@ inline void pack_strided(const uint8_t* from, int64_t step, int64_t count, uint6
 class Subset {
   public:
     Subset() = default;
-    explicit Subset(const Table& table) : table_(table), by_length_(table.code != Table::boolean) {
+
+    // Nobody asks beyond `reach`.
+    Subset(const Table& table, int64_t reach) : table_(table), by_length_(table.code != Table::boolean) {
         if (by_length_) return;
+        size_ = std::min(reach, table.shape[1]);
+        stride_ = words_for(size_);
         const int64_t batch = table.shape[0];
-        for (int64_t b = 0; b < batch; ++b) runs_.push_back(run(b));
-        for (const Span& span : runs_) one_run_ &= span.stop >= 0;
-        if (one_run_) return;
-        stride_ = words_for(size());
         packed_.resize(batch * stride_);
-        for (int64_t b = 0; b < batch; ++b)
-            pack_strided(table.bytes(b * table.stride[0]), table.stride[1], size(), packed_.data() + b * stride_);
+        for (int64_t b = 0; b < batch; ++b) {
+            uint64_t* const row = packed_.data() + b * stride_;
+            pack_strided(table.bytes(b * table.stride[0]), table.stride[1], size_, row);
+            find_runs(row);
+        }
     }
 
     // Whether the members of every item are one run of indices.
@@ -120,38 +125,30 @@ class Subset {
 
     Span span(int64_t item) const {
         if (by_length_) return {-kFar, std::min(table_.at(table_.step(0, item)), kFar)};
-        return runs_[many() ? item : 0];
+        const auto [first, last] = runs(item);
+        return first == last ? Span{0, 0} : *first;
     }
 
     bool contains(int64_t item, int64_t index) const {
-        if (one_run_) {
-            const Span members = span(item);
-            return members.start <= index && index < members.stop;
-        }
-        return index >= 0 && index < size() && (row(item)[index / 64] >> (index % 64) & 1);
+        if (by_length_) return index < span(item).stop;
+        return index >= 0 && index < size_ && (row(item)[index / 64] >> (index % 64) & 1);
     }
 
     void bits(int64_t item, int64_t start, int count, uint64_t* words) const {
-        if (!one_run_) return copy_bits(row(item), size(), start, count, words);
-        clear(words, count);
-        fill(span(item), start, count, words);
+        if (one_run_) return assign(span(item), start, count, words);
+        copy_bits(row(item), size_, start, count, words);
     }
 
     // Members full, the others as `outside`.
     void profile(int64_t item, Kind outside, Profile& out) const {
-        if (one_run_) {
-            out.add(span(item).start, outside);
-            out.add(span(item).stop, Kind::full);
-            return out.rest(outside);
+        const Span only = by_length_ ? span(item) : Span{};
+        auto [first, last] = by_length_ ? std::pair(&only, &only + 1) : runs(item);
+        first = std::upper_bound(first, last, out.keys().start, [](int64_t key, const Span& run) { return key < run.stop; });
+        for (; first != last && first->start < out.keys().stop; ++first) {
+            out.add(first->start, outside);
+            out.add(first->stop, Kind::full);
         }
-        const Span keys = out.keys();
-        uint64_t every[kWords] = {}, some[kWords];
-        std::fill(some, some + kWords, outside == Kind::empty ? 0 : ~uint64_t{0});
-        for (int64_t at = keys.start; at < keys.stop; at += kChunk) {
-            const int count = static_cast<int>(std::min<int64_t>(kChunk, keys.stop - at));
-            bits(item, at, count, every);
-            out.add_words(at, outside == Kind::empty ? every : some, every, count);
-        }
+        out.rest(outside);
     }
 
     Kind kind(int64_t item, Span span) const {
@@ -169,27 +166,31 @@ class Subset {
     }
 
   private:
-    int64_t size() const { return table_.shape[1]; }
     const uint64_t* row(int64_t item) const { return packed_.data() + (many() ? item * stride_ : 0); }
 
-    // The one run of members of item b; stop < 0 where there are several runs.
-    Span run(int64_t b) const {
-        const uint8_t* row = table_.bytes(b * table_.stride[0]);
-        const int64_t step = table_.stride[1], length = size();
-        auto find = [&](int64_t from, bool wanted) {
-            while (from < length && (row[from * step] != 0) != wanted) ++from;
-            return from;
-        };
-        const int64_t start = find(0, true), stop = find(start, false);
-        if (start == length) return {0, 0};
-        return find(stop, true) == length ? Span{start, stop} : Span{0, -1};
+    std::pair<const Span*, const Span*> runs(int64_t item) const {
+        const int64_t n = many() ? item : 0;
+        return {runs_.data() + first_[n], runs_.data() + first_[n + 1]};
+    }
+
+    void find_runs(const uint64_t* row) {
+        Profile found({0, std::max<int64_t>(size_, 1)});
+        if (size_) found.add_words(0, row, row, static_cast<int>(size_));
+        int64_t start = 0;
+        for (const Segment& segment : found.segments()) {
+            if (segment.kind == Kind::full) runs_.push_back({start, segment.stop});
+            start = segment.stop;
+        }
+        one_run_ &= static_cast<int64_t>(runs_.size()) - first_.back() <= 1;
+        first_.push_back(static_cast<int64_t>(runs_.size()));
     }
 
     Table table_;
     bool by_length_ = true, one_run_ = true;
-    std::vector<Span> runs_;
+    int64_t size_ = 0, stride_ = 0;
     std::vector<uint64_t> packed_;
-    int64_t stride_ = 0;
+    std::vector<Span> runs_;           // ascending, those of one item after those of another
+    std::vector<int64_t> first_ = {0};  // item b has runs_[first_[b]], ..., runs_[first_[b + 1] - 1]
 };
 
 }  // namespace saccade::masks

@@ -10,13 +10,18 @@ class Window final : public Node {
   public:
     Window(int64_t left, int64_t right) : left_(left), right_(right) { interval = true; }
 
-    Span seen(const Place& place, int64_t row) const override {
+    void seen(const Place& place, Span rows, Span* keys) const override {
+        for (int64_t row = rows.start; row < rows.stop; ++row) *keys++ = near(place, row);
+    }
+
+    // The keys of one row.
+    Span near(const Place& place, int64_t row) const {
         const int64_t p = row + place.offset;
         return {p - left_, p + right_ + 1};
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
-        const Span first = seen(place, rows.start), last = seen(place, rows.stop - 1), all = meet(first, last);
+        const Span first = near(place, rows.start), last = near(place, rows.stop - 1), all = meet(first, last);
         out.add(first.start, Kind::empty);
         if (!all.empty()) {
             out.add(all.start, Kind::partial);
@@ -39,13 +44,15 @@ class Prefix final : public Node {
   public:
     explicit Prefix(const Number& length) : length_(length) { interval = true; }
 
-    Span seen(const Place& place, int64_t row) const override {
-        return {-kFar, std::max(length_.of(place.item), row + place.offset + 1)};
+    void seen(const Place& place, Span rows, Span* keys) const override {
+        const int64_t length = length_.of(place.item);
+        for (int64_t row = rows.start; row < rows.stop; ++row) *keys++ = {-kFar, std::max(length, row + place.offset + 1)};
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
-        out.add(seen(place, rows.start).stop, Kind::full);
-        out.add(seen(place, rows.stop - 1).stop, Kind::partial);
+        const int64_t length = length_.of(place.item);
+        out.add(std::max(length, rows.start + place.offset + 1), Kind::full);
+        out.add(std::max(length, rows.stop + place.offset), Kind::partial);
         out.rest(Kind::empty);
     }
 
@@ -67,12 +74,14 @@ class Strided final : public Node {
         for (int64_t key = 0; key < keys; key += stride) columns_[key / 64] |= uint64_t{1} << (key % 64);
     }
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        const int64_t p = row + place.offset;
-        if (p < 0) return clear(words, count);
-        copy_bits(columns_.data(), size_, start - p % stride_, count, words);
-        keep({-kFar, p + 1}, start, count, words);
-        fill(near_.seen(place, row), start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+            const int64_t p = row + place.offset;
+            uint64_t* const words = out.row(row);
+            copy_bits(columns_.data(), p < 0 ? 0 : size_, out.start - std::max<int64_t>(p, 0) % stride_, out.count, words);
+            keep({-kFar, p + 1}, out.start, out.count, words);
+            fill(near_.near(place, row), out.start, out.count, words);
+        }
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -109,14 +118,17 @@ class Fixed final : public Node {
     Fixed(int64_t stride, int64_t columns, int64_t keys)
         : stride_(stride), columns_(columns), causal_(kFar, 0), summaries_(words_for(keys)), size_(keys) {
         for (int64_t end = stride; end - columns < keys; end += stride)
-            fill({end - columns, end}, 0, static_cast<int>(keys), summaries_.data());
+            fill({end - columns, end}, 0, keys, summaries_.data());
     }
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        const int64_t p = row + place.offset, block = floor_div(p, stride_) * stride_;
-        copy_bits(summaries_.data(), size_, start, count, words);
-        fill({block, p + 1}, start, count, words);
-        keep({-kFar, p + 1}, start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+            const int64_t p = row + place.offset;
+            uint64_t* const words = out.row(row);
+            copy_bits(summaries_.data(), size_, out.start, out.count, words);
+            fill({floor_div(p, stride_) * stride_, p + 1}, out.start, out.count, words);
+            keep({-kFar, p + 1}, out.start, out.count, words);
+        }
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -151,14 +163,20 @@ class Padding final : public Node {
         interval = keys_.one_run();
     }
 
-    Span seen(const Place& place, int64_t row) const override {
-        if (has_rows_ && !rows_.contains(place.item, row)) return {0, 0};
-        return keys_.span(place.item);
+    void seen(const Place& place, Span rows, Span* keys) const override {
+        const Span kept = keys_.span(place.item);
+        for (int64_t row = rows.start; row < rows.stop; ++row) *keys++ = keeps(place, row) ? kept : Span{0, 0};
     }
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        if (has_rows_ && !rows_.contains(place.item, row)) return clear(words, count);
-        keys_.bits(place.item, start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        uint64_t kept[kWords];
+        keys_.bits(place.item, out.start, out.count, kept);
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+            if (keeps(place, row))
+                std::copy(kept, kept + out.words_of_row(), out.row(row));
+            else
+                clear(out.row(row), out.count);
+        }
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -189,6 +207,8 @@ class Padding final : public Node {
     }
 
   private:
+    bool keeps(const Place& place, int64_t row) const { return !has_rows_ || rows_.contains(place.item, row); }
+
     Subset keys_, rows_;
     bool has_rows_, given_ = false;
 };

@@ -5,6 +5,31 @@
 
 namespace saccade::masks {
 
+// Calls one(block of the row's position, where its words go) for each row.
+template <class One> void for_blocks(const Place& place, int64_t size, const Bits& out, One&& one) {
+    for (int64_t row = out.rows.start; row < out.rows.stop; ++row) one(floor_div(row + place.offset, size), out.row(row));
+}
+
+// The profile of some rows along `keys` from their bits.
+inline void look_at_rows(const Node& node, const Place& place, Span rows, Span keys, Profile& out) {
+    uint64_t words[kRows * kWords], some[kWords], every[kWords];
+    for (int64_t at = keys.start; at < keys.stop; at += kChunk) {
+        const int count = static_cast<int>(std::min<int64_t>(kChunk, keys.stop - at));
+        std::fill(some, some + kWords, 0);
+        std::fill(every, every + kWords, ~uint64_t{0});
+        for (int64_t row = rows.start; row < rows.stop; row += kRows) {
+            const Bits bits{{row, std::min(row + kRows, rows.stop)}, at, count, words, kWords};
+            node.bits(place, bits);
+            for (int64_t n = bits.rows.start; n < bits.rows.stop; ++n)
+                for (int word = 0; word < bits.words_of_row(); ++word) {
+                    some[word] |= bits.row(n)[word];
+                    every[word] &= bits.row(n)[word];
+                }
+        }
+        out.add_words(at, some, every, count);
+    }
+}
+
 // ids[p] == ids[j], or with ids of their own on both sides, query_ids[row] == key_ids[j].
 class Documents final : public Node {
   public:
@@ -17,40 +42,36 @@ class Documents final : public Node {
         for (int64_t b = 0; b < batch; ++b) prepare(b);
     }
 
-    Span seen(const Place& place, int64_t row) const override {
+    void seen(const Place& place, Span rows, Span* keys) const override {
         const Item& item = of(place.item);
-        const int64_t id = number(item, place, row);
-        return id < 0 ? Span{0, 0} : item.runs[item.first[id]];
+        for_rows(place, rows, [&](int64_t id, bool again) {
+            keys[0] = again ? keys[-1] : id < 0 ? Span{0, 0} : item.runs[item.first[id]];
+            ++keys;
+        });
     }
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        const Item& item = of(place.item);
-        const int64_t id = number(item, place, row);
-        clear(words, count);
-        if (id < 0) return;
-        const Span* at = item.runs.data() + item.first[id];
-        const Span* const end = item.runs.data() + item.first[id + 1];
-        if (!item.numbers.empty() && end - at > 1) return compare(item, id, start, count, words);
-        if (end - at > 8)
-            at = std::upper_bound(at, end, start, [](int64_t key, const Span& run) { return key < run.stop; });
-        for (; at != end && at->start < start + count; ++at) fill(*at, start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        uint64_t* words = out.words;
+        for_rows(place, out.rows, [&](int64_t id, bool again) {
+            if (again)
+                std::copy(words - out.stride, words - out.stride + out.words_of_row(), words);
+            else
+                keys_with(of(place.item), id, out.start, out.count, words);
+            words += out.stride;
+        });
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         const Item& item = of(place.item);
         std::vector<int64_t> ids;
-        for (int64_t row = rows.start; row < rows.stop; ++row) {
-            const int64_t id = number(item, place, row);
-            if (ids.empty() || ids.back() != id) ids.push_back(id);
-        }
+        for_rows(place, rows, [&](int64_t id, bool again) {
+            if (!again) ids.push_back(id);
+        });
         std::sort(ids.begin(), ids.end());
         ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
         const Kind kind = ids.size() == 1 ? Kind::full : Kind::partial;
-        std::vector<Span> seen;
-        for (int64_t id : ids)
-            if (id >= 0) seen.insert(seen.end(), item.runs.begin() + item.first[id], item.runs.begin() + item.first[id + 1]);
-        std::sort(seen.begin(), seen.end(), [](const Span& a, const Span& b) { return a.start < b.start; });
-        for (const Span& run : seen) out.only(run, kind);
+        if (ids.front() < 0) ids.erase(ids.begin());
+        for (const Span& run : runs_of(item, ids, out.keys())) out.only(run, kind);
         out.rest(Kind::empty);
     }
 
@@ -66,6 +87,33 @@ class Documents final : public Node {
         std::vector<int32_t> numbers;   // which id each key has, where runs are too short to be worth it
     };
 
+    // do(which of the keys' ids a row has or -1, whether the row before it has the same)
+    template <class Do> void for_rows(const Place& place, Span rows, Do&& one) const {
+        const Item& item = of(place.item);
+        const int64_t move = by_position_ ? place.offset : 0;
+        int64_t last = 0, number = -2;
+        bool had = false;
+        for (int64_t at = rows.start + move; at < rows.stop + move; ++at) {
+            const bool there = at >= 0 && at < size(rows_);
+            const int64_t id = there ? look(rows_, place.item, at) : 0;
+            const bool again = number != -2 && (there ? had && id == last : !had);
+            if (!again) number = there ? find(item, id) : -1;
+            last = id, had = there;
+            one(number, again);
+        }
+    }
+
+    void keys_with(const Item& item, int64_t id, int64_t start, int count, uint64_t* words) const {
+        clear(words, count);
+        if (id < 0) return;
+        const Span* at = item.runs.data() + item.first[id];
+        const Span* const end = item.runs.data() + item.first[id + 1];
+        if (!item.numbers.empty() && end - at > 1) return compare(item, id, start, count, words);
+        if (end - at > 8)
+            at = std::upper_bound(at, end, start, [](int64_t key, const Span& run) { return key < run.stop; });
+        for (; at != end && at->start < start + count; ++at) fill(*at, start, count, words);
+    }
+
     static int64_t size(const Table& table) { return table.shape[table.axes - 1]; }
     static int64_t look(const Table& table, int64_t item, int64_t index) {
         if (table.axes == 1) return table.one(index);
@@ -73,11 +121,26 @@ class Documents final : public Node {
     }
     const Item& of(int64_t item) const { return items_[items_.size() > 1 ? item : 0]; }
 
-    // Which of the keys' ids the row has; -1: none.
-    int64_t number(const Item& item, const Place& place, int64_t row) const {
-        const int64_t index = by_position_ ? row + place.offset : row;
-        if (index < 0 || index >= size(rows_)) return -1;
-        const int64_t id = look(rows_, place.item, index);
+    // The keys of these ids within a range, ascending.
+    static std::vector<Span> runs_of(const Item& item, const std::vector<int64_t>& ids, Span keys) {
+        std::vector<Span> found;
+        if (!item.numbers.empty() && ids.size() > 1) {
+            std::vector<bool> wanted(item.ids.size());
+            for (int64_t id : ids) wanted[id] = true;
+            for (int64_t key = keys.start; key < keys.stop; ++key)
+                if (wanted[item.numbers[key]]) {
+                    if (found.empty() || found.back().stop != key) found.push_back({key, key});
+                    ++found.back().stop;
+                }
+            return found;
+        }
+        for (int64_t id : ids)
+            found.insert(found.end(), item.runs.begin() + item.first[id], item.runs.begin() + item.first[id + 1]);
+        if (ids.size() > 1) std::sort(found.begin(), found.end(), [](Span a, Span b) { return a.start < b.start; });
+        return found;
+    }
+
+    static int64_t find(const Item& item, int64_t id) {
         const auto found = std::lower_bound(item.ids.begin(), item.ids.end(), id);
         return found != item.ids.end() && *found == id ? found - item.ids.begin() : -1;
     }
@@ -131,10 +194,15 @@ class Global final : public Node {
   public:
     explicit Global(Subset tokens) : tokens_(std::move(tokens)) {}
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        if (!tokens_.contains(place.item, row + place.offset)) return tokens_.bits(place.item, start, count, words);
-        clear(words, count);
-        fill(kEverywhere, start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        uint64_t tokens[kWords];
+        tokens_.bits(place.item, out.start, out.count, tokens);
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+            if (tokens_.contains(place.item, row + place.offset))
+                assign(kEverywhere, out.start, out.count, out.row(row));
+            else
+                std::copy(tokens, tokens + out.words_of_row(), out.row(row));
+        }
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -154,10 +222,14 @@ class Blocks final : public Node {
   public:
     Blocks(const Table& layout, int64_t size) : layout_(layout), size_(size), heads_(layout.axes == 3) {}
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        clear(words, count);
-        const int64_t block = floor_div(row + place.offset, size_);
-        if (!within(block)) return;
+    void bits(const Place& place, const Bits& out) const override {
+        for_blocks(place, size_, out, [&](int64_t block, uint64_t* words) {
+            clear(words, out.count);
+            if (within(block)) keys_of(place, block, out.start, out.count, words);
+        });
+    }
+
+    void keys_of(const Place& place, int64_t block, int64_t start, int count, uint64_t* words) const {
         const uint8_t* layout = line(place.head, block);
         const int64_t last = std::min(ceil_div(start + count, size_), columns());
         for (int64_t n = start / size_; n < last; ++n)
@@ -200,13 +272,18 @@ class Blocks final : public Node {
     int heads_;  // how many axes come before that of the query blocks
 };
 
-// Row blocks with a list of key blocks each: starts[p / size] <= n < starts[p / size + 1] are those of p, ascending.
+// Row blocks with a list of key blocks each: columns[starts[r]], ..., columns[starts[r + 1] - 1], ascending, where r is
+// p / size - first.
 class Sparse : public Node {
   public:
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        clear(words, count);
-        const int64_t block = floor_div(row + place.offset, size_);
-        if (!within(block)) return;
+    void bits(const Place& place, const Bits& out) const override {
+        for_blocks(place, size_, out, [&](int64_t block, uint64_t* words) {
+            clear(words, out.count);
+            if (within(block - first_)) keys_of(block - first_, out.start, out.count, words);
+        });
+    }
+
+    void keys_of(int64_t block, int64_t start, int count, uint64_t* words) const {
         const int64_t* end = columns_ + starts_[block + 1];
         const int64_t* at = std::lower_bound(columns_ + starts_[block], end, start / size_);
         for (; at != end && *at * size_ < start + count; ++at)
@@ -215,7 +292,7 @@ class Sparse : public Node {
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         const Span stand = moved(rows, place.offset);
-        const int64_t top = floor_div(stand.start, size_), bottom = floor_div(stand.stop - 1, size_);
+        const int64_t top = floor_div(stand.start, size_) - first_, bottom = floor_div(stand.stop - 1, size_) - first_;
         std::vector<int64_t> found;
         for (int64_t block = top; block <= bottom; ++block)
             if (within(block)) found.insert(found.end(), columns_ + starts_[block], columns_ + starts_[block + 1]);
@@ -232,7 +309,8 @@ class Sparse : public Node {
     Sparse(int64_t size) : size_(size) {}
     bool within(int64_t block) const { return block >= 0 && block < blocks_; }
 
-    int64_t size_, blocks_ = 0;
+    int64_t size_;
+    int64_t first_ = 0, blocks_ = 0;  // the first row block that has a list, and how many have
     const int64_t *starts_ = nullptr, *columns_ = nullptr;
 };
 
@@ -264,16 +342,21 @@ class Edges final : public Sparse {
 // Query block r draws one block from each of `count` equal parts of the blocks before it: saccade/_masks/_blocks.py.
 class RandomBlocks final : public Sparse {
   public:
-    RandomBlocks(int64_t start, int64_t size, int64_t count, bool symmetric, int64_t reach) : Sparse(size) {
-        blocks_ = std::max<int64_t>(ceil_div(reach, size), 0);
+    // Rows stand at these positions. A row sees what its block draws, and if symmetric, what draws its block.
+    RandomBlocks(int64_t start, int64_t size, int64_t count, bool symmetric, Span positions, int64_t keys)
+        : Sparse(size) {
+        first_ = std::max<int64_t>(floor_div(positions.start, size), 0);
+        const int64_t last = std::max(ceil_div(positions.stop, size), first_);
+        const int64_t drawers = symmetric ? std::max(last, ceil_div(keys, size)) : last;
+        blocks_ = last - first_;
         std::vector<std::vector<int64_t>> drawn(blocks_);
-        for (int64_t drawer = 0; drawer < blocks_; ++drawer)
+        for (int64_t drawer = first_; drawer < drawers; ++drawer)
             for (int64_t part = 0; part < count; ++part) {
                 const int64_t low = part * drawer / count, width = (part + 1) * drawer / count - low;
                 if (!width) continue;
                 const int64_t other = low + draw(start, drawer, part) % width;
-                drawn[drawer].push_back(other);
-                if (symmetric) drawn[other].push_back(drawer);
+                if (drawer < last) drawn[drawer - first_].push_back(other);
+                if (symmetric && other >= first_ && other < last) drawn[other - first_].push_back(drawer);
             }
         own_starts_.push_back(0);
         for (auto& blocks : drawn) {
@@ -304,26 +387,19 @@ class FromTensor final : public Node {
   public:
     explicit FromTensor(const Table& table) : table_(table) {}
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
-        const uint8_t* from = line(place) + table_.step(2, row);
-        if (table_.shape[3] > 1) return pack_strided(from + start * table_.stride[3], table_.stride[3], count, words);
-        clear(words, count);
-        if (*from) fill(kEverywhere, start, count, words);
+    void bits(const Place& place, const Bits& out) const override {
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+            const uint8_t* from = line(place) + table_.step(2, row);
+            if (table_.shape[3] > 1)
+                pack_strided(from + out.start * table_.stride[3], table_.stride[3], out.count, out.row(row));
+            else
+                assign(*from ? kEverywhere : Span{0, 0}, out.start, out.count, out.row(row));
+        }
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         if (table_.shape[2] == 1) rows.stop = rows.start + 1;
-        uint64_t some[kWords] = {}, every[kWords], row_words[kWords];
-        for (int64_t at = out.keys().start; at < out.keys().stop; at += kChunk) {
-            const int count = static_cast<int>(std::min<int64_t>(kChunk, out.keys().stop - at));
-            bits(place, rows.start, at, count, some);
-            std::copy(some, some + kWords, every);
-            for (int64_t row = rows.start + 1; row < rows.stop; ++row) {
-                bits(place, row, at, count, row_words);
-                for (int n = 0; n < words_for(count); ++n) some[n] |= row_words[n], every[n] &= row_words[n];
-            }
-            out.add_words(at, some, every, count);
-        }
+        look_at_rows(*this, place, rows, out.keys(), out);
     }
 
     void signature(int64_t item, int64_t head, std::vector<int64_t>& out) const override {
@@ -348,7 +424,12 @@ class Tiles final : public Node {
     Tiles(const Table& which, const Table& tiles, Span rows, Span keys)
         : which_(which), tiles_(tiles), rows_(rows), keys_(keys) {}
 
-    void bits(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const override {
+    void bits(const Place& place, const Bits& out) const override {
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row)
+            row_of(place, row, out.start, out.count, out.row(row));
+    }
+
+    void row_of(const Place& place, int64_t row, int64_t start, int count, uint64_t* words) const {
         clear(words, count);
         const Span keys = meet(keys_, {start, start + count});
         if (keys.empty() || row < rows_.start || row >= rows_.stop) return;
@@ -361,17 +442,7 @@ class Tiles final : public Node {
     void profile(const Place& place, Span rows, Profile& out) const override {
         const Span held = meet(keys_, out.keys());
         out.add(held.start, Kind::empty);
-        uint64_t some[kWords] = {}, every[kWords], row_words[kWords];
-        for (int64_t at = held.start; at < held.stop; at += kChunk) {
-            const int count = static_cast<int>(std::min<int64_t>(kChunk, held.stop - at));
-            bits(place, rows.start, at, count, some);
-            std::copy(some, some + kWords, every);
-            for (int64_t row = rows.start + 1; row < rows.stop; ++row) {
-                bits(place, row, at, count, row_words);
-                for (int n = 0; n < words_for(count); ++n) some[n] |= row_words[n], every[n] &= row_words[n];
-            }
-            out.add_words(at, some, every, count);
-        }
+        look_at_rows(*this, place, rows, held, out);
         out.rest(Kind::empty);
     }
 
