@@ -1,0 +1,275 @@
+// Runs the kernels on random problems under the sanitizers and against plain loops: bash native/sanitize.sh
+// Usage: sanitize [--openmp] [--cases N] [--seed N] [--workers N] [instruction set ...]
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "dispatch.h"
+#include "parallel.h"
+#include "sanitize_oracle.h"
+
+namespace saccade::sanitize {
+namespace {
+
+std::atomic<int> faults{0};
+
+std::string describe(const Case& c, uint64_t seed) {
+    const Problem& p = c.problem;
+    char text[400];
+    std::snprintf(text, sizeof text,
+                  "seed %llu, %s: type %d, B %lld, Hq %lld, Hkv %lld, Lq %lld, Lk %lld, D %lld, Dv %lld, threads %d, scale %g, softcap %g, "
+                  "bias %d, dropout %d, sink %d, mask: window %d (%lld, %lld, at %lld), lengths %d, rows %d, bits %d",
+                  (unsigned long long)seed, kernels().name, int(p.type), (long long)p.batch, (long long)p.heads, (long long)p.kv_heads,
+                  (long long)p.length_q, (long long)p.length_k, (long long)p.width, (long long)p.value_width, p.threads, p.scale,
+                  p.softcap, p.bias.form, p.dropout.on, p.sink != nullptr, c.masking.window, (long long)c.masking.left,
+                  (long long)c.masking.right, (long long)c.masking.offset, !c.masking.key_lengths.empty(),
+                  !c.masking.row_lengths.empty(), !c.masking.bits.empty());
+    return text;
+}
+
+// One problem and one kernel, judged.
+class Judge {
+  public:
+    Judge(const Case& c, uint64_t seed, const char* kernel) : c_(c), seed_(seed), kernel_(kernel) {}
+
+    void fault(const char* what, double got, double want, double allowed) {
+        if (said_) return;
+        said_ = true;
+        faults++;
+        std::printf("%s: %s is %.9g, not %.9g +- %.2g (%s)\n", kernel_, what, got, want, allowed, describe(c_, seed_).c_str());
+        std::fflush(stdout);
+    }
+
+    // `size` bounds the sum of the terms' sizes. Where the answer is not finite only the sanitizers judge.
+    void near(const char* what, double got, double want, double size) {
+        static constexpr double relative[] = {3e-5, 0.03, 3e-3};
+        const double allowed = relative[int(c_.problem.type)] * size + 1e-6;
+        if (std::isfinite(want) && !(std::fabs(got - want) <= allowed)) fault(what, got, want, allowed);
+    }
+
+    void tensor(const char* what, const Tensor& got, const Sums& want) {
+        for (int64_t b = 0; b < got.shape[0]; b++)
+            for (int64_t h = 0; h < got.shape[1]; h++)
+                for (int64_t i = 0; i < got.shape[2]; i++)
+                    for (int64_t x = 0; x < got.shape[3]; x++) {
+                        const int64_t place = want.place(b, h, i, x);
+                        near(what, got.at(b, h, i, x), want.value[place], want.size[place]);
+                    }
+        if (!got.gaps_are_whole()) fault(what, 1, 0, 0);
+    }
+
+    void lse(const std::vector<float>& got, const std::vector<double>& want) {
+        for (size_t n = 0; n < want.size(); n++)
+            if (want[n] == -kInfinity ? got[n] != want[n] : std::isfinite(want[n]) && !(std::fabs(got[n] - want[n]) <= 1e-4))
+                fault("lse", got[n], want[n], 1e-4);
+    }
+
+  private:
+    const Case& c_;
+    uint64_t seed_;
+    const char* kernel_;
+    bool said_ = false;
+};
+
+struct ForwardRun {
+    Tensor out;
+    std::vector<float> lse;
+
+    ForwardRun(const Case& c, Random& random, void (*kernel)(const Forward&)) {
+        const Problem& p = c.problem;
+        out = Tensor(random, p.type, p.batch, p.heads, p.length_q, p.value_width);
+        lse.assign(p.batch * p.heads * p.length_q, float(kNan));
+        Forward call;
+        call.problem = p;
+        call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
+        call.out = out.output(), call.lse = lse.data();
+        kernel(call);
+    }
+};
+
+template <class T> bool same(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+void check_forward(Case& c, uint64_t seed, const Expected& expected, const char* name, void (*kernel)(const Forward&)) {
+    Random random(seed);
+    Judge judge(c, seed, name);
+    const ForwardRun run(c, random, kernel);
+    judge.tensor("out", run.out, expected.out);
+    judge.lse(run.lse, expected.lse);
+    const int threads = std::exchange(c.problem.threads, 1);
+    random.seed(seed);
+    const ForwardRun alone(c, random, kernel);
+    c.problem.threads = threads;
+    if (!same(run.out.bytes(), alone.out.bytes()) || !same(run.lse, alone.lse)) judge.fault("differs by threads", 1, 0, 0);
+}
+
+// d_bias as the contract of `Backward` lays it out: summed over the batch and the heads only where rows and keys are kept.
+struct BiasGradient {
+    int64_t shape[4] = {}, stride[4] = {};
+    std::vector<float> data;
+
+    explicit BiasGradient(const Case& c) {
+        const Problem& p = c.problem;
+        const int64_t whole[4] = {p.batch, p.heads, p.length_q, p.length_k};
+        const bool line = p.bias.form == Bias::line, summed = c.bias.shape[2] == p.length_q && c.bias.shape[3] == p.length_k;
+        int64_t size = 1;
+        for (int axis = 3; axis >= 0; axis--) {
+            shape[axis] = axis < 2 && !summed ? whole[axis] : c.bias.shape[axis];
+            stride[axis] = shape[axis] > 1 ? size : 0;
+            size *= shape[axis];
+        }
+        data.assign(line ? p.batch * p.heads * p.bias.line_length : size, 0.0f);
+    }
+
+    void judge(Judge& judge, const Case& c, const Sums& want) const {
+        const Problem& p = c.problem;
+        if (p.bias.form == Bias::line) {
+            for (size_t n = 0; n < data.size(); n++) judge.near("d_bias", data[n], want.value[n], want.size[n]);
+            return;
+        }
+        Sums all(1, 1, 1, int64_t(data.size()));
+        for (int64_t b = 0; b < p.batch; b++)
+            for (int64_t h = 0; h < p.heads; h++)
+                for (int64_t i = 0; i < p.length_q; i++)
+                    for (int64_t j = 0; j < p.length_k; j++) {
+                        const int64_t from = want.place(b, h, i, j);
+                        all.add(b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3], want.value[from], want.size[from]);
+                    }
+        for (size_t n = 0; n < data.size(); n++) judge.near("d_bias", data[n], all.value[n], all.size[n]);
+    }
+};
+
+struct BackwardRun {
+    Tensor d_query, d_key, d_value;
+    std::vector<float> delta;
+    BiasGradient d_bias;
+
+    BackwardRun(const Case& c, Random& random, const ForwardRun& forward, bool queries, bool keys, bool bias) : d_bias(c) {
+        const Problem& p = c.problem;
+        d_query = Tensor(random, p.type, p.batch, p.heads, p.length_q, p.width);
+        d_key = Tensor(random, p.type, p.batch, p.kv_heads, p.length_k, p.width);
+        d_value = Tensor(random, p.type, p.batch, p.kv_heads, p.length_k, p.value_width);
+        delta.assign(forward.lse.size(), float(kNan));
+        Backward call;
+        call.problem = p;
+        call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
+        call.out = forward.out.input(), call.d_out = c.d_out.input(), call.lse = forward.lse.data();
+        call.d_lse = c.d_lse.empty() ? nullptr : c.d_lse.data(), call.delta = delta.data();
+        if (queries) call.d_query = d_query.output();
+        if (keys) call.d_key = d_key.output(), call.d_value = d_value.output();
+        if (bias) {
+            call.d_bias = d_bias.data.data();
+            call.d_bias_batch = d_bias.stride[0], call.d_bias_head = d_bias.stride[1];
+            call.d_bias_row = d_bias.stride[2], call.d_bias_key = d_bias.stride[3];
+        }
+        kernels().backward(call);
+    }
+};
+
+void check_backward(Case& c, uint64_t seed, const Expected& expected) {
+    Random choices(seed);
+    const bool queries = chance(choices, 0.8), keys = chance(choices, 0.8), bias = c.problem.bias.form != Bias::none && chance(choices, 0.8);
+    const auto compute = [&] {
+        Random random(seed);
+        const ForwardRun forward(c, random, kernels().forward);
+        return BackwardRun(c, random, forward, queries, keys, bias);
+    };
+    const BackwardRun run = compute();
+    Judge judge(c, seed, "backward");
+    if (queries) judge.tensor("d_query", run.d_query, expected.d_query);
+    if (keys) judge.tensor("d_key", run.d_key, expected.d_key), judge.tensor("d_value", run.d_value, expected.d_value);
+    if (bias) run.d_bias.judge(judge, c, expected.d_bias);
+    for (size_t n = 0; n < run.delta.size(); n++) judge.near("delta", run.delta[n], expected.delta[n], expected.delta_size[n]);
+    const int threads = std::exchange(c.problem.threads, 1);
+    const BackwardRun alone = compute();
+    c.problem.threads = threads;
+    if (!same(run.d_query.bytes(), alone.d_query.bytes()) || !same(run.d_key.bytes(), alone.d_key.bytes()) ||
+        !same(run.d_value.bytes(), alone.d_value.bytes()) || !same(run.d_bias.data, alone.d_bias.data))
+        judge.fault("differs by threads", 1, 0, 0);
+}
+
+void check_exp2(uint64_t seed) {
+    Random random(seed);
+    const int64_t count = draw(random, 0, 70);
+    std::vector<float> from(count), to(count, float(kNan));
+    for (auto& x : from) x = std::uniform_real_distribution<float>(-126, 100)(random);
+    kernels().exp2(from.data(), to.data(), count);
+    for (int64_t n = 0; n < count; n++)
+        if (!(std::fabs(to[n] / std::exp2(double(from[n])) - 1) < 1e-6)) faults++, std::printf("exp2(%g) is %g\n", from[n], to[n]);
+}
+
+void check(uint64_t seed) {
+    Random random(seed);
+    Case c = draw_case(random);
+    const Problem& p = c.problem;
+    const Expected expected(c);
+    const Kernels& set = kernels();
+    if (set.forward) check_forward(c, seed, expected, "forward", set.forward);
+    if (set.decode && p.length_q * p.group() <= 16) check_forward(c, seed, expected, "decode", set.decode);
+    if (set.forward && set.backward) check_backward(c, seed, expected);
+    if (set.exp2) check_exp2(seed);
+}
+
+// What the benchmark calls: only that it stays within its memory.
+void check_limits() {
+    const std::unique_ptr<char[]> data(new char[100003]());
+    if (kernels().peak_f32) kernels().peak_f32(2, 1);
+    if (kernels().peak_bf16) kernels().peak_bf16(2, 1);
+    if (kernels().read_bandwidth) kernels().read_bandwidth(data.get(), 100003, 2);
+}
+
+// An exception of a task comes out on the caller's thread.
+void check_failure() {
+    bool caught = false;
+    try {
+        parallel(3, 100, [](int64_t n, int) {
+            if (n % 7 == 5) throw std::bad_alloc();
+        });
+    } catch (const std::bad_alloc&) {
+        caught = true;
+    }
+    if (!caught) faults++, std::printf("parallel: an exception was lost\n");
+}
+
+void run(const std::string& set, uint64_t seed, int64_t cases, int workers) {
+    use(set);
+    std::atomic<int64_t> next{0};
+    std::vector<std::thread> team;
+    for (int n = 0; n < workers; n++)
+        team.emplace_back([&] {
+            for (int64_t n; (n = next++) < cases;) check(seed + uint64_t(n));
+        });
+    for (auto& thread : team) thread.join();
+    check_limits();
+    std::printf("%s: %lld problems, %d faults so far\n", set.c_str(), (long long)cases, faults.load());
+    std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace saccade::sanitize
+
+int main(int count, char** words) {
+    using namespace saccade;
+    int64_t cases = 300, seed = 1, workers = 2;
+    std::vector<std::string> sets;
+    for (int n = 1; n < count; n++) {
+        const std::string word = words[n];
+        if (word == "--openmp") {
+            if (!dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) return std::printf("no libgomp.so.1\n"), 2;
+        } else if ((word == "--cases" || word == "--seed" || word == "--workers") && n + 1 < count) {
+            (word == "--cases" ? cases : word == "--seed" ? seed : workers) = std::atoll(words[++n]);
+        } else {
+            sets.push_back(word);
+        }
+    }
+    if (sets.empty()) sets = supported_sets();
+    sanitize::check_failure();
+    for (const auto& set : sets) sanitize::run(set, uint64_t(seed), cases, int(workers));
+    return sanitize::faults ? 1 : 0;
+}
