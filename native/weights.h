@@ -9,7 +9,8 @@ namespace SACCADE_SET {
 
 // tanh by an odd polynomial below 5/8 (Cephes tanhf, S. Moshier) and 1 - 2 / (e^2x + 1) above.
 SACCADE_INLINE vf tanh_of(vf x) {
-    const vf size = (vf)((vu)x & splat_u(0x7fffffff));
+    vf size = (vf)((vu)x & splat_u(0x7fffffff));
+    size = size > splat(40.0f) ? splat(40.0f) : size;  // tanh is 1 from 10 on, and 2^inf need not be right; a NaN stays
     const vf square = x * x;
     vf p = splat(-5.70498872745e-3f) * square + splat(2.06390887954e-2f);
     p = p * square + splat(-5.37397155531e-2f);
