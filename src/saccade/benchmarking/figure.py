@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from . import words
 from .growth import Series, series
 from .results import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UNITS = {"time": ("time of a call (s)", 1.0), "memory": ("extra memory at the peak (MiB)", 2.0**20)}
+LABELS = {"time": "time of a call", "memory": "extra memory at the peak"}
 MARKS = "osD^vP*X"
 
 
@@ -28,7 +29,7 @@ def draw(report: Report, kind: str) -> bytes:
     found = series(report)
     if not found:
         raise ValueError("a plot needs measurements at two lengths or more")
-    panels = [what for what in UNITS if any(one.points(what)[0] for one in found)]
+    panels = [what for what in LABELS if any(one.points(what)[0] for one in found)]
     figure = Figure(figsize=(5.2 * len(panels), 4.2 + 0.16 * len(found)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, what in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -36,13 +37,13 @@ def draw(report: Report, kind: str) -> bytes:
     figure.suptitle(_title(found, report), fontsize=9)
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
-        figure.savefig(out, format=kind, dpi=160)
+        # No date: the same results are drawn as the same file.
+        figure.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
     return out.getvalue()
 
 
 def _panel(axes: Axes, found: list[Series], what: str) -> None:
     common = _common(found)
-    label, unit = UNITS[what]
     for number, one in enumerate(found):
         lengths, amounts = one.points(what)
         if not lengths:
@@ -51,18 +52,39 @@ def _panel(axes: Axes, found: list[Series], what: str) -> None:
         fitted = "" if grown is None else f"  ~ L^{grown:.2f}"
         own = " ".join(word for word in one.name.split() if word not in common)
         mark = MARKS[number % len(MARKS)]
-        axes.plot(lengths, [a / unit for a in amounts], marker=mark, markersize=4, lw=1.2, label=f"{own}{fitted}")
+        axes.plot(lengths, amounts, marker=mark, markersize=4, lw=1.2, label=f"{own}{fitted}")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2 if what == "memory" else 10)
     ticks = sorted({length for one in found for length in one.points(what)[0]})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=30, fontsize=7)
-    axes.minorticks_off()
     axes.set_xlabel("length (tokens)", fontsize=8)
-    axes.set_ylabel(label, fontsize=8)
+    axes.set_ylabel(LABELS[what], fontsize=8)
+    _mark_amounts(axes, what)
     axes.tick_params(labelsize=7)
     axes.grid(True, which="major", lw=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+
+
+def _mark_amounts(axes: Axes, what: str) -> None:
+    """Ticks in units that are read aloud, so many that a narrow range has some and a wide one not too many."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axes.get_ylim()
+    if what == "memory":
+        locator = LogLocator(base=4 if high / low > 64 else 2, numticks=24)
+    else:
+        locator = LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=24)
+    told = words.size if what == "memory" else words.duration
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda amount, _: _whole(told(amount))))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _whole(text: str) -> str:
+    """`2.00 ms` as `2 ms`."""
+    return text.replace(".00 ", " ").replace(".0 ", " ")
 
 
 def _common(found: list[Series]) -> set[str]:
@@ -73,5 +95,7 @@ def _common(found: list[Series]) -> set[str]:
 
 def _title(found: list[Series], report: Report) -> str:
     common = _common(found)
-    words = [word for word in found[0].name.split() if word in common]
-    return f"{' '.join(words)}\n{report.machine['processor']}, {report.machine['threads']} threads"
+    shared = [word for word in found[0].name.split() if word in common]
+    threads = report.machine["threads"]
+    where = f"{report.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    return f"{' '.join(shared)}\n{where}"

@@ -14,7 +14,7 @@ from . import sets
 from .cases import Case, Inputs
 from .timing import Meter
 
-MILLISECONDS = 20.0
+MILLISECONDS = 10.0
 T = TypeVar("T")
 
 

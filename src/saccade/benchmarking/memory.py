@@ -32,7 +32,7 @@ def peak_memory(case: Case, contender: Contender, threads: int) -> Memory | str:
     """Memory of one call in a fresh process; a string that says why there is none."""
     question = json.dumps({"case": case.as_json(), "contender": contender.name, "threads": threads})
     done = subprocess.run(
-        [sys.executable, "-m", "saccade.benchmarking.memory"],
+        [sys.executable, "-c", "from saccade.benchmarking.memory import main; main()"],
         input=question,
         capture_output=True,
         text=True,
@@ -124,5 +124,6 @@ def _give_back() -> None:
         trim(0)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Answer the question on standard input."""
     print(json.dumps(dataclasses.asdict(answer(sys.stdin.read()))))

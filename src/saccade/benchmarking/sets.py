@@ -53,23 +53,26 @@ def peak(dtype: str, threads: int, milliseconds: float) -> Callable[[], float] |
     """A meter of the FLOP/s of nothing but multiply-adds; None where there is no build or no such instruction."""
     native = compiled()
     measure = None if native is None else getattr(native, "peak_bf16" if dtype == "bfloat16" else "peak_f32", None)
-    if measure is None:
+    if measure is None or measure(threads, 1.0) is None:
         return None
-    rate = measure(threads, milliseconds)
-    return None if not rate else lambda: float(measure(threads, milliseconds))
+    return lambda: float(measure(threads, milliseconds))
 
 
 def reading(tensors: tuple[Tensor, ...], threads: int) -> Callable[[], float] | None:
-    """A meter of the bytes/s at which the tensors' memory can be read; None where there is no build."""
+    """A meter of the bytes/s at which the tensors' memory can be read; None where there is no build, and for so few
+    bytes that their reading cannot be timed."""
     native = compiled()
-    if native is None or not hasattr(native, "read_bandwidth"):
+    measure = getattr(native, "read_bandwidth", None)
+    if measure is None or any(
+        not measure(tensor.data_ptr(), tensor.numel() * tensor.element_size(), threads) for tensor in tensors
+    ):
         return None
+    # The tensors are held by the meter: their addresses stay theirs.
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
 
     def rate() -> float:
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         seconds = [
-            size / native.read_bandwidth(tensor.data_ptr(), size, threads)
-            for size, tensor in zip(sizes, tensors, strict=True)
+            size / measure(tensor.data_ptr(), size, threads) for size, tensor in zip(sizes, tensors, strict=True)
         ]
         return sum(sizes) / sum(seconds)
 

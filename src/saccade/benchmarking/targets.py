@@ -173,7 +173,8 @@ def _small(preset: Preset) -> Iterator[Target]:
                 for batch in (1, 4, 12):
                     for length in lengths:
                         case = _of(length, 64, mask=mask, stage=stage, dtype=dtype, batch=batch)
-                        yield _against_sdpa(case, preset.choice, Faster(1.0))
+                        target = _against_sdpa(case, preset.choice, Faster(1.0))
+                        yield replace(target, title=f"{target.title} through {preset.choice}")
 
 
 def _memory(preset: Preset) -> Iterator[Target]:

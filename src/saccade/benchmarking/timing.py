@@ -78,11 +78,9 @@ def quiet() -> Iterator[None]:
     """No garbage collection while the clock runs."""
     enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
         if enabled:
             gc.enable()

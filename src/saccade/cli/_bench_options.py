@@ -166,18 +166,21 @@ def _lengths(given: Cases, cache: int, quick: bool, others: tuple[str, str, str,
 
 def contenders_of(given: Contenders, *, quick: bool) -> list[Contender]:
     from ..benchmarking import Dense, Flex, Ours, Sdpa
+    from ..benchmarking.sets import forced
 
     backends = listed(given.backend, "backend", str)
     ours: list[Contender] = [Ours(backend) for backend in backends]
     if given.instruction_set is not None:
-        ours += [Ours("native", name) for name in listed(given.instruction_set, "set", str)]
+        for name in listed(given.instruction_set, "set", str):
+            with forced(name):  # one that is not there is told now
+                ours.append(Ours("native", name))
     others: dict[str, Contender] = {"sdpa": Sdpa(), "flex": Flex(), "dense": Dense()}
     usual = "sdpa,dense" if quick else "sdpa,flex,dense"
-    names = [] if given.against == "none" else listed(given.against or usual, "against", str)
-    for name in names:
+    wanted = [] if given.against == "none" else listed(given.against or usual, "against", str)
+    for name in wanted:
         if name not in others:
             raise ValueError(f"against: expected sdpa, flex, dense or none, got {name!r}")
-    return ours + [others[name] for name in names]
+    return ours + [others[name] for name in wanted]
 
 
 def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:
