@@ -69,7 +69,7 @@ struct Forward {
     Problem problem;
     Input query, key, value;
     Output out;
-    float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing
+    float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing; or null
 };
 
 // Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it.

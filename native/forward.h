@@ -261,16 +261,21 @@ template <class Math, class T> class ForwardPass {
 
     // Divide by the denominator, the sink's share included. A row that saw nothing is 0, its lse -inf.
     void finish(const Block& block) const {
+        float inverse[rows], lse[rows];
+        const vf sink = splat(p.sink ? p.sink[block.h] * log2_e : 0);
+        for (int64_t i = 0; i < rows; i += lanes) {
+            const vf top = load(block.top + i), sum = load(block.sum + i);
+            vf whole = sum;
+            if (p.sink) whole += exp2_of(sink - top);
+            store(inverse + i, sum == splat(0.0f) ? vf{} : splat(1.0f) / whole);
+            store(lse + i, sum == splat(0.0f) ? splat(-infinity) : (top + log2_of(sum)) * splat(ln_2));
+        }
+        if (f.lse) std::copy_n(lse, block.count, f.lse + (block.b * p.heads + block.h) * p.length_q + block.first);
         for (int64_t i = 0; i < block.count; i++) {
-            const int64_t row = block.first + i;
-            const float sum = block.sum[i];
-            float whole = sum;
-            if (p.sink) whole += exp2_of(p.sink[block.h] * log2_e - block.top[i]);
-            const float inverse = sum == 0 ? 0 : 1 / whole;
-            T* to = at<T>(f.out, block.b, block.h, row);
+            const vf factor = splat(inverse[i]);
+            T* to = at<T>(f.out, block.b, block.h, block.first + i);
             for (int64_t c = 0; c < p.value_width; c += lanes)
-                store_from_float(to + c, load(block.out + i * columns + c) * splat(inverse), p.value_width - c);
-            f.lse[(block.b * p.heads + block.h) * p.length_q + row] = sum == 0 ? -infinity : (block.top[i] + std::log2(sum)) * ln_2;
+                store_from_float(to + c, load(block.out + i * columns + c) * factor, p.value_width - c);
         }
     }
 };

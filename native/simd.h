@@ -130,6 +130,21 @@ template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x) {
 
 SACCADE_INLINE float exp2_of(float x) { return exp2_of<5>(splat(x))[0]; }
 
+// log2 of positive normal numbers: the exponent, and 2 / ln 2 * atanh((m - 1) / (m + 1)) of what is left. inf and NaN stay.
+SACCADE_INLINE vf log2_of(vf x) {
+    const vu bits = (vu)x;
+    const vu shifted = bits - splat_u(0x3f3504f3);  // sqrt(1/2): the mantissa falls into [sqrt(1/2), sqrt(2))
+    const vi exponent = (vi)shifted >> 23;
+    const vf mantissa = (vf)((shifted & splat_u(0x007fffff)) + splat_u(0x3f3504f3));
+    const vf s = (mantissa - splat(1.0f)) / (mantissa + splat(1.0f)), square = s * s;
+    vf p = splat(0.320598897f) * square + splat(0.412198583f);
+    p = p * square + splat(0.577078016f);
+    p = p * square + splat(0.961796694f);
+    p = p * square + splat(2.88539008f);
+    const vf value = p * s + __builtin_convertvector(exponent, vf);
+    return x < splat(infinity) ? value : x;
+}
+
 // --- transposing lanes x lanes blocks of 32-bit units -------------------------------------------------------------
 
 // In `step` s, rows i and i + lanes/2 are interleaved; after log2(lanes) steps the block is transposed.
