@@ -240,6 +240,8 @@ class List final : public WorkList {
     void keys_of(int64_t b, int64_t h, Span rows, std::vector<Piece>& pieces) const override;
     void rows_of(int64_t b, int64_t h, Span keys, std::vector<Piece>& pieces) const override;
 
+    int64_t distinct() const { return static_cast<int64_t>(shared_.size()); }
+
     const int row_grain, key_grain;
 
   private:
@@ -431,6 +433,10 @@ std::unique_ptr<Mask> read_mask(const std::vector<int64_t>& program, const std::
     Part root = reader.part({length_q, length_k, {length_k - length_q, length_k}});
     reader.finish();
     return std::make_unique<Expression>(std::move(root), reader.batch, reader.heads, length_q, length_k);
+}
+
+int64_t distinct_lists(const Mask& mask, int row_grain, int key_grain) {
+    return static_cast<const Expression&>(mask).list(row_grain, key_grain)->distinct();
 }
 
 }  // namespace saccade::masks

@@ -52,10 +52,49 @@ std::vector<Run> runs(const std::vector<Piece>& pieces) {
     return runs;
 }
 
+// Has the list built, of every item and head and in both directions, as calls from several threads at once would.
+void prepare(const Mask& mask, int row_grain, int key_grain) {
+    const auto list = work_list(&mask, mask.length_q, mask.length_k, row_grain, key_grain);
+    std::vector<Piece> pieces;
+    for (int64_t b = 0; b < mask.batch; ++b)
+        for (int64_t h = 0; h < mask.heads; ++h) {
+            list->keys_of(b, h, {0, row_grain}, pieces);
+            list->rows_of(b, h, {0, key_grain}, pieces);
+        }
+}
+
+std::vector<uint64_t> row_bits(const Mask& mask, int64_t b, int64_t h, int64_t row, int64_t start, int count) {
+    std::vector<uint64_t> words((count + 63) / 64, ~uint64_t{0});
+    mask.row_bits(b, h, row, start, count, words.data());
+    return words;
+}
+
+// Each row's words, and one more that stays as it was.
+std::vector<uint64_t> block_bits(const Mask& mask, int64_t b, int64_t h, Range rows, int64_t start, int count) {
+    const int64_t stride = (count + 63) / 64 + 1, number = std::max<int64_t>(span(rows).stop - span(rows).start, 0);
+    std::vector<uint64_t> words(number * stride, ~uint64_t{0});
+    mask.block_bits(b, h, span(rows), start, count, words.data(), stride);
+    return words;
+}
+
+std::vector<Run> pieces(const Mask* mask, Range lengths, Range grains, Range place, Range block, bool transposed) {
+    const auto [row_grain, key_grain] = grains;
+    const auto list = work_list(mask, std::get<0>(lengths), std::get<1>(lengths), static_cast<int>(row_grain),
+                                static_cast<int>(key_grain));
+    std::vector<Piece> found;
+    const auto [b, h] = place;
+    if (transposed)
+        list->rows_of(b, h, span(block), found);
+    else
+        list->keys_of(b, h, span(block), found);
+    return runs(found);
+}
+
 }  // namespace
 
 void bind_mask(nb::module_& module) {
-    nb::class_<Mask>(module, "Mask", "A mask for the kernels, for the lengths it was made for. Made by saccade._backends._lowering.")
+    nb::set_leak_warnings(false);  // masks that live until the interpreter ends keep theirs, and that is no fault
+    nb::class_<Mask>(module, "Mask", "A mask for the kernels and for two lengths; see saccade/_backends/_lowering.py.")
         .def(nb::new_(&made), "program"_a, "tables"_a, "kept"_a, "length_q"_a, "length_k"_a, nb::keep_alive<0, 4>())
         .def_ro("batch", &Mask::batch)
         .def_ro("heads", &Mask::heads)
@@ -70,34 +109,11 @@ void bind_mask(nb::module_& module) {
         .def("rows_of", [](const Mask& mask, int64_t b, int64_t h, Range keys) {
             return range(mask.rows_of(b, h, span(keys)));
         })
-        .def("row_bits", [](const Mask& mask, int64_t b, int64_t h, int64_t row, int64_t start, int count) {
-            std::vector<uint64_t> words((count + 63) / 64, ~uint64_t{0});
-            mask.row_bits(b, h, row, start, count, words.data());
-            return words;
-        })
-        .def("block_bits", [](const Mask& mask, int64_t b, int64_t h, Range rows, int64_t start, int count) {
-            const int64_t stride = (count + 63) / 64 + 1;  // wider than needed, as a kernel's may be
-            std::vector<uint64_t> words(std::max<int64_t>(std::get<1>(rows) - std::get<0>(rows), 0) * stride);
-            mask.block_bits(b, h, span(rows), start, count, words.data(), stride);
-            return words;
-        })
-        .def("prepare", [](const Mask& mask, int64_t length_q, int64_t length_k, int row_grain, int key_grain, bool transposed) {
-            const auto list = work_list(&mask, length_q, length_k, row_grain, key_grain);
-            std::vector<Piece> pieces;
-            for (int64_t b = 0; b < mask.batch; ++b)
-                for (int64_t h = 0; h < mask.heads; ++h) {
-                    list->keys_of(b, h, {0, row_grain}, pieces);
-                    if (transposed) list->rows_of(b, h, {0, key_grain}, pieces);
-                }
-        }, nb::call_guard<nb::gil_scoped_release>());
-    module.def("mask_pieces", [](const Mask* mask, int64_t length_q, int64_t length_k, int row_grain, int key_grain, int64_t b,
-                            int64_t h, Range block, bool transposed) {
-        std::vector<Piece> pieces;
-        const auto list = work_list(mask, length_q, length_k, row_grain, key_grain);
-        if (transposed) list->rows_of(b, h, span(block), pieces);
-        else list->keys_of(b, h, span(block), pieces);
-        return runs(pieces);
-    }, "mask"_a.none(), "length_q"_a, "length_k"_a, "row_grain"_a, "key_grain"_a, "b"_a, "h"_a, "block"_a, "transposed"_a);
+        .def("row_bits", &row_bits)
+        .def("block_bits", &block_bits)
+        .def("distinct_lists", &masks::distinct_lists, "row_grain"_a, "key_grain"_a)
+        .def("prepare", &prepare, "row_grain"_a, "key_grain"_a, nb::call_guard<nb::gil_scoped_release>());
+    module.def("pieces", &pieces, "mask"_a.none(), "lengths"_a, "grains"_a, "place"_a, "block"_a, "transposed"_a);
 }
 
 }  // namespace saccade

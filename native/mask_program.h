@@ -35,4 +35,7 @@ enum class Operation : int64_t {
 std::unique_ptr<Mask> read_mask(const std::vector<int64_t>& program, const std::vector<Table>& tables, int64_t length_q,
                                 int64_t length_k);
 
+// How many different lists the mask's items and heads have between them, what is applied as a clip left out.
+int64_t distinct_lists(const Mask& mask, int row_grain, int key_grain);
+
 }  // namespace saccade::masks

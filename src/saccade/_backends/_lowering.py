@@ -6,7 +6,8 @@ native/mask_program.h says what each operation's numbers are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from ._kernels import module
 
 _FAR = 1 << 60  # an open side, and whatever lies beyond it
 _SIDE = 64  # rows and keys of a tile that is worked out here
-_STRIP = 1 << 20  # pairs that are worked out at once
+_PATCH = 1 << 18  # pairs that are worked out at once
 _CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
 _EMPTY, _FULL = -1, -2
 
@@ -75,17 +76,27 @@ class Lowered(NamedTuple):
 
 
 class _Standing(NamedTuple):
-    """The rows and keys at which a part is asked, and where its row 0 stands."""
+    """The rows and keys at which a part is asked, where its row 0 stands, and whose part it is.
+
+    Row 0 and key 0 of the whole are row `rows[0]` and key `keys[0]` of the part.
+    """
 
     rows: Span
     keys: Span
     offset: int | Table
+    whole: Mask
+
+    def undecided(self, rows: Span, keys: Span) -> bool:
+        """Whether what the part says about a rectangle matters: for `Causal() & part` not above the diagonal."""
+        (top, bottom), (left, right) = self.rows, self.keys
+        asked = (rows[0] - top, rows[1] - top), (keys[0] - left, keys[1] - left)
+        return self.whole._kind(*asked, bottom - top, right - left) == "partial"
 
 
 def lower(mask: Mask, Lq: int, Lk: int) -> Lowered:
     """The mask for Lq queries and Lk keys as numbers and tensors; its tables are passed on as they are, not copied."""
     lowered = Lowered([], [])
-    _lower(mask, _Standing((0, Lq), (0, Lk), Lk - Lq), lowered)
+    _lower(mask, _Standing((0, Lq), (0, Lk), Lk - Lq, mask), lowered)
     return lowered
 
 
@@ -114,6 +125,10 @@ _lasting_lower = lasting(lower)
 def _lower(mask: Mask, standing: _Standing, out: Lowered) -> None:
     write = _WRITERS.get(type(mask), _tiles)
     write(mask, standing, out)
+
+
+def _moved(span: Span, by: int) -> Span:
+    return span[0] + by, span[1] + by
 
 
 def _near(value: int) -> int:
@@ -190,11 +205,8 @@ def _at(mask: At, standing: _Standing, out: Lowered) -> None:
 def _slice(mask: Slice, standing: _Standing, out: Lowered) -> None:
     lengths = mask.lengths
     out.program.extend((Operation.SLICE, mask.rows[0], mask.keys[0], *(lengths or (0, 0)), int(lengths is not None)))
-    rows, keys = (
-        (span[0] + first, span[1] + first)
-        for span, (first, _) in ((standing.rows, mask.rows), (standing.keys, mask.keys))
-    )
-    _lower(mask.part, _Standing(rows, keys, mask._offset()), out)
+    rows, keys = _moved(standing.rows, mask.rows[0]), _moved(standing.keys, mask.keys[0])
+    _lower(mask.part, standing._replace(rows=rows, keys=keys, offset=mask._offset()), out)
 
 
 def _and(mask: And, standing: _Standing, out: Lowered) -> None:
@@ -256,20 +268,37 @@ def _tiles(mask: Mask, standing: _Standing, out: Lowered) -> None:
     batch, heads = mask._shape()
     if not isinstance(standing.offset, int):
         batch = max(batch, standing.offset.shape[0])
-    rows, columns = -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)
-    which = np.empty((batch, heads, rows, columns), dtype=np.int32)
+    # What is not worked out is not looked at either: any answer does.
+    which = np.full((batch, heads, -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)), _EMPTY, dtype=np.int32)
     known: dict[bytes, int] = {}
-    step = max(_STRIP // max(batch * heads * _SIDE, 1) // _SIDE, 1)
-    for row in range(rows):
-        for column in range(0, columns, step):
-            last = min(column + step, columns)
-            first = (top + row * _SIDE, left + column * _SIDE)
-            stop = (min(first[0] + _SIDE, bottom), min(left + last * _SIDE, right))
-            bits = _worked_out(mask, (first[0], stop[0]), (first[1], stop[1]), standing.offset, (batch, heads))
-            which[:, :, row, column:last] = _numbered(bits, known)
+    most = max(math.isqrt(_PATCH // max(batch * heads, 1)) // _SIDE, 1) * _SIDE
+    for rows, keys in _patches(standing, standing.rows, standing.keys, most):
+        bits = _worked_out(mask, rows, keys, standing.offset, (batch, heads))
+        down, across = (rows[0] - top) // _SIDE, (keys[0] - left) // _SIDE
+        numbers = _numbered(bits, known)
+        which[:, :, down : down + numbers.shape[2], across : across + numbers.shape[3]] = numbers
     held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, _SIDE)
     tables = [_table(torch.from_numpy(array), out) for array in (which, held.copy())]
     out.program.extend((Operation.TILES, *tables, top, bottom, left, right))
+
+
+def _patches(standing: _Standing, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span]]:
+    """The rectangles, at most `most` on a side, that have to be worked out: halved where they are larger."""
+    if rows[0] >= rows[1] or keys[0] >= keys[1] or not standing.undecided(rows, keys):
+        return
+    high, wide = rows[1] - rows[0], keys[1] - keys[0]
+    if high <= most and wide <= most:
+        yield rows, keys
+        return
+    for some_rows in _halves(rows) if high > most else (rows,):
+        for some_keys in _halves(keys) if wide > most else (keys,):
+            yield from _patches(standing, some_rows, some_keys, most)
+
+
+def _halves(span: Span) -> tuple[Span, Span]:
+    """Two parts, the first one of whole tiles."""
+    middle = span[0] + -(-(span[1] - span[0]) // (2 * _SIDE)) * _SIDE
+    return (span[0], middle), (middle, span[1])
 
 
 def _worked_out(
@@ -283,18 +312,20 @@ def _worked_out(
 
 
 def _numbered(bits: np.ndarray[Any, Any], known: dict[bytes, int]) -> np.ndarray[Any, Any]:
-    """The numbers (B, H, tiles) of the tiles of a strip (B, H, up to 64, c), new ones added to `known`."""
+    """The numbers (B, H, rows / 64, keys / 64) of the tiles of a patch (B, H, r, c), new ones added to `known`."""
     packed = _packed(bits)
-    numbers = np.where(np.logical_or.reduce(packed != 0, axis=2), 0, _EMPTY)
-    numbers[np.logical_and.reduce(packed == _packed(np.ones_like(bits)), axis=2)] = _FULL
-    for b, h, column in zip(*np.nonzero(numbers == 0), strict=True):
-        numbers[b, h, column] = known.setdefault(packed[b, h, :, column].tobytes(), len(known))
+    numbers = np.where(np.logical_or.reduce(packed != 0, axis=-1), 0, _EMPTY)
+    numbers[np.logical_and.reduce(packed == _packed(np.ones_like(bits)), axis=-1)] = _FULL
+    for at in zip(*np.nonzero(numbers == 0), strict=True):
+        numbers[at] = known.setdefault(packed[at].tobytes(), len(known))
     return numbers
 
 
 def _packed(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Bits (B, H, r, c) as 64 rows of words (B, H, 64, c / 64), what lies beyond them 0."""
+    """Bits (B, H, r, c) as tiles of 64 words, one for each row: (B, H, r / 64, c / 64, 64). 0 beyond the edge."""
     batch, heads, rows, keys = bits.shape
-    whole = np.zeros((batch, heads, _SIDE, -(-keys // _SIDE) * _SIDE), dtype=np.bool_)
+    high, wide = -(-rows // _SIDE), -(-keys // _SIDE)
+    whole = np.zeros((batch, heads, high * _SIDE, wide * _SIDE), dtype=np.bool_)
     whole[:, :, :rows, :keys] = bits
-    return np.packbits(whole, axis=3, bitorder="little").view("<i8")
+    words = np.packbits(whole, axis=3, bitorder="little").view("<i8").reshape(batch, heads, high, _SIDE, wide)
+    return np.ascontiguousarray(words.swapaxes(3, 4))
