@@ -9,10 +9,11 @@ Ainslie et al. 2023.)
 How `backend="auto"` chooses, first match:
 
 1. forward-mode tangents or a torch.func transform: `chunked`, the only fast path that has every derivative;
-2. what F.scaled_dot_product_attention means exactly, with no dense mask nobody brought, and on a CPU only where it is
+2. on a CPU, in float32, bfloat16 or float16, where this installation has its compiled kernels: `native`;
+3. what F.scaled_dot_product_attention means exactly, with no dense mask nobody brought, and on a CPU only where it is
    fused (Dv = D, no gradient to a bias) and, in float32 and float64, D fills whole 64-byte lines: `sdpa`;
-3. on CUDA, anything FlexAttention can do: `flex`;
-4. everything else: `chunked`.
+4. on CUDA, anything FlexAttention can do: `flex`;
+5. everything else: `chunked`.
 
 `explain()` says which and why; a named backend that cannot do the call raises ValueError: nothing falls back silently.
 """
@@ -67,7 +68,7 @@ def attention(
         softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
         sink: (Hq,), one learned logit per query head, in the denominator only (GPT-OSS).
         dropout: probability in [0, 1) of dropping a weight, or `Dropout(p, seed)`.
-        backend: "auto", "reference", "chunked", "sdpa" or "flex".
+        backend: "auto", "reference", "chunked", "native", "sdpa" or "flex".
 
     Returns:
         (B, Hq, Lq, Dv) in the input dtype. Rows that see no key are 0, and so are their gradients.
@@ -77,6 +78,17 @@ def attention(
         ValueError: ranks, sizes or devices that do not fit, a scale that is not finite, softcap <= 0, an unknown
             backend or one that cannot do this call (the message says why).
     """
+    if (
+        backend == "auto"
+        and bias is None
+        and softcap is None
+        and sink is None
+        and type(dropout) is float
+        and not dropout
+    ):
+        quickly = native.quick(query, key, value, mask, scale)
+        if quickly is not None:
+            return quickly
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout
     )  # fmt: skip
@@ -114,6 +126,9 @@ def choose(call: Call, backend: str) -> tuple[Any, str, str]:
         return BACKENDS[backend], backend, "named by the caller"
     if call.transformed:
         return chunked, "chunked", "forward-mode or torch.func derivatives are being taken"
+    not_native = native.refuses(call)
+    if not_native is None:
+        return native, "native", "Saccade's own kernels for CPUs take this call"
     not_sdpa = sdpa.refuses(call) or sdpa.second_best(call)
     if not_sdpa is None:
         return sdpa, "sdpa", "PyTorch's fused kernel means exactly this call"

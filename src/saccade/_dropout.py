@@ -46,6 +46,13 @@ class Dropout:
         return kept.to(dtype) * (1.0 / (1.0 - self.p))
 
 
+class Drawn(Dropout):
+    """While a compiler looks on: the seed is a tensor (1,), which a graph draws anew on each run."""
+
+    def __init__(self, p: float, seed: Tensor) -> None:
+        self.__dict__.update(p=p, seed=seed)
+
+
 def _mix(word: Tensor) -> Tensor:
     """A bijection of 32-bit words with low bias (Wellons, "lowbias32"); in int64, as torch lacks uint32."""
     word = word & _WORD
@@ -69,4 +76,5 @@ def as_dropout(dropout: float | Dropout) -> Dropout | None:
     p = check_probability(dropout, "dropout")
     if p == 0.0:
         return None
-    return Dropout(p, int(torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64).item()))
+    seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64)
+    return Drawn(p, seed) if torch.compiler.is_compiling() else Dropout(p, int(seed.item()))

@@ -54,6 +54,7 @@ class Settings(NamedTuple):
     scale: float
     softcap: float | None
     dropout: Dropout | None
+    origin: tuple[int, int]  # the row and key of the whole problem at which this one begins: dropout counts from there
 
 
 def forward(
@@ -62,13 +63,21 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """out, and lse (B, Hq, Lq) without the sink where it is asked for."""
     query, key, value = readable(query), readable(key), readable(value)
-    bias, sink = _Scores.of(settings, query, key, parameter), _float(sink)
-    out = _output(query, value.shape[3])
+    bias = _Scores.of(settings, query, key, parameter)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if needs_lse else None
+    return compute(settings, query, key, value, bias, _float(sink), lse), lse
+
+
+def compute(
+    settings: Settings, query: Tensor, key: Tensor, value: Tensor, bias: _Scores | None, sink: Tensor | None,
+    lse: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """out of tensors that are `readable`; `lse` is filled where it is given."""
+    out = output_for(query, value.shape[3])
     module.forward(
         _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _address(lse)
     )
-    return out, lse
+    return out
 
 
 def backward(
@@ -88,8 +97,8 @@ def backward(
     d_lse = None if d_lse is None else d_lse.resolve_neg().contiguous()
     bias = _Scores.of(settings, query, key, parameter)
     d_scores = bias.gradient(query, key) if wanted[3] and bias is not None else None
-    d_query = _like(query) if wanted[0] else None
-    d_key, d_value = (_like(key), _like(value)) if wanted[1] or wanted[2] else (None, None)
+    d_query = like(query) if wanted[0] else None
+    d_key, d_value = (like(key), like(value)) if wanted[1] or wanted[2] else (None, None)
     delta = torch.empty_like(lse)
     module.backward(
         _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _at(d_out),
@@ -125,16 +134,16 @@ def _float(sink: Tensor | None) -> Tensor | None:
     return None if sink is None else sink.detach().float().resolve_neg().contiguous()
 
 
-def _like(tensor: Tensor) -> Tensor:
+def like(tensor: Tensor) -> Tensor:
     """Memory for a result of this shape, in the same order of axes, but dense and with the last one contiguous."""
     made = torch.empty_like(tensor)
     return made if made.stride(3) == 1 or made.shape[3] == 1 else made.new_empty(made.shape)
 
 
-def _output(query: Tensor, width: int) -> Tensor:
+def output_for(query: Tensor, width: int) -> Tensor:
     """(B, Hq, Lq, width). In memory (B, Lq, Hq, width) where the query is: merging the heads then copies nothing."""
     if query.shape[3] == width:
-        return _like(query)
+        return like(query)
     batch, heads, rows, _ = query.shape
     if query.stride(1) < query.stride(2):
         return query.new_empty(batch, rows, heads, width).transpose(1, 2)
@@ -156,9 +165,8 @@ def _dropped(settings: Settings) -> tuple[Any, ...] | None:
     dropout = settings.dropout
     if dropout is None:
         return None
-    row, key = (0, 0) if settings.mask is None else settings.mask._origin()
     low, high = dropout.seed & _WORD, (dropout.seed >> 32) & _WORD
-    return math.floor(dropout.p * 2**32), low, high, 1.0 / (1.0 - dropout.p), row, key
+    return math.floor(dropout.p * 2**32), low, high, 1.0 / (1.0 - dropout.p), *settings.origin
 
 
 # --- biases -------------------------------------------------------------------------------------------------------

@@ -10,17 +10,22 @@ Derivatives of the backward pass are `chunked`'s, computed again from the inputs
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
-from .._biases import Placement, RelativeScores
 from .._call import Call, add_sink, sink_lse
-from .._masks import Mask
-from . import _kernels, chunked
+from .._masks import Causal, Mask
+from . import _kernels, _operator, chunked
 from ._kernels import TYPES, Settings, Tensors
+from ._lowering import native_mask
 from ._tiles import Problem
+
+_CPU = torch.device("cpu")
 
 
 def refuses(call: Call) -> str | None:
@@ -33,27 +38,118 @@ def refuses(call: Call) -> str | None:
         return f"the native kernels have float32, bfloat16 and float16, and query is {call.query.dtype}"
     if call.transformed:
         return "the native kernels lack forward-mode and torch.func derivatives"
+    if _watched():
+        return _operator.refuses(call)
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace does not see what the native kernels do"
+    if not all(_plain(tensor) or _plain(tensor.resolve_neg()) for tensor in call.tensors()):
+        return "a tensor is of a kind of its own (a subclass that dispatches, a batch of torch._vmap_internals)"
     return None
+
+
+def _watched() -> bool:
+    """Whether a compiler or a dispatch mode wants to see operators, not calls."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in float32 where it was asked for."""
+    if _watched():
+        return _operator.run(call)
     bias, mask = call.bias, call.mask
     settings = Settings(
         mask, lowered(mask, call.query, call.key), None if bias is None else bias.form(),
         0 if bias is None else call.placement, call.scale, call.softcap, call.dropout,
+        (0, 0) if mask is None or call.dropout is None else mask._origin(),
     )  # fmt: skip
     parameter = None if bias is None else bias.parameter
     return attend(settings, call.needs_lse, call.query, call.key, call.value, parameter, call.sink)
 
 
+def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | None:
+    """A call without bias, sink, softcap, dropout and lse; None where anything about it is out of the ordinary.
+
+    The full way makes and asks objects for some 20 us, as long as F.scaled_dot_product_attention needs for all its work
+    at L = 16. It remains the only one that says what is wrong with a call: this one knows some that are right.
+    """
+    if _interrupted() or not (_plain(query) and _plain(key) and _plain(value)):
+        return None
+    shapes = shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    if not len(shape) == len(key_shape) == len(value_shape) == 4 or 0 in shape or 0 in key_shape:
+        return None
+    batch, heads, rows, width = shape
+    kv_heads, keys, value_width = value_shape[1:]
+    if key_shape != (batch, kv_heads, keys, width) or value_shape[0] != batch or heads % kv_heads:
+        return None
+    dtype, strides = query.dtype, (query.stride(), key.stride(), value.stride())
+    if not (
+        key.dtype is dtype is value.dtype and dtype in TYPES and strides[0][3] == strides[1][3] == strides[2][3] == 1
+    ):
+        return None
+    if scale is None:
+        scale = width**-0.5
+    elif type(scale) is not float or scale - scale != 0.0:  # an infinity or NaN
+        return None
+    seen = None
+    if type(mask) is Causal:
+        seen = _causal(rows, keys)
+    elif isinstance(mask, Mask):
+        mask._check(batch, heads, rows, keys, _CPU)
+        seen = native_mask(mask, rows, keys)
+    elif mask is not None:
+        return None
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        settings = Settings(mask, seen, None, 0, scale, None, None, (0, 0))
+        return _Attend.apply(settings, False, query, key, value, None, None)
+    out = torch.empty_like(query) if width == value_width else _kernels.output_for(query, value_width)
+    out_strides = out.stride()
+    if out_strides[3] != 1:  # what a query with overlapping rows may lead to
+        return None
+    problem = (*shapes, TYPES[dtype], scale, 0.0, seen, None, None, 0, torch.get_num_threads())
+    _kernels.module.forward(
+        problem, (query.data_ptr(), strides[0]), (key.data_ptr(), strides[1]), (value.data_ptr(), strides[2]),
+        (out.data_ptr(), out_strides), 0,
+    )  # fmt: skip
+    return out
+
+
+def _interrupted() -> bool:
+    """Whether something stands between a call and memory: a compiler, a transform, a mode, autocast."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or _kernels.module is None
+    )
+
+
+# What PyTorch's dispatcher knows of a tensor: of an ordinary one on a CPU, and of one made in inference mode. All else
+# (other devices and layouts, lazy negation, wrappers of transforms, subclasses that dispatch) has other keys.
+_PLAIN = torch._C._dispatch_keys(torch.empty(0))
+with torch.inference_mode():
+    _INFERENCE = torch._C._dispatch_keys(torch.empty(0))
+
+
+def _plain(tensor: Any) -> bool:
+    if type(tensor) not in (Tensor, Parameter):
+        return False
+    keys = torch._C._dispatch_keys(tensor)
+    return keys in (_PLAIN, _INFERENCE)
+
+
+@lru_cache(64)
+def _causal(rows: int, keys: int) -> Any:
+    """Of `Causal()`, which has no state and is often made anew for each call."""
+    return native_mask(Causal(), rows, keys)
+
+
 def lowered(mask: Mask | None, query: Tensor, key: Tensor) -> Any:
     """The mask as the kernels see it; None where everything is seen."""
-    if mask is None:
-        return None
-    from ._lowering import native_mask
-
-    return native_mask(mask, query.shape[2], key.shape[2], query.shape[0], query.shape[1], query.device)
+    rows, keys = query.shape[2], key.shape[2]
+    return None if mask is None else _causal(rows, keys) if type(mask) is Causal else native_mask(mask, rows, keys)
 
 
 def attend(
@@ -106,7 +202,7 @@ def _by_chunked(
         # Views: in attention(x, x, x) one tensor stands in three places, and each has a gradient of its own here.
         views = [None if x is None else x.view_as(x) if create else x.detach().requires_grad_() for x in given]
         found = _chunked(settings, *views)
-        asked = [view for view, want in zip(views, wanted, strict=True) if want]
+        asked = [view for view, want in zip(views, wanted, strict=True) if want and view is not None]
         pairs = [(x, c) for x, c in zip(found, (d_out, d_lse), strict=True) if c is not None and x.requires_grad]
         outputs, cotangents = [x for x, _ in pairs], [c for _, c in pairs]
         grads = iter(torch.autograd.grad(outputs, asked, cotangents, create_graph=create, allow_unused=True))

@@ -280,8 +280,8 @@ class Mask(ABC):
 
     def _origin(self) -> tuple[int, int]:
         """(row, key) of the whole problem at which row 0 and key 0 of this one stand: (0, 0) unless sliced."""
-        origins = {origin for part in self._parts() if (origin := part._origin()) != (0, 0)}
-        return origins.pop() if origins else (0, 0)
+        origins = (part._origin() for part in self._parts())
+        return next((origin for origin in origins if origin != (0, 0)), (0, 0))
 
     def _shape(self) -> tuple[int, int]:
         """(B or 1, H or 1): whether it differs by batch item and by head."""
