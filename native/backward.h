@@ -84,28 +84,37 @@ template <class Math, class T> class BackwardPass {
         if (bias_turns_count) bias_turns = Turns(turn + query_turns_count, &failed);
         if (end_turns_count) end_turns = Turns(turn + query_turns_count + bias_turns_count, &failed);
         Turns(turn, &failed).clear(query_turns_count + bias_turns_count + end_turns_count);
-        constexpr int64_t stretch = 256;
-        const int64_t parts = up_to(p.length_q, stretch) / stretch;
-        parallel(p.threads, p.batch * p.heads * parts, [&](int64_t n, int) {
-            prepare(n / parts / p.heads, n / parts % p.heads, n % parts * stretch, std::min(p.length_q, (n % parts + 1) * stretch));
-        });
         // Neighbours in time belong to different heads and hardly ever wait for each other.
-        parallel(p.threads, key_blocks * heads, [&](int64_t n, int) {
+        const auto task = [&](int64_t n) {
             try {
                 take(n / heads, n % heads / p.kv_heads, n % heads % p.kv_heads);
             } catch (...) {
                 failed.store(true);
                 throw;
             }
-        });
-        if (!direct && wants_query)
-            parallel(p.threads, p.batch * p.heads * parts, [&](int64_t n, int) {
-                finish(n / parts / p.heads, n / parts % p.heads, n % parts * stretch, std::min(p.length_q, (n % parts + 1) * stretch));
+        };
+        if (key_blocks == 1) {  // nothing is shared: a task does all of its heads, and one region of threads is enough
+            parallel(p.threads, heads, [&](int64_t n, int) {
+                const int64_t b = n / p.kv_heads, first = n % p.kv_heads * p.group(), last = first + p.group();
+                for (int64_t h = first; h < last; h++) prepare(b, h, 0, p.length_q);
+                task(n);
+                for (int64_t h = first; h < last; h++) finish(b, h, 0, p.length_q);
             });
+            return;
+        }
+        constexpr int64_t stretch = 256;
+        const int64_t parts = up_to(p.length_q, stretch) / stretch;
+        const auto by_rows = [&](auto&& body) {
+            parallel(p.threads, p.batch * p.heads * parts, [&](int64_t n, int) {
+                body(n / parts / p.heads, n / parts % p.heads, n % parts * stretch, std::min(p.length_q, (n % parts + 1) * stretch));
+            });
+        };
+        by_rows([&](int64_t b, int64_t h, int64_t low, int64_t high) { prepare(b, h, low, high); });
+        parallel(p.threads, key_blocks * heads, [&](int64_t n, int) { task(n); });
+        if (!direct && wants_query) by_rows([&](int64_t b, int64_t h, int64_t low, int64_t high) { finish(b, h, low, high); });
     }
 
   private:
-    float lse_at(int64_t b, int64_t h, int64_t i) const { return f.lse[(b * p.heads + h) * p.length_q + i]; }
     float* sum_at(int64_t b, int64_t h, int64_t i) const {
         if constexpr (direct) return at<float>(f.d_query, b, h, i);
         else return sums + ((b * p.heads + h) * p.length_q + i) * p.width;
@@ -127,6 +136,7 @@ template <class Math, class T> class BackwardPass {
     }
 
     void finish(int64_t b, int64_t h, int64_t low, int64_t high) const {
+        if (direct || !wants_query) return;
         for (int64_t i = low; i < high; i++) {
             const float* sum = sum_at(b, h, i);
             T* to = at<T>(f.d_query, b, h, i);
@@ -235,20 +245,22 @@ template <class Math, class T> class BackwardPass {
         }
         const int64_t b = walk.b, h = walk.kv_head;
         for (int64_t g = walk.first_grain; g < walk.last_grain; g++) {
-            const int64_t start = g * grain, offset = start - walk.first_grain * grain;
-            const int64_t low = std::max<int64_t>(seen.start - start, 0), high = std::min<int64_t>(std::min(seen.stop, p.length_k) - start, grain);
+            const int64_t start = g * grain, offset = start - walk.first_grain * grain, count = std::min<int64_t>(grain, p.length_k - start);
+            const int64_t low = std::max<int64_t>(seen.start - start, 0), high = std::min(seen.stop - start, count);
             bool finite = true;
-            for (int64_t j = 0; j < grain; j += panel) {
-                finite &= pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, p.width, desk.keys + (offset + j) * units);
-                finite &= pack_panel<Math, T>(at<T>(f.value, b, h, start + j), f.value.row, low - j, high - j, p.value_width,
+            for (int64_t j = 0; j < count; j += panel) {
+                const int64_t some = std::min<int64_t>(panel, count - j);
+                finite &= pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, some, p.width, desk.keys + (offset + j) * units);
+                finite &= pack_panel<Math, T>(at<T>(f.value, b, h, start + j), f.value.row, low - j, high - j, some, p.value_width,
                                               desk.values + (offset + j) * value_units);
             }
             if (wants_query)
-                pack_rows<Math, T>(at<T>(f.key, b, h, start), f.key.row, low, high, grain, p.width,
-                                   desk.key_rows + offset / Math::pack * columns, columns);
+                pack_rows<Math, T>(at<T>(f.key, b, h, start), f.key.row, low, high, count, p.width, desk.key_rows + offset / Math::pack * columns, columns);
             desk.poisoned[g - walk.first_grain] = !finite;
         }
-        if (wants_key) std::fill_n(desk.d_key, block_keys * columns, 0.0f), std::fill_n(desk.d_value, block_keys * value_columns, 0.0f);
+        if (!wants_key) return;
+        const int64_t keys = std::min(p.length_k, walk.last_grain * grain) - walk.first_grain * grain;
+        std::fill_n(desk.d_key, keys * columns, 0.0f), std::fill_n(desk.d_value, keys * value_columns, 0.0f);
     }
 
     void store_keys(const Desk& desk, const Walk& walk, int64_t first, int64_t keys) const {
@@ -313,6 +325,7 @@ template <class Math, class T> class BackwardPass {
         const int64_t h = walk.kv_head * p.group() + g, count = walk.last_grain - walk.first_grain;
         // The heads of a group share one cursor, which only moves on with i.
         if (!look(walk, i, g, state)) return;
+        if (i + 1 < walk.high) fetch_rows(walk.b, h, (i + 1) * grain, std::min((i + 2) * grain, p.length_q));
         load_rows(desk, walk.b, h, i * grain, std::min<int64_t>(grain, p.length_q - i * grain));
         if (wants_query) std::fill_n(desk.d_query, desk.rows.count * columns, 0.0f);
         std::fill_n(desk.row_sums, grain, 0.0f);
@@ -331,6 +344,17 @@ template <class Math, class T> class BackwardPass {
         if (wants_query) add_query(desk);
         if (bias.form == BiasGradient::rows) bias.add_rows(desk.row_sums, walk.b, h, desk.rows.first, desk.rows.count);
         query_turns.pass(turn, walk.block + 1);
+    }
+
+    // Rows that the next visit will load come from far away: they are on their way while this one computes.
+    void fetch_rows(int64_t b, int64_t h, int64_t low, int64_t high) const {
+        const auto fetch = [](const auto* row, int64_t count) {
+            for (int64_t n = 0; n < count; n += 64 / (int64_t)sizeof(*row)) __builtin_prefetch(row + n, 0, 2);
+        };
+        for (int64_t i = low; i < high; i++) {
+            fetch(at<T>(f.query, b, h, i), p.width), fetch(at<T>(f.d_out, b, h, i), p.value_width);
+            if (wants_query) fetch(sum_at(b, h, i), p.width);
+        }
     }
 
     // Queries, upstream gradients and what is known of their rows. Rows that see nothing are zero and not read.
