@@ -70,6 +70,14 @@ struct Width {
     }
 };
 
+// Rows that are asked for while others are being used: as many, as wide, further on in memory. The processor's own
+// prefetching starts again at every page and gives up on rows with gaps; this reaches the bandwidth of plain reading.
+template <class T> struct Ahead {
+    const T* rows;
+    int64_t stride;
+    SACCADE_INLINE void ask(int64_t row, int64_t entry) const { __builtin_prefetch(rows + row * stride + entry, 0, 2); }
+};
+
 // --- sums of whole vectors ----------------------------------------------------------------------------------------
 
 // Lane l: from a and its neighbour half a block on where bit `half` of l is 0, from b and its neighbour otherwise.
@@ -112,8 +120,9 @@ SACCADE_INLINE void multiply_step(const float* query, int64_t query_row, const T
 }
 
 // scores[r][j] = query row r . key j for `lanes` keys.
-template <class T, int rows, bool ragged>
-__attribute__((noinline)) void products_of(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide) {
+template <class T, int rows, bool ragged, bool fetch>
+__attribute__((noinline)) void products_of(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide,
+                                           Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step, keys = lanes / rows, group = keys < 4 ? keys : 4;
     const int64_t whole = width.steps - ragged;
     vu keep[parts];
@@ -126,8 +135,12 @@ __attribute__((noinline)) void products_of(const Width& width, const float* quer
         for (int first = 0; first < keys; first += group) {
             vf some[rows][lanes / rows] = {};
             const T* at = key + (j + first) * stride;
-            for (int64_t n = 0; n < whole; n++)
+            for (int64_t n = 0; n < whole; n++) {
+                if (fetch)
+#pragma GCC unroll 4
+                    for (int k = 0; k < group; k++) ahead.ask(j + first + k, n * step);
                 multiply_step<T, rows, group, false>(query + n * step, width.padded(), at + n * step, stride, keep, some);
+            }
             if (ragged) multiply_step<T, rows, group, true>(query + whole * step, width.padded(), at + width.last, stride, keep, some);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
@@ -146,17 +159,20 @@ __attribute__((noinline)) void products_of(const Width& width, const float* quer
 }
 
 template <class T, int rows>
-SACCADE_INLINE void products(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide) {
-    if (width.twice() > 0) products_of<T, rows, true>(width, query, key, stride, scores, wide);
-    else products_of<T, rows, false>(width, query, key, stride, scores, wide);
+SACCADE_INLINE void products(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide,
+                             Ahead<T> ahead, bool fetch) {
+    const bool ragged = width.twice() > 0;
+    const auto kernel = fetch ? (ragged ? products_of<T, rows, true, true> : products_of<T, rows, false, true>)
+                              : (ragged ? products_of<T, rows, true, false> : products_of<T, rows, false, false>);
+    kernel(width, query, key, stride, scores, wide, ahead);
 }
 
 // --- weighted values ----------------------------------------------------------------------------------------------
 
 // out[r] += sum_j weights[r][j] value[j] for `vectors` steps, of which the last begins at `last`.
-template <class T, int rows, int vectors>
+template <class T, int rows, int vectors, bool fetch>
 SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last, int64_t count, float* out,
-                                  int64_t out_row) {
+                                  int64_t out_row, Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
     vf sum[rows][vectors][parts];
 #pragma GCC unroll 4
@@ -167,6 +183,9 @@ SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* v
             for (int part = 0; part < parts; part++) sum[r][v][part] = load(out + r * out_row + v * step + part * lanes);
     for (int64_t j = 0; j < count; j++, value += stride) {
         vf x[vectors][parts];
+        if (fetch)
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) ahead.ask(j, v * step);
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) Rows<T>::load_step(value + (v == vectors - 1 ? last : v * step), x[v]);
 #pragma GCC unroll 4
@@ -186,26 +205,41 @@ SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* v
             for (int part = 0; part < parts; part++) store(out + r * out_row + v * step + part * lanes, sum[r][v][part]);
 }
 
-template <class T, int rows, int vectors>
+template <class T, int rows, int vectors, bool fetch>
 SACCADE_INLINE void weighted_last(int64_t left, const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last,
-                                  int64_t count, float* out, int64_t out_row) {
+                                  int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
     if constexpr (vectors > 0) {
-        if (left == vectors) return weighted_tile<T, rows, vectors>(weights, wide, value, stride, last, count, out, out_row);
-        weighted_last<T, rows, vectors - 1>(left, weights, wide, value, stride, last, count, out, out_row);
+        if (left == vectors) return weighted_tile<T, rows, vectors, fetch>(weights, wide, value, stride, last, count, out, out_row, ahead);
+        weighted_last<T, rows, vectors - 1, fetch>(left, weights, wide, value, stride, last, count, out, out_row, ahead);
     }
 }
 
 // out[r] += sum_j weights[r][j] value[j], out in the order of the steps' vectors.
-template <class T, int rows>
-__attribute__((noinline)) void weighted(const Width& width, const float* weights, int64_t wide, const T* value, int64_t stride,
-                                        int64_t count, float* out) {
+template <class T, int rows, bool fetch>
+__attribute__((noinline)) void weighted_of(const Width& width, const float* weights, int64_t wide, const T* value, int64_t stride,
+                                           int64_t count, float* out, Ahead<T> ahead) {
     constexpr int step = Rows<T>::step, most = std::min(8, registers / 2 / rows) / Rows<T>::parts;
     static_assert(most > 0);
     for (int64_t n = 0; n < width.steps; n += most) {
         const int64_t left = std::min<int64_t>(width.steps - n, most);
         const int64_t last = (n + left == width.steps ? width.last : (n + left - 1) * step) - n * step;
-        weighted_last<T, rows, most>(left, weights, wide, value + n * step, stride, last, count, out + n * step, width.padded());
+        weighted_last<T, rows, most, fetch>(left, weights, wide, value + n * step, stride, last, count, out + n * step, width.padded(),
+                                            {ahead.rows + n * step, ahead.stride});
     }
+}
+
+template <class T, int rows>
+SACCADE_INLINE void weighted(const Width& width, const float* weights, int64_t wide, const T* value, int64_t stride, int64_t count,
+                             float* out, Ahead<T> ahead, bool fetch) {
+    (fetch ? weighted_of<T, rows, true> : weighted_of<T, rows, false>)(width, weights, wide, value, stride, count, out, ahead);
+}
+
+// tile(integral constant 4, 2 or 1, first row) until `rows` rows are covered.
+template <class F> SACCADE_INLINE void in_tiles(int64_t rows, F&& tile) {
+    int64_t r = 0;
+    for (; rows - r >= 4; r += 4) tile(std::integral_constant<int, 4>(), r);
+    if (rows - r >= 2) tile(std::integral_constant<int, 2>(), r), r += 2;
+    if (rows - r >= 1) tile(std::integral_constant<int, 1>(), r);
 }
 
 }  // namespace SACCADE_SET

@@ -14,7 +14,7 @@ namespace SACCADE_SET {
 // A value that the compiler must take to be needed and changed here.
 template <class V> SACCADE_INLINE void keep(V& x) {
 #if defined(__x86_64__)
-    asm volatile("" : "+x"(x));
+    asm volatile("" : "+v"(x));
 #else
     asm volatile("" : "+m"(x));
 #endif
