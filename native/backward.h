@@ -438,10 +438,9 @@ template <class Math, class T> class BackwardPass {
     void read_bits(BackwardTile<Math>& tile, const BackwardRows& rows, int64_t n, State state) const {
         const int64_t start = tile.first + n * grain;
         const int count = (int)std::min<int64_t>(grain, p.length_k - start);
-        const uint64_t all = (uint64_t(1) << count) - 1;
-        for (int64_t i = 0; i < rows.count; i++)
-            if (state == partial) p.mask->row_bits(rows.b, rows.h, rows.first + i, start, count, &tile.bits[i][n]);
-            else tile.bits[i][n] = all;
+        if (state == partial)
+            return p.mask->block_bits(rows.b, rows.h, {rows.first, rows.first + rows.count}, start, count, &tile.bits[0][n], tile_grains);
+        for (int64_t i = 0; i < rows.count; i++) tile.bits[i][n] = (uint64_t(1) << count) - 1;
     }
 
     // The last three products pair by pair, for a tile with something not finite that not everybody sees: 0 * NaN is NaN.

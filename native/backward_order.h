@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <new>
 #include <thread>
 
 #include "simd.h"
@@ -17,8 +18,9 @@ class Turns {
     Turns(std::atomic<int32_t>* turn, const std::atomic<bool>* failed) : turn_(turn), failed_(failed) {}
     explicit operator bool() const { return turn_; }
 
+    // Before the first turn: from raw memory.
     void clear(int64_t count) const {
-        for (int64_t n = 0; n < count; n++) turn_[n].store(0, std::memory_order_relaxed);
+        for (int64_t n = 0; n < count; n++) new (turn_ + n) std::atomic<int32_t>(0);
     }
 
     // After a task has failed nothing is waited for: its exception is all that comes of the call.
