@@ -58,7 +58,7 @@ def series(report: Report) -> list[Series]:
 
 
 def exponents(report: Report) -> list[dict[str, Any]]:
-    """The fitted exponent of each series, as the report keeps it."""
+    """The fitted exponent of each series of three lengths or more, as the report keeps it: two always fit."""
     return [
         {
             "series": one.name,
@@ -68,4 +68,5 @@ def exponents(report: Report) -> list[dict[str, Any]]:
             "to": one.rows[-1].case.length_k,
         }
         for one in series(report)
+        if len({row.case.length_k for row in one.rows}) > 2
     ]

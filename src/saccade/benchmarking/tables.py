@@ -88,11 +88,15 @@ def markdown(table: Table) -> list[str]:
 
 
 def group_heading(group: Group) -> str:
-    """The title and what the group's limits were."""
-    limits = [f"{limit.name}: {words.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
+    """The title and, where some pairs are not visible, the share of them that is."""
     case = group.rows[0].case
-    work = [] if _mixed(group) or case.work == 1 else [f"work {words.percent(case.work)}"]
-    return "; ".join([group.title, *work, *limits])
+    return group.title if _mixed(group) or case.work == 1 else f"{group.title}; work {words.percent(case.work)}"
+
+
+def limits_line(group: Group) -> str:
+    """What the machine could do meanwhile; empty where that is not known."""
+    limits = [f"{limit.name} {words.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
+    return f"limit: {', '.join(limits)}" if limits else ""
 
 
 def _middle(readings: Sequence[float]) -> float:
@@ -104,7 +108,9 @@ def _mixed(group: Group) -> bool:
 
 
 def group_lines(group: Group) -> list[str]:
-    return [group_heading(group), *aligned(group_table(group, cases=_mixed(group)), "  "), ""]
+    limits = limits_line(group)
+    table = aligned(group_table(group, cases=_mixed(group)), "  ")
+    return [group_heading(group), *([f"  {limits}"] if limits else []), *table, ""]
 
 
 def notes(report: Report) -> list[str]:
@@ -159,7 +165,13 @@ def page(report: Report, title: str, command: str) -> str:
         lines += ["## Growth with length", "", *markdown(exponent_table(report)), ""]
     lines += ["## Measurements", ""]
     for group in report.groups:
-        lines += [f"**{group_heading(group)}**", "", *markdown(group_table(group, cases=_mixed(group))), ""]
+        limits = limits_line(group)
+        lines += [
+            f"**{group_heading(group)}**{f' ({limits})' if limits else ''}",
+            "",
+            *markdown(group_table(group, cases=_mixed(group))),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -120,7 +120,7 @@ def _medium(preset: Preset) -> Iterator[Target]:
 def _lower_set(preset: Preset) -> Iterator[Target]:
     for width in preset.widths:
         case = _of(4096, width)
-        title = f"{case.label}, {preset.lower} forced"
+        title = f"{case.label} on {preset.lower}"
         yield Target(title, (Entry(case, Ours(preset.subject, preset.lower)),), (Share(0.70),))
 
 
@@ -132,7 +132,7 @@ def _windows(preset: Preset) -> Iterator[Target]:
             yield Target(case.label, (Entry(case, ours), Entry(case, Flex())), (Faster(3.0),))
             lengths = (8192, 16384, 32768, 65536)
             longer = [replace(case, length_q=length, length_k=length) for length in lengths]
-            title = f"{case.label}, up to L={words.length(lengths[-1])}"
+            title = f"{case.label} to L={words.length(lengths[-1])}"
             yield Target(title, tuple(Entry(one, ours) for one in longer), (Growth(1.05, tuple(range(len(longer)))),))
             alone = replace(case, stage="backward")
             entries = (Entry(alone, ours), Entry(replace(case, stage="recorded"), ours))
@@ -183,5 +183,5 @@ def _memory(preset: Preset) -> Iterator[Target]:
         for mask in ("full", "causal"):
             for width in preset.widths:
                 case = _of(length, width, mask=mask, stage="forward+backward", dtype=dtype)
-                title = f"peak memory, {case.label}"
+                title = f"memory of {case.label}"
                 yield Target(title, (Entry(case, Ours(preset.subject)),), (Extra(1.5),), weighed=True)

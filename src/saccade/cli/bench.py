@@ -146,7 +146,7 @@ def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
         _write(files["json"], report.as_json())
     if "markdown" in files:
         command = report.settings.get("command", "saccade bench")
-        _write(files["markdown"], tables.page(report, "How fast attention is here", command))
+        _write(files["markdown"], tables.page(report, "Speed and memory of attention", command))
     if "plot" in files:
         from ..benchmarking.figure import draw
         from ..viewer import write_whole
