@@ -1,4 +1,8 @@
-"""Check a built wheel: the embedded model is inside, no test is, and it stays small."""
+"""Check a built wheel: the embedded model is inside, no test is, it stays small, its tag fits what is compiled.
+
+A wheel with a compiled module must be one that `auditwheel repair` has made: it runs on other Linux machines than this
+one and brings no library of this one along. A wheel for any platform must have no compiled module.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,32 @@ from pathlib import Path
 
 LARGEST = 20 * 2**20
 EMBEDDED = "saccade/models/embedded/"
+COMPILED = ".so"
+LEFT_BEHIND = {".pyc", COMPILED}  # among the sources, by Python and by native/build_in_place.sh
 
 
 def check(path: Path) -> None:
     names = set(zipfile.ZipFile(path).namelist())
     expected = {EMBEDDED + name for name in ("config.json", "model.safetensors", "tokenizer.json", "heads.json")}
-    files = (path for path in Path("src/saccade").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = (path for path in Path("src/saccade").rglob("*") if path.is_file() and path.suffix not in LEFT_BEHIND)
     sources = {file.relative_to("src").as_posix() for file in files}
     missing = sorted((expected | sources) - names)
     strangers = sorted(name for name in names if not name.startswith(("saccade/", "saccade-")))
     size = path.stat().st_size
     if missing or strangers or size > LARGEST:
         sys.exit(f"{path.name}: missing {missing}, strangers {strangers}, {size / 2**20:.1f} MiB")
-    print(f"{path.name}: {len(names)} files, {size / 2**20:.1f} MiB, with the embedded model")
+    print(f"{path.name}: {len(names)} files, {size / 2**20:.1f} MiB, the embedded model, {compiled(path, names)}")
+
+
+def compiled(path: Path, names: set[str]) -> str:
+    modules = sorted(name for name in names if name.endswith(COMPILED))
+    platform = path.stem.rsplit("-", 1)[1]
+    if platform == "any" and not modules:
+        return "no compiled module"
+    native = len(modules) == 1 and modules[0].startswith("saccade/_native.")
+    if not native or not platform.startswith("manylinux"):
+        sys.exit(f"{path.name}: compiled modules {modules}, platform {platform}")
+    return f"saccade._native for {platform}"
 
 
 check(Path(sys.argv[1]))
