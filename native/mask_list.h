@@ -127,7 +127,8 @@ inline void cut_pieces(const Lines& lines, int64_t line, Span kept, int64_t leng
     piece = std::upper_bound(piece, end, first, [](int64_t block, const Piece& p) { return block < p.last; });
     for (; piece != end && piece->first < last; ++piece) {
         const int64_t from = std::max<int64_t>(piece->first, first), to = std::min<int64_t>(piece->last, last);
-        const int64_t middle = std::max(from, std::min(to, whole_first)), final = std::max(middle, std::min(to, whole_last));
+        const int64_t middle = std::max(from, std::min(to, whole_first));
+        const int64_t final = std::max(middle, std::min(to, whole_last));
         const bool full = piece->full && !all_cut;
         if (from < middle) put(pieces, 0, from, middle, false);
         if (middle < final) put(pieces, 0, middle, final, full);

@@ -143,7 +143,8 @@ class Subset {
     void profile(int64_t item, Kind outside, Profile& out) const {
         const Span only = by_length_ ? span(item) : Span{};
         auto [first, last] = by_length_ ? std::pair(&only, &only + 1) : runs(item);
-        first = std::upper_bound(first, last, out.keys().start, [](int64_t key, const Span& run) { return key < run.stop; });
+        const auto ends_after = [](int64_t key, const Span& run) { return key < run.stop; };
+        first = std::upper_bound(first, last, out.keys().start, ends_after);
         for (; first != last && first->start < out.keys().stop; ++first) {
             out.add(first->start, outside);
             out.add(first->stop, Kind::full);

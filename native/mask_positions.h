@@ -46,7 +46,8 @@ class Prefix final : public Node {
 
     void seen(const Place& place, Span rows, Span* keys) const override {
         const int64_t length = length_.of(place.item);
-        for (int64_t row = rows.start; row < rows.stop; ++row) *keys++ = {-kFar, std::max(length, row + place.offset + 1)};
+        for (int64_t row = rows.start; row < rows.stop; ++row)
+            *keys++ = {-kFar, std::max(length, row + place.offset + 1)};
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -76,9 +77,9 @@ class Strided final : public Node {
 
     void bits(const Place& place, const Bits& out) const override {
         for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
-            const int64_t p = row + place.offset;
+            const int64_t p = row + place.offset, phase = std::max<int64_t>(p, 0) % stride_;
             uint64_t* const words = out.row(row);
-            copy_bits(columns_.data(), p < 0 ? 0 : size_, out.start - std::max<int64_t>(p, 0) % stride_, out.count, words);
+            copy_bits(columns_.data(), p < 0 ? 0 : size_, out.start - phase, out.count, words);
             keep({-kFar, p + 1}, out.start, out.count, words);
             fill(near_.near(place, row), out.start, out.count, words);
         }

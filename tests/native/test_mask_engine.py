@@ -375,6 +375,8 @@ def test_lists_built_by_several_threads_at_once():
     ([Operation.PADDING, 0, -1], [torch.zeros(2, 3, dtype=torch.int64)], "another number of axes"),
     ([Operation.TENSOR, 0], [torch.zeros(1, 1, 2, 2, dtype=torch.int64)], "another dtype"),
     ([Operation.STRIDED, 0], [], "a number is too small"),
+    ([Operation.DOCUMENTS, 0, -1], [torch.zeros(6, dtype=torch.int64)], "fewer ids than keys"),
+    ([Operation.TENSOR, 0], [torch.zeros(1, 1, 4, 7, dtype=torch.bool)], "fewer rows"),
     ([Operation.ALL, 2, Operation.PREFIX, 1, 0, Operation.PREFIX, 1, 1],
      [torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)], "different numbers of items"),
     ([Operation.HEADS, 1, 2, 0, 1, Operation.WINDOW, 1, 1], [], "no such part"),

@@ -107,7 +107,7 @@ def built(lowered: Lowered, Lq: int, Lk: int) -> Any:
     return module.Mask(lowered.program, tables, tensors, Lq, Lk)
 
 
-def native_mask(mask: Mask, Lq: int, Lk: int, *_: Any) -> Any:
+def native_mask(mask: Mask, Lq: int, Lk: int) -> Any:
     """The object the kernels take, remembered by the mask: all layers of a model share it and its work lists."""
     last = mask._native
     if last is not None and last[0] == Lq and last[1] == Lk:
