@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "mask.h"
 #include "pack.h"
@@ -20,6 +21,7 @@ template <class Math, class T> class ForwardPass {
     static constexpr int rows = grain;          // query rows in a block
     static constexpr int chunk = 8;             // grains of keys taken at once
     static constexpr int wide = chunk * grain;  // scores in a row of the block
+    static constexpr int team = 12;             // rows that skip the same columns of a partial chunk: whole register tiles
     static constexpr int stretch = 96;          // keys whose values stay in the first-level cache between register tiles
 
     const Forward& f;
@@ -27,12 +29,15 @@ template <class Math, class T> class ForwardPass {
     const Scale scale;
     const Logits logits;
     const int64_t units, columns, grains, blocks;
+    const bool in_place;    // values are read where they are
+    const int64_t line;     // units from one line of values to the next
     std::shared_ptr<const WorkList> list;
 
     // The packed keys and values of one item and kv head.
     struct Head {
         unit* keys;         // [grain][panel][units][panel keys]
-        unit* values;       // [keys / pack][columns]
+        unit* copies;       // [keys / pack][columns], unless values are read in place
+        const unit* values;
         uint8_t* poisoned;  // [grain]: a value in it is not finite
     };
 
@@ -46,13 +51,14 @@ template <class Math, class T> class ForwardPass {
         int filled;
         int64_t width;               // scores in a row of the chunk
         uint64_t bits[rows][chunk];  // one word for each grain
+        Span seen[rows / team];      // columns of the chunk that a team of rows sees something in
     };
 
   public:
     explicit ForwardPass(const Forward& f)
         : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), units(up_to(p.width, Math::pack) / Math::pack),
           columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
-          blocks(up_to(p.length_q, rows) / rows) {}
+          blocks(up_to(p.length_q, rows) / rows), in_place(readable()), line(in_place ? f.value.row : columns) {}
 
     void run() {
         if (p.batch * p.heads * p.length_q == 0) return;
@@ -61,7 +67,7 @@ template <class Math, class T> class ForwardPass {
         // Small heads are packed by the thread that uses them, into memory that is still in its cache.
         if (bytes <= (1 << 19) && (heads % p.threads == 0 || heads >= 8 * p.threads)) {
             parallel(p.threads, heads, [&](int64_t n, int) {
-                const Head head = head_at(scratch(1, bytes));
+                const Head head = head_at(scratch(1, bytes), n);
                 pack(head, n, 0, grains);
                 for (int64_t g = 0; g < p.group(); g++)
                     for (int64_t block = blocks - 1; block >= 0; block--) attend(head, n / p.kv_heads, n % p.kv_heads * p.group() + g, block);
@@ -69,7 +75,7 @@ template <class Math, class T> class ForwardPass {
             return;
         }
         Workspace workspace(heads * bytes);
-        const auto packed = [&](int64_t n) { return head_at(static_cast<char*>(workspace.data()) + n * bytes); };
+        const auto packed = [&](int64_t n) { return head_at(static_cast<char*>(workspace.data()) + n * bytes, n); };
         const int64_t parts = (grains + 7) / 8;
         parallel(p.threads, heads * parts, [&](int64_t n, int) {
             pack(packed(n / parts), n / parts, n % parts * 8, std::min(grains, n % parts * 8 + 8));
@@ -82,18 +88,32 @@ template <class Math, class T> class ForwardPass {
 
   private:
     int64_t keys_bytes() const { return up_to(grains * grain * units * 4, 64); }
-    int64_t values_bytes() const { return up_to(grains * grain / Math::pack * columns * 4, 64); }
+
+    // Values need no copy when their rows are whole aligned vectors, close enough together for the caches.
+    bool readable() const {
+        if constexpr (std::is_same_v<unit, T>)
+            return p.value_width == columns && f.value.row <= 2 * columns && reinterpret_cast<uintptr_t>(f.value.data) % (4 * lanes) == 0 &&
+                   f.value.row % lanes == 0 && f.value.head % lanes == 0 && f.value.batch % lanes == 0;
+        return false;
+    }
+
+
+    int64_t values_bytes() const { return in_place ? 0 : up_to(grains * grain / Math::pack * columns * 4, 64); }
     int64_t head_bytes() const { return keys_bytes() + values_bytes() + up_to(grains, 64); }
-    Head head_at(void* memory) const {
-        char* at = static_cast<char*>(memory);
-        return {reinterpret_cast<unit*>(at), reinterpret_cast<unit*>(at + keys_bytes()),
-                reinterpret_cast<uint8_t*>(at + keys_bytes() + values_bytes())};
+    Head head_at(void* memory, int64_t n) const {
+        char* at_ = static_cast<char*>(memory);
+        unit* const copies = reinterpret_cast<unit*>(at_ + keys_bytes());
+        const unit* values = copies;
+        if constexpr (std::is_same_v<unit, T>)
+            if (in_place) values = at<T>(f.value, n / p.kv_heads, n % p.kv_heads, 0);
+        return {reinterpret_cast<unit*>(at_), copies, values, reinterpret_cast<uint8_t*>(at_ + keys_bytes() + values_bytes())};
     }
 
     // Packs grains [from, to) of head n. Keys that no query of the item may see are not read; zeros stand for them.
     void pack(const Head& head, int64_t n, int64_t from, int64_t to) const {
         const int64_t b = n / p.kv_heads, h = n % p.kv_heads;
         const Span seen = keys_seen(b, h);
+        const bool may_hide = p.mask || p.bias.form != Bias::none;
         for (int64_t g = from; g < to; g++) {
             const int64_t start = g * grain, low = std::max<int64_t>(seen.start - start, 0);
             const int64_t high = std::min<int64_t>(std::min(seen.stop, p.length_k) - start, grain);
@@ -102,8 +122,11 @@ template <class Math, class T> class ForwardPass {
             for (int64_t j = 0; j < width; j += panel)
                 pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, std::min<int64_t>(width - j, panel),
                                     p.width, head.keys + (start + j) * units);
-            head.poisoned[g] = !pack_rows<Math, T>(at<T>(f.value, b, h, start), f.value.row, low, high, width, p.value_width,
-                                                   head.values + start / Math::pack * columns, columns);
+            // In place a product reads all values of a grain, so what nobody may see counts as well.
+            const T* values = at<T>(f.value, b, h, start);
+            head.poisoned[g] = in_place ? may_hide && !finite_rows(values, f.value.row, std::min<int64_t>(grain, p.length_k - start), p.value_width)
+                                        : !pack_rows<Math, T>(values, f.value.row, low, high, width, p.value_width,
+                                                              head.copies + start / Math::pack * columns, columns);
         }
     }
 
@@ -154,20 +177,72 @@ template <class Math, class T> class ForwardPass {
     // One chunk of keys: scores, weights, output.
     void take(Block& block, const Head& head) const {
         block.width = (block.filled - 1) * grain + width_of(block.grain_of[block.filled - 1]);
-        for (int n = 0; n < block.filled; n++)
-            for (int64_t j = 0, width = width_of(block.grain_of[n]); j < width; j += panel)
-                multiply<Math, natural, false>(block.count, std::min<int64_t>(panel, width - j), units, block.query, units,
-                                               head.keys + (block.grain_of[n] * grain + j) * units, panel,
-                                               block.scores + n * grain + j, wide);
-        for (int64_t i = 0; i < block.count; i++) weigh(block, i);
+        look(block);
+        for (int n = 0; n < block.filled; n++) score(block, head, n);
+        for (int64_t i = 0; i < block.count; i++)
+            if (!block.seen[i / team].empty()) weigh(block, i);
         gather(block, head);
         block.filled = 0;
+    }
+
+    // Mask bits of the partial grains, and which columns each team of rows has any use for.
+    void look(Block& block) const {
+        for (Span& seen : block.seen) seen = {0, block.width};
+        bool any = false;
+        for (int n = 0; n < block.filled; n++) {
+            if (!block.partial[n]) continue;
+            const int64_t start = block.grain_of[n] * grain;
+            p.mask->block_bits(block.b, block.h, {block.first, block.first + block.count}, start,
+                               (int)std::min<int64_t>(grain, p.length_k - start), &block.bits[0][n], chunk);
+            any = true;
+        }
+        if (!any) return;
+        for (int64_t first = 0; first < block.count; first += team) {
+            int64_t low = block.width, high = 0;
+            for (int n = 0; n < block.filled; n++) {
+                const uint64_t word = block.partial[n] ? bits_of(block, n, first, team) : ~uint64_t{0} >> (64 - width_of(block.grain_of[n]));
+                if (!word) continue;
+                low = std::min<int64_t>(low, n * grain + __builtin_ctzll(word));
+                high = std::max<int64_t>(high, n * grain + 64 - __builtin_clzll(word));
+            }
+            block.seen[first / team] = {low - low % (2 * lanes), up_to(high, lanes)};
+        }
+    }
+
+    // Keys of grain n that any of these rows sees.
+    static uint64_t bits_of(const Block& block, int n, int64_t first, int64_t count) {
+        uint64_t word = 0;
+        for (int64_t i = first; i < std::min(first + count, block.count); i++) word |= block.bits[i][n];
+        return word;
+    }
+
+    // Products with the keys of grain n; in a partial one each register tile takes the vectors it sees something in.
+    void score(Block& block, const Head& head, int n) const {
+        const int64_t width = width_of(block.grain_of[n]);
+        const int step = block.partial[n] ? tile_rows(3) : rows;
+        for (int64_t i = 0; i < block.count; i += step) {
+            const int64_t count = std::min<int64_t>(step, block.count - i);
+            Span seen{0, width};
+            if (block.partial[n]) {
+                const uint64_t word = bits_of(block, n, i, count);
+                if (!word) continue;
+                seen = {__builtin_ctzll(word) / lanes * lanes, up_to(64 - __builtin_clzll(word), lanes)};
+            }
+            for (int64_t j = 0; j < width; j += panel) {
+                const int64_t low = std::max<int64_t>(seen.start - j, 0), high = std::min<int64_t>(seen.stop - j, panel);
+                if (low >= high) continue;
+                multiply<Math, natural, false>(count, high - low, units, block.query + i * units, units,
+                                               head.keys + (block.grain_of[n] * grain + j) * units + low, panel,
+                                               block.scores + i * wide + n * grain + j + low, wide);
+            }
+        }
     }
 
     // Row i of the scores becomes weights relative to the row's largest logit so far; what is summed already is rescaled.
     void weigh(Block& block, int64_t i) const {
         float* s = block.scores + i * wide;
-        const int64_t width = block.width, row = block.first + i;
+        const Span seen = block.seen[i / team];
+        const int64_t row = block.first + i;
         float rest = scale.rest * log2_e;
         if (!logits.plain()) {
             rest = 1;
@@ -177,7 +252,6 @@ template <class Math, class T> class ForwardPass {
         for (int n = 0; n < block.filled; n++) {
             const int64_t start = block.grain_of[n] * grain;
             if (block.partial[n]) {
-                p.mask->row_bits(block.b, block.h, row, start, (int)std::min<int64_t>(grain, p.length_k - start), &block.bits[i][n]);
                 hide(s + n * grain, width_of(block.grain_of[n]), &block.bits[i][n]);
             } else if (start + grain > p.length_k && p.length_k % lanes) {
                 const uint64_t bits = (uint64_t(1) << (p.length_k - start)) - 1;
@@ -185,12 +259,12 @@ template <class Math, class T> class ForwardPass {
             }
         }
         vf highest[2] = {splat(-infinity), splat(-infinity)};
-        int64_t j = 0;
-        for (; j + 2 * lanes <= width; j += 2 * lanes) {
+        int64_t j = seen.start;
+        for (; j + 2 * lanes <= seen.stop; j += 2 * lanes) {
             highest[0] = maximum(load(s + j), highest[0]);
             highest[1] = maximum(load(s + j + lanes), highest[1]);
         }
-        if (j < width) highest[0] = maximum(load(s + j), highest[0]);
+        if (j < seen.stop) highest[0] = maximum(load(s + j), highest[0]);
         const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])) * rest);
         const float pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
         const float sum = p.dropout.on ? weights<true>(block, i, rest, pivot) : weights<false>(block, i, rest, pivot);
@@ -205,7 +279,7 @@ template <class Math, class T> class ForwardPass {
     // The weights of row i, in units, in place of its scores; their sum before dropout.
     template <bool dropping> float weights(const Block& block, int64_t i, float rest, float pivot) const {
         float* s = block.scores + i * wide;
-        const int64_t width = block.width;
+        const Span seen = block.seen[i / team];
         const DropoutRow dropout(p.dropout, block.b, block.h, block.first + i);
         const vf factor = splat(rest), shift = splat(-pivot);
         vf sum[2] = {};
@@ -215,12 +289,12 @@ template <class Math, class T> class ForwardPass {
             if constexpr (dropping) x = x * dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
             return x;
         };
-        int64_t j = 0;
-        for (; j + 2 * lanes <= width; j += 2 * lanes) {
+        int64_t j = seen.start;
+        for (; j + 2 * lanes <= seen.stop; j += 2 * lanes) {
             const vf low = weight(j, sum[0]), high = weight(j + lanes, sum[1]);
             Math::put(s, j, low, high);
         }
-        if (j < width) Math::put(s, j, weight(j, sum[0]));
+        if (j < seen.stop) Math::put(s, j, weight(j, sum[0]));
         return total(sum[0] + sum[1]);
     }
 
@@ -236,9 +310,19 @@ template <class Math, class T> class ForwardPass {
             int next = n + 1;
             while (next < block.filled && count + grain <= stretch && block.grain_of[next] * grain == first + count && !head.poisoned[block.grain_of[next]])
                 count = std::min<int64_t>(count + grain, p.length_k - first), next++;
-            multiply<Math, natural, true>(block.count, columns, up_to(count, Math::pack) / Math::pack,
-                                          reinterpret_cast<const unit*>(block.scores) + n * grain / Math::pack, wide,
-                                          head.values + first / Math::pack * columns, columns, block.out, columns);
+            const int64_t at = n * grain, reach = at + count;
+            bool all = true;
+            for (int64_t i = 0; i < block.count; i += team) all &= block.seen[i / team].start <= at && block.seen[i / team].stop >= reach;
+            const int step = all ? rows : team;
+            for (int64_t i = 0; i < block.count; i += step) {
+                const int64_t low = all ? at : std::max<int64_t>(at, block.seen[i / team].start);
+                const int64_t high = all ? reach : std::min<int64_t>(reach, block.seen[i / team].stop);
+                if (low >= high) continue;
+                multiply<Math, natural, true>(std::min<int64_t>(step, block.count - i), columns, up_to(high - low, Math::pack) / Math::pack,
+                                              reinterpret_cast<const unit*>(block.scores + i * wide) + low / Math::pack, wide,
+                                              head.values + (first + low - at) / Math::pack * line, line,
+                                              block.out + i * columns, columns);
+            }
             n = next;
         }
     }
@@ -252,7 +336,7 @@ template <class Math, class T> class ForwardPass {
             for (int64_t j = 0; j < count; j++) {
                 if (block.partial[n] && !(block.bits[i][n] >> j & 1)) continue;
                 if (p.bias.form != Bias::none && bias.at(first + j, 1)[0] == -infinity) continue;
-                const unit* value = head.values + (first + j) / Math::pack * columns;
+                const unit* value = head.values + (first + j) / Math::pack * line;
                 for (int64_t c = 0; c < p.value_width; c++)
                     block.out[i * columns + c] += Math::entry(weights[j / Math::pack], j) * Math::entry(value[c], j);
             }

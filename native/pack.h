@@ -35,14 +35,17 @@ struct Scale {
 
 // Whether everything seen was finite, kept as a vector until it is asked.
 struct Finite {
-    vf sum = {};
-    SACCADE_INLINE void see(vf x) { sum += x * splat(0.0f); }
-    SACCADE_INLINE void see(vu two) {  // an exponent of all ones in either half
+    vu bits = {};
+    SACCADE_INLINE void see(vf x) { bits |= (vu)(x - x); }  // a NaN unless finite
+    SACCADE_INLINE void see(vu two) {                        // an exponent of all ones in either half
         const vu high = splat_u(0x7f800000), low = splat_u(0x7f80);
-        vi bad = ((two & high) == high) | ((two & low) == low);
-        sum = (vf)((vu)sum | ((vu)bad & splat_u(0x7fc00000)));
+        bits |= (vu)((two & high) == high) | (vu)((two & low) == low);
     }
-    SACCADE_INLINE bool all() const { return total(sum) == 0; }
+    SACCADE_INLINE bool all() const {
+        uint32_t any = 0;
+        for (int i = 0; i < lanes; i++) any |= bits[i];
+        return any == 0;
+    }
 };
 
 // `lanes` units of a row of which `left` entries remain.
@@ -106,6 +109,13 @@ bool pack_rows(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t
                 store(to + j / 2 * columns + c, both);
             }
         }
+    return finite.all();
+}
+
+template <class T> bool finite_rows(const T* rows, int64_t stride, int64_t count, int64_t width) {
+    Finite finite;
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t c = 0; c < width; c += lanes) finite.see(load_as_float(rows + j * stride + c, width - c));
     return finite.all();
 }
 
