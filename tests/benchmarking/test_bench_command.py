@@ -30,8 +30,8 @@ def test_a_sweep_prints_a_table(capsys):
 
 
 def test_every_list_is_swept(capsys):
-    given = "--length 32 --queries 1,3 --heads 2,4 --kv-heads 2 --dtype bfloat16 --mask full --pass decode --json -"
-    assert cli.main([*TINY, *given.split(), "--backend", "chunked"]) == 0
+    given = "--length 32 --queries 1,3 --heads 2,4 --kv-heads 2 --value-width 5 --dtype bfloat16 --mask full"
+    assert cli.main([*TINY, *given.split(), *"--pass decode --backend chunked --json -".split()]) == 0
     report = Report.from_json(capsys.readouterr().out)
     cases = [group.rows[0].case for group in report.groups]
     assert [(case.length_q, case.heads, case.kv_heads) for case in cases] == [
@@ -40,7 +40,7 @@ def test_every_list_is_swept(capsys):
         (1, 4, 2),
         (3, 4, 2),
     ]
-    assert {case.dtype for case in cases} == {"bfloat16"}
+    assert {(case.dtype, case.width, case.value_width) for case in cases} == {("bfloat16", 8, 5)}
     assert report.settings["clock"] == "wall"
     assert report.settings["command"].startswith("saccade ")
     assert report.machine["threads"] == 1

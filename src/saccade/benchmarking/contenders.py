@@ -123,7 +123,8 @@ class Flex(Contender):
 
     def needs(self, case: Case) -> int:
         # The block mask is made from all pairs at once.
-        return case.length_q * case.length_k * 2 * (case.batch if case.pattern.by_item else 1) if case.mask else 0
+        items = case.batch if case.pattern.by_item else 1
+        return case.length_q * case.length_k * 2 * items if case.pattern.terms else 0
 
 
 class Dense(Contender):

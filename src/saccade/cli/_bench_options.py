@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..benchmarking import Case, Contender, Settings
 
 T = TypeVar("T")
+Shape = tuple[str, str, str, int, int, int, int, int]  # of a `Case`, from its mask on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,10 @@ class Cases:
     kv_heads: Annotated[
         str | None, typer.Option(metavar="LIST", help="Key/value heads.  [default: as many as query heads]")
     ] = None
-    width: Annotated[str, typer.Option(metavar="LIST", help="Columns of query, key and value.")] = "64"
+    width: Annotated[str, typer.Option(metavar="LIST", help="Columns of query and key.")] = "64"
+    value_width: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Columns of value.  [default: as many as of query and key]")
+    ] = None
     dtype: Annotated[str, typer.Option(metavar="LIST", help="float32, bfloat16, float16 or float64.")] = "float32"
     mask: Annotated[
         str,
@@ -135,26 +139,26 @@ def cases_of(given: Cases, cache: int, *, quick: bool) -> list[Case]:
         listed(given.batch, "batch", int), listed(given.heads, "heads", int),
         [None] if given.kv_heads is None else listed(given.kv_heads, "kv-heads", int),
         listed(given.width, "width", int),
+        [None] if given.value_width is None else listed(given.value_width, "value-width", int),
     )  # fmt: skip
     found: dict[Case, None] = {}
-    for stage, dtype, mask, batch, heads, kv_heads, width in itertools.product(*axes):
-        for case in _lengths(given, cache, quick, (stage, dtype, mask, batch, heads, kv_heads or heads, width)):
+    for stage, dtype, mask, batch, heads, kv_heads, width, value_width in itertools.product(*axes):
+        shape = (mask, stage, dtype, batch, heads, kv_heads or heads, width, value_width or width)
+        for case in _lengths(given, cache, quick, shape):
             found[case] = None
     return list(found)
 
 
-def _lengths(given: Cases, cache: int, quick: bool, others: tuple[str, str, str, int, int, int, int]) -> list[Case]:
+def _lengths(given: Cases, cache: int, quick: bool, shape: Shape) -> list[Case]:
     from ..benchmarking import Case
     from ..benchmarking.targets import decoding
 
-    stage, dtype, mask, batch, heads, kv_heads, width = others
-    decode = stage == "decode"
+    decode = shape[1] == "decode"
     usual = ("1x" if quick else "1x,4x") if decode else ("512,2k" if quick else "512,2k,8k")
     lengths = listed(given.length or usual, "length", str)
     queries = [1 if decode else None] if given.queries is None else listed(given.queries, "queries", int)
     made = []
     for text, rows in itertools.product(lengths, queries):
-        shape = (mask, stage, dtype, batch, heads, kv_heads, width, width)
         if text.endswith("x"):
             least = Case(rows or 1, rows or 1, *shape)
             tokens = decoding(int(_number(text[:-1], "length") * cache), least).length_k

@@ -144,6 +144,7 @@ def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
 
     if "json" in files:
         _write(files["json"], report.as_json())
+    typer.echo(report.as_json() if output.as_json == "-" else "\n".join(tables.text(report)), nl=output.as_json != "-")
     if "markdown" in files:
         command = report.settings.get("command", "saccade bench")
         _write(files["markdown"], tables.page(report, "Speed and memory of attention", command))
@@ -152,7 +153,6 @@ def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
         from ..viewer import write_whole
 
         write_whole(files["plot"], draw(report, files["plot"].suffix.lower()[1:]))
-    typer.echo(report.as_json() if output.as_json == "-" else "\n".join(tables.text(report)), nl=output.as_json != "-")
 
 
 def _write(path: Path, text: str) -> None:
