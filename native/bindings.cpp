@@ -67,7 +67,8 @@ Type type_of(int64_t code) {
     return static_cast<Type>(code);
 }
 
-// None; (1, address, type, strides (4,)) of a tensor; (2, address of lines (Hq, n), n, least, placements (B,) | 0, placement).
+// None; (1, address, type, strides (4,)) of a tensor; (2, address of lines (Hq, n), n, least, placement, placements, how
+// many), where placements is the address of int64 (B,), or 0 and `placement` holds for every item.
 void set_bias(Problem& problem, nb::handle given) {
     if (given.is_none()) return;
     Bias& bias = problem.bias;
@@ -82,12 +83,13 @@ void set_bias(Problem& problem, nb::handle given) {
         bias.data = reinterpret_cast<const void*>(address);
         bias.type = type_of(whole(fields[2].ptr(), "bias"));
         bias.batch = stride.at[0], bias.head = stride.at[1], bias.row = stride.at[2], bias.key = stride.at[3];
-    } else if (form == Bias::line && fields.size() == 6) {
+    } else if (form == Bias::line && fields.size() == 7) {
         bias.form = Bias::line;
         bias.lines = reinterpret_cast<const float*>(address);
         bias.line_length = whole(fields[2].ptr(), "bias"), bias.least = whole(fields[3].ptr(), "bias");
-        bias.placements = reinterpret_cast<const int64_t*>(static_cast<uintptr_t>(whole(fields[4].ptr(), "bias")));
-        bias.placement = whole(fields[5].ptr(), "bias");
+        bias.placement = whole(fields[4].ptr(), "bias");
+        bias.placements = reinterpret_cast<const int64_t*>(static_cast<uintptr_t>(whole(fields[5].ptr(), "bias")));
+        if (bias.placements && whole(fields[6].ptr(), "bias") != problem.batch) refuse("one placement for each item");
         if (nothing) return;
         for (int64_t b = 0; b < (bias.placements ? problem.batch : 1); ++b) {
             const int64_t nearest = -(problem.length_q - 1) - bias.placed(b), furthest = problem.length_k - 1 - bias.placed(b);

@@ -99,7 +99,8 @@ def _stands_at(mask: Mask | None, unplaced: int | None, device: torch.device) ->
     if isinstance(mask, At):
         if isinstance(mask.offset, int):
             return mask.offset
-        return int(mask.offset.host[0]) if mask.offset.shape == (1,) else mask.offset.on(device)
+        alone = mask.offset.shape == (1,) and not torch.compiler.is_compiling()
+        return int(mask.offset.host[0]) if alone else mask.offset.on(device)
     if isinstance(mask, Slice):
         whole = None if mask.lengths is None else mask.lengths[1] - mask.lengths[0]
         inner = _stands_at(mask.part, whole, device)

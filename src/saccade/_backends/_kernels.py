@@ -237,7 +237,9 @@ class _Line(_Scores):
     def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
         assert isinstance(settings.bias, RelativeScores)
         self.bias, self.parameter, placement = settings.bias, parameter, settings.placement
-        self.placements = None if isinstance(placement, int) else placement.to(torch.int64).contiguous()
+        self.placements = None
+        if not isinstance(placement, int):
+            self.placements = placement.to(torch.int64).expand(query.shape[0]).contiguous()
         self.placement = placement if isinstance(placement, int) else 0
         low, high = (placement, placement) if isinstance(placement, int) else extent(placement)
         self.least, last = 1 - query.shape[2] - high, key.shape[2] - 1 - low
@@ -245,9 +247,8 @@ class _Line(_Scores):
         self.lines = self.bias.score(parameter.float(), self.distances).contiguous()
 
     def fields(self) -> tuple[Any, ...]:
-        return (
-            _LINE, self.lines.data_ptr(), len(self.distances), self.least, _address(self.placements), self.placement
-        )  # fmt: skip
+        placed = (0, 0) if self.placements is None else (self.placements.data_ptr(), len(self.placements))
+        return _LINE, self.lines.data_ptr(), len(self.distances), self.least, self.placement, *placed
 
     def gradient(self, query: Tensor, key: Tensor) -> Tensor:
         return torch.zeros(query.shape[0], *self.lines.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Callable
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -78,15 +78,16 @@ def of_vmap(tensor: Tensor) -> bool:
 class Table:
     """A tensor that a mask owns: a clone of what was given, and a copy on the host for interval arithmetic.
 
-    One made from a list belongs to no device: it is copied to each device that asks (`portable`).
+    One made from a list belongs to no device: it is copied to each device that asks (`portable`). One made while a
+    compiler looks on has no values yet, so that nothing is copied to the host and nothing about them is checked.
     """
 
-    __slots__ = ("_copies", "host", "portable", "values")
+    __slots__ = ("_copies", "_host", "portable", "values")
 
     def __init__(self, values: Tensor, *, portable: bool, host: np.ndarray | None = None):
         self.values = values
         self.portable = portable
-        self.host: np.ndarray = values.cpu().numpy() if host is None else host
+        self._host = values.cpu().numpy() if host is None and not torch.compiler.is_compiling() else host
         self._copies: dict[torch.device, Tensor] = {}
 
     @classmethod
@@ -125,6 +126,12 @@ class Table:
         host = np.ascontiguousarray(host)
         values = torch.from_numpy(host)
         return cls(values if device is None else values.to(device), portable=device is None, host=host)
+
+    @property
+    def host(self) -> np.ndarray:
+        if self._host is None:
+            self._host = self.values.cpu().numpy()
+        return self._host
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -181,11 +188,18 @@ class Subset:
 
     def __init__(self, table: Table):
         self.table = table
-        self.by_length = table.host.dtype != np.bool_
+        self.by_length = table.values.dtype != torch.bool
         self.batch = table.shape[0]
         self.size = None if self.by_length else table.shape[1]
-        self.extent = extent(table, None) if self.by_length else (0, 0)
-        self._sums = None if self.by_length else running_count(table.host)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        """The least and the greatest length."""
+        return extent(self.table, None) if self.by_length else (0, 0)
+
+    @cached_property
+    def _sums(self) -> np.ndarray | None:
+        return None if self.by_length else running_count(self.table.host)
 
     def contains(self, b: Tensor, index: Tensor) -> Tensor:
         values = self.table.on(index.device)
@@ -261,7 +275,7 @@ def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
     table = Table.of(value, name, "an int or ints (B,)", booleans=False, integers=True)
     if len(table.shape) != 1:
         raise ValueError(f"{name} must be an int or ints (B,), got shape {table.shape}")
-    if least is not None and (table.host < least).any():
+    if least is not None and not torch.compiler.is_compiling() and (table.host < least).any():
         raise ValueError(f"{name} must be at least {least}, got {int(table.host.min())}")
     return table
 

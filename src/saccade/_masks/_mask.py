@@ -328,7 +328,8 @@ class Mask(ABC):
 
 def fixed_lengths(masks: Sequence[Mask]) -> Lengths | None:
     """The sizes that slices among masks to be combined prescribe."""
-    return next((lengths for mask in masks if (lengths := mask._fixed_lengths()) is not None), None)
+    known = (mask._fixed_lengths() for mask in masks)
+    return next((lengths for lengths in known if lengths is not None), None)
 
 
 def common(left: int, right: int, what: str) -> int:

@@ -122,7 +122,7 @@ def kept(source: Any, name: str) -> Subset:
     boolean = table.values.dtype == torch.bool
     if len(table.shape) != (2 if boolean else 1):
         raise ValueError(f"Padding: {name} must be {wanted}, got {describe(table.values)}")
-    if not boolean and (table.host < 0).any():
+    if not (boolean or torch.compiler.is_compiling()) and (table.host < 0).any():
         raise ValueError(f"Padding: {name} has a negative length, {int(table.host.min())}")
     return Subset(table)
 
@@ -130,7 +130,7 @@ def kept(source: Any, name: str) -> Subset:
 def fits(subset: Subset, length: int, name: str, exact: bool) -> None:
     """ValueError unless the lengths stay within `length`, or the booleans are that many (at least, if not exact)."""
     if subset.size is None:
-        if exact and subset.extent[1] > length:
+        if exact and not torch.compiler.is_compiling() and subset.extent[1] > length:
             raise ValueError(f"Padding: a length of {subset.extent[1]} {name} is beyond the {length} {name} there are")
     elif subset.size < length or (exact and subset.size > length):
         raise ValueError(f"Padding: booleans (B, L) for {subset.size} {name}, but there are {length} {name}")

@@ -16,7 +16,7 @@ from ._mask import Lengths, Mask, Problem, Where, span
 
 def shared(masks: Sequence[Mask]) -> Hashable:
     """The one placement of masks that are combined. ValueError where they stand in different places."""
-    found = {placement for mask in masks if (placement := mask._placement()) is not None}
+    found = {mask._placement() for mask in masks} - {None}
     if len(found) <= 1:
         return found.pop() if found else None
     if "open" in found:
@@ -69,7 +69,8 @@ class At(Mask):
         return At(self.part.to(device), self.offset if isinstance(self.offset, int) else self.offset.to(device))
 
     def _check_fit(self, problem: Problem) -> None:
-        low, high = extent(self.offset, None)
+        unknown = torch.compiler.is_compiling() and not isinstance(self.offset, int)
+        low, high = (0, -problem.rows) if unknown else extent(self.offset, None)
         self.part._check_fit(problem.standing((low, high + problem.rows)))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:

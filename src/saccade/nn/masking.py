@@ -48,17 +48,18 @@ def without_cache(
     Raises:
         ValueError: padding on the left beside a mask or bias that is data about rows.
     """
-    real = padding._with(queries=padding.keys)
-    if not _on_the_left(padding):
+    real, dense = padding._with(queries=padding.keys), as_bias(bias)
+    of_distances = mask is None or _of_distances(mask)
+    # Asked first where it is all the same: the answer is in the padding's values, which no compiled graph knows.
+    if (of_distances and (dense is None or isinstance(dense, RelativeScores))) or not _on_the_left(padding):
         return joined(mask, real), None
-    dense = as_bias(bias)
     for name, given in (("mask", mask if mask is not None and not _of_positions(mask) else None), ("bias", dense)):
         if given is not None and not isinstance(given, RelativeScores):
             raise ValueError(
                 f"{name}: with padding on the left, {given!r} does not say whether it counts rows or tokens; pad on "
                 "the right, or leave padding= out and hide the padding in the mask"
             )
-    if mask is None or _of_distances(mask):
+    if of_distances:
         return joined(mask, real), None
     return mask, GrowingLayer()
 
