@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from ._attention import BACKENDS, choose
+from ._backends import _kernels
 from ._backends._tiles import GROUP, KEYS, ROWS
-from ._biases import Bias
+from ._biases import Bias, RelativeScores
 from ._call import Call
 from ._checks import make_call
 from ._dropout import Dropout
 from ._masks import Causal, FromTensor, Mask, Padding
+
+_GRAIN = 64  # rows and keys of the blocks that the native kernels leave out or compute (about: it depends on the set)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Plan:
         peak_bytes: estimated extra memory of the forward pass, the output included.
         derivatives: what derivatives will do where they take another path than the forward.
         lacks: what the contract promises and this backend does not keep.
+        instructions: the instruction set that `native` uses on this machine; None where there is no working build of
+            it, and then `refused` says why.
     """
 
     backend: str
@@ -38,10 +43,11 @@ class Plan:
     refused: dict[str, str] = field(default_factory=dict)
     derivatives: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    instructions: str | None = None
 
     def __str__(self) -> str:
         lines = [
-            f"{self.backend}: {self.reason}",
+            f"{self.backend}: {self.reason}" + (f" ({self.instructions})" if self.backend == "native" else ""),
             f"  computes {self.work:.1%} of the Lq x Lk pairs, {self.flops / 1e9:.3g} GFLOP forward",
             f"  about {self.peak_bytes / 2**20:.3g} MiB of extra memory, output included",
         ]
@@ -70,7 +76,10 @@ def explain(
     pairs = work * call.batch * call.heads * call.length_q * call.length_k
     flops = int(2 * pairs * (call.query.shape[3] + call.value.shape[3]))
     refused = {other: why for other, module in BACKENDS.items() if (why := module.refuses(call)) is not None}
-    return Plan(name, reason, work, flops, _peak_bytes(call, name), refused, _derivatives(name), _lacks(call, name))
+    return Plan(
+        name, reason, work, flops, _peak_bytes(call, name), refused, _derivatives(name), _lacks(call, name),
+        _kernels.instructions(),
+    )  # fmt: skip
 
 
 def _work(call: Call, name: str) -> float:
@@ -80,7 +89,8 @@ def _work(call: Call, name: str) -> float:
         return 1.0
     if name == "sdpa":
         return (length_q + 1) / (2 * length_q) if isinstance(call.mask, Causal) and length_q > 1 else 1.0
-    rows, keys = max(ROWS, -(-length_q // 128)), max(KEYS, -(-length_k // 128))
+    sides = (_GRAIN, _GRAIN) if name == "native" else (ROWS, KEYS)
+    rows, keys = (max(side, -(-length // 128)) for side, length in zip(sides, (length_q, length_k), strict=True))
     area = 0
     for i in range(0, length_q, rows):
         row = (i, min(i + rows, length_q))
@@ -105,7 +115,18 @@ def _peak_bytes(call: Call, name: str) -> int:
         return rows * (call.value.shape[3] + 2) * wide + 6 * tile * wide + (out if size != wide else 0)
     if name == "sdpa":
         return out + rows * 4 + _sdpa_bytes(call)
+    if name == "native":
+        return out + rows * 4 + _native_bytes(call)
     return out + rows * 4
+
+
+def _native_bytes(call: Call) -> int:
+    """Of the kernels beside their output: keys and values in the order they are read, and one score per distance."""
+    # bf16 products take bf16; everything else is packed as float32.
+    size = 2 if call.query.dtype == torch.bfloat16 and _kernels.instructions() == "avx512_bf16" else 4
+    packed = call.batch * call.kv_heads * call.length_k * (call.query.shape[3] + call.value.shape[3]) * size
+    line = call.heads * (call.length_q + call.length_k) * 4 if isinstance(call.bias, RelativeScores) else 0
+    return packed + line
 
 
 def _sdpa_bytes(call: Call) -> int:
@@ -124,6 +145,11 @@ def _derivatives(name: str) -> tuple[str, ...]:
         return (
             "forward mode and torch.func go through chunked when backend is 'auto'",
             "a second derivative (create_graph=True) is not implemented by PyTorch's kernel: name backend='chunked'",
+        )
+    if name == "native":
+        return (
+            "forward mode and torch.func go through chunked when backend is 'auto'",
+            "a gradient that has derivatives itself (create_graph=True) is computed by chunked from the inputs",
         )
     return ()
 

@@ -44,6 +44,11 @@ def _load() -> tuple[Any, str | None]:
 module, missing = _load()
 
 
+def instructions() -> str | None:
+    """The instruction set in use; None without a module."""
+    return None if module is None else module.active()
+
+
 class Settings(NamedTuple):
     """What a call is besides its tensors. A graph keeps it, so it holds the form of a bias and not its parameter."""
 
