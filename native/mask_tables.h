@@ -241,7 +241,12 @@ class FromTensor final : public Node {
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         if (table_.shape[2] == 1) rows.stop = rows.start + 1;
-        look_at_rows(*this, place, rows, out.keys(), out);
+        if (table_.shape[3] == 1 || table_.stride[3] != 1) return look_at_rows(*this, place, rows, out.keys(), out);
+        const uint8_t* const first = line(place) + table_.step(2, rows.start);
+        for (int64_t at = out.keys().start; at < out.keys().stop; at += kChunk) {
+            const int count = static_cast<int>(std::min<int64_t>(kChunk, out.keys().stop - at));
+            reduce(first + at, rows.stop - rows.start, at, count, out);
+        }
     }
 
     void signature(int64_t item, int64_t head, std::vector<int64_t>& out) const override {
@@ -250,6 +255,21 @@ class FromTensor final : public Node {
     }
 
   private:
+    // As bytes, which is twice as fast as packing each row: little more than the time to read them.
+    void reduce(const uint8_t* from, int64_t rows, int64_t at, int count, Profile& out) const {
+        uint8_t some[kChunk] = {}, every[kChunk];
+        std::fill(every, every + kChunk, uint8_t{255});
+        for (int64_t row = 0; row < rows; ++row, from += table_.stride[2])
+            for (int n = 0; n < count; ++n) {
+                some[n] |= from[n];
+                every[n] &= from[n];
+            }
+        uint64_t some_bits[kWords], every_bits[kWords];
+        pack(some, count, some_bits);
+        pack(every, count, every_bits);
+        out.add_words(at, some_bits, every_bits, count);
+    }
+
     const uint8_t* line(const Place& place) const {
         return table_.bytes(table_.step(0, place.item) + table_.step(1, place.head));
     }
