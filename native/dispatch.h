@@ -15,7 +15,7 @@ std::vector<std::string> compiled_sets();
 std::vector<std::string> supported_sets();
 
 // The kernels in use. The first call chooses: the set that the environment variable SACCADE_INSTRUCTIONS names (as
-// `use` takes it), otherwise the highest supported one. Throws std::invalid_argument while that variable is wrong.
+// `use` takes it), otherwise the highest supported one that pays on this processor. Throws std::invalid_argument while that variable is wrong.
 const Kernels& kernels();
 
 // Switches to a set for the whole process: "auto", the name of a supported set, or a compiled set's name with a trailing

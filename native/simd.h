@@ -91,7 +91,7 @@ SACCADE_INLINE vf select(uint32_t bits, vf a, vf b) {
 // --- 2^x ----------------------------------------------------------------------------------------------------------
 // 2^x = 2^n 2^f with n = round(x), |f| <= 1/2. The polynomials are minimax in relative error on [-1/2, 1/2].
 // Exactly 0 below -127 (below -126 on AVX-512), so that a masked weight is 0.
-// Greatest error, measured over every float: tests/native/test_exponential.py.
+// Greatest error of degree 5: 2.1 units in the last place, without FMA 2.3 (tests/native/test_exponential.py).
 
 template <int degree> SACCADE_INLINE vf polynomial(vf f) {
     if constexpr (degree == 4) {
