@@ -68,7 +68,7 @@ class Global(Mask):
 
     def _fits(self, problem: Problem) -> None:
         reached = max(problem.positions[1], problem.keys)
-        if self.tokens.host.dtype == np.bool_ and reached > self.tokens.shape[-1]:
+        if self.tokens.values.dtype == torch.bool and reached > self.tokens.shape[-1]:
             have = self.tokens.shape[-1]
             raise ValueError(f"Global: {have} booleans, but queries and keys reach position {reached - 1}")
 
