@@ -8,6 +8,7 @@ namespace saccade {
 // Runs task(context, n, thread) for every n in [0, count), in ascending order of dealing, on at most `threads` threads
 // (0 <= thread < threads). Returns when all are done. A task may wait for a task with a smaller number, never for a
 // larger one. One thread, a forked child, or a call from within a parallel region: still every task is run.
+// What a task throws ends the dealing and is thrown again here, on the caller's thread, when all threads have stopped.
 void parallel(int threads, int64_t count, void (*task)(void* context, int64_t n, int thread), void* context);
 
 template <class F> void parallel(int threads, int64_t count, F&& body) {
