@@ -68,21 +68,12 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """out, and lse (B, Hq, Lq) without the sink where it is asked for."""
     query, key, value = readable(query), readable(key), readable(value)
-    bias = _Scores.of(settings, query, key, parameter)
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if needs_lse else None
-    return compute(settings, query, key, value, bias, _float(sink), lse), lse
-
-
-def compute(
-    settings: Settings, query: Tensor, key: Tensor, value: Tensor, bias: _Scores | None, sink: Tensor | None,
-    lse: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """out of tensors that are `readable`; `lse` is filled where it is given."""
-    out = output_for(query, value.shape[3])
+    bias, sink = _Scores.of(settings, query, key, parameter), _float(sink)
+    out, lse = output_for(query, value.shape[3]), _row_numbers(query) if needs_lse else None
     module.forward(
         _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _address(lse)
     )
-    return out
+    return out, lse
 
 
 def backward(
@@ -124,7 +115,14 @@ def readable(tensor: Tensor) -> Tensor:
     """The tensor, or a copy where its memory is not what it says or its last axis is not contiguous."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
+    return tensor if tensor.stride()[3] == 1 or tensor.shape[3] == 1 else tensor.contiguous()
+
+
+def _row_numbers(query: Tensor) -> Tensor:
+    """(B, Hq, Lq) float32, not filled; torch.empty with a dtype and a device takes 2 us longer."""
+    batch, heads, rows, _ = query.shape
+    strides = (heads * rows, rows, 1)
+    return torch.empty_strided((batch, heads, rows), strides, dtype=torch.float32, device=query.device)
 
 
 def _at(tensor: Tensor | None) -> tuple[int, tuple[int, ...]] | int:
@@ -142,7 +140,7 @@ def _float(sink: Tensor | None) -> Tensor | None:
 def like(tensor: Tensor) -> Tensor:
     """Memory for a result of this shape, in the same order of axes, but dense and with the last one contiguous."""
     made = torch.empty_like(tensor)
-    return made if made.stride(3) == 1 or made.shape[3] == 1 else made.new_empty(made.shape)
+    return made if made.stride()[3] == 1 or made.shape[3] == 1 else made.new_empty(made.shape)
 
 
 def output_for(query: Tensor, width: int) -> Tensor:
@@ -224,7 +222,7 @@ class _Dense(_Scores):
         if (rows, keys) != (query.shape[2], key.shape[2]):
             # Sums over rows or keys are the kernels'; those over items and heads would then meet in one place.
             batch, heads = query.shape[:2]
-        return torch.zeros(batch, heads, rows, keys)
+        return torch.zeros(batch, heads, rows, keys, dtype=torch.float32, device=query.device)
 
     def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
         return tuple(0 if size == 1 else step for step, size in zip(gradient.stride(), gradient.shape, strict=True))
@@ -248,7 +246,7 @@ class _Line(_Scores):
         self.placement = placement if isinstance(placement, int) else 0
         low, high = (placement, placement) if isinstance(placement, int) else extent(placement)
         self.least, last = 1 - query.shape[2] - high, key.shape[2] - 1 - low
-        self.distances = torch.arange(self.least, last + 1)
+        self.distances = torch.arange(self.least, last + 1, device=query.device)
         self.lines = self.bias.score(parameter.float(), self.distances).contiguous()
 
     def fields(self) -> tuple[Any, ...]:
@@ -256,7 +254,7 @@ class _Line(_Scores):
         return _LINE, self.lines.data_ptr(), len(self.distances), self.least, self.placement, *placed
 
     def gradient(self, query: Tensor, key: Tensor) -> Tensor:
-        return torch.zeros(query.shape[0], *self.lines.shape)
+        return torch.zeros(query.shape[0], *self.lines.shape, dtype=torch.float32, device=query.device)
 
     def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
         return (*gradient.stride(), 0)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from .._biases import RelativeScores
 from .._call import Call, add_sink, sink_lse
 from .._masks import Causal, Mask
 from . import _kernels, _operator, chunked
@@ -26,6 +27,7 @@ from ._lowering import native_mask
 from ._tiles import Problem
 
 _CPU = torch.device("cpu")
+_FAR = 2**16
 
 
 def refuses(call: Call) -> str | None:
@@ -42,6 +44,10 @@ def refuses(call: Call) -> str | None:
         return _operator.refuses(call)
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace does not see what the native kernels do"
+    if isinstance(call.bias, RelativeScores) and isinstance(call.placement, Tensor):
+        low, high = _kernels.extent(call.placement) if call.batch else (0, 0)
+        if high - low > _FAR + 8 * (call.length_q + call.length_k):
+            return "the bias's items stand so far apart that one line of scores for all would not be small"
     if not all(_plain(tensor) or _plain(tensor.resolve_neg()) for tensor in call.tensors()):
         return "a tensor is of a kind of its own (a subclass that dispatches, a batch of torch._vmap_internals)"
     return None
