@@ -10,7 +10,7 @@
 #pragma once
 
 #include "backward_tile.h"
-#include "mask.h"
+#include "backward_walk.h"
 #include "parallel.h"
 
 namespace saccade {
@@ -19,7 +19,6 @@ namespace SACCADE_SET {
 template <class Math, class T> class BackwardPass {
     typedef typename Math::unit unit;
     static constexpr bool direct = std::is_same<T, float>::value;  // dq is summed where it will stand
-    static constexpr int most_grains = 8;                          // of keys in a block
 
     const Backward& f;
     const Problem& p;
@@ -48,16 +47,6 @@ template <class Math, class T> class BackwardPass {
         float row_sums[grain];
         bool poisoned[most_grains];  // a key or value of the grain is not finite
         bool rows_poisoned;
-    };
-
-    // The block of keys of a task and what its queries see of it.
-    struct Walk {
-        int64_t b, kv_head, block, first_grain, last_grain;
-        int64_t low, high;  // query blocks that any head visits
-        bool by_head = false;
-        std::vector<Span> key_clip, row_clip;  // per head of the group
-        std::vector<Piece> pieces;
-        std::vector<size_t> cursor, stop;  // into pieces, [head or one][grain]
     };
 
   public:
@@ -106,7 +95,8 @@ template <class Math, class T> class BackwardPass {
         const int64_t parts = up_to(p.length_q, stretch) / stretch;
         const auto by_rows = [&](auto&& body) {
             parallel(p.threads, p.batch * p.heads * parts, [&](int64_t n, int) {
-                body(n / parts / p.heads, n / parts % p.heads, n % parts * stretch, std::min(p.length_q, (n % parts + 1) * stretch));
+                const int64_t low = n % parts * stretch;
+                body(n / parts / p.heads, n / parts % p.heads, low, std::min(p.length_q, low + stretch));
             });
         };
         by_rows([&](int64_t b, int64_t h, int64_t low, int64_t high) { prepare(b, h, low, high); });
@@ -150,10 +140,8 @@ template <class Math, class T> class BackwardPass {
     void take(int64_t block, int64_t b, int64_t kv_head) {
         thread_local Walk walk;
         thread_local Desk desk;
-        walk.b = b, walk.kv_head = kv_head, walk.block = block;
-        walk.first_grain = block * block_grains, walk.last_grain = std::min(grains, walk.first_grain + block_grains);
+        walk.start(p, list.get(), b, kv_head, block, block_grains);
         spread_out(desk);
-        plan(walk);
         pack(desk, walk);
         const int64_t group = p.group(), size = bias.local_size(block_keys), first = walk.first_grain * grain;
         const int64_t keys = std::min(p.length_k, walk.last_grain * grain) - first;
@@ -204,58 +192,26 @@ template <class Math, class T> class BackwardPass {
         }
     }
 
-    // What the work list and the clips leave of the block for each head.
-    void plan(Walk& walk) const {
-        const int64_t group = p.group(), count = walk.last_grain - walk.first_grain;
-        walk.low = 0, walk.high = blocks;
-        if (!p.mask || blocks == 0) return;
-        walk.by_head = p.mask->heads > 1;
-        walk.key_clip.clear(), walk.row_clip.clear(), walk.pieces.clear(), walk.cursor.clear(), walk.stop.clear();
-        walk.low = blocks, walk.high = 0;
-        thread_local std::vector<Piece> pieces;
-        for (int64_t g = 0; g < (walk.by_head ? group : 1); g++) {
-            const int64_t h = walk.kv_head * group + g;
-            walk.key_clip.push_back(p.mask->keys_of(walk.b, h, {0, p.length_q}));
-            walk.row_clip.push_back(p.mask->rows_of(walk.b, h, {0, p.length_k}));
-            const Span rows = walk.row_clip.back();
-            for (int64_t n = 0; n < count; n++) {
-                const int64_t start = (walk.first_grain + n) * grain;
-                pieces.clear();
-                if (!rows.empty() && walk.key_clip.back().start < start + grain && walk.key_clip.back().stop > start)
-                    list->rows_of(walk.b, h, {start, std::min(start + grain, p.length_k)}, pieces);
-                walk.cursor.push_back(walk.pieces.size());
-                walk.pieces.insert(walk.pieces.end(), pieces.begin(), pieces.end());
-                walk.stop.push_back(walk.pieces.size());
-                if (pieces.empty()) continue;
-                walk.low = std::min<int64_t>(walk.low, std::max<int64_t>(pieces.front().first, rows.start / grain));
-                walk.high = std::max<int64_t>(walk.high, std::min<int64_t>(pieces.back().last, up_to(rows.stop, grain) / grain));
-            }
-        }
-        if (walk.low >= walk.high) walk.low = walk.high = 0;
-    }
-
     // Keys that no query may see are not read; zeros stand for them.
     void pack(Desk& desk, const Walk& walk) const {
-        if (walk.low == walk.high) return;
-        Span seen{0, p.length_k};
-        if (p.mask) {
-            seen = walk.key_clip[0];
-            for (const Span& clip : walk.key_clip)
-                if (!clip.empty()) seen = seen.empty() ? clip : Span{std::min(seen.start, clip.start), std::max(seen.stop, clip.stop)};
-        }
+        if (walk.nothing()) return;
+        const Span seen = walk.seen();
         const int64_t b = walk.b, h = walk.kv_head;
         for (int64_t g = walk.first_grain; g < walk.last_grain; g++) {
-            const int64_t start = g * grain, offset = start - walk.first_grain * grain, count = std::min<int64_t>(grain, p.length_k - start);
+            const int64_t start = g * grain, offset = start - walk.first_grain * grain;
+            const int64_t count = std::min<int64_t>(grain, p.length_k - start);
             const int64_t low = std::max<int64_t>(seen.start - start, 0), high = std::min(seen.stop - start, count);
             bool finite = true;
             for (int64_t j = 0; j < count; j += panel) {
                 const int64_t some = std::min<int64_t>(panel, count - j);
-                finite &= pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, some, p.width, desk.keys + (offset + j) * units);
-                finite &= pack_panel<Math, T>(at<T>(f.value, b, h, start + j), f.value.row, low - j, high - j, some, p.value_width,
-                                              desk.values + (offset + j) * value_units);
+                const T *key = at<T>(f.key, b, h, start + j), *value = at<T>(f.value, b, h, start + j);
+                unit *keys = desk.keys + (offset + j) * units, *values = desk.values + (offset + j) * value_units;
+                finite &= pack_panel<Math, T>(key, f.key.row, low - j, high - j, some, p.width, keys);
+                finite &= pack_panel<Math, T>(value, f.value.row, low - j, high - j, some, p.value_width, values);
             }
             if (wants_query)
-                pack_rows<Math, T>(at<T>(f.key, b, h, start), f.key.row, low, high, count, p.width, desk.key_rows + offset / Math::pack * columns, columns);
+                pack_rows<Math, T>(at<T>(f.key, b, h, start), f.key.row, low, high, count, p.width,
+                                   desk.key_rows + offset / Math::pack * columns, columns);
             desk.poisoned[g - walk.first_grain] = !finite;
         }
         if (!wants_key) return;
@@ -264,9 +220,10 @@ template <class Math, class T> class BackwardPass {
     }
 
     void store_keys(const Desk& desk, const Walk& walk, int64_t first, int64_t keys) const {
-        const bool nothing = walk.low == walk.high;
+        const bool nothing = walk.nothing();
         for (int64_t j = 0; j < keys; j++) {
-            T *d_key = at<T>(f.d_key, walk.b, walk.kv_head, first + j), *d_value = at<T>(f.d_value, walk.b, walk.kv_head, first + j);
+            T* d_key = at<T>(f.d_key, walk.b, walk.kv_head, first + j);
+            T* d_value = at<T>(f.d_value, walk.b, walk.kv_head, first + j);
             for (int64_t c = 0; c < p.width; c += lanes)
                 store_from_float(d_key + c, nothing ? vf{} : load(desk.d_key + j * columns + c) * splat(scale.rest), p.width - c);
             for (int64_t c = 0; c < p.value_width; c += lanes)
@@ -276,71 +233,26 @@ template <class Math, class T> class BackwardPass {
 
     // --- one query block of one head --------------------------------------------------------------------------------
 
-    enum State : uint8_t { absent, partial, full };
-
-    // What block i of the group's head g sees of the task's grains, in state; false when nothing.
-    bool look(Walk& walk, int64_t i, int64_t g, State* state) const {
-        const int64_t count = walk.last_grain - walk.first_grain;
-        if (!p.mask) {
-            std::fill_n(state, count, full);
-            return true;
-        }
-        const int64_t which = walk.by_head ? g : 0, first = i * grain, last = std::min(first + grain, p.length_q);
-        const Span rows = walk.row_clip[which], keys = walk.key_clip[which];
-        if (rows.start >= last || rows.stop <= first) {
-            std::fill_n(state, count, absent);
-            return false;
-        }
-        const bool cut_rows = rows.start > first || rows.stop < last;
-        bool any = false;
-        for (int64_t n = 0; n < count; n++) {
-            size_t& cursor = walk.cursor[which * count + n];
-            const size_t stop = walk.stop[which * count + n];
-            while (cursor < stop && walk.pieces[cursor].last <= i) cursor++;
-            state[n] = absent;
-            if (cursor == stop || walk.pieces[cursor].first > i) continue;
-            const int64_t start = (walk.first_grain + n) * grain, end = std::min(start + grain, p.length_k);
-            state[n] = walk.pieces[cursor].full && !cut_rows && keys.start <= start && keys.stop >= end ? full : partial;
-            any = true;
-        }
-        return any;
-    }
-
-    // The last block of keys before this one that adds to block i of head h; -1: none.
-    int64_t block_before(const Walk& walk, int64_t h, int64_t i) const {
-        if (!p.mask) return walk.block - 1;
-        thread_local std::vector<Piece> pieces;
-        list->keys_of(walk.b, h, {i * grain, std::min((i + 1) * grain, p.length_q)}, pieces);
-        const Span clip = walk.key_clip[walk.by_head ? h % p.group() : 0];
-        int64_t last = -1;
-        for (const Piece& piece : pieces) {
-            const int64_t stop = std::min<int64_t>(piece.last, walk.first_grain);
-            if (piece.first < stop) last = stop - 1;
-        }
-        return last < clip.start / grain ? -1 : last / block_grains;
-    }
-
     void visit(Desk& desk, Walk& walk, int64_t i, int64_t g) const {
-        State state[most_grains];
-        const int64_t h = walk.kv_head * p.group() + g, count = walk.last_grain - walk.first_grain;
-        // The heads of a group share one cursor, which only moves on with i.
-        if (!look(walk, i, g, state)) return;
+        Walk::State state[most_grains];
+        const int64_t h = walk.kv_head * p.group() + g, count = walk.count();
+        if (!walk.look(i, g, state)) return;
         if (i + 1 < walk.high) fetch_rows(walk.b, h, (i + 1) * grain, std::min((i + 2) * grain, p.length_q));
         load_rows(desk, walk.b, h, i * grain, std::min<int64_t>(grain, p.length_q - i * grain));
         if (wants_query) std::fill_n(desk.d_query, desk.rows.count * columns, 0.0f);
         std::fill_n(desk.row_sums, grain, 0.0f);
         for (int64_t n = 0; n < count;) {
-            if (state[n] == absent) {
+            if (state[n] == Walk::absent) {
                 n++;
                 continue;
             }
-            const int64_t size = n + 1 < count && state[n + 1] != absent ? 2 : 1;
+            const int64_t size = n + 1 < count && state[n + 1] != Walk::absent ? 2 : 1;
             add_tile(desk, walk, n, size, state, desk.bias_sums + g * bias.local_size(block_keys));
             n += size;
         }
         if (!query_turns) return;
         const int64_t turn = (walk.b * p.heads + h) * blocks + i;
-        query_turns.wait(turn, block_before(walk, h, i) + 1);
+        query_turns.wait(turn, walk.block_before(h, i) + 1);
         if (wants_query) add_query(desk);
         if (bias.form == BiasGradient::rows) bias.add_rows(desk.row_sums, walk.b, h, desk.rows.first, desk.rows.count);
         query_turns.pass(turn, walk.block + 1);
@@ -375,9 +287,10 @@ template <class Math, class T> class BackwardPass {
             pack_query<Math, T>(at<T>(f.d_out, b, h, first + i), f.d_out.row, 1, p.value_width, 1, d_out, value_width);
         }
         if constexpr (Math::pack == 2) {
-            bool finite = pack_rows<Math, bf16>(reinterpret_cast<const bf16*>(desk.query), 2 * units, 0, count, count, p.width, desk.query_rows, columns);
-            finite &= pack_rows<Math, bf16>(reinterpret_cast<const bf16*>(desk.d_out), 2 * value_units, 0, count, count, p.value_width,
-                                            desk.d_out_rows, value_columns);
+            const auto* query = reinterpret_cast<const bf16*>(desk.query);
+            const auto* d_out = reinterpret_cast<const bf16*>(desk.d_out);
+            bool finite = pack_rows<Math, bf16>(query, 2 * units, 0, count, count, p.width, desk.query_rows, columns);
+            finite &= pack_rows<Math, bf16>(d_out, 2 * value_units, 0, count, count, p.value_width, desk.d_out_rows, value_columns);
             desk.rows_poisoned = !finite;
         } else {
             Finite finite;
@@ -387,23 +300,26 @@ template <class Math, class T> class BackwardPass {
         }
     }
 
+    // log(exp(lse) + exp(sink)); a sink of -inf is none, NaN and +inf stay.
     static float with_sink(float lse, float sink) {
-        const float top = std::max(lse, sink);
-        return lse != lse || std::isinf(top) ? lse + (std::isinf(top) ? sink : 0) : top + std::log1p(std::exp(std::min(lse, sink) - top));
+        if (sink == -infinity) return lse;
+        if (!std::isfinite(lse / 2 + sink / 2)) return lse + sink;
+        return std::max(lse, sink) + std::log1p(std::exp(-std::fabs(lse - sink)));
     }
 
     void add_query(const Desk& desk) const {
         const vf factor = splat(direct ? p.scale : 1.0f);
         for (int64_t i = 0; i < desk.rows.count; i++) {
             float* to = sum_at(desk.rows.b, desk.rows.h, desk.rows.first + i);
+            const float* sum = desk.d_query + i * columns;
             for (int64_t c = 0; c < p.width; c += lanes)
-                store_from_float(to + c, load_as_float(to + c, p.width - c) + load(desk.d_query + i * columns + c) * factor, p.width - c);
+                store_from_float(to + c, load_as_float(to + c, p.width - c) + load(sum + c) * factor, p.width - c);
         }
     }
 
     // --- one tile: the five products ----------------------------------------------------------------------------------
 
-    void add_tile(Desk& desk, const Walk& walk, int64_t slot, int64_t size, const State* state, float* bias_local) const {
+    void add_tile(Desk& desk, const Walk& walk, int64_t slot, int64_t size, const Walk::State* state, float* bias_local) const {
         BackwardTile<Math>& tile = desk.tile;
         const BackwardRows& rows = desk.rows;
         tile.offset = slot * grain, tile.first = (walk.first_grain + slot) * grain;
@@ -411,15 +327,16 @@ template <class Math, class T> class BackwardPass {
         bool masked = tile.width != tile.keys, some = p.bias.form != Bias::none, poisoned = desk.rows_poisoned;
         for (int64_t n = 0; n < size; n++) {
             read_bits(tile, rows, n, state[slot + n]);
-            some |= state[slot + n] == partial, poisoned |= desk.poisoned[slot + n];
+            some |= state[slot + n] == Walk::partial, poisoned |= desk.poisoned[slot + n];
         }
         masked |= some;
         const int64_t query_lead = Math::pack == 1 ? columns : units, value_lead = Math::pack == 1 ? value_columns : value_units;
         for (int64_t j = 0; j < tile.width; j += panel) {
             const int64_t wide = std::min<int64_t>(panel, tile.width - j), at_ = tile.offset + j;
-            multiply<Math, natural, false>(rows.count, wide, units, desk.query, query_lead, desk.keys + at_ * units, panel, tile.s + j, tile_keys);
-            multiply<Math, natural, false>(rows.count, wide, value_units, desk.d_out, value_lead, desk.values + at_ * value_units, panel,
-                                           tile.dp + j, tile_keys);
+            multiply<Math, natural, false>(rows.count, wide, units, desk.query, query_lead, desk.keys + at_ * units, panel,
+                                           tile.s + j, tile_keys);
+            multiply<Math, natural, false>(rows.count, wide, value_units, desk.d_out, value_lead, desk.values + at_ * value_units,
+                                           panel, tile.dp + j, tile_keys);
         }
         slopes.form(tile, rows, masked, bias_local, desk.row_sums);
         if (some && poisoned) return add_seen(desk);
@@ -431,15 +348,17 @@ template <class Math, class T> class BackwardPass {
                                          desk.d_key + tile.offset * columns, columns);
         }
         if (wants_query)
-            multiply<Math, natural, true>(rows.count, columns, up_to(tile.keys, Math::pack) / Math::pack, tile.natural, tile_keys / Math::pack,
-                                          desk.key_rows + tile.offset / Math::pack * columns, columns, desk.d_query, columns);
+            multiply<Math, natural, true>(rows.count, columns, up_to(tile.keys, Math::pack) / Math::pack, tile.natural,
+                                          tile_keys / Math::pack, desk.key_rows + tile.offset / Math::pack * columns, columns,
+                                          desk.d_query, columns);
     }
 
-    void read_bits(BackwardTile<Math>& tile, const BackwardRows& rows, int64_t n, State state) const {
+    void read_bits(BackwardTile<Math>& tile, const BackwardRows& rows, int64_t n, Walk::State state) const {
         const int64_t start = tile.first + n * grain;
         const int count = (int)std::min<int64_t>(grain, p.length_k - start);
-        if (state == partial)
-            return p.mask->block_bits(rows.b, rows.h, {rows.first, rows.first + rows.count}, start, count, &tile.bits[0][n], tile_grains);
+        if (state == Walk::partial)
+            return p.mask->block_bits(rows.b, rows.h, {rows.first, rows.first + rows.count}, start, count, &tile.bits[0][n],
+                                      tile_grains);
         for (int64_t i = 0; i < rows.count; i++) tile.bits[i][n] = (uint64_t(1) << count) - 1;
     }
 
