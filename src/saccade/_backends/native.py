@@ -206,7 +206,7 @@ def _by_chunked(
     create = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views: in attention(x, x, x) one tensor stands in three places, and each has a gradient of its own here.
-        views = [None if x is None else x.view_as(x) if create else x.detach().requires_grad_() for x in given]
+        views = [None if x is None else x.view_as(x) for x in given]
         found = _chunked(settings, *views)
         asked = [view for view, want in zip(views, wanted, strict=True) if want and view is not None]
         pairs = [(x, c) for x, c in zip(found, (d_out, d_lse), strict=True) if c is not None and x.requires_grad]
