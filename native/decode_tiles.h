@@ -51,18 +51,21 @@ struct Width {
 
     // A row times a factor in the order of the steps' vectors, [steps][parts][lanes].
     template <class T> void spread(const T* from, float factor, float* to) const {
-        constexpr int parts = Rows<T>::parts;
-        for (int64_t n = 0; n < padded(); n++) {
-            const int64_t place = n / step * step, within = n % step;
-            const int64_t entry = place == last || place + step <= width ? n : last + within;
-            const bool fresh = entry < width && (place + step <= width || width < step || within >= twice());
-            to[place + within % parts * lanes + within / parts] = fresh ? to_float(from[entry]) * factor : 0.0f;
+        constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+        for (int64_t n = 0; n < steps; n++, to += step) {
+            const int64_t first = std::min(n * step, last), there = std::min<int64_t>(step, width - first);
+            const int64_t known = n * step - first;  // entries of this step that came before
+            T some[step] = {};
+            for (int64_t e = known; e < there; e++) some[e] = from[first + e];
+            vf x[parts];
+            Rows<T>::load_step(some, x);
+            for (int part = 0; part < parts; part++) store(to + part * lanes, x[part] * splat(factor));
         }
     }
 
     // A row of vectors in that order back to entries in their own.
     template <class T> void natural(const float* from, float* to) const {
-        constexpr int parts = Rows<T>::parts;
+        constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
         for (int64_t n = 0; n < steps; n++) {
             float* place = to + std::min(n * step, last);
             for (int64_t e = 0; e < step; e++) place[e] = from[n * step + e % parts * lanes + e / parts];
@@ -75,7 +78,10 @@ struct Width {
 template <class T> struct Ahead {
     const T* rows;
     int64_t stride;
-    SACCADE_INLINE void ask(int64_t row, int64_t entry) const { __builtin_prefetch(rows + row * stride + entry, 0, 2); }
+    SACCADE_INLINE void ask(int64_t row, int64_t entry) const {  // may lie beyond the last row: an address, never a read
+        const int64_t place = (row * stride + entry) * (int64_t)sizeof(T);
+        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows) + (uintptr_t)place), 0, 2);
+    }
 };
 
 // --- sums of whole vectors ----------------------------------------------------------------------------------------
