@@ -16,7 +16,7 @@ check() { # sanitizers, options of the driver
     cmake "${options[@]}" >"$build/configure.log" 2>&1 || { cat "$build/configure.log" >&2; exit 1; }
     cmake --build "$build" --parallel "${JOBS:-2}" --target sanitize
     echo "== $kind: sanitize $*"
-    # Not detect_stack_use_after_return: GCC 12 misaligns vectors of 64 bytes on that stack (GCC bug 110027).
+    # Not detect_stack_use_after_return: GCC 12 misaligns vectors of 64 bytes on that stack.
     ASAN_OPTIONS=detect_stack_use_after_return=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
         "$build/sanitize" "$@"
 }
