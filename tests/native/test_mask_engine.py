@@ -9,6 +9,7 @@ import copy
 import gc
 import pickle
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import saccade
 from masks import mask_sets
 from saccade._backends import _lowering
 from saccade._backends._lowering import Lowered, Operation, built, is_structured, lower, native_mask
@@ -345,6 +347,19 @@ def test_a_mask_of_another_class_is_worked_out():
     check(Odd(), LQ, LK, [(48, 48)])
     check(Causal() & ~Odd(), LQ, LK, [(48, 48)])
     assert not is_structured(Causal() & ~Odd())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prefixes", "longformer", "random, moved", "blocks", "edges", "documents by item",
+                                  "padding, holes", "tensor", "heads", "sliced", "either padding"])  # fmt: skip
+def test_a_compiled_graph_carries_it(name):
+    mask = LARGE[name]
+    batch, heads = mask._shape()
+    query, key, value = (torch.rand(batch, heads, length, 8) for length in (LQ, LK, LK))
+    torch._dynamo.reset()
+    attend = torch.compile(partial(saccade.attention, mask=mask, backend="native"), backend="aot_eager", fullgraph=True)
+    expected = saccade.attention(query.double(), key.double(), value.double(), mask, backend="reference")
+    torch.testing.assert_close(attend(query, key, value).double(), expected, atol=2e-6, rtol=0)
 
 
 def test_lists_built_by_several_threads_at_once():
