@@ -202,12 +202,13 @@ template <class T> class DecodePass {
     }
 
     void take_query(const Chunk& c, int64_t r) const {
-        const T* from = static_cast<const T*>(f.query.data) + c.b * f.query.batch + head_of(c, r) * f.query.head + r % p.length_q * f.query.row;
-        keys.template spread<T>(from, scale.power, c.query + r * keys.padded());
+        const int64_t place = c.b * f.query.batch + head_of(c, r) * f.query.head + r % p.length_q * f.query.row;
+        keys.template spread<T>(static_cast<const T*>(f.query.data) + place, scale.power, c.query + r * keys.padded());
     }
 
     // What to ask for while row j of `rows` is used: rows further on, or of what comes next.
-    static Ahead<T> ahead_of(const T* rows, int64_t stride, const Width& width, int64_t j, int64_t count, const T* next, int64_t next_stride) {
+    static Ahead<T> ahead_of(const T* rows, int64_t stride, const Width& width, int64_t j, int64_t count, const T* next,
+                             int64_t next_stride) {
         const int64_t there = j + up_to(far / (width.padded() * (int64_t)sizeof(T)) + 1, lanes);
         if (there < count) return {rows + there * stride, stride};
         if (next && there < 2 * count) return {next + (there - count) * next_stride, next_stride};
@@ -273,7 +274,8 @@ template <class T> class DecodePass {
                 from = some, stride = step;
             }
             in_tiles(rows, [&](auto tile, int64_t r) {
-                weighted<T, tile.value>(values, c.scores + r * wide + j, wide, from, stride, count, c.out + r * values.padded(), ahead, r == 0);
+                weighted<T, tile.value>(values, c.scores + r * wide + j, wide, from, stride, count, c.out + r * values.padded(), ahead,
+                                        r == 0);
             });
         }
     }
@@ -311,7 +313,8 @@ template <class T> class DecodePass {
             }
             if (f.lse) f.lse[(b * p.heads + h) * p.length_q + i] = sum == 0 ? -infinity : pivot * ln_2 + std::log(sum);
             const float whole = p.sink ? sum + exp2_of(p.sink[h] * log2_e - pivot) : sum;
-            write(part, chunks, sum == 0 ? 0 : 1 / whole, static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row);
+            T* out = static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row;
+            write(part, chunks, sum == 0 ? 0 : 1 / whole, out);
         }
     }
 

@@ -105,7 +105,8 @@ template <int half = lanes / 2> SACCADE_INLINE vf totals(vf* x) {
 
 // sum[r][k] += query row r . key k over one step; the first `twice` entries of the key are taken as 0.
 template <class T, int rows, int group, bool ragged>
-SACCADE_INLINE void multiply_step(const float* query, int64_t query_row, const T* key, int64_t stride, const vu* keep, vf (*sum)[lanes / rows]) {
+SACCADE_INLINE void multiply_step(const float* query, int64_t query_row, const T* key, int64_t stride, const vu* keep,
+                                  vf (*sum)[lanes / rows]) {
     constexpr int parts = Rows<T>::parts;
     vf x[group][parts];
 #pragma GCC unroll 4
@@ -127,8 +128,8 @@ SACCADE_INLINE void multiply_step(const float* query, int64_t query_row, const T
 
 // scores[r][j] = query row r . key j for `lanes` keys.
 template <class T, int rows, bool ragged, bool fetch>
-__attribute__((noinline)) void products_of(const Width& width, const float* query, const T* key, int64_t stride, float* scores, int64_t wide,
-                                           Ahead<T> ahead) {
+__attribute__((noinline)) void products_of(const Width& width, const float* query, const T* key, int64_t stride, float* scores,
+                                           int64_t wide, Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step, keys = lanes / rows, group = keys < 4 ? keys : 4;
     const int64_t whole = width.steps - ragged;
     vu keep[parts];
@@ -177,8 +178,8 @@ SACCADE_INLINE void products(const Width& width, const float* query, const T* ke
 
 // out[r] += sum_j weights[r][j] value[j] for `vectors` steps, of which the last begins at `last`.
 template <class T, int rows, int vectors, bool fetch>
-SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last, int64_t count, float* out,
-                                  int64_t out_row, Ahead<T> ahead) {
+SACCADE_INLINE void weighted_tile(const float* weights, int64_t wide, const T* value, int64_t stride, int64_t last, int64_t count,
+                                  float* out, int64_t out_row, Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
     vf sum[rows][vectors][parts];
 #pragma GCC unroll 4

@@ -75,7 +75,8 @@ inline double read_bandwidth(const void* data, int64_t bytes, int threads) {
         const uint32_t* at = from + n * (piece / 4);
         for (int64_t i = 0; i < piece / 4; i += words, at += words) {
 #pragma GCC unroll 4
-            for (int line = 0; line < words; line += 16) __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at + line) + ahead), 0, 2);
+            for (int line = 0; line < words; line += 16)
+                __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at + line) + ahead), 0, 2);
 #pragma GCC unroll 16
             for (int v = 0; v < words / lanes; v++) sum[v % 4] |= load(at + v * lanes);
         }
