@@ -107,7 +107,8 @@ class Predicate(Mask):
     The function is called with int64 tensors that broadcast against each other and returns a bool tensor; it must
     work element by element and not look at values from Python. It gets the query's *position*, so that
     `Predicate(lambda b, h, q, k: k <= q)` is `Causal()`. Nothing is known about it before it is called: no tile is
-    skipped. Tensors that it closes over stay where they are: `.to(device)` does not know of them.
+    skipped. Its answers must not change from call to call, since they may be remembered. Tensors that it closes over
+    stay where they are: `.to(device)` does not know of them.
 
     Args:
         fn: `fn(b, h, q, k) -> bool`.
