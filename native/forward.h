@@ -22,6 +22,7 @@ template <class Math, class T> class ForwardPass {
     static constexpr int chunk = 8;             // grains of keys taken at once
     static constexpr int wide = chunk * grain;  // scores in a row of the block
     static constexpr int team = 12;             // rows that skip the same columns of a partial chunk: whole register tiles
+    static constexpr int64_t kept_bytes = 1 << 26;
     static constexpr int stretch = 96;          // keys whose values stay in the first-level cache between register tiles
 
     const Forward& f;
@@ -74,16 +75,20 @@ template <class Math, class T> class ForwardPass {
             });
             return;
         }
-        Workspace workspace(heads * bytes);
-        const auto packed = [&](int64_t n) { return head_at(static_cast<char*>(workspace.data()) + n * bytes, n); };
-        const int64_t parts = (grains + 7) / 8;
-        parallel(p.threads, heads * parts, [&](int64_t n, int) {
-            pack(packed(n / parts), n / parts, n % parts * 8, std::min(grains, n % parts * 8 + 8));
-        });
-        parallel(p.threads, p.batch * p.heads * blocks, [&](int64_t n, int) {
-            const int64_t b = n / blocks / p.heads, h = n / blocks % p.heads;
-            attend(packed(b * p.kv_heads + h / p.group()), b, h, blocks - 1 - n % blocks);  // causal: the long ones first
-        });
+        // Otherwise by all threads, as many heads at a time as fit into a buffer that is kept from call to call.
+        const int64_t most = std::max<int64_t>(1, std::min(heads, kept_bytes / std::max<int64_t>(bytes, 1))), parts = (grains + 7) / 8;
+        Workspace workspace(most * bytes);
+        for (int64_t first = 0; first < heads; first += most) {
+            const int64_t some = std::min(most, heads - first), group = p.group() * blocks;
+            const auto packed = [&](int64_t n) { return head_at(static_cast<char*>(workspace.data()) + n * bytes, first + n); };
+            parallel(p.threads, some * parts, [&](int64_t n, int) {
+                pack(packed(n / parts), first + n / parts, n % parts * 8, std::min(grains, n % parts * 8 + 8));
+            });
+            parallel(p.threads, some * group, [&](int64_t n, int) {
+                const int64_t head = first + n / group;  // causal: the long blocks first
+                attend(packed(n / group), head / p.kv_heads, head % p.kv_heads * p.group() + n % group / blocks, blocks - 1 - n % blocks);
+            });
+        }
     }
 
   private:
