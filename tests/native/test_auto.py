@@ -72,6 +72,7 @@ def test_what_has_no_memory_of_its_own_is_not_native():
     assert "on meta" in saccade.explain(fake, fake, fake).refused["native"]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 def test_tracing_sees_operators_it_knows():
     query = torch.randn(1, 2, 8, 16)
     traced = torch.jit.trace(lambda q: saccade.attention(q, q, q), query, check_trace=False)
@@ -114,11 +115,11 @@ def loaded(monkeypatch, error):
 
 
 def test_no_build_and_a_broken_one_are_told_apart(monkeypatch):
-    assert loaded(monkeypatch, ModuleNotFoundError("No module", name="saccade._native"))[1].startswith(
-        "this installation has no"
-    )
-    assert "broken: undefined symbol: f" in loaded(monkeypatch, ImportError("undefined symbol: f"))[1]
-    assert "broken: No module named 'x'" in loaded(monkeypatch, ModuleNotFoundError("No module named 'x'", name="x"))[1]
+    missing = loaded(monkeypatch, ModuleNotFoundError("No module", name="saccade._native"))
+    assert missing[0] is None and missing[1].startswith("this installation has no native build")
+    for error in (ImportError("undefined symbol: f"), ModuleNotFoundError("No module named 'x'", name="x")):
+        module, why = loaded(monkeypatch, error)
+        assert module is None and why == f"the native build is broken: {error}"
 
 
 def test_import_without_the_module():

@@ -1,4 +1,4 @@
-"""Modules under torch.compile: one graph where PyTorch's kernel does the attention, graphs around it elsewhere."""
+"""Modules under torch.compile: one graph where the native kernels are, or PyTorch's do; graphs around it elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from saccade import Causal, Padding, Window
+from saccade._backends import _kernels
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder, Transformer
 from saccade.positions import RotaryConfig, T5Config
 
@@ -40,9 +41,12 @@ def test_one_graph():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own, where it resumes
-def test_graphs_around_what_cannot_be_traced():
-    check(Encoder(config(positions=T5Config()), 2), x(), fullgraph=False)
-    check(Encoder(config(sink=True), 2), x(), fullgraph=False)
-    check(Decoder(config(window=Window(5, 0)), 2), x(), fullgraph=False)
-    check(Decoder(config(), 2), x(), Causal() & Window(4, 0), fullgraph=False)
-    check(Encoder(config(), 2), x(), padding=Padding([3, 19]), fullgraph=False)
+def test_masks_biases_and_padding():
+    """One graph where the native kernels are; elsewhere graphs around what cannot be traced."""
+    one = _kernels.module is not None
+    check(Encoder(config(positions=T5Config()), 2), x(), fullgraph=one)
+    check(Encoder(config(sink=True), 2), x(), fullgraph=one)
+    check(Decoder(config(window=Window(5, 0)), 2), x(), fullgraph=one)
+    check(Decoder(config(), 2), x(), Causal() & Window(4, 0), fullgraph=one)
+    check(Encoder(config(), 2), x(), padding=Padding([3, 19]), fullgraph=one)
+    check(Decoder(config(), 2), x(), padding=Padding(torch.rand(B, L) < 0.7), fullgraph=one)

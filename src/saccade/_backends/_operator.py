@@ -17,7 +17,7 @@ from .._call import Call, sink_lse
 from .._dropout import Drawn, Dropout
 from . import _kernels
 from ._kernels import Settings
-from ._lowering import Lowered, built, lower
+from ._lowering import Lowered, built, is_structured, lower
 
 Tensors = tuple[Tensor, ...]
 
@@ -43,6 +43,8 @@ def refuses(call: Call) -> str | None:
     """Why a graph cannot hold this call, or None."""
     if call.bias is not None and type(call.bias) not in (TensorBias, ALiBi, RelativeBias):
         return f"{type(call.bias).__name__} is unknown to the operator that compiled graphs hold"
+    if call.mask is not None and not is_structured(call.mask):
+        return f"{type(call.mask).__name__} would have to be worked out pair by pair, which a graph cannot hold"
     return None
 
 
