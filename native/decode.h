@@ -57,6 +57,7 @@ template <class T> class DecodePass {
     const Problem& p;
     const Scale scale;
     const Logits logits;
+    const float exponent;  // from a difference of scores to an exponent of 2
     const Width keys, values;
     const int64_t rows, columns, size;  // size: floats in a row's result, columns of out, top, sum
     std::vector<Head> heads;
@@ -65,7 +66,7 @@ template <class T> class DecodePass {
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -233,15 +234,15 @@ template <class T> class DecodePass {
         });
     }
 
-    // Products of a row to weights 2^(logit - top), the logits in units of log 2.
+    // Products of a row to weights exp(logit - top); top in units of the scores, see `Logits::natural`.
     void weigh(const Chunk& c, int64_t r, float* top_and_sum) const {
         const int64_t h = head_of(c, r), i = r % p.length_q, count = c.count(), width = up_to(count, lanes);
         float* s = c.scores + r * wide;
         if (!logits.plain()) logits.turn(s, width, c.b, h, i, c.seen.start, count);
-        const vf factor = splat(logits.plain() ? scale.rest * log2_e : 1.0f), none = splat(-infinity);
+        const vf factor = splat(exponent), none = splat(-infinity);
         vf high = none, all = {};
         for (int64_t j = 0; j < width; j += lanes) {
-            vf x = load(s + j) * factor;
+            vf x = load(s + j);
             if (c.masked) x = select((uint32_t)(c.bits[r * words + j / 64] >> (j % 64)), x, none);
             if (j + lanes > count) x = select((1u << (count - j)) - 1, x, none);
             high = maximum(x, high);
@@ -250,7 +251,7 @@ template <class T> class DecodePass {
         const float top = greatest(high);
         const vf pivot = splat(top == -infinity ? 0 : top);  // -inf - -inf is NaN
         for (int64_t j = 0; j < width; j += lanes) {
-            const vf x = exp2_of(load(s + j) - pivot);
+            const vf x = exp2_of((load(s + j) - pivot) * factor);
             all += x;
             store(s + j, x);
         }
@@ -305,14 +306,14 @@ template <class T> class DecodePass {
             float* part = result_of(heads[n].result, r);
             float top = -infinity, sum = 0;
             for (int64_t k = 0; k < chunks; k++) top = std::max(top, part[k * next + columns]);
-            const float pivot = top == -infinity ? 0 : top;
+            const float pivot = top == -infinity ? 0 : top, logit = pivot * logits.natural();
             for (int64_t k = 0; k < chunks; k++) {
                 float& share = part[k * next + columns];
-                share = exp2_of(share - pivot);
+                share = exp2_of((share - pivot) * exponent);
                 sum += share * part[k * next + columns + 1];
             }
-            if (f.lse) f.lse[(b * p.heads + h) * p.length_q + i] = sum == 0 ? -infinity : pivot * ln_2 + std::log(sum);
-            const float whole = p.sink ? sum + exp2_of(p.sink[h] * log2_e - pivot) : sum;
+            if (f.lse) f.lse[(b * p.heads + h) * p.length_q + i] = sum == 0 ? -infinity : logit + std::log(sum);
+            const float whole = p.sink ? sum + exp2_of((p.sink[h] - logit) * log2_e) : sum;
             T* out = static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row;
             write(part, chunks, sum == 0 ? 0 : 1 / whole, out);
         }

@@ -29,6 +29,7 @@ template <class Math, class T> class ForwardPass {
     const Problem& p;
     const Scale scale;
     const Logits logits;
+    const float exponent;  // from a difference of scores to an exponent of 2
     const int64_t units, columns, grains, blocks;
     const bool in_place;    // values are read where they are
     const int64_t line;     // units from one line of values to the next
@@ -57,7 +58,7 @@ template <class Math, class T> class ForwardPass {
 
   public:
     explicit ForwardPass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), units(up_to(p.width, Math::pack) / Math::pack),
+        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), exponent(logits.natural() * log2_e), units(up_to(p.width, Math::pack) / Math::pack),
           columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
           blocks(up_to(p.length_q, rows) / rows), in_place(readable()), line(in_place ? f.value.row : columns) {}
 
@@ -248,12 +249,9 @@ template <class Math, class T> class ForwardPass {
         float* s = block.scores + i * wide;
         const Span seen = block.seen[i / team];
         const int64_t row = block.first + i;
-        float rest = scale.rest * log2_e;
-        if (!logits.plain()) {
-            rest = 1;
+        if (!logits.plain())
             for (int n = 0; n < block.filled; n++)
                 logits.turn(s + n * grain, width_of(block.grain_of[n]), block.b, block.h, row, block.grain_of[n] * grain, p.length_k - block.grain_of[n] * grain);
-        }
         for (int n = 0; n < block.filled; n++) {
             const int64_t start = block.grain_of[n] * grain;
             if (block.partial[n]) {
@@ -270,10 +268,10 @@ template <class Math, class T> class ForwardPass {
             highest[1] = maximum(load(s + j + lanes), highest[1]);
         }
         if (j < seen.stop) highest[0] = maximum(load(s + j), highest[0]);
-        const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])) * rest);
+        const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])));
         const float pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
-        const float sum = p.dropout.on ? weights<true>(block, i, rest, pivot) : weights<false>(block, i, rest, pivot);
-        const float carry = before == -infinity ? 0 : exp2_of(before - pivot);
+        const float sum = p.dropout.on ? weights<true>(block, i, pivot) : weights<false>(block, i, pivot);
+        const float carry = before == -infinity ? 0 : exp2_of((before - pivot) * exponent);
         block.sum[i] = block.sum[i] * carry + sum;
         block.top[i] = top;
         if (carry != 1 && before != -infinity)
@@ -282,14 +280,14 @@ template <class Math, class T> class ForwardPass {
     }
 
     // The weights of row i, in units, in place of its scores; their sum before dropout.
-    template <bool dropping> float weights(const Block& block, int64_t i, float rest, float pivot) const {
+    template <bool dropping> float weights(const Block& block, int64_t i, float pivot) const {
         float* s = block.scores + i * wide;
         const Span seen = block.seen[i / team];
         const DropoutRow dropout(p.dropout, block.b, block.h, block.first + i);
-        const vf factor = splat(rest), shift = splat(-pivot);
+        const vf factor = splat(exponent), shift = splat(pivot);
         vf sum[2] = {};
         const auto weight = [&](int64_t j, vf& sum) SACCADE_LAMBDA {
-            vf x = exp2_of<Math::degree>(load(s + j) * factor + shift);
+            vf x = exp2_of<Math::degree>((load(s + j) - shift) * factor);  // subtracted first: no overflow, one rounding less
             sum += x;
             if constexpr (dropping) x = x * dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
             return x;
@@ -351,13 +349,13 @@ template <class Math, class T> class ForwardPass {
     // Divide by the denominator, the sink's share included. A row that saw nothing is 0, its lse -inf.
     void finish(const Block& block) const {
         float inverse[rows], lse[rows];
-        const vf sink = splat(p.sink ? p.sink[block.h] * log2_e : 0);
+        const vf sink = splat(p.sink ? p.sink[block.h] : 0), natural = splat(logits.natural());
         for (int64_t i = 0; i < rows; i += lanes) {
-            const vf top = load(block.top + i), sum = load(block.sum + i);
+            const vf top = load(block.top + i) * natural, sum = load(block.sum + i);
             vf whole = sum;
-            if (p.sink) whole += exp2_of(sink - top);
+            if (p.sink) whole += exp2_of((sink - top) * splat(log2_e));
             store(inverse + i, sum == splat(0.0f) ? vf{} : splat(1.0f) / whole);
-            store(lse + i, sum == splat(0.0f) ? splat(-infinity) : (top + log2_of(sum)) * splat(ln_2));
+            store(lse + i, sum == splat(0.0f) ? splat(-infinity) : top + log2_of(sum) * splat(ln_2));
         }
         if (f.lse) std::copy_n(lse, block.count, f.lse + (block.b * p.heads + block.h) * p.length_q + block.first);
         for (int64_t i = 0; i < block.count; i++) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -32,7 +33,7 @@ typedef float vf __attribute__((vector_size(4 * lanes)));
 typedef int32_t vi __attribute__((vector_size(4 * lanes)));
 typedef uint32_t vu __attribute__((vector_size(4 * lanes)));
 typedef vf vf_loose __attribute__((aligned(4), may_alias));
-typedef vu vu_loose __attribute__((aligned(4), may_alias));
+typedef vu vu_loose __attribute__((aligned(2), may_alias));  // two bf16 may begin at any of them
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float log2_e = 1.44269504088896340736f, ln_2 = 0.69314718055994530942f;
@@ -120,7 +121,7 @@ template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x) {
     const vf bound = splat(-127.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     x = maximum(bound, x);
     vf top = splat(128.0f);
-    x = x > top ? top + x * splat(0.0f) : x;  // overflow becomes 2^128 = inf below, NaN stays
+    x = x > top ? top : x;  // overflow becomes 2^128 = inf below, NaN stays
     vf shifted = x + magic;
     vf f = x - (shifted - magic);
     vu power = ((vu)shifted - (vu)magic + splat_u(127)) << 23;
@@ -147,22 +148,22 @@ SACCADE_INLINE vf log2_of(vf x) {
 
 // --- transposing lanes x lanes blocks of 32-bit units -------------------------------------------------------------
 
-// In `step` s, rows i and i + lanes/2 are interleaved; after log2(lanes) steps the block is transposed.
+// Entries first, first + 1, ... of a and b in turn.
+template <int first, class V, int... i> SACCADE_INLINE V interleave(V a, V b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, (i & 1) * lanes + i / 2 + first...);
+}
+
+// Each step interleaves rows i and i + lanes/2; after log2(lanes) steps the block is transposed.
 template <class V> SACCADE_INLINE void transpose(V (&row)[lanes]) {
     V other[lanes];
-    typedef int32_t order __attribute__((vector_size(4 * lanes)));
-    order low, high;
-    for (int i = 0; i < lanes; i++) {
-        low[i] = (i & 1) * lanes + i / 2;
-        high[i] = (i & 1) * lanes + lanes / 2 + i / 2;
-    }
+    constexpr std::make_integer_sequence<int, lanes> all{};
     V *from = row, *to = other;
 #pragma GCC unroll 4
     for (int size = 1; size < lanes; size *= 2) {
 #pragma GCC unroll 8
         for (int i = 0; i < lanes / 2; i++) {
-            to[2 * i] = __builtin_shuffle(from[i], from[i + lanes / 2], low);
-            to[2 * i + 1] = __builtin_shuffle(from[i], from[i + lanes / 2], high);
+            to[2 * i] = interleave<0>(from[i], from[i + lanes / 2], all);
+            to[2 * i + 1] = interleave<lanes / 2>(from[i], from[i + lanes / 2], all);
         }
         V* swap = from;
         from = to;

@@ -97,7 +97,10 @@ struct Logits {
     Logits(const Problem& problem, float rest) : rest(rest), softcap(problem.softcap), bias(problem.bias) {}
     bool plain() const { return softcap == 0 && bias.form == Bias::none; }
 
-    // Products of keys first ... first + width - 1, of which `count` exist, to logits in units of log 2.
+    // What a score is multiplied by to become a logit, once `turn` has been at it or was not needed.
+    float natural() const { return plain() ? rest : 1; }
+
+    // Products of keys first ... first + width - 1, of which `count` exist, to logits.
     // A bias of -inf is a mask: whatever the product is, the logit is -inf.
     void turn(float* s, int64_t width, int64_t b, int64_t h, int64_t i, int64_t first, int64_t count) const {
         const BiasRow row(bias, b, h, i);
@@ -109,7 +112,7 @@ struct Logits {
                 const vf y = row.at(first + j, count - j);
                 x = y == none ? none : x + y;
             }
-            store(s + j, x * splat(log2_e));
+            store(s + j, x);
         }
     }
 };
