@@ -72,14 +72,6 @@ def test_what_has_no_memory_of_its_own_is_not_native():
     assert "on meta" in saccade.explain(fake, fake, fake).refused["native"]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
-def test_tracing_sees_operators_it_knows():
-    query = torch.randn(1, 2, 8, 16)
-    traced = torch.jit.trace(lambda q: saccade.attention(q, q, q), query, check_trace=False)
-    other = torch.randn(1, 2, 8, 16)
-    torch.testing.assert_close(traced(other), saccade.attention(other, other, other))
-
-
 def test_derivatives_and_memory_are_told():
     query = torch.randn(2, 4, 512, 64)
     plan = saccade.explain(query, query, query, Causal())
