@@ -202,6 +202,8 @@ def train(setting: Setting, data: Data, dtype: str, advance: Callable[[], None] 
             contenders[-1].step(windows)
         for k in range(len(BACKENDS)):
             contenders[(k + step) % len(BACKENDS)].step(windows)
+        if step + 1 == setting.exact:
+            check(contenders)
         advance()
     windows = whole_windows(data.corpus.validation, start=data.start, context=setting.context)
     windows = spread(windows, min(LOOKED_AT, max(1, TOKENS // setting.context)))
@@ -214,11 +216,10 @@ def loss_of(logits: Tensor, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-def check(trained: Trained) -> None:
+def check(contenders: list[Contender]) -> None:
     """Native's losses differ from those of float64 as rounding makes them differ."""
-    native, *others = trained.contenders[:-1]
-    exact = trained.contenders[-1].losses
-    came = largest(native.losses, exact)
+    native, *others, last = contenders
+    exact, came = last.losses, largest(native.losses, last.losses)
     last_bit = 2.0 ** (math.frexp(max(exact))[1] - 24)
     allowed = 2 * max(largest(one.losses, exact) for one in others) + last_bit
     assert came <= allowed, f"native: a loss differs by {came:.1e} from float64's, rounding explains {allowed:.1e}"
@@ -330,7 +331,6 @@ def main(arguments: list[str] | None = None) -> None:
             setting = dataclasses.replace(usual, steps=steps, exact=min(usual.exact, steps))
             bar = progress.add_task(f"context {setting.context}", total=steps)
             every.append(train(setting, data, options.dtype, functools.partial(progress.advance, bar)))
-            check(every[-1])
     losses = options.out.with_suffix(".jsonl")
     command = COMMAND.format(options.text.name, options.dtype, options.steps, options.long_steps)
     written = page(every, options.dtype, losses.name, command, seen)
