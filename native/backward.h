@@ -51,7 +51,7 @@ template <class Math, class T> class BackwardPass {
 
   public:
     explicit BackwardPass(const Backward& f)
-        : f(f), p(f.problem), scale(p.scale), bias(f), slopes(f, scale.rest, bias), wants_query(f.d_query.data),
+        : f(f), p(f.problem), scale(p.scale, Math::pack), bias(f), slopes(f, scale.rest, bias), wants_query(f.d_query.data),
           wants_key(f.d_key.data), units(up_to(p.width, Math::pack) / Math::pack),
           value_units(up_to(p.value_width, Math::pack) / Math::pack), columns(up_to(p.width, lanes)),
           value_columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
@@ -272,17 +272,18 @@ template <class Math, class T> class BackwardPass {
     // Queries, upstream gradients and what is known of their rows. Rows that see nothing are zero and not read.
     void load_rows(Desk& desk, int64_t b, int64_t h, int64_t first, int64_t count) const {
         BackwardRows& rows = desk.rows;
-        rows.b = b, rows.h = h, rows.first = first, rows.count = count;
+        rows.b = b, rows.h = h, rows.first = first, rows.count = count, rows.blind = false;
         const int64_t query_width = Math::pack == 1 ? columns : units, value_width = Math::pack == 1 ? value_columns : value_units;
         for (int64_t i = 0; i < count; i++) {
             const int64_t n = (b * p.heads + h) * p.length_q + first + i;
             unit *query = desk.query + i * query_width, *d_out = desk.d_out + i * value_width;
             if (f.lse[n] == -infinity) {
-                rows.lse[i] = infinity, rows.delta[i] = 0;
+                rows.lse[i] = infinity, rows.low[i] = rows.delta[i] = 0, rows.blind = true;
                 std::fill_n(query, query_width, unit()), std::fill_n(d_out, value_width, unit());
                 continue;
             }
-            rows.lse[i] = p.sink ? with_sink(f.lse[n], p.sink[h]) : f.lse[n], rows.delta[i] = f.delta[n];
+            rows.lse[i] = f.lse[n], rows.low[i] = f.lse_low ? f.lse_low[n] : 0, rows.delta[i] = f.delta[n];
+            if (p.sink) add_sink(rows.lse[i], rows.low[i], p.sink[h]);
             pack_query<Math, T>(at<T>(f.query, b, h, first + i), f.query.row, 1, p.width, scale.power, query, query_width);
             pack_query<Math, T>(at<T>(f.d_out, b, h, first + i), f.d_out.row, 1, p.value_width, 1, d_out, value_width);
         }
@@ -300,11 +301,14 @@ template <class Math, class T> class BackwardPass {
         }
     }
 
-    // log(exp(lse) + exp(sink)); a sink of -inf is none, NaN and +inf stay.
-    static float with_sink(float lse, float sink) {
-        if (sink == -infinity) return lse;
-        if (!std::isfinite(lse / 2 + sink / 2)) return lse + sink;
-        return std::max(lse, sink) + std::log1p(std::exp(-std::fabs(lse - sink)));
+    // lse + low becomes log(exp(lse + low) + exp(sink)); a sink of -inf is none, NaN and +inf stay.
+    static void add_sink(float& lse, float& low, float sink) {
+        if (sink == -infinity) return;
+        const double one = (double)lse + low, other = sink;
+        const bool finite = std::isfinite(one) && std::isfinite(other);
+        const double all = finite ? std::max(one, other) + std::log1p(std::exp(-std::fabs(one - other))) : one + other;
+        lse = (float)all;
+        low = finite ? (float)(all - lse) : 0;
     }
 
     void add_query(const Desk& desk) const {
@@ -324,7 +328,7 @@ template <class Math, class T> class BackwardPass {
         const BackwardRows& rows = desk.rows;
         tile.offset = slot * grain, tile.first = (walk.first_grain + slot) * grain;
         tile.keys = std::min(size * grain, p.length_k - tile.first), tile.width = up_to(tile.keys, lanes);
-        bool masked = tile.width != tile.keys, some = p.bias.form != Bias::none, poisoned = desk.rows_poisoned;
+        bool masked = tile.width != tile.keys, some = p.bias.form != Bias::none || rows.blind, poisoned = desk.rows_poisoned;
         for (int64_t n = 0; n < size; n++) {
             read_bits(tile, rows, n, state[slot + n]);
             some |= state[slot + n] == Walk::partial, poisoned |= desk.poisoned[slot + n];
@@ -357,9 +361,12 @@ template <class Math, class T> class BackwardPass {
         const int64_t start = tile.first + n * grain;
         const int count = (int)std::min<int64_t>(grain, p.length_k - start);
         if (state == Walk::partial)
-            return p.mask->block_bits(rows.b, rows.h, {rows.first, rows.first + rows.count}, start, count, &tile.bits[0][n],
-                                      tile_grains);
-        for (int64_t i = 0; i < rows.count; i++) tile.bits[i][n] = (uint64_t(1) << count) - 1;
+            p.mask->block_bits(rows.b, rows.h, {rows.first, rows.first + rows.count}, start, count, &tile.bits[0][n], tile_grains);
+        else
+            for (int64_t i = 0; i < rows.count; i++) tile.bits[i][n] = (uint64_t(1) << count) - 1;
+        if (rows.blind)  // without a mask, too: logits may all be -inf
+            for (int64_t i = 0; i < rows.count; i++)
+                if (rows.lse[i] == infinity) tile.bits[i][n] = 0;
     }
 
     // The last three products pair by pair, for a tile with something not finite that not everybody sees: 0 * NaN is NaN.

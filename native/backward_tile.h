@@ -20,7 +20,9 @@ constexpr int tile_grains = 2, tile_keys = tile_grains * grain;
 struct BackwardRows {
     int64_t b, h, first, count;  // rows first ... first + count - 1 of the item
     float lse[grain + 1];        // the sink's share included; +inf where a row sees nothing, so that its weights are 0
+    float low[grain + 1];        // what rounding took from the lse: beside logits of 1e9 it is all that their number leaves
     float delta[grain + 1];
+    bool blind;                  // some row sees nothing
 };
 
 template <class Math> struct BackwardTile {
@@ -57,7 +59,7 @@ class Slopes {
         const vf factor = splat(rest), turn = splat(log2_e);
         for (int64_t i = 0; i < rows.count; i += Math::pack) {
             const auto one = [&](int64_t i, int64_t j, vf& weight, vf& slope) SACCADE_LAMBDA {
-                weight = exp2_of<Math::degree>((load(tile.s + i * tile_keys + j) * factor - splat(rows.lse[i])) * turn);
+                weight = exp2_of<Math::degree>(load(tile.s + i * tile_keys + j) * factor - splat(rows.lse[i]) - splat(rows.low[i]), turn);
                 slope = weight * (load(tile.dp + i * tile_keys + j) - splat(rows.delta[i]));
                 if constexpr (masked) {
                     weight = select(tile.lane_bits(i, j), weight, vf{});
@@ -97,7 +99,7 @@ class Slopes {
                             if (hidden[n] != 0) seen &= ~(1u << n), tile.bits[i][(j + n) / grain] &= ~(uint64_t(1) << (j + n) % grain);
                 }
                 if (p.dropout.on) keep = dropout.at(tile.first + j + p.dropout.key_origin);
-                const vf weight = select(seen, exp2_of<Math::degree>((x - splat(rows.lse[i])) * splat(log2_e)), vf{});
+                const vf weight = select(seen, exp2_of<Math::degree>(x - splat(rows.lse[i]) - splat(rows.low[i]), splat(log2_e)), vf{});
                 const vf slope = select(seen, weight * (dw * keep - splat(rows.delta[i])), vf{});
                 store(tile.raw + j, slope);
                 store(s + j, select(seen, weight * keep, vf{}));

@@ -192,8 +192,8 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
     if (!(p.batch && p.length_q)) return;
     const auto kernel = decodes(p.length_q, p.group(), p.length_k) ? kernels().decode : kernels().forward;
     nb::gil_scoped_release released;
-    const std::unique_ptr<float[]> unread(lse ? nullptr : new float[p.batch * p.heads * p.length_q]);
-    call.lse = lse ? reinterpret_cast<float*>(lse) : unread.get();
+    call.lse = reinterpret_cast<float*>(lse);
+    if (lse) call.lse_low = call.lse + p.batch * p.heads * p.length_q;
     kernel(call);
 }
 
@@ -220,6 +220,7 @@ void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle val
     }
     if (p.batch && p.length_q && !(lse && delta)) refuse("lse or delta has no memory");
     call.lse = reinterpret_cast<const float*>(lse), call.d_lse = reinterpret_cast<const float*>(d_lse);
+    if (lse) call.lse_low = call.lse + p.batch * p.heads * p.length_q;
     call.delta = reinterpret_cast<float*>(delta);
     if (wanted(d_bias)) set_bias_gradient(call, d_bias);
     if (!kernels().backward) refuse("this build has no backward kernel");

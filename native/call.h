@@ -70,6 +70,7 @@ struct Forward {
     Input query, key, value;
     Output out;
     float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing; or null
+    float* lse_low = nullptr;  // the same shape: what rounding took from the lse, 0 on rows that see nothing; or null
 };
 
 // Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it.
@@ -77,9 +78,10 @@ struct Backward {
     Problem problem;
     Input query, key, value, out, d_out;
     const float* lse = nullptr;    // (B, Hq, Lq), without the sink
+    const float* lse_low = nullptr;  // as Forward wrote it; null: zeros
     const float* d_lse = nullptr;  // (B, Hq, Lq) cotangent of the lse WITH the sink, or null: zeros
     Output d_query, d_key, d_value;  // dtype of the problem; null data: not wanted (d_key and d_value go together)
-    float* delta = nullptr;  // (B, Hq, Lq) scratch and result: d_out . out - d_lse, 0-d_lse on rows that see nothing
+    float* delta = nullptr;  // (B, Hq, Lq) scratch and result: d_out . out - d_lse, -d_lse on rows that see nothing
 
     // Gradient of the bias, float32, zeroed by the caller; null: not wanted.
     // tensor: laid out as (b?, h?, i?, j?) with these strides, stride 0 where it is summed over.

@@ -66,7 +66,7 @@ template <class T> class DecodePass {
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale, 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -251,7 +251,7 @@ template <class T> class DecodePass {
         const float top = greatest(high);
         const vf pivot = splat(top == -infinity ? 0 : top);  // -inf - -inf is NaN
         for (int64_t j = 0; j < width; j += lanes) {
-            const vf x = exp2_of((load(s + j) - pivot) * factor);
+            const vf x = exp2_of(load(s + j) - pivot, factor);
             all += x;
             store(s + j, x);
         }
@@ -312,7 +312,10 @@ template <class T> class DecodePass {
                 share = exp2_of((share - pivot) * exponent);
                 sum += share * part[k * next + columns + 1];
             }
-            if (f.lse) f.lse[(b * p.heads + h) * p.length_q + i] = sum == 0 ? -infinity : logit + std::log(sum);
+            const int64_t place = (b * p.heads + h) * p.length_q + i;
+            const float log = std::log(sum), lse = logit + log, added = lse - logit, low = (logit - (lse - added)) + (log - added);
+            if (f.lse) f.lse[place] = sum == 0 ? -infinity : lse;
+            if (f.lse_low) f.lse_low[place] = std::isfinite(low) ? low : 0;  // Knuth's two-sum
             const float whole = p.sink ? sum + exp2_of((p.sink[h] - logit) * log2_e) : sum;
             T* out = static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row;
             write(part, chunks, sum == 0 ? 0 : 1 / whole, out);

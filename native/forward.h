@@ -58,7 +58,7 @@ template <class Math, class T> class ForwardPass {
 
   public:
     explicit ForwardPass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale), logits(p, scale.rest), exponent(logits.natural() * log2_e), units(up_to(p.width, Math::pack) / Math::pack),
+        : f(f), p(f.problem), scale(p.scale, Math::pack), logits(p, scale.rest), exponent(logits.natural() * log2_e), units(up_to(p.width, Math::pack) / Math::pack),
           columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
           blocks(up_to(p.length_q, rows) / rows), in_place(readable()), line(in_place ? f.value.row : columns) {}
 
@@ -287,7 +287,7 @@ template <class Math, class T> class ForwardPass {
         const vf factor = splat(exponent), shift = splat(pivot);
         vf sum[2] = {};
         const auto weight = [&](int64_t j, vf& sum) SACCADE_LAMBDA {
-            vf x = exp2_of<Math::degree>((load(s + j) - shift) * factor);  // subtracted first: no overflow, one rounding less
+            vf x = exp2_of<Math::degree>(load(s + j) - shift, factor);  // subtracted first: there is no overflow
             sum += x;
             if constexpr (dropping) x = x * dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
             return x;
@@ -348,16 +348,21 @@ template <class Math, class T> class ForwardPass {
 
     // Divide by the denominator, the sink's share included. A row that saw nothing is 0, its lse -inf.
     void finish(const Block& block) const {
-        float inverse[rows], lse[rows];
+        float inverse[rows], lse[rows], low[rows];
         const vf sink = splat(p.sink ? p.sink[block.h] : 0), natural = splat(logits.natural());
         for (int64_t i = 0; i < rows; i += lanes) {
-            const vf top = load(block.top + i) * natural, sum = load(block.sum + i);
+            const vf score = load(block.top + i), top = score * natural, sum = load(block.sum + i);
             vf whole = sum;
             if (p.sink) whole += exp2_of((sink - top) * splat(log2_e));
             store(inverse + i, sum == splat(0.0f) ? vf{} : splat(1.0f) / whole);
-            store(lse + i, sum == splat(0.0f) ? splat(-infinity) : top + log2_of(sum) * splat(ln_2));
+            const vf log = log2_of(sum) * splat(ln_2), whole_log = top + log, part = whole_log - top;
+            const vf rest = (top - (whole_log - part)) + (log - part) + (score * natural - top);  // Knuth's two-sum
+            store(lse + i, sum == splat(0.0f) ? splat(-infinity) : whole_log);
+            store(low + i, rest - rest == splat(0.0f) ? rest : vf{});
         }
-        if (f.lse) std::copy_n(lse, block.count, f.lse + (block.b * p.heads + block.h) * p.length_q + block.first);
+        const int64_t place = (block.b * p.heads + block.h) * p.length_q + block.first;
+        if (f.lse) std::copy_n(lse, block.count, f.lse + place);
+        if (f.lse_low) std::copy_n(low, block.count, f.lse_low + place);
         for (int64_t i = 0; i < block.count; i++) {
             const vf factor = splat(inverse[i]);
             T* to = at<T>(f.out, block.b, block.h, block.first + i);

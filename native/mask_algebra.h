@@ -126,12 +126,14 @@ class PerHead final : public Node {
     Span rows_of(const Place& place, Span keys) const override { return of(place.head).rows_of(place, keys); }
 
     void signature(int64_t item, int64_t head, std::vector<int64_t>& out) const override {
-        out.push_back(which_[head]);
+        out.push_back(place_of(head));
         of(head).signature(item, head, out);
     }
 
   private:
-    const Node& of(int64_t head) const { return *parts_[which_[head]]; }
+    // One mask stands for all heads.
+    int64_t place_of(int64_t head) const { return which_[which_.size() > 1 ? head : 0]; }
+    const Node& of(int64_t head) const { return *parts_[place_of(head)]; }
 
     std::vector<Part> parts_;
     std::vector<int64_t> which_;

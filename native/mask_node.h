@@ -82,8 +82,9 @@ struct Number {
     bool many = false;
     Table table;
 
+    // Halfway to an open end at most: further away nothing changes, and sums stay in order.
     int64_t of(int64_t item) const {
-        return many ? std::clamp(table.at(table.step(0, item)), -kFar, kFar) : value;
+        return std::clamp(many ? table.at(table.step(0, item)) : value, -kFar / 2, kFar / 2);
     }
     void sign(int64_t item, std::vector<int64_t>& out) const {
         if (many) out.push_back(of(item));

@@ -20,16 +20,15 @@ static_assert(grain % panel == 0);
 
 constexpr int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// scale = power * rest: the power of two (and the sign) go into the query without rounding, and keep the products from
-// overflowing where the scaled logit would not; the rest, in [1, 2), is multiplied into the exponent.
+// scale = power * rest. Single floats take it all into the query. Pairs take the power of two and the sign, without
+// rounding; the rest, in [1, 2), is multiplied into the exponent.
 struct Scale {
-    float power, rest;
-    explicit Scale(float scale) {
+    float power, rest = 1;
+    Scale(float scale, int pack) : power(scale) {
+        if (pack == 1 || scale == 0) return;
         int exponent = 0;
-        rest = std::frexp(std::fabs(scale), &exponent) * 2;
-        if (rest == 0) rest = 1, power = 0;
-        else power = std::copysign(std::ldexp(1.0f, exponent - 1), scale);
-        if (power == 0 || std::isinf(power) || std::fabs(power) < 1.1754943508222875e-38f) power = scale, rest = 1;
+        const float part = std::frexp(std::fabs(scale), &exponent) * 2, whole = std::copysign(std::ldexp(1.0f, exponent - 1), scale);
+        if (std::isnormal(whole)) power = whole, rest = part;
     }
 };
 

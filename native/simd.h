@@ -111,24 +111,37 @@ template <int degree> SACCADE_INLINE vf polynomial(vf f) {
     }
 }
 
-template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x) {
+// a * b + c, rounded once where there is an instruction for it.
+SACCADE_INLINE vf fused(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
-    // What would be denormal is 0, and masked weights never get that far: a denormal result costs scalef 150 cycles.
-    const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // true for NaN
-    const vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return (vf)_mm512_maskz_scalef_ps(some, (__m512)polynomial<degree>(x - n), (__m512)n);
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
-    const vf bound = splat(-127.0f), magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    x = maximum(bound, x);
-    vf top = splat(128.0f);
-    x = x > top ? top : x;  // overflow becomes 2^128 = inf below, NaN stays
-    vf shifted = x + magic;
-    vf f = x - (shifted - magic);
-    vu power = ((vu)shifted - (vu)magic + splat_u(127)) << 23;
-    return polynomial<degree>(f) * (vf)power;
+    return a * b + c;
 #endif
 }
 
+// 2^(x factor). The product is not rounded before its integer part is gone: with x = -10 that would cost the weight ten
+// times the error of all the rest.
+template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x, vf factor) {
+#if defined(__AVX512F__)
+    const vf y = x * factor;
+    // What would be denormal is 0, and masked weights never get that far: a denormal result costs scalef 150 cycles.
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)y, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // true for NaN
+    const vf n = (vf)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (vf)_mm512_maskz_scalef_ps(some, (__m512)polynomial<degree>(fused(x, factor, -n)), (__m512)n);
+#else
+    const vf bound = splat(-127.0f) / factor, top = splat(128.0f) / factor;  // loops have them once
+    x = maximum(bound, x);  // in this order a NaN stays
+    x = x > top ? top : x;  // 2^128 is inf
+    const vf magic = splat(12582912.0f), shifted = fused(x, factor, magic);  // 1.5 * 2^23: adding it rounds
+    const vu power = ((vu)shifted - (vu)magic + splat_u(127)) << 23;
+    return polynomial<degree>(fused(x, factor, magic - shifted)) * (vf)power;
+#endif
+}
+
+template <int degree = 5> SACCADE_INLINE vf exp2_of(vf x) { return exp2_of<degree>(x, splat(1.0f)); }
 SACCADE_INLINE float exp2_of(float x) { return exp2_of<5>(splat(x))[0]; }
 
 // log2 of positive normal numbers: the exponent, and 2 / ln 2 * atanh((m - 1) / (m + 1)) of what is left. inf and NaN stay.

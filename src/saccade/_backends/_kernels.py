@@ -66,10 +66,13 @@ def forward(
     settings: Settings, needs_lse: bool, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None,
     sink: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """out, and lse (B, Hq, Lq) without the sink where it is asked for."""
+    """out, and where it is asked for the lse without the sink: (2, B, Hq, Lq), the lse and what rounding took from it.
+
+    Beside logits of -1e9 in a whole row (what some write for a mask) the second part is all that tells n keys from one.
+    """
     query, key, value = readable(query), readable(key), readable(value)
     bias, sink = _Scores.of(settings, query, key, parameter), _float(sink)
-    out, lse = output_for(query, value.shape[3]), _row_numbers(query) if needs_lse else None
+    out, lse = output_for(query, value.shape[3]), _row_numbers(query, 2) if needs_lse else None
     module.forward(
         _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _address(lse)
     )
@@ -84,7 +87,7 @@ def backward(
 
     Args:
         given: query, key, value, parameter | None, sink | None.
-        out, lse: what `forward` gave, the sink's share in `out` and not in `lse`.
+        out, lse: what `forward` gave, the sink's share in `out` and not in `lse` (2, B, Hq, Lq).
         d_out, d_lse: cotangents of out and of the lse with the sink; None for zeros.
     """
     query, key, value = (readable(tensor) for tensor in given[:3] if tensor is not None)
@@ -95,7 +98,7 @@ def backward(
     d_scores = bias.gradient(query, key) if wanted[3] and bias is not None else None
     d_query = like(query) if wanted[0] else None
     d_key, d_value = (like(key), like(value)) if wanted[1] or wanted[2] else (None, None)
-    delta = torch.empty_like(lse)
+    delta, lse = _row_numbers(query), lse.contiguous()
     module.backward(
         _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _at(d_out),
         lse.data_ptr(), _address(d_lse), _at(d_query), _at(d_key), _at(d_value), delta.data_ptr(),
@@ -104,7 +107,7 @@ def backward(
     d_parameter = torch.zeros_like(parameter) if wanted[3] and parameter is not None else None
     if d_scores is not None and bias is not None:
         d_parameter = bias.pull(d_scores)
-    d_sink = _sink_gradient(given[4], lse, delta) if wanted[4] and given[4] is not None else None
+    d_sink = _sink_gradient(given[4], lse[0], delta) if wanted[4] and given[4] is not None else None
     return [d_query, d_key if wanted[1] else None, d_value if wanted[2] else None, d_parameter, d_sink]
 
 
@@ -118,11 +121,13 @@ def readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride()[3] == 1 or tensor.shape[3] == 1 else tensor.contiguous()
 
 
-def _row_numbers(query: Tensor) -> Tensor:
-    """(B, Hq, Lq) float32, not filled; torch.empty with a dtype and a device takes 2 us longer."""
+def _row_numbers(query: Tensor, parts: int = 0) -> Tensor:
+    """(B, Hq, Lq), or (parts, B, Hq, Lq), float32, not filled; torch.empty with dtype and device takes 2 us longer."""
     batch, heads, rows, _ = query.shape
-    strides = (heads * rows, rows, 1)
-    return torch.empty_strided((batch, heads, rows), strides, dtype=torch.float32, device=query.device)
+    shape, strides = (batch, heads, rows), (heads * rows, rows, 1)
+    if parts:
+        shape, strides = (parts, *shape), (batch * heads * rows, *strides)  # type: ignore[assignment]
+    return torch.empty_strided(shape, strides, dtype=torch.float32, device=query.device)
 
 
 def _at(tensor: Tensor | None) -> tuple[int, tuple[int, ...]] | int:

@@ -32,8 +32,8 @@ from .._masks import (
     Window,
 )
 from .._masks._algebra import And, Not, Or
-from .._masks._data import Table, lasting, per_item
-from .._masks._intervals import Span
+from .._masks._data import Table, extent, lasting, per_item
+from .._masks._intervals import Region, Span
 from .._masks._placement import At, Slice
 from ._kernels import module
 
@@ -268,27 +268,31 @@ def _tiles(mask: Mask, standing: _Standing, out: Lowered) -> None:
     batch, heads = mask._shape()
     if not isinstance(standing.offset, int):
         batch = max(batch, standing.offset.shape[0])
-    # What is not worked out is not looked at either: any answer does.
     which = np.full((batch, heads, -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)), _EMPTY, dtype=np.int32)
     known: dict[bytes, int] = {}
     most = max(math.isqrt(_PATCH // max(batch * heads, 1)) // _SIDE, 1) * _SIDE
-    for rows, keys in _patches(standing, standing.rows, standing.keys, most):
-        bits = _worked_out(mask, rows, keys, standing.offset, (batch, heads))
-        down, across = (rows[0] - top) // _SIDE, (keys[0] - left) // _SIDE
-        numbers = _numbered(bits, known)
-        which[:, :, down : down + numbers.shape[2], across : across + numbers.shape[3]] = numbers
+    for rows, keys, undecided in _patches(standing, standing.rows, standing.keys, most):
+        down, across = (
+            slice((a - low) // _SIDE, -(-(b - low) // _SIDE)) for (a, b), low in ((rows, top), (keys, left))
+        )
+        if undecided:
+            bits = _worked_out(mask, rows, keys, standing.offset, (batch, heads))
+            which[:, :, down, across] = _numbered(bits, known)
+        else:
+            which[:, :, down, across] = _decided(mask, rows, keys, standing.offset, (batch, heads))[..., None, None]
     held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, _SIDE)
     tables = [_table(torch.from_numpy(array), out) for array in (which, held.copy())]
     out.program.extend((Operation.TILES, *tables, top, bottom, left, right))
 
 
-def _patches(standing: _Standing, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span]]:
-    """The rectangles, at most `most` on a side, that have to be worked out: halved where they are larger."""
-    if rows[0] >= rows[1] or keys[0] >= keys[1] or not standing.undecided(rows, keys):
+def _patches(standing: _Standing, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span, bool]]:
+    """Rectangles, and whether they have to be worked out: these are halved until they are at most `most` on a side."""
+    if rows[0] >= rows[1] or keys[0] >= keys[1]:
         return
     high, wide = rows[1] - rows[0], keys[1] - keys[0]
-    if high <= most and wide <= most:
-        yield rows, keys
+    undecided = standing.undecided(rows, keys)
+    if not undecided or (high <= most and wide <= most):
+        yield rows, keys, undecided
         return
     for some_rows in _halves(rows) if high > most else (rows,):
         for some_keys in _halves(keys) if wide > most else (keys,):
@@ -299,6 +303,22 @@ def _halves(span: Span) -> tuple[Span, Span]:
     """Two parts, the first one of whole tiles."""
     middle = span[0] + -(-(span[1] - span[0]) // (2 * _SIDE)) * _SIDE
     return (span[0], middle), (middle, span[1])
+
+
+def _decided(
+    mask: Mask, rows: Span, keys: Span, offset: int | Table, shape: tuple[int, int]
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The numbers (B or 1, H or 1) of a rectangle about which the whole mask is sure.
+
+    Then either this part is sure, too, or the others are whatever it says, and any number does.
+    """
+    numbers = np.full(shape, _EMPTY, dtype=np.int32)
+    for item, head in np.ndindex(*shape):
+        at = extent(offset, item)[0]
+        region = Region(rows, (rows[0] + at, rows[1] + at), keys, item, head)
+        if mask._region(region) == "full":
+            numbers[item, head] = _FULL
+    return numbers
 
 
 def _worked_out(

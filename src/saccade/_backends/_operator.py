@@ -29,7 +29,7 @@ _INPUTS = (
     "int[] form, SymInt placement, Tensor? placements, float scale, float softcap, float p, Tensor? seed, "
     "SymInt[] origin"
 )
-_OUTPUTS = "(Tensor out, Tensor lse_without_sink, Tensor lse_with_sink)"
+_OUTPUTS = "(Tensor out, Tensor kept, Tensor lse)"  # kept: what `_kernels.backward` wants as lse
 _PULLED = f"{_INPUTS}, Tensor out, Tensor lse, Tensor? d_out, Tensor? d_lse, bool[] wanted"
 _GRADIENTS = "(Tensor query, Tensor key, Tensor value, Tensor parameter, Tensor sink)"
 _LEAVES, _COUNT = 5, 15  # of the inputs, so many may have a gradient, and so many there are
@@ -58,12 +58,12 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     if dropout is not None:
         seed = dropout.seed if isinstance(dropout, Drawn) else torch.tensor([_signed(dropout.seed)])
         origin = origin if mask is None else mask._origin()
-    out, lse, with_sink = torch.ops.saccade.attention(
+    out, _, lse = torch.ops.saccade.attention(
         call.query, call.key, call.value, None if bias is None else bias.parameter, call.sink, program, tables,
         _form(bias), placement if placements is None else 0, placements, call.scale, call.softcap or 0.0,
         0.0 if dropout is None else dropout.p, seed, list(origin),
     )  # fmt: skip
-    return out, lse if call.sink is None else with_sink
+    return out, lse
 
 
 def _signed(seed: int) -> int:
@@ -104,17 +104,17 @@ def _settings(*given: Any) -> Settings:
 @torch.library.impl("saccade::attention", "CPU")
 def _forward(*given: Any) -> Tensors:
     sink = given[4]
-    out, lse = _kernels.forward(_settings(*given), True, *given[:_LEAVES])
-    assert lse is not None
-    return out, lse, lse.new_empty(0) if sink is None else sink_lse(lse, sink)
+    out, kept = _kernels.forward(_settings(*given), True, *given[:_LEAVES])
+    assert kept is not None
+    return out, kept, kept[0].clone() if sink is None else sink_lse(kept[0], sink)  # outputs may not share memory
 
 
 @torch.library.register_fake("saccade::attention")  # type: ignore[untyped-decorator]
 def _forward_shapes(*given: Any) -> Tensors:
-    query, _, value, _, sink = given[:_LEAVES]
+    query, value = given[0], given[2]
+    kept = query.new_empty((2, *query.shape[:3]), dtype=torch.float32)
     lse = query.new_empty(query.shape[:3], dtype=torch.float32)
-    with_sink = lse.new_empty(0) if sink is None else torch.empty_like(lse)
-    return _kernels.output_for(_kernels.readable(query), value.shape[3]), lse, with_sink
+    return _kernels.output_for(_kernels.readable(query), value.shape[3]), kept, lse
 
 
 # --- backward -----------------------------------------------------------------------------------------------------
@@ -146,14 +146,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _pull(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_with_sink: Tensor | None) -> tuple[Any, ...]:
-    *saved, placements, seed, out, lse = ctx.saved_tensors
+def _pull(ctx: Any, d_out: Tensor | None, _: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+    *saved, placements, seed, out, kept = ctx.saved_tensors
     leaves, tables = saved[:_LEAVES], saved[_LEAVES:]
     program, form, placement, scale, softcap, p, origin = ctx.numbers
     wanted = list(ctx.needs_input_grad[:_LEAVES])
     found = torch.ops.saccade.attention_backward(
-        *leaves, program, tables, form, placement, placements, scale, softcap, p, seed, origin, out, lse, d_out,
-        d_lse if leaves[4] is None else d_with_sink, wanted,
+        *leaves, program, tables, form, placement, placements, scale, softcap, p, seed, origin, out, kept, d_out,
+        d_lse, wanted,
     )  # fmt: skip
     grads = [gradient if want else None for gradient, want in zip(found, wanted, strict=True)]
     return (*grads, None, [None] * len(tables), *[None] * (_COUNT - _LEAVES - 2))

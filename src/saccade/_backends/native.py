@@ -168,7 +168,7 @@ def attend(
         found = _Attend.apply(settings, needs_lse, *given)
         return found if needs_lse else (found, None)
     out, lse = _kernels.forward(settings, needs_lse, *given)
-    return out, None if lse is None else sink_lse(lse, sink)
+    return out, None if lse is None else sink_lse(lse[0], sink)
 
 
 class _Attend(torch.autograd.Function):
@@ -181,7 +181,7 @@ class _Attend(torch.autograd.Function):
         ctx.settings = settings
         ctx.save_for_backward(*given, out, lse)
         ctx.set_materialize_grads(False)
-        return (out, sink_lse(lse, given[4])) if needs_lse else out
+        return (out, sink_lse(lse[0], given[4])) if needs_lse else out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:

@@ -63,6 +63,8 @@ class PerHead(Mask):
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         answers = [mask._allow(b, h, row, position, key) for mask in self._distinct]
+        if len(self.masks) == 1:  # one mask stands for all heads
+            return answers[0]
         along_heads = h.dim() == 4 and h.numel() == h.shape[1]
         if along_heads and all(mask._shape()[1] == 1 for mask in self._distinct):
             order = torch.tensor(self._which, device=h.device)[h.flatten()]
