@@ -101,5 +101,6 @@ def test_rows_are_those_of_longer_queries(rows, dtype):
             few = saccade.attention(last, key, value, mask, backend="native")
             call = Draw({"query": last, "key": key, "value": value}, mask)
             want = fuzzing.formula(call, {k: t.double() for k, t in call.leaves.items()}, torch.arange(1021))[0]
-            allowed = 2 * fuzzing.error(fuzzing.formula(call, call.leaves, torch.arange(1021))[0], want)
+            plain = fuzzing.error(fuzzing.formula(call, call.leaves, torch.arange(1021))[0], want)
+            allowed = max(2 * plain, fuzzing.floors(call, False, call.cotangents(False))["out"])
             assert fuzzing.error(few, want) <= allowed and fuzzing.error(whole, want) <= allowed
