@@ -110,9 +110,8 @@ def flops(sizes: Sizes, configuration: Configuration, rows: int, length: int) ->
 def kept_bytes(sizes: Sizes, configuration: Configuration) -> tuple[int, int]:
     """What autograd keeps for each token: of one block, and of the last norm, the head and the loss."""
     hidden, width, narrow = sizes.model().hidden or 0, sizes.width, 2 if configuration.bf16 else 4
-    # `chunked` keeps its output in float32, whatever comes in.
-    out = width * (4 if configuration.window else narrow)
-    block = 4 * (4 * width + sizes.heads + 2) + narrow * (8 * width + 4 * hidden) + out
+    # Attention keeps its output, and two numbers for each row and head.
+    block = 4 * (4 * width + 2 * sizes.heads + 2) + narrow * (9 * width + 4 * hidden)
     return block, 4 * (2 * width + 1 + sizes.vocabulary) + narrow * width
 
 

@@ -41,6 +41,7 @@ template <class Math, class T> class ForwardPass {
         unit* copies;       // [keys / pack][columns], unless values are read in place
         const unit* values;
         uint8_t* poisoned;  // [grain]: a value in it is not finite
+        Span seen;          // keys outside are seen by no query of the item, and are not read
     };
 
     // What a thread works on. `grain_of` are the grains of the chunk, `partial` which of them have mask bits.
@@ -112,13 +113,14 @@ template <class Math, class T> class ForwardPass {
         const unit* values = copies;
         if constexpr (std::is_same_v<unit, T>)
             if (in_place) values = at<T>(f.value, n / p.kv_heads, n % p.kv_heads, 0);
-        return {reinterpret_cast<unit*>(at_), copies, values, reinterpret_cast<uint8_t*>(at_ + keys_bytes() + values_bytes())};
+        return {reinterpret_cast<unit*>(at_), copies, values, reinterpret_cast<uint8_t*>(at_ + keys_bytes() + values_bytes()),
+                keys_seen(n / p.kv_heads, n % p.kv_heads)};
     }
 
     // Packs grains [from, to) of head n. Keys that no query of the item may see are not read; zeros stand for them.
     void pack(const Head& head, int64_t n, int64_t from, int64_t to) const {
         const int64_t b = n / p.kv_heads, h = n % p.kv_heads;
-        const Span seen = keys_seen(b, h);
+        const Span seen = head.seen;
         const bool may_hide = p.mask || p.bias.form != Bias::none;
         for (int64_t g = from; g < to; g++) {
             const int64_t start = g * grain, low = std::max<int64_t>(seen.start - start, 0);
@@ -128,9 +130,8 @@ template <class Math, class T> class ForwardPass {
             for (int64_t j = 0; j < width; j += panel)
                 pack_panel<Math, T>(at<T>(f.key, b, h, start + j), f.key.row, low - j, high - j, std::min<int64_t>(width - j, panel),
                                     p.width, head.keys + (start + j) * units);
-            // In place a product reads all values of a grain, so what nobody may see counts as well.
             const T* values = at<T>(f.value, b, h, start);
-            head.poisoned[g] = in_place ? may_hide && !finite_rows(values, f.value.row, std::min<int64_t>(grain, p.length_k - start), p.value_width)
+            head.poisoned[g] = in_place ? may_hide && !finite_rows(values, f.value.row, low, high, p.value_width)
                                         : !pack_rows<Math, T>(values, f.value.row, low, high, width, p.value_width,
                                                               head.copies + start / Math::pack * columns, columns);
         }
@@ -155,8 +156,9 @@ template <class Math, class T> class ForwardPass {
         thread_local Block storage;
         thread_local std::vector<Piece> pieces;
         Block& block = storage;
-        prepare(block, b, h, number);
+        block.first = number * rows, block.count = std::min<int64_t>(rows, p.length_q - block.first);
         list->keys_of(b, h, {block.first, block.first + block.count}, pieces);
+        prepare(block, b, h, pieces.empty());
         for (const Piece& piece : pieces)
             for (int64_t g = piece.first; g < piece.last; g++) {
                 block.partial[block.filled] = !piece.full;
@@ -167,17 +169,30 @@ template <class Math, class T> class ForwardPass {
         finish(block);
     }
 
-    void prepare(Block& block, int64_t b, int64_t h, int64_t number) const {
-        block.b = b, block.h = h, block.first = number * rows, block.count = std::min<int64_t>(rows, p.length_q - block.first);
-        block.filled = 0;
+    void prepare(Block& block, int64_t b, int64_t h, bool blind) const {
+        block.b = b, block.h = h, block.filled = 0;
         const int64_t query_size = up_to(rows * units, 16), out_size = rows * columns;
         float* at_ = static_cast<float*>(scratch(0, (query_size + out_size + rows * wide + 2 * rows) * 4));
         block.query = reinterpret_cast<unit*>(at_), block.out = at_ + query_size, block.scores = block.out + out_size;
         block.top = block.scores + rows * wide, block.sum = block.top + rows;
-        pack_query<Math, T>(at<T>(f.query, b, h, block.first), f.query.row, block.count, p.width, scale.power, block.query, units);
+        if (!blind) take_query(block);
         std::fill_n(block.out, out_size, 0.0f);
         std::fill_n(block.top, rows, -infinity);
         std::fill_n(block.sum, rows, 0.0f);
+    }
+
+    // Rows at the ends that see nothing (padding) are not read; zeros stand for them.
+    void take_query(Block& block) const {
+        Span seeing{block.first, block.first + block.count};
+        if (p.mask) {
+            const Span all = p.mask->rows_of(block.b, block.h, {0, p.length_k});
+            seeing = {std::max(seeing.start, all.start), std::max(seeing.start, std::min(seeing.stop, all.stop))};
+        }
+        const int64_t low = std::min(seeing.start - block.first, block.count), high = std::max(low, seeing.stop - block.first);
+        std::fill_n(block.query, low * units, unit{});
+        std::fill_n(block.query + high * units, (block.count - high) * units, unit{});
+        pack_query<Math, T>(at<T>(f.query, block.b, block.h, block.first + low), f.query.row, high - low, p.width, scale.power,
+                            block.query + low * units, units);
     }
 
     // One chunk of keys: scores, weights, output.
@@ -318,8 +333,9 @@ template <class Math, class T> class ForwardPass {
             for (int64_t i = 0; i < block.count; i += team) all &= block.seen[i / team].start <= at && block.seen[i / team].stop >= reach;
             const int step = all ? rows : team;
             for (int64_t i = 0; i < block.count; i += step) {
-                const int64_t low = all ? at : std::max<int64_t>(at, block.seen[i / team].start);
-                const int64_t high = all ? reach : std::min<int64_t>(reach, block.seen[i / team].stop);
+                int64_t low = all ? at : std::max<int64_t>(at, block.seen[i / team].start);
+                int64_t high = all ? reach : std::min<int64_t>(reach, block.seen[i / team].stop);
+                if (in_place) low = std::max(low, head.seen.start - first + at), high = std::min(high, head.seen.stop - first + at);
                 if (low >= high) continue;
                 multiply<Math, natural, true>(std::min<int64_t>(step, block.count - i), columns, up_to(high - low, Math::pack) / Math::pack,
                                               reinterpret_cast<const unit*>(block.scores + i * wide) + low / Math::pack, wide,

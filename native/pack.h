@@ -111,9 +111,10 @@ bool pack_rows(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t
     return finite.all();
 }
 
-template <class T> bool finite_rows(const T* rows, int64_t stride, int64_t count, int64_t width) {
+// Whether rows [low, high) are finite.
+template <class T> bool finite_rows(const T* rows, int64_t stride, int64_t low, int64_t high, int64_t width) {
     Finite finite;
-    for (int64_t j = 0; j < count; j++)
+    for (int64_t j = low; j < high; j++)
         for (int64_t c = 0; c < width; c += lanes) finite.see(load_as_float(rows + j * stride + c, width - c));
     return finite.all();
 }

@@ -42,7 +42,7 @@ def test_every_list_is_swept(capsys):
     ]
     assert {(case.dtype, case.width, case.value_width) for case in cases} == {("bfloat16", 8, 5)}
     assert report.settings["clock"] == "wall"
-    assert report.settings["command"].startswith("saccade ")
+    assert report.settings["command"].startswith("saccade")
     assert report.machine["threads"] == 1
     assert report.machine["torch"] == torch.__version__
     assert {row.status for row in report.rows} == {"measured"}
