@@ -58,6 +58,7 @@ template <class T> class DecodePass {
     const Scale scale;
     const Logits logits;
     const float exponent;  // from a difference of scores to an exponent of 2
+    const float share;     // of every weight: the sum of values near the largest number must not overflow
     const Width keys, values;
     const int64_t rows, columns, size;  // size: floats in a row's result, columns of out, top, sum
     std::vector<Head> heads;
@@ -66,7 +67,8 @@ template <class T> class DecodePass {
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale, 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale, 1), logits(p, scale.rest), exponent(logits.natural() * log2_e),
+          share(std::ldexp(1.0f, -std::ilogb((float)std::max<int64_t>(p.length_k, 1)) - 1)), keys(p.width, step), values(p.value_width, step),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -253,7 +255,7 @@ template <class T> class DecodePass {
         for (int64_t j = 0; j < width; j += lanes) {
             const vf x = exp2_of(load(s + j) - pivot, factor);
             all += x;
-            store(s + j, x);
+            store(s + j, x * splat(share));
         }
         top_and_sum[0] = top;
         top_and_sum[1] = total(all);
@@ -308,9 +310,9 @@ template <class T> class DecodePass {
             for (int64_t k = 0; k < chunks; k++) top = std::max(top, part[k * next + columns]);
             const float pivot = top == -infinity ? 0 : top, logit = pivot * logits.natural();
             for (int64_t k = 0; k < chunks; k++) {
-                float& share = part[k * next + columns];
-                share = exp2_of((share - pivot) * exponent);
-                sum += share * part[k * next + columns + 1];
+                float& top_k = part[k * next + columns];
+                top_k = exp2_of((top_k - pivot) * exponent);
+                sum += top_k * part[k * next + columns + 1];
             }
             const int64_t place = (b * p.heads + h) * p.length_q + i;
             const float log = std::log(sum), lse = logit + log, added = lse - logit, low = (logit - (lse - added)) + (log - added);
@@ -318,7 +320,7 @@ template <class T> class DecodePass {
             if (f.lse_low) f.lse_low[place] = std::isfinite(low) ? low : 0;  // Knuth's two-sum
             const float whole = p.sink ? sum + exp2_of((p.sink[h] - logit) * log2_e) : sum;
             T* out = static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row;
-            write(part, chunks, sum == 0 ? 0 : 1 / whole, out);
+            write(part, chunks, sum == 0 ? 0 : 1 / (whole * share), out);
         }
     }
 

@@ -52,6 +52,7 @@ template <class Math, class T> class ForwardPass {
         int64_t grain_of[chunk];
         bool partial[chunk];
         int filled;
+        float share;                 // what weights are multiplied by on their way to the values
         int64_t width;               // scores in a row of the chunk
         uint64_t bits[rows][chunk];  // one word for each grain
         Span seen[rows / team];      // columns of the chunk that a team of rows sees something in
@@ -158,7 +159,17 @@ template <class Math, class T> class ForwardPass {
         Block& block = storage;
         block.first = number * rows, block.count = std::min<int64_t>(rows, p.length_q - block.first);
         list->keys_of(b, h, {block.first, block.first + block.count}, pieces);
-        prepare(block, b, h, pieces.empty());
+        block.b = b, block.h = h;
+        walk(block, head, pieces, 1);
+        // Values near the largest number: their sum may overflow where their mean does not.
+        if (!bounded(block)) walk(block, head, pieces, std::ldexp(1.0f, -std::ilogb((float)p.length_k) - 1));
+        finish(block);
+    }
+
+    // All pieces of a block; weights are multiplied by `share`.
+    void walk(Block& block, const Head& head, const std::vector<Piece>& pieces, float share) const {
+        block.share = share;
+        prepare(block, pieces.empty());
         for (const Piece& piece : pieces)
             for (int64_t g = piece.first; g < piece.last; g++) {
                 block.partial[block.filled] = !piece.full;
@@ -166,11 +177,16 @@ template <class Math, class T> class ForwardPass {
                 if (block.filled == chunk) take(block, head);
             }
         if (block.filled) take(block, head);
-        finish(block);
     }
 
-    void prepare(Block& block, int64_t b, int64_t h, bool blind) const {
-        block.b = b, block.h = h, block.filled = 0;
+    bool bounded(const Block& block) const {
+        Finite finite;
+        for (int64_t n = 0; n < block.count * columns; n += lanes) finite.see(load(block.out + n));
+        return finite.all();
+    }
+
+    void prepare(Block& block, bool blind) const {
+        block.filled = 0;
         const int64_t query_size = up_to(rows * units, 16), out_size = rows * columns;
         float* at_ = static_cast<float*>(scratch(0, (query_size + out_size + rows * wide + 2 * rows) * 4));
         block.query = reinterpret_cast<unit*>(at_), block.out = at_ + query_size, block.scores = block.out + out_size;
@@ -285,7 +301,7 @@ template <class Math, class T> class ForwardPass {
         if (j < seen.stop) highest[0] = maximum(load(s + j), highest[0]);
         const float before = block.top[i], top = std::max(before, greatest(maximum(highest[0], highest[1])));
         const float pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
-        const float sum = p.dropout.on ? weights<true>(block, i, pivot) : weights<false>(block, i, pivot);
+        const float sum = p.dropout.on || block.share != 1 ? weights<true>(block, i, pivot) : weights<false>(block, i, pivot);
         const float carry = before == -infinity ? 0 : exp2_of((before - pivot) * exponent);
         block.sum[i] = block.sum[i] * carry + sum;
         block.top[i] = top;
@@ -295,7 +311,7 @@ template <class Math, class T> class ForwardPass {
     }
 
     // The weights of row i, in units, in place of its scores; their sum before dropout.
-    template <bool dropping> float weights(const Block& block, int64_t i, float pivot) const {
+    template <bool altered> float weights(const Block& block, int64_t i, float pivot) const {
         float* s = block.scores + i * wide;
         const Span seen = block.seen[i / team];
         const DropoutRow dropout(p.dropout, block.b, block.h, block.first + i);
@@ -304,7 +320,10 @@ template <class Math, class T> class ForwardPass {
         const auto weight = [&](int64_t j, vf& sum) SACCADE_LAMBDA {
             vf x = exp2_of<Math::degree>(load(s + j) - shift, factor);  // subtracted first: there is no overflow
             sum += x;
-            if constexpr (dropping) x = x * dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
+            if constexpr (altered) {
+                x *= splat(block.share);
+                if (p.dropout.on) x *= dropout.at(block.grain_of[j / grain] * grain + j % grain + p.dropout.key_origin);
+            }
             return x;
         };
         int64_t j = seen.start;
@@ -370,7 +389,7 @@ template <class Math, class T> class ForwardPass {
             const vf score = load(block.top + i), top = score * natural, sum = load(block.sum + i);
             vf whole = sum;
             if (p.sink) whole += exp2_of((sink - top) * splat(log2_e));
-            store(inverse + i, sum == splat(0.0f) ? vf{} : splat(1.0f) / whole);
+            store(inverse + i, sum == splat(0.0f) ? vf{} : splat(1.0f) / (whole * splat(block.share)));
             const vf log = log2_of(sum) * splat(ln_2), whole_log = top + log, part = whole_log - top;
             const vf rest = (top - (whole_log - part)) + (log - part) + (score * natural - top);  // Knuth's two-sum
             store(lse + i, sum == splat(0.0f) ? splat(-infinity) : whole_log);
