@@ -140,7 +140,7 @@ def test_nothing_is_read_around_an_operand(dtype):
     run(f"for size in SIZES: over_edges(size, torch.{dtype})")
 
 
-@pytest.mark.parametrize("width", [64, 37])  # read in place, copied
+@pytest.mark.parametrize("width", [64, pytest.param(37, marks=pytest.mark.slow)])  # read in place, copied
 @pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_padding_is_never_read(dtype, decode, width):

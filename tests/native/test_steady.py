@@ -69,7 +69,7 @@ def test_any_number_of_threads(way, dtype, threads):
 
 @every_dtype
 @every_way
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_batch_mates(way, dtype, count, threads):
     """Also of NaN: neither a mate's values nor how its tiles are then computed may show."""
     call = problem(way, dtype)
