@@ -180,12 +180,7 @@ def test_small_queries_and_large_keys(size, dtype, softcap):
     check(call)
 
 
-overflows = pytest.mark.xfail(strict=True, reason="the sum of values is formed before it is divided by that of weights")
-
-
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(d, marks=[] if d == torch.float16 else overflows) for d in DTYPES], ids=str
-)
+@every_dtype
 @every_size
 def test_values_near_the_largest(size, dtype):
     """A mean of numbers is no larger than they are, though their sum is."""
