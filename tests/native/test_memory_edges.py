@@ -66,7 +66,8 @@ def kernels(query, key, value, mask, bias) -> None:
     cotangent = placed(tuple(out.shape), out.dtype, True)
     wanted = [*leaves, *([] if parameter is None else [parameter])]
     found = torch.autograd.grad([out, lse], wanted, [cotangent, torch.ones_like(lse)])
-    assert all(x.isfinite().all() for x in (out, lse, *found))
+    assert all(x.isfinite().all() for x in (out, *found))
+    assert not lse.isnan().any() and (lse < float("inf")).all()  # -inf where a row sees nothing
 
 
 SIZES = {
@@ -147,7 +148,6 @@ def test_padding_is_never_read(dtype, decode, width):
     run(f"over_unread(torch.{dtype}, {decode}, {width})")
 
 
-@pytest.mark.xfail(strict=True, reason="the forward pass reads all rows of a block of 48")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_padded_queries_are_never_read(dtype):
     run(f"over_unread_queries(torch.{dtype}, 37)")

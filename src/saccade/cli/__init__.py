@@ -27,6 +27,8 @@ Examples:
   saccade generate "It was a dark night"
 
   saccade train lm my-novel.txt --out runs/novel
+
+  saccade bench --quick
 """
 
 app = typer.Typer(
