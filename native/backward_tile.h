@@ -41,7 +41,7 @@ template <class Math> struct BackwardTile {
 // How the slopes of one logit come about, beside the plain case.
 class Slopes {
   public:
-    Slopes(const Backward& f, float rest, const BiasGradient& gradient) : f(f), p(f.problem), rest(rest), gradient(gradient) {}
+    Slopes(const Backward& f, float rest, const BiasGradient& gradient) : p(f.problem), rest(rest), gradient(gradient) {}
 
     // `local` and `row_sums` take the gradient of the bias.
     template <class Math> void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
@@ -50,7 +50,6 @@ class Slopes {
     }
 
   private:
-    const Backward& f;
     const Problem& p;
     const float rest;
     const BiasGradient& gradient;

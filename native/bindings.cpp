@@ -16,9 +16,7 @@
 #include "call.h"
 #include "dispatch.h"
 #include "mask.h"
-#if __has_include("mask_bindings.h")
 #include "mask_bindings.h"
-#endif
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -272,7 +270,5 @@ NB_MODULE(_native, module) {
     module.def("peak_bf16", [](int threads, double ms) { return peak(kernels().peak_bf16, threads, ms); }, "threads"_a,
                "milliseconds"_a, "FLOP/s of nothing but bf16 dot products; None where the set has none.");
     module.def("read_bandwidth", &read_bandwidth, "data"_a, "bytes"_a, "threads"_a, "Bytes/s of reading.");
-#if __has_include("mask_bindings.h")
     bind_mask(module);
-#endif
 }

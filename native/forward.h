@@ -407,7 +407,7 @@ template <class Math, class T> class ForwardPass {
     }
 };
 
-void forward(const Forward& f) {
+inline void forward(const Forward& f) {
     switch (f.problem.type) {
         case Type::f32: return ForwardPass<Single, float>(f).run();
 #if defined(__AVX512BF16__)

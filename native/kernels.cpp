@@ -3,17 +3,10 @@
 #define SACCADE_SET baseline
 #endif
 
-#include "forward.h"
-
-#if __has_include("backward.h")
 #include "backward.h"
-#endif
-#if __has_include("decode.h")
 #include "decode.h"
-#endif
-#if __has_include("peak.h")
+#include "forward.h"
 #include "peak.h"
-#endif
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -27,19 +20,12 @@ constexpr Kernels table(const char* name) {
     Kernels kernels{};
     kernels.name = name;
     kernels.forward = forward;
-    kernels.decode = forward;
-    kernels.exp2 = exp2_all;
-#if __has_include("backward.h")
-    kernels.backward = backward;
-#endif
-#if __has_include("decode.h")
     kernels.decode = decode;
-#endif
-#if __has_include("peak.h")
+    kernels.backward = backward;
+    kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;
     kernels.peak_bf16 = peak_bf16;
     kernels.read_bandwidth = read_bandwidth;
-#endif
     return kernels;
 }
 

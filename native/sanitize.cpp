@@ -78,16 +78,17 @@ class Judge {
 
 struct ForwardRun {
     Tensor out;
-    std::vector<float> lse;
+    std::vector<float> lse, low;
 
     ForwardRun(const Case& c, Random& random, void (*kernel)(const Forward&)) {
         const Problem& p = c.problem;
         out = Tensor(random, p.type, p.batch, p.heads, p.length_q, p.value_width);
         lse.assign(p.batch * p.heads * p.length_q, float(kNan));
+        low = lse;
         Forward call;
         call.problem = p;
         call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
-        call.out = out.output(), call.lse = lse.data();
+        call.out = out.output(), call.lse = lse.data(), call.lse_low = low.data();
         kernel(call);
     }
 };
@@ -159,7 +160,7 @@ struct BackwardRun {
         Backward call;
         call.problem = p;
         call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
-        call.out = forward.out.input(), call.d_out = c.d_out.input(), call.lse = forward.lse.data();
+        call.out = forward.out.input(), call.d_out = c.d_out.input(), call.lse = forward.lse.data(), call.lse_low = forward.low.data();
         call.d_lse = c.d_lse.empty() ? nullptr : c.d_lse.data(), call.delta = delta.data();
         if (queries) call.d_query = d_query.output();
         if (keys) call.d_key = d_key.output(), call.d_value = d_value.output();
