@@ -58,17 +58,17 @@ template <class T> class DecodePass {
     const Scale scale;
     const Logits logits;
     const float exponent;  // from a difference of scores to an exponent of 2
-    const float share;     // of every weight: the sum of values near the largest number must not overflow
     const Width keys, values;
     const int64_t rows, columns, size;  // size: floats in a row's result, columns of out, top, sum
     std::vector<Head> heads;
     std::vector<Item> items;
+    mutable std::vector<float> shares;  // what a head's weights are multiplied by on their way to the values
+    mutable std::vector<char> unbounded;  // heads with a result that is not finite
     float* results = nullptr;
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale, 1), logits(p, scale.rest), exponent(logits.natural() * log2_e),
-          share(std::ldexp(1.0f, -std::ilogb((float)std::max<int64_t>(p.length_k, 1)) - 1)), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale, 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -78,6 +78,18 @@ template <class T> class DecodePass {
         for (int64_t b = 0; b < p.batch; b++) units += survey(b, units, chunks);
         Workspace workspace(chunks * rows * size * sizeof(float));
         results = static_cast<float*>(workspace.data());
+        shares.assign(count, 1.0f), unbounded.assign(count, 1);
+        pass(count, units);
+        // Values near the largest number: their sum may overflow where their mean does not.
+        if (std::find(unbounded.begin(), unbounded.end(), 1) == unbounded.end()) return;
+        std::fill(shares.begin(), shares.end(), std::ldexp(1.0f, -std::ilogb((float)std::max<int64_t>(p.length_k, 1)) - 1));
+        pass(count, units);
+    }
+
+  private:
+    // Computes the heads that are marked, and leaves marked those whose result is not finite.
+    void pass(int64_t count, int64_t units) const {
+        const std::vector<char> wanted = unbounded;
         std::vector<std::atomic<int64_t>> left(count);
         for (int64_t n = 0; n < count; n++) {
             left[n].store(heads[n].chunks(), std::memory_order_relaxed);
@@ -87,7 +99,7 @@ template <class T> class DecodePass {
         parallel(p.threads, (units + run - 1) / run, [&](int64_t task, int) {
             for (int64_t unit = task * run; unit < std::min(units, task * run + run); unit++) {
                 Chunk c = chunk_of(unit);
-                if (c.seen.empty()) continue;
+                if (c.seen.empty() || !wanted[c.n]) continue;
                 if (unit + 1 < std::min(units, task * run + run)) c.next = chunk_of(unit + 1).key;
                 attend(c);
                 if (left[c.n].fetch_sub(1, std::memory_order_acq_rel) == 1) merge(c.n);
@@ -95,7 +107,6 @@ template <class T> class DecodePass {
         });
     }
 
-  private:
     // Enters an item and its heads. Its number of units.
     int64_t survey(int64_t b, int64_t unit, int64_t& chunks) {
         Item item = {p.length_k, 0, unit};
@@ -241,7 +252,7 @@ template <class T> class DecodePass {
         const int64_t h = head_of(c, r), i = r % p.length_q, count = c.count(), width = up_to(count, lanes);
         float* s = c.scores + r * wide;
         if (!logits.plain()) logits.turn(s, width, c.b, h, i, c.seen.start, count);
-        const vf factor = splat(exponent), none = splat(-infinity);
+        const vf share = splat(shares[c.n]), factor = splat(exponent), none = splat(-infinity);
         vf high = none, all = {};
         for (int64_t j = 0; j < width; j += lanes) {
             vf x = load(s + j);
@@ -255,7 +266,7 @@ template <class T> class DecodePass {
         for (int64_t j = 0; j < width; j += lanes) {
             const vf x = exp2_of(load(s + j) - pivot, factor);
             all += x;
-            store(s + j, x * splat(share));
+            store(s + j, x * share);
         }
         top_and_sum[0] = top;
         top_and_sum[1] = total(all);
@@ -303,6 +314,7 @@ template <class T> class DecodePass {
     // The results of a head's chunks, in the order of the keys, to out and lse.
     void merge(int64_t n) const {
         const int64_t b = n / p.kv_heads, chunks = heads[n].chunks(), next = rows * size;
+        bool finite = true;
         for (int64_t r = 0; r < rows; r++) {
             const int64_t h = n % p.kv_heads * p.group() + r / p.length_q, i = r % p.length_q;
             float* part = result_of(heads[n].result, r);
@@ -320,18 +332,22 @@ template <class T> class DecodePass {
             if (f.lse_low) f.lse_low[place] = std::isfinite(low) ? low : 0;  // Knuth's two-sum
             const float whole = p.sink ? sum + exp2_of((p.sink[h] - logit) * log2_e) : sum;
             T* out = static_cast<T*>(f.out.data) + b * f.out.batch + h * f.out.head + i * f.out.row;
-            write(part, chunks, sum == 0 ? 0 : 1 / (whole * share), out);
+            finite &= write(part, chunks, sum == 0 ? 0 : 1 / (whole * shares[n]), out);
         }
+        unbounded[n] = !finite;
     }
 
-    // The parts times their shares; a part without any weight is not read.
-    void write(const float* part, int64_t chunks, float inverse, T* out) const {
+    // The parts times their shares; a part without any weight is not read. False: something is not finite.
+    bool write(const float* part, int64_t chunks, float inverse, T* out) const {
+        Finite finite;
         for (int64_t d = 0; d < p.value_width; d += lanes) {
             vf sum = {};
             for (const float* one = part; one < part + chunks * rows * size; one += rows * size)
                 if (one[columns + 1] != 0) sum += splat(one[columns]) * load(one + d);
+            finite.see(d + lanes <= p.value_width ? sum : select((1u << (p.value_width - d)) - 1, sum, vf{}));
             store_from_float(out + d, inverse == 0 ? vf{} : sum * splat(inverse), p.value_width - d);
         }
+        return inverse == 0 || finite.all();
     }
 };
 
