@@ -19,6 +19,8 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_configure(config):
     # PyTorch's own forward-mode rules warn on their first use.
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+    # And so does what inductor imports.
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
     if hasattr(config, "workerinput"):
         # One of several processes: together they take as many threads as there are cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.workerinput["workercount"]))
