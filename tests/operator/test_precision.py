@@ -78,12 +78,14 @@ def test_error_is_at_most_twice_plain_pytorchs(dtype, spread, backend):
 @every_dtype
 def test_output_error_is_that_of_rounding_the_result(dtype, exact):
     # Accumulated in float32 at least: half a unit of dtype for the result, and float32's own error of a sum of
-    # 101 weights and 32 products a logit. (Rounding the weights to bfloat16 would cost about as much again.)
+    # 101 weights and 32 products a logit. Processors with products of bfloat16 round the weights to it as well.
     named = problems.tensors(1, 4, 2, 97, 101, 32, 31, dtype=dtype, seed=67)
     out = saccade.attention(*named.values(), backend=exact).double()
     want = oracle.attend(*named.values()).out
     size = named["value"].double().abs().max()
     half_units = torch.finfo(dtype).eps / 2 * want.abs()
+    if exact == "native" and dtype == torch.bfloat16 and saccade.explain(*named.values()).instructions == "avx512_bf16":
+        half_units = half_units + torch.finfo(dtype).eps / 2 * size
     assert ((out - want).abs() <= half_units + 8 * 128 * 2**-24 * size).all()
 
 
