@@ -111,7 +111,7 @@ template <class T> class DecodePass {
     int64_t survey(int64_t b, int64_t unit, int64_t& chunks) {
         Item item = {p.length_k, 0, unit};
         for (int64_t kv = 0; kv < p.kv_heads; kv++) {
-            const Head head = {seen_by(b, kv), chunks};
+            const Head head = {keys_seen(p, b, kv), chunks};
             heads.push_back(head);
             chunks += head.chunks();
             if (head.chunks() == 0) continue;
@@ -125,16 +125,6 @@ template <class T> class DecodePass {
 
     // Heads that share a mask ask it once.
     int64_t masks() const { return p.mask && p.mask->heads > 1 ? p.group() : 1; }
-
-    Span seen_by(int64_t b, int64_t kv) const {
-        if (!p.mask) return {0, p.length_k};
-        Span all = {p.length_k, 0};
-        for (int64_t g = 0; g < masks(); g++) {
-            const Span one = p.mask->keys_of(b, kv * p.group() + g, {0, p.length_q});
-            if (!one.empty()) all = {std::min(all.start, one.start), std::max(all.stop, one.stop)};
-        }
-        return {std::max<int64_t>(all.start, 0), std::min(all.stop, p.length_k)};
-    }
 
     // Whether the heads of one key stand together, so that one head's rows have gaps.
     bool interleaved() const { return p.kv_heads > 1 && std::abs(f.key.head) < std::abs(f.key.row); }

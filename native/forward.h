@@ -115,7 +115,7 @@ template <class Math, class T> class ForwardPass {
         if constexpr (std::is_same_v<unit, T>)
             if (in_place) values = at<T>(f.value, n / p.kv_heads, n % p.kv_heads, 0);
         return {reinterpret_cast<unit*>(at_), copies, values, reinterpret_cast<uint8_t*>(at_ + keys_bytes() + values_bytes()),
-                keys_seen(n / p.kv_heads, n % p.kv_heads)};
+                keys_seen(p, n / p.kv_heads, n % p.kv_heads)};
     }
 
     // Packs grains [from, to) of head n. Keys that no query of the item may see are not read; zeros stand for them.
@@ -140,18 +140,6 @@ template <class Math, class T> class ForwardPass {
 
     // Scores that a grain takes: the last one may end early, at whole vectors.
     int64_t width_of(int64_t g) const { return std::min<int64_t>(grain, up_to(p.length_k - g * grain, lanes)); }
-
-    // The keys that some query of the group may see lie within this range.
-    Span keys_seen(int64_t b, int64_t kv_head) const {
-        if (!p.mask) return {0, p.length_k};
-        Span all{p.length_k, 0};
-        for (int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); h++) {
-            const Span span = p.mask->keys_of(b, h, {0, p.length_q});
-            if (span.empty()) continue;
-            all = {std::min(all.start, span.start), std::max(all.stop, span.stop)};
-        }
-        return all;
-    }
 
     void attend(const Head& head, int64_t b, int64_t h, int64_t number) const {
         thread_local Block storage;

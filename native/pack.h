@@ -6,10 +6,12 @@
 //     query block      [rows][D units]           a of the scores
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "call.h"
 #include "gemm.h"
+#include "mask.h"
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -136,6 +138,18 @@ void pack_query(const T* rows, int64_t stride, int64_t count, int64_t width, flo
                 memcpy(to + i * units + u, some, (last < lanes ? last : lanes) * 4);
             }
         }
+}
+
+// The keys that some query of a kv head's group may see lie within this range. Heads that share a mask ask it once.
+inline Span keys_seen(const Problem& p, int64_t b, int64_t kv_head) {
+    if (!p.mask) return {0, p.length_k};
+    Span all{p.length_k, 0};
+    const int64_t first = kv_head * p.group(), count = p.mask->heads > 1 ? p.group() : 1;
+    for (int64_t h = first; h < first + count; h++) {
+        const Span span = p.mask->keys_of(b, h, {0, p.length_q});
+        if (!span.empty()) all = {std::min(all.start, span.start), std::max(all.stop, span.stop)};
+    }
+    return {std::max<int64_t>(all.start, 0), std::min(all.stop, p.length_k)};
 }
 
 // Element `T` of a strided input at (b, h, row).
