@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from saccade.models import load
-from saccade.watching import Look, look
-from saccade.watching._scores import earlier_occurrences
+from saccade.looking import Look, look
+from saccade.looking._scores import earlier_occurrences
 
 CANDIDATES = (
     "The cat sat on the mat because the cat was tired.",

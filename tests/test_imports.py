@@ -15,16 +15,17 @@ import saccade
 PACKAGE = Path(saccade.__file__).parent
 # A part imports from the lines above its own, never from its own line or below.
 LAYERS = [
-    {"_masks"},
+    {"_masks", "_tap"},
     {"_biases", "_dropout"},
     {"_call"},
     {"_checks", "_reference"},
     {"_backends"},
     {"_attention"},
-    {"_explain", "_statistics", "_weights", "batching", "positions", "variants"},
-    {"nn"},
+    {"_explain", "_statistics", "_weights", "batching", "interception", "positions", "variants"},
+    {"accelerating", "nn"},
     {"models"},
     {"watching"},
+    {"looking"},
     {"benchmarking", "integrations", "training", "verification", "viewer"},
     {"__init__"},
     {"cli"},

@@ -68,7 +68,7 @@ def serve() -> None:
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
     import saccade.training.progress
-    import saccade.watching  # noqa: F401
+    import saccade.looking  # noqa: F401
 
     for line in sys.stdin:
         asked = json.loads(line)

@@ -10,7 +10,7 @@ import pytest
 from looks import LONG, SHORT, make
 
 from saccade.viewer import _report, render_report
-from saccade.watching import hundredths
+from saccade.looking import hundredths
 
 VOID = {"meta", "link", "br"}
 NASTY = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'single' {{ 7*7 }} <!-- \u2028 -->"

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from saccade.viewer import print_look
-from saccade.watching import short_number
+from saccade.looking import short_number
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

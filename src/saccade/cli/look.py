@@ -17,7 +17,7 @@ from ._errors import UserError, require
 
 if TYPE_CHECKING:
     from ..models import LanguageModel
-    from ..watching import Look
+    from ..looking import Look
 
 REPORT = Path("saccade-report.html")
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
@@ -159,7 +159,7 @@ def _cut(given: Given, first: int | None, last: int | None) -> Given:
     """The words ``first`` to ``last``, both included and counted from 1."""
     if first is None and last is None:
         return given
-    from ..watching import split_words
+    from ..looking import split_words
 
     spans = split_words(given.text)
     for name, number in (("--from", first), ("--to", last)):
@@ -198,7 +198,7 @@ def _look(
 ) -> Look:
     from ..models import load
     from ..viewer import check_target
-    from ..watching import look as look_through
+    from ..looking import look as look_through
 
     for target in targets:
         check_target(target, force=force)
@@ -209,7 +209,7 @@ def _look(
 
 
 def _check_length(lm: LanguageModel, text: str, first: int) -> None:
-    from ..watching import split_words, words_that_fit
+    from ..looking import split_words, words_that_fit
 
     spans = split_words(text)
     fit = words_that_fit(lm, text, spans)

@@ -74,7 +74,7 @@ def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     """Find out what each head does, on validation text, and keep it beside the weights."""
     from ..models.checkpoint import HEADS, write_text
     from ..training.run import texts
-    from ..watching import measure_roles
+    from ..looking import measure_roles
 
     heads = measure_roles(lm, "\n".join(texts(run)[1]))
     write_text(run.out / HEADS, json.dumps(heads, indent=1) + "\n")

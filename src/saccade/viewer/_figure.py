@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..watching import hundredths, short_number
+from ..looking import hundredths, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..watching import Look
+    from ..looking import Look
 
 MOST_WORDS = 60
 _ACCENT = "#1c4ed8"

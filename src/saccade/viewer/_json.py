@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..watching import Look
+    from ..looking import Look
 
 
 def as_json(look: Look) -> dict[str, Any]:

@@ -15,10 +15,10 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from ..watching import ROLE_NAMES, short_number
+from ..looking import ROLE_NAMES, short_number
 
 if TYPE_CHECKING:
-    from ..watching import Finding, Look
+    from ..looking import Finding, Look
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each

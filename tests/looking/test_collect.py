@@ -7,8 +7,8 @@ import pytest
 import torch
 from pretend_lm import PretendLM, broad, itself, mostly_first_word, previous, sink
 
-from saccade.watching import collect, here, telling, words_that_fit
-from saccade.watching._collect import observe_weights
+from saccade.looking import collect, here, telling, words_that_fit
+from saccade.looking._collect import observe_weights
 
 TEXT = "Seven catalogues stood, untouched, on the shelves."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from pretend_lm import PretendLM, broad, itself, previous, repeat, sink
 
-from saccade.watching import look
+from saccade.looking import look
 
 SHORT = "The cat sat on the mat, and the dog sat on the cat."
 LONG = " ".join(f"{a}{b}" for a in ("wax", "candle", "moor", "ivy") for b in range(37)) + "."

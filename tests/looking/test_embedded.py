@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from saccade.models import load
-from saccade.watching import look
+from saccade.looking import look
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from pretend_lm import PretendLM, at_ids, broad, duplicate, itself, previous, repeat, sink
 
-from saccade.watching import RULES, measure_roles, role_of
+from saccade.looking import RULES, measure_roles, role_of
 
 WORDS = "cat dog hen fox owl bee ant elk emu yak cow pig rat bat eel cod asp ape kid doe ewe ram hog koi".split()
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from pretend_lm import PretendLM, broad, duplicate, itself, previous, repeat, sink
 
-from saccade.watching import AttentionMap, collect, find, look, measure_roles, name_of, short_number
-from saccade.watching._findings import _ordinal
+from saccade.looking import AttentionMap, collect, find, look, measure_roles, name_of, short_number
+from saccade.looking._findings import _ordinal
 
 TEXTS = [
     "The cat sat on the mat, and the dog sat on the cat.",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pretend_lm import Pieces
 
-from saccade.watching import Word, group, split_words
+from saccade.looking import Word, group, split_words
 
 
 def words(text):

@@ -1,4 +1,4 @@
-"""Watching a model attend: weights on words, what each head is for, and sentences about what was found."""
+"""Looking at one text through a model: weights on words, what each head is for, and sentences about what was found."""
 
 from __future__ import annotations
 
