@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.models import load
 from saccade.looking import Look, look
 from saccade.looking._scores import earlier_occurrences
+from saccade.models import load
 
 CANDIDATES = (
     "The cat sat on the mat because the cat was tired.",

@@ -15,8 +15,9 @@ import saccade
 PACKAGE = Path(saccade.__file__).parent
 # A part imports from the lines above its own, never from its own line or below.
 LAYERS = [
-    {"_masks", "_tap"},
+    {"_masks"},
     {"_biases", "_dropout"},
+    {"_tap"},
     {"_call"},
     {"_checks", "_reference"},
     {"_backends"},

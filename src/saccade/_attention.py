@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _reference
+from . import _reference, _tap
 from ._backends import chunked, flex, native, sdpa
 from ._biases import Bias
 from ._call import Call
@@ -78,6 +78,11 @@ def attention(
         ValueError: ranks, sizes or devices that do not fit, a scale that is not finite, softcap <= 0, an unknown
             backend or one that cannot do this call (the message says why).
     """
+    if _tap.THREAD.observers:
+        return _told(
+            query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
+            backend=backend, needs_lse=False,
+        )[0]  # fmt: skip
     if (
         backend == "auto"
         and bias is None
@@ -109,10 +114,32 @@ def attention_with_lse(
         out (B, Hq, Lq, Dv) in the input dtype, and lse (B, Hq, Lq): natural log, float32 (float64 for float64),
         differentiable, -inf on rows that see no key (the sink where there is one).
     """
+    if _tap.THREAD.observers:
+        return _told(
+            query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
+            backend=backend, needs_lse=True,
+        )  # fmt: skip
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=True
     )  # fmt: skip
     return choose(call, backend)[0].run(call)
+
+
+def _told(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, *, backend: str, needs_lse: bool,
+    **meaning: Any,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """A call, and then the observers of this thread are told of it."""
+    with _tap.aside() as observers:
+        call = make_call(query, key, value, mask, **meaning, needs_lse=needs_lse)
+        out, lse = choose(call, backend)[0].run(call)
+        seen = _tap.AttentionCall(
+            call.query, call.key, call.value, call.mask, call.bias, call.scale, call.softcap, call.sink,
+            call.dropout or 0.0, out, "saccade.attention",
+        )  # fmt: skip
+        for observer in observers:
+            observer(seen)
+    return out, lse
 
 
 def choose(call: Call, backend: str) -> tuple[Any, str, str]:

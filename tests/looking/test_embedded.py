@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from saccade.models import load
 from saccade.looking import look
+from saccade.models import load
 
 README = Path(__file__).parents[2] / "README.md"
 

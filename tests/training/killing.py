@@ -67,9 +67,6 @@ def serve() -> None:
     import rich.progress  # noqa: F401
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
-    import saccade.training.progress
-    import saccade.looking  # noqa: F401
-
     for line in sys.stdin:
         asked = json.loads(line)
         with tempfile.NamedTemporaryFile() as counter:

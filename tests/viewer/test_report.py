@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from looks import LONG, SHORT, make
 
-from saccade.viewer import _report, render_report
 from saccade.looking import hundredths
+from saccade.viewer import _report, render_report
 
 VOID = {"meta", "link", "br"}
 NASTY = "</script><script>alert(1)</script> <b>&amp; \"quoted\" 'single' {{ 7*7 }} <!-- \u2028 -->"

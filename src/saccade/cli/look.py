@@ -16,8 +16,8 @@ from .. import __version__
 from ._errors import UserError, require
 
 if TYPE_CHECKING:
-    from ..models import LanguageModel
     from ..looking import Look
+    from ..models import LanguageModel
 
 REPORT = Path("saccade-report.html")
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
@@ -196,9 +196,9 @@ def _look(
     targets: list[Path],
     force: bool,
 ) -> Look:
+    from ..looking import look as look_through
     from ..models import load
     from ..viewer import check_target
-    from ..looking import look as look_through
 
     for target in targets:
         check_target(target, force=force)

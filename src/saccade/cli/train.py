@@ -72,9 +72,9 @@ def language_model(
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     """Find out what each head does, on validation text, and keep it beside the weights."""
+    from ..looking import measure_roles
     from ..models.checkpoint import HEADS, write_text
     from ..training.run import texts
-    from ..looking import measure_roles
 
     heads = measure_roles(lm, "\n".join(texts(run)[1]))
     write_text(run.out / HEADS, json.dumps(heads, indent=1) + "\n")
