@@ -27,7 +27,7 @@ LAYERS = [
     {"models"},
     {"watching"},
     {"looking"},
-    {"benchmarking", "integrations", "training", "verification", "viewer"},
+    {"benchmarking", "integrations", "studying", "training", "verification", "viewer"},
     {"__init__"},
     {"cli"},
     {"__main__"},
