@@ -33,7 +33,10 @@ LAYERS = [
     {"__main__"},
 ]
 LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
-HEAVY = {"accelerate", "jinja2", "matplotlib", "rich", "tensorboard", "tokenizers", "transformers", "typer"}
+HEAVY = {
+    "accelerate", "conllu", "jinja2", "lightning", "matplotlib", "pandas", "rich", "sklearn", "tensorboard", "tokenizers",
+    "transformers", "typer",
+}  # fmt: skip
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
 
