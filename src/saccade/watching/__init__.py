@@ -1,0 +1,7 @@
+"""Watching models that run: every attention call of a model, observed."""
+
+from __future__ import annotations
+
+from ._record import CallRecord, CallSite, GradientRecord
+
+__all__ = ["CallRecord", "CallSite", "GradientRecord"]

@@ -1,0 +1,78 @@
+"""What watching tells of one attention call, and of the gradients that later flow through it.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .._statistics import Statistics
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A place in a model where attention happens; the same in every step.
+
+    Attributes:
+        name: `path`, and `path#2`, `path#3`, ... for the calls after the first that a module makes in one step.
+        path: of the innermost module in whose forward the call happens, as `model.named_modules()` names it; "" is
+            the model itself.
+        order: the how-manieth call of that module within one step, from 1.
+        layer: the how-manieth call of the step in which it was first seen, from 0: 0 is the layer nearest the input.
+        source: what was called: "saccade.attention", "F.scaled_dot_product_attention", "nn.MultiheadAttention", ...
+    """
+
+    name: str
+    path: str
+    order: int
+    layer: int
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class CallRecord:
+    """One attention call as it was seen in the forward pass. Told to `on_record` right after the call.
+
+    Attributes:
+        name, path, layer, order: of its `CallSite`.
+        step: number of the forward pass of the model, from 0; steps that are not observed count.
+        statistics: of the call, see `saccade.statistics`.
+        out_norm: (Hq,) mean over the counted rows of the L2 norm of the output.
+    """
+
+    name: str
+    path: str
+    layer: int
+    order: int
+    step: int
+    statistics: Statistics
+    out_norm: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class GradientRecord:
+    """The gradients that one backward pass sent through one call. Told to `on_gradients` when the pass has ended.
+
+    Attributes:
+        name, path, layer, order, step: of the call, as in its `CallRecord`.
+        gradients: by "query", "key", "value", "out", the L2 norm of the gradient of the whole tensor by head: (Hq,) for
+            query and out, (Hkv,) for key and value, in float32 at least. One that needs no gradient, or that the pass
+            did not reach, is missing.
+    """
+
+    name: str
+    path: str
+    layer: int
+    order: int
+    step: int
+    gradients: dict[str, Tensor]
+
+
+OnRecord = Callable[[CallRecord], None]
+OnGradients = Callable[[GradientRecord], None]
