@@ -5,7 +5,9 @@ from __future__ import annotations
 from ._collect import AttentionMap, collect, words_that_fit
 from ._findings import Finding, find, name_of
 from ._look import Look, look
+from ._models import TextModel, Tokens, as_text_model, weights_of
 from ._numbers import hundredths, short_number
+from ._open import open_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
 from ._words import START, Word, group, split_words
@@ -17,7 +19,10 @@ __all__ = [
     "AttentionMap",
     "Finding",
     "Look",
+    "TextModel",
+    "Tokens",
     "Word",
+    "as_text_model",
     "collect",
     "find",
     "group",
@@ -26,9 +31,11 @@ __all__ = [
     "look",
     "measure_roles",
     "name_of",
+    "open_model",
     "role_of",
     "short_number",
     "split_words",
     "telling",
+    "weights_of",
     "words_that_fit",
 ]

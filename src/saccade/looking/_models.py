@@ -1,0 +1,150 @@
+"""What is looked through: a model that reads text, whoever made it, as tokens with their characters and calls to see.
+
+Shapes: B texts, L tokens with the special ones, Hq query heads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._tap import AttentionCall
+from .._weights import attention_weights
+from ..models import LanguageModel
+from ..models.tokenizer import START
+from ..nn import Observation
+
+LayerObserver = Callable[[int, AttentionCall], None]
+
+
+class Tokens(NamedTuple):
+    """A text's tokens without the special ones around it: ``text[start:stop]`` of ``spans[i]`` stands for ``ids[i]``."""
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+
+
+class TextModel(ABC):
+    """A model, its tokenizer, and its attention calls, layer after layer.
+
+    What the model reads is ``before``, the tokens of the text, ``after``: start tokens, [CLS] and [SEP], or nothing.
+    Layers are the calls of one forward pass in their order, so a layer without attention counts as none.
+    """
+
+    name: str
+    heads: tuple[int, ...]  # query heads, by layer
+    causal: bool  # whether no word sees a later one, in any layer
+    context: int | None  # tokens it reads at once, the special ones included; None where nothing limits them
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    special: frozenset[int]  # ids that stand for no text, or for themselves where the text spells them
+    roles: dict[str, Any] | None = None  # what `measure_roles` returned, None if unmeasured
+
+    @property
+    def layers(self) -> int:
+        return len(self.heads)
+
+    @property
+    def room(self) -> int | None:
+        """How many tokens of a text it reads at once."""
+        return None if self.context is None else self.context - len(self.before) - len(self.after)
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The model itself."""
+
+    @abstractmethod
+    def encode(self, text: str) -> Tokens:
+        """The tokens of ``text``, however long it is."""
+
+    @abstractmethod
+    def written(self, token: int) -> str:
+        """How a token is written: ``[SEP]``."""
+
+    @abstractmethod
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None: ...
+
+    def run(self, tokens: Tensor, observe: LayerObserver) -> None:
+        """Read ``tokens`` (B, L), whole inputs of one length, and call ``observe(layer, call)`` layer after layer.
+
+        In evaluation mode, without gradients. Nothing in a call may be changed, and none is kept here.
+        """
+        with _resting(self.module), torch.no_grad():
+            self._forward(tokens.to(next(self.module.parameters()).device), observe)
+
+    def run_weights(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+        """As ``run``, with the exact weights (B, Hq, L, L) of each layer: ``visit(layer, weights)``."""
+        self.run(tokens, lambda layer, call: visit(layer, weights_of(call)))
+
+    def whole(self, ids: Sequence[int]) -> Tensor:
+        """(1, L): what the model reads for a text of these tokens."""
+        return torch.tensor([[*self.before, *ids, *self.after]])
+
+
+def weights_of(call: AttentionCall, **chosen: Any) -> Tensor:
+    """The exact weights of a call; ``rows``, ``keys``, ``heads`` choose as in ``saccade.attention_weights``."""
+    return attention_weights(
+        call.query, call.key, call.mask,
+        bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink, **chosen,
+    )  # fmt: skip
+
+
+class OwnModel(TextModel):
+    """A language model of Saccade's: it begins every text with ``<s>`` and reads from left to right."""
+
+    causal = True
+    after = ()
+
+    def __init__(self, lm: LanguageModel):
+        config = lm.model.config
+        self.lm = lm
+        self.name = getattr(lm, "name", "unnamed")
+        self.heads = (config.heads,) * config.layers
+        self.context = config.context
+        self.before = (lm.tokenizer.start,)
+        self.special = frozenset(self.before)
+        self.roles = lm.heads
+
+    @property
+    def module(self) -> nn.Module:
+        return self.lm.model
+
+    def encode(self, text: str) -> Tokens:
+        encoding = self.lm.tokenizer.encode(text)
+        return Tokens(encoding.ids, encoding.spans)
+
+    def written(self, token: int) -> str:
+        return START if token in self.special else self.lm.tokenizer.decode([token])
+
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
+        def tell(layer: int, seen: Observation) -> None:
+            call = AttentionCall(
+                seen.query, seen.key, seen.value, seen.mask, seen.bias, seen.scale, seen.softcap, seen.sink,
+                0.0, seen.out, "saccade.attention",
+            )  # fmt: skip
+            observe(layer, call)
+
+        self.lm.model(tokens, observe=tell)
+
+
+def as_text_model(model: TextModel | LanguageModel) -> TextModel:
+    """The model itself, or a language model of Saccade's as one."""
+    return model if isinstance(model, TextModel) else OwnModel(model)
+
+
+@contextmanager
+def _resting(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode meanwhile."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

@@ -1,0 +1,147 @@
+"""Checkpoints of the transformers library as models that read text: BERT-like, GPT-like, Llama-like.
+
+Shapes: B texts, L tokens with the special ones, Hq query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._tap import AttentionCall
+from ._models import LayerObserver, TextModel, Tokens, weights_of
+from ._observing import observed
+
+_PROBE = "The cat sat on the mat."
+_UNLIMITED = 10**9  # a tokenizer without a limit says 10**30
+
+
+class Checkpoint(TextModel):
+    """A checkpoint in the transformers layout: whatever attention implementation it asks for is the one that runs.
+
+    Of an encoder-decoder it is the encoder that reads a text. Layers, heads and whether a word sees later ones are
+    not taken from the configuration: they are seen on a short text when the model is opened.
+    """
+
+    def __init__(self, name: str, module: nn.Module, tokenizer: Any):
+        if not getattr(tokenizer, "is_fast", False):
+            kind = type(tokenizer).__name__
+            lacks = "does not tell which characters a token stands for; a tokenizer.json is needed"
+            raise ValueError(f"{name}: its {kind} {lacks}")
+        self.name = name
+        self._module = module.get_encoder() if module.config.is_encoder_decoder else module
+        self._tokenizer = tokenizer
+        self.special = _special(tokenizer)
+        self.before, self.after = _around(tokenizer)
+        self.context = _context(self._module, tokenizer)
+        self.heads, self.causal = self._probe()
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def encode(self, text: str) -> Tokens:
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return Tokens(found["input_ids"], [(start, stop) for start, stop in found["offset_mapping"]])
+
+    def written(self, token: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(token))
+
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
+        calls = 0
+
+        def tell(call: AttentionCall) -> None:
+            nonlocal calls
+            observe(calls, call)
+            calls += 1
+
+        more = {"use_cache": False} if getattr(self._module.config, "use_cache", None) is not None else {}
+        with observed(self._module, tell):
+            self._module(input_ids=tokens, **more)
+
+    def _probe(self) -> tuple[tuple[int, ...], bool]:
+        """(query heads by layer, whether no word sees a later one), from the calls on a short text."""
+        heads: list[int] = []
+        looks_ahead: list[bool] = []
+        tokens = self.whole(self.encode(_PROBE).ids[: self.room])
+
+        def visit(layer: int, call: AttentionCall) -> None:
+            length, keys = call.query.shape[2], call.key.shape[2]
+            if not length == keys == tokens.shape[1]:
+                seen = f"layer {layer} compares {length} queries with {keys} keys for {tokens.shape[1]} tokens"
+                raise ValueError(f"{self.name}: {seen}; attention from token to token is needed")
+            heads.append(call.query.shape[1])
+            looks_ahead.append(bool(weights_of(call).triu(1).any()))
+
+        self.run(tokens, visit)
+        if not heads:
+            kind = type(self._module).__name__
+            why = "it has none, or has code of its own for it"
+            raise ValueError(f"{self.name}: no attention call could be seen in {kind}: {why}")
+        return tuple(heads), not any(looks_ahead)
+
+
+def read_checkpoint(name: str, source: str, *, local: bool) -> Checkpoint:
+    """The checkpoint in the folder, or with the hub's id, ``source``; ``name`` is what messages call it."""
+    import transformers
+
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, local_files_only=local)
+        module, loaded = transformers.AutoModel.from_pretrained(
+            source, config=config, local_files_only=local, output_loading_info=True
+        )
+    # What sits on top of the layers may be missing: a checkpoint that predicts words has no pooler.
+    missing = sorted(key for key in loaded["missing_keys"] if "pooler" not in key)
+    if missing:
+        more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
+        raise ValueError(f"{name}: its weights do not fit its configuration: {', '.join(missing[:3])}{more} missing")
+    return Checkpoint(name, module, tokenizer)
+
+
+def _special(tokenizer: Any) -> frozenset[int]:
+    """Without the token for unknown words, which stands for a word, unless it is one of the others as well."""
+    others = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id]
+    unknown = {tokenizer.unk_token_id} - set(others)
+    return frozenset(tokenizer.all_special_ids) - unknown
+
+
+def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens before and after every text."""
+    inside = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+    whole = tokenizer(_PROBE)["input_ids"]
+    for first in range(len(whole) - len(inside) + 1):
+        if whole[first : first + len(inside)] == inside:
+            return tuple(whole[:first]), tuple(whole[first + len(inside) :])
+    return (), ()
+
+
+def _context(module: nn.Module, tokenizer: Any) -> int | None:
+    config: Any = module.config.get_text_config()  # type: ignore[operator, union-attr]
+    limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
+    for part in module.modules():
+        # RoBERTa counts positions from behind its padding index: two of its 514 are never used.
+        if isinstance(getattr(part, "position_embeddings", None), nn.Embedding):
+            table: Any = part.position_embeddings
+            limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
+    known = [limit for limit in limits if limit is not None and 0 < limit < _UNLIMITED]
+    return min(known, default=None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Transformers prints no bars and no remarks meanwhile."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
