@@ -1,0 +1,12 @@
+"""Attention calls of Hugging Face models: what an attention function is given, in Saccade's terms, and where to see it.
+
+A model asks transformers' `AttentionInterface` for its function, and calls
+`function(module, query, key, value, attention_mask, scaling=, dropout=, **more)`. `meaning_of` says what that asks for,
+whichever implementation was chosen; `functions_wrapped_by` puts a wrapper around every function a model is handed.
+"""
+
+from ._mask_tensor import MaskTensor
+from ._meaning import AttentionMeaning, UnknownAttention, meaning_of
+from ._wrapping import functions_wrapped_by
+
+__all__ = ["AttentionMeaning", "MaskTensor", "UnknownAttention", "functions_wrapped_by", "meaning_of"]

@@ -1,0 +1,94 @@
+"""A wrapper around every attention function that a model is handed on this thread, eager ones included."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+class _Thread(threading.local):
+    wraps: tuple[Callable[[Function], Function], ...] = ()
+
+
+THREAD = _Thread()
+_LOCK = threading.Lock()
+_USERS = 0
+_BEFORE: dict[str, Any] = {}
+
+
+@contextmanager
+def functions_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]:
+    """Within it, on this thread, models of transformers get `wrap(function)` for every attention function they look up.
+
+    That is what `AttentionInterface.get_interface(name, default)` and `ALL_ATTENTION_FUNCTIONS[name]` give, whatever
+    the name, also the eager function of the model's own file. Wrappers nest, the innermost `with` is the outermost
+    function. Other threads are not touched, and the class is as it was after the last `with`, also after an exception.
+    A model that computes its attention itself never asks: nothing here can see it.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    _install()
+    before = THREAD.wraps
+    THREAD.wraps = (*before, wrap)
+    try:
+        yield
+    finally:
+        THREAD.wraps = before
+        _uninstall()
+
+
+def _wrapped(function: Function) -> Function:
+    for wrap in THREAD.wraps:
+        function = wrap(function)
+    return function
+
+
+def _interface() -> Any:
+    try:
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError as error:
+        raise ImportError('functions_wrapped_by needs transformers >= 5.0: pip install "saccade[hf]"') from error
+    return AttentionInterface
+
+
+def _install() -> None:
+    global _USERS
+    interface = _interface()
+    with _LOCK:
+        if _USERS == 0:
+            # Both are looked up on the class; __getitem__ is inherited, so that restoring it means removing it.
+            _BEFORE.update({name: interface.__dict__.get(name) for name in ("get_interface", "__getitem__")})
+            get_interface, get_item = interface.get_interface, interface.__getitem__
+
+            def wrapping_get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
+                wraps, THREAD.wraps = THREAD.wraps, ()
+                try:
+                    function = get_interface(self, attn_implementation, default)
+                finally:
+                    THREAD.wraps = wraps
+                return _wrapped(function)
+
+            def wrapping_get_item(self: Any, name: Any) -> Any:
+                return _wrapped(get_item(self, name))
+
+            interface.get_interface, interface.__getitem__ = wrapping_get_interface, wrapping_get_item
+        _USERS += 1
+
+
+def _uninstall() -> None:
+    global _USERS
+    interface = _interface()
+    with _LOCK:
+        _USERS -= 1
+        if _USERS == 0:
+            for name, before in _BEFORE.items():
+                if before is None:
+                    delattr(interface, name)
+                else:
+                    setattr(interface, name, before)
+            _BEFORE.clear()
