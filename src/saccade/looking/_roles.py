@@ -11,6 +11,7 @@ Shapes: B batch, H query heads, L tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,14 +93,17 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
     }
 
 
-def role_of(above: dict[str, float]) -> tuple[str, str]:
-    """(role, the score that decided it) from the scores above chance, by ``RULES``."""
-    for rule in RULES:
+def role_of(above: dict[str, float], rules: Sequence[Rule] = RULES) -> tuple[str, str]:
+    """(role, the score that decided it) from the scores above chance, by ``rules``, of which the last is for "broad".
+
+    A mixed head names the score that came closest to its threshold.
+    """
+    for rule in rules:
         best = max(rule.roles, key=lambda name: above[name])
         if above[best] >= rule.at_least:
             return best, best
-    thresholds = {name: rule.at_least for rule in RULES for name in rule.roles}
-    return "mixed", max((n for n in SCORES if n != "broad"), key=lambda name: above[name] / thresholds[name])
+    thresholds = {name: rule.at_least for rule in rules[:-1] for name in rule.roles}
+    return "mixed", max(thresholds, key=lambda name: above[name] / thresholds[name])
 
 
 def _describe(layer: int, head: int, scores: dict[str, float], chance: dict[str, float]) -> dict[str, Any]:
