@@ -8,6 +8,7 @@ from ._biases import ALiBi, RelativeBias
 from ._dropout import Dropout
 from ._explain import Plan, explain
 from ._masks import *  # noqa: F403
+from ._statistics import Statistics, statistics
 from ._weights import attention_weights
 
 __version__ = "0.1.0"
@@ -17,10 +18,12 @@ __all__ = [
     "Dropout",
     "Plan",
     "RelativeBias",
+    "Statistics",
     "attention",
     "attention_weights",
     "attention_with_lse",
     "explain",
     "merge",
+    "statistics",
     *_masks.__all__,
 ]

@@ -1,0 +1,145 @@
+"""`statistics`: check the call, choose who computes it, put the numbers together.
+
+Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths of key and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._biases import Bias
+from .._call import Call
+from .._checks import make_call
+from .._masks import Mask
+from . import _dense, _fused, _heads, _tiled
+from ._asked import Asked, make_asked
+from ._places import first_key, padded_rows, real_keys, standing
+from ._result import Statistics
+from ._rows import Rows
+
+BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
+
+
+def statistics(
+    query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, value: Tensor | None = None,
+    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
+    sink: Tensor | None = None, groups: Mapping[str, Tensor] | None = None, received: bool = True, top: int = 0,
+    histograms: Collection[str] | bool | None = None, backend: str = "auto",
+) -> Statistics:  # fmt: skip
+    """Exact statistics of the attention weights of one call, in memory linear in its lengths.
+
+        p_ij = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))      s_ij = softcap(scale * q_i.k_j) + bias_ij
+
+    over the keys j that the mask shows to query i: what `attention` multiplies the values by, before any dropout.
+    Everything is detached; the formulas of what comes back stand at `Statistics`.
+
+    Args:
+        query, key, mask, bias, scale, softcap, sink: as `attention`.
+        value: (B, Hkv, Lk, Dv), for its range and norms alone.
+        groups: named sets of keys, boolean (Lk,) or (B, Lk), whose masses are wanted.
+        received: whether to sum what each key receives, which takes a second walk over the keys.
+        top: how many keys with the largest weights to keep of each row. Of equal ones the first key comes first; where
+            a row sees fewer, the rest is weight 0 and key -1.
+        histograms: which of "query", "key", "value", "logits", "weights"; True is all. The last two take another walk.
+        backend: "native" (float32, bfloat16, float16 on a CPU), "chunked" (tiles in plain PyTorch: any dtype and
+            device), "reference" (dense, O(Lq Lk) memory: the specification), or "auto": the first that takes the call.
+
+    Raises:
+        TypeError: as `attention`; groups that are not boolean tensors by name, top that is not an int.
+        ValueError: as `attention`; a group of another shape or with a reserved name, a negative top, an unknown
+            histogram, an unknown backend or one that cannot do this call (the message says why).
+    """
+    with torch.no_grad():
+        call = make_call(
+            query, key, _value_or_none(key, value), mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
+            dropout=0.0, needs_lse=True,
+        )  # fmt: skip
+        asked = make_asked(call, groups, received, top, histograms)
+        module = choose(call, asked, backend)
+        with torch.autocast(call.device.type, enabled=False):
+            return _statistics(_detached(call), asked, module, value is not None)
+
+
+def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
+    """A value of width 1 that takes no memory, where none is given; what is wrong with the key is said of the key."""
+    if value is not None:
+        return value
+    fits = isinstance(key, Tensor) and key.dim() == 4
+    return key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
+
+
+def _detached(call: Call) -> Call:
+    return replace(
+        call,
+        query=call.query.detach(),
+        key=call.key.detach(),
+        value=call.value.detach(),
+        sink=None if call.sink is None else call.sink.detach(),
+    )
+
+
+def choose(call: Call, asked: Asked, backend: str) -> Any:
+    """The module that computes the call."""
+    if backend == "auto":
+        return _tiled if _fused.refuses(call, asked) else _fused
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}; got {backend!r}")
+    reason = BACKENDS[backend].refuses(call, asked)
+    if reason is not None:
+        raise ValueError(f"backend {backend!r} cannot do this call: {reason}")
+    return BACKENDS[backend]
+
+
+def _statistics(call: Call, asked: Asked, module: Any, has_value: bool) -> Statistics:
+    keys = real_keys(call)
+    rows: Rows = module.rows(call, asked, standing(call), first_key(call, keys))
+    counted, spoiled = rows.lse != -torch.inf, torch.isnan(rows.lse)[..., None]
+    shape = (call.batch, call.heads, call.length_q, call.length_k)
+    return Statistics(
+        shape=shape,
+        lse=rows.lse,
+        entropy=rows.entropy,
+        largest=rows.largest,
+        largest_at=rows.largest_at,
+        distance=rows.distance,
+        keys_seen=rows.keys_seen,
+        counted=counted,
+        padded=padded_rows(call.mask, call.length_q, call.device),
+        mass=rows.mass,
+        top_weights=torch.where(spoiled, torch.nan, rows.top_weights) if asked.top else rows.top_weights,
+        top_keys=torch.where(spoiled, -1, rows.top_keys) if asked.top else rows.top_keys,
+        received=rows.received,
+        heads=_per_head(call, asked, rows, counted, keys, has_value),
+    )
+
+
+def _per_head(
+    call: Call, asked: Asked, rows: Rows, counted: Tensor, keys: Tensor | None, has_value: bool
+) -> dict[str, dict[str, Tensor]]:
+    real_rows = None if bool(counted.all()) else counted
+    read = _read_keys(call, keys)
+    seen = rows.keys_seen.expand(counted.shape)
+    pairs = seen.sum((0, 2))
+    found = {
+        "query": _heads.of_vectors(call.query, real_rows, "query" in asked.histograms),
+        "key": _heads.of_vectors(call.key, read, "key" in asked.histograms),
+    }
+    if has_value:
+        found["value"] = _heads.of_vectors(call.value, read, "value" in asked.histograms)
+    found["logits"] = _heads.of_logits(rows, pairs)
+    found["weights"] = _heads.of_weights(rows, seen, counted, pairs)
+    if asked.histograms & {"logits", "weights"}:
+        _tiled.add_histograms(call, asked, rows, found)
+    return found
+
+
+def _read_keys(call: Call, keys: Tensor | None) -> Tensor | None:
+    """The keys that some row of a key head's queries sees, bool (B|1, Hkv|1, Lk)."""
+    if keys is None or keys.shape[1] == 1:
+        return keys
+    return keys.unflatten(1, (call.kv_heads, -1)).any(2)

@@ -1,0 +1,174 @@
+"""What `statistics` returns: numbers per row, per key and per head of one attention call.
+
+Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, p_ij the weight of key j in row i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROWS = ("lse", "entropy", "evenness", "largest", "distance", "keys_seen")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Statistics:
+    """Exact statistics of the weights p of one attention call. Natural logarithms; nothing here has a graph.
+
+    Numbers are float32 (float64 where the inputs are), places int64. A row is *counted* where it sees a key; rows that
+    are not (padded queries, and rows that the mask leaves without a key) hold 0 everywhere, -1 where a key is named,
+    and lse = -inf. A row that sees a NaN or an infinite logit holds NaN, and -1 where a key is named.
+
+    Per row, (B, Hq, Lq):
+        lse: log of the row's softmax denominator, the sink counted.
+        entropy: -sum_j p_ij log p_ij in nats, over the keys: the sink's share is not among the terms.
+        largest, largest_at: the largest weight and its key, the first one where several are equal.
+        distance: sum_j p_ij |pos(i) - j|, in tokens. pos(i) = i + Lk - Lq unless the mask places the queries.
+        mass: what falls on "self" (j = pos(i)), "previous" (pos(i) - 1), "next" (pos(i) + 1), "first" (the first key
+            that any row of the item sees), "sink", and on every group asked for. Over keys that partition the whole,
+            and the sink, masses add up to 1.
+        keys_seen: how many keys the row sees, int64. May be (B, 1, Lq) or smaller where rows do not differ: it
+            broadcasts.
+        counted: bool.
+        padded: bool, rows that `Padding(queries=...)` says are no tokens.
+        top_weights, top_keys: (B, Hq, Lq, top), falling; weight 0 and key -1 where a row sees fewer.
+
+    Per key, (B, Hq, Lk):
+        received: sum_i p_ij over the counted rows, None where not asked for.
+
+    Per head: `heads[what][name]`, over what is real, that is rows that are counted, keys that some row sees, and pairs
+    of which the row sees the key. (Hq,) for what = "query", "logits", "weights", (Hkv,) for "key" and "value":
+        min, max: of the finite entries; +inf and -inf where there is none.
+        norm: mean L2 norm of the vectors ("query", "key", "value" alone), of those without a non-finite entry.
+        nonfinite: share of entries that are NaN or infinite.
+        nonfinite_at: (H, 4) int64, the first such place, (item, head, row or key, channel) or, for logits and weights,
+            (item, head, row, key); -1 where there is none.
+        counts, edges: (H, n) int64 and (H, n + 1), the histogram, where asked for: entry x lies in bin m when
+            edges[m] <= x < edges[m + 1], the last bin closed.
+    """
+
+    shape: tuple[int, int, int, int]  # (B, Hq, Lq, Lk)
+    lse: Tensor
+    entropy: Tensor
+    largest: Tensor
+    largest_at: Tensor
+    distance: Tensor
+    keys_seen: Tensor
+    counted: Tensor
+    padded: Tensor
+    mass: dict[str, Tensor]
+    top_weights: Tensor
+    top_keys: Tensor
+    received: Tensor | None
+    heads: dict[str, dict[str, Tensor]]
+
+    @property
+    def evenness(self) -> Tensor:
+        """Entropy over the greatest that the row could have, in [0, 1]: 1 spreads evenly over all keys it sees.
+
+            (H / P + log P) / log keys_seen,  P = 1 - p_sink
+
+        is the entropy of the weights among the keys alone. 0 on rows that see one key, which could not differ.
+        """
+        share = 1 - self.mass["sink"]
+        some = torch.where(share > 0, share, 1.0)
+        among = self.entropy / some + torch.log(some)
+        most = torch.log(self.keys_seen.clamp(min=2).to(among.dtype))
+        return torch.where(self._choosing, (among / most).clamp(0, 1), 0.0)
+
+    @property
+    def _choosing(self) -> Tensor:
+        """Counted rows that see at least two keys."""
+        return self.counted & (self.keys_seen > 1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `mean` takes."""
+        return (*ROWS, *(f"mass.{name}" for name in self.mass))
+
+    def of(self, name: str) -> Tensor:
+        """The row statistic of that name, (B, Hq, Lq): "entropy", "evenness", ..., "mass.self", "mass.<group>".
+
+        Raises:
+            ValueError: no such statistic.
+        """
+        kind, dot, which = name.partition(".")
+        if dot and kind == "mass" and which in self.mass:
+            return self.mass[which]
+        if name not in ROWS:
+            raise ValueError(f"name must be one of {', '.join(self.names)}; got {name!r}")
+        found: Tensor = getattr(self, name)
+        return found.expand(self.counted.shape)
+
+    def mean(self, name: str) -> Tensor:
+        """Average per head over the counted rows of all items, (Hq,); NaN for a head without any.
+
+        Args:
+            name: "lse", "entropy", "evenness" (over rows that see at least two keys), "largest", "distance",
+                "keys_seen", or "mass.self" and the other masses.
+
+        Raises:
+            ValueError: no such statistic.
+        """
+        rows = self.of(name)
+        kept = self._choosing if name == "evenness" else self.counted
+        values = torch.where(kept, rows, 0).to(self.entropy.dtype)
+        return values.sum((0, 2)) / kept.sum((0, 2))
+
+    @property
+    def rows_counted(self) -> int:
+        """How many of the B * Hq * Lq rows see a key. With `rows_empty` and `rows_padded` it adds up to all."""
+        return int(self.counted.sum())
+
+    @property
+    def rows_padded(self) -> int:
+        """How many rows are padded queries."""
+        return int(self.padded.expand(self.counted.shape).sum())
+
+    @property
+    def rows_empty(self) -> int:
+        """How many rows are tokens, but see no key."""
+        return self.counted.numel() - self.rows_counted - self.rows_padded
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """The same with every tensor on `device`."""
+        return Statistics(**{f.name: _mapped(getattr(self, f.name), lambda x: x.to(device)) for f in fields(self)})
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers and lists per head, as json takes them; None for what is not finite."""
+        items, heads, rows, keys = self.shape
+        return {
+            "items": items,
+            "heads": heads,
+            "queries": rows,
+            "keys": keys,
+            "rows": {"counted": self.rows_counted, "empty": self.rows_empty, "padded": self.rows_padded},
+            "mean": {name: _plain(self.mean(name)) for name in self.names},
+            "heads_of": {what: {name: _plain(x) for name, x in held.items()} for what, held in self.heads.items()},
+        }
+
+    def __repr__(self) -> str:
+        from ._show import table
+
+        return table(self)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {name: _mapped(held, change) for name, held in value.items()}
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def _plain(tensor: Tensor) -> Any:
+    return _finite(tensor.tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None
