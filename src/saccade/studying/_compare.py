@@ -1,0 +1,116 @@
+"""Two checkpoints on the same texts: what changed, and how sure that is.
+
+A difference is taken on each text and averaged over texts (paired), so that what a text does to both cancels.
+Shapes: T texts, layers, heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ._corpus import CorpusScores, deviation, mean
+from ._scores import SCORES
+from ._uncertainty import LEVEL, half_width
+
+
+class Change(NamedTuple):
+    """One head's score in the one model and in the other, and their difference with its uncertainty."""
+
+    layer: int
+    head: int
+    score: str
+    before: float
+    after: float
+    difference: float
+    half_width: float  # difference -+ this: the 95 % interval
+    certain: bool  # not 0 with 95 % confidence for all comparisons at once (Bonferroni)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """``after`` less ``before``, text by text.
+
+    ``by_head`` says whether heads are compared one by one, which needs the same layers and heads in both; thirds of
+    the layers always are.
+    """
+
+    before: CorpusScores
+    after: CorpusScores
+
+    @property
+    def by_head(self) -> bool:
+        return self.before.heads == self.after.heads
+
+    def differences(self, name: str) -> np.ndarray:
+        """(T, layers, heads)."""
+        if not self.by_head:
+            shapes = f"{_shape(self.before)} and {_shape(self.after)}"
+            raise ValueError(f"heads cannot be compared one by one between {shapes}; thirds of the layers can")
+        return np.asarray(self.after.scores[name] - self.before.scores[name])
+
+    def changes(self) -> list[Change]:
+        """Every head and score that both models have, the largest differences first."""
+        found = []
+        for name in SCORES:
+            difference = self.differences(name)
+            average, wide, strict = _with_widths(difference, self._comparisons)
+            known = np.isfinite(average)
+            before, after = mean(self.before.scores[name]), mean(self.after.scores[name])
+            for layer, head in zip(*(axis.tolist() for axis in np.nonzero(known)), strict=True):
+                at = layer, head
+                found.append(
+                    Change(
+                        layer, head, name, float(before[at]), float(after[at]), float(average[at]),
+                        float(wide[at]), bool(abs(average[at]) > strict[at]),
+                    )
+                )  # fmt: skip
+        return sorted(found, key=lambda change: (-abs(change.difference), change[:3]))
+
+    def thirds(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """((3,), (3,)): the difference of the early, middle and late layers, and half of its 95 % interval."""
+        average, wide, _ = _with_widths(self.after.thirds(name) - self.before.thirds(name), 1)
+        return average, wide
+
+    @property
+    def _comparisons(self) -> int:
+        return sum(int(np.isfinite(mean(self.differences(name))).sum()) for name in SCORES)
+
+
+def compare(before: CorpusScores, after: CorpusScores) -> Comparison:
+    """Pair the texts of two studies. ValueError where they are not the same texts."""
+    if before.texts == after.texts:
+        return Comparison(before, after)
+    shared = [name for name in before.texts if name in after.texts]
+    if not shared:
+        raise ValueError(f"{before.model} and {after.model} were studied on different texts; none is shared")
+    return Comparison(_only(before, shared), _only(after, shared))
+
+
+def _only(study: CorpusScores, names: list[str]) -> CorpusScores:
+    """A text that is too short for one model is left out of both."""
+    kept = [study.texts.index(name) for name in names]
+    left_out = tuple(name for name in study.texts if name not in names)
+    return CorpusScores(
+        study.model,
+        study.heads,
+        tuple(names),
+        tuple(study.tokens[i] for i in kept),
+        {name: scores[kept] for name, scores in study.scores.items()},
+        {name: chance[kept] for name, chance in study.chance.items()},
+        (*study.skipped, *left_out),
+    )
+
+
+def _with_widths(difference: np.ndarray, comparisons: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean, half of the 95 % interval, half of one that holds for so many comparisons at once) over the texts."""
+    count, spread = np.isfinite(difference).sum(0), deviation(difference)
+    strict = 1 - (1 - LEVEL) / max(comparisons, 1)
+    return mean(difference), half_width(spread, count), half_width(spread, count, strict)
+
+
+def _shape(study: CorpusScores) -> str:
+    heads = sorted(set(study.heads))
+    return f"{study.layers} layers x {heads[0] if len(heads) == 1 else f'{heads[0]} to {heads[-1]}'} heads"
