@@ -1,0 +1,59 @@
+"""Saccade as an attention implementation of Hugging Face transformers: `register()`, `unregister()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ._attention import Attentions, function_giving, statistics, weights
+from ._masks import saccade_mask
+
+__all__ = ["register", "unregister"]
+
+NAME = "saccade"
+LEAST = (5, 0)
+
+
+def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) -> None:
+    """Make `attn_implementation="saccade"` known to transformers, for every model that looks its attention up there.
+
+    `AutoModel.from_pretrained(..., attn_implementation="saccade")` and `model.set_attn_implementation("saccade")` then
+    work. Registering again replaces what was registered before.
+
+    Args:
+        attentions: what `output_attentions=True` returns for each layer: "weights", (B, Hq, Lq, Lk) as eager does, or
+            "statistics", a `saccade.Statistics` in memory linear in the length.
+        ignore: names of arguments that a model hands to its attention function and that may be passed over.
+
+    Raises:
+        ValueError: another word for `attentions`.
+        ImportError: transformers is missing or older than 5.0.
+    """
+    seconds = {"weights": weights, "statistics": statistics}
+    if attentions not in seconds:
+        raise ValueError(f'register: attentions must be "weights" or "statistics", got {attentions!r}')
+    functions, masks = _interfaces()
+    functions.register(NAME, function_giving(seconds[attentions], frozenset(ignore)))
+    masks.register(NAME, saccade_mask)
+
+
+def unregister() -> None:
+    """Take "saccade" out of transformers again. A model that is still set to it raises transformers' own KeyError."""
+    functions, masks = _interfaces()
+    functions._global_mapping.pop(NAME, None)
+    masks._global_mapping.pop(NAME, None)
+
+
+def _interfaces() -> tuple[Any, Any]:
+    need = 'transformers >= 5.0 is needed: pip install "saccade[hf]"'
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(f"transformers is not installed; {need}") from error
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < LEAST:
+        raise ImportError(f"this is transformers {transformers.__version__}; {need}")
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    return AttentionInterface, AttentionMaskInterface

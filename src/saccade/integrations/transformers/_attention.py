@@ -1,0 +1,58 @@
+"""The attention function behind `attn_implementation="saccade"`.
+
+Shapes: B batch, Hq query heads, Lq / Lk lengths, Dv value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..._attention import attention
+from ..._weights import attention_weights
+from ...interception.transformers import AttentionMeaning, meaning_of
+
+Attentions = Literal["weights", "statistics"]
+Second = Callable[[AttentionMeaning], Any]
+
+
+def function_giving(second: Second, ignored: frozenset[str]) -> Callable[..., tuple[Tensor, Any]]:
+    """An attention function whose second value, where a caller asks for attentions, is `second(meaning)`."""
+
+    def saccade_attention_forward(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any
+    ) -> tuple[Tensor, Any]:
+        meaning = meaning_of(module, query, key, value, attention_mask, ignored=ignored, **more)
+        out = attention(meaning.query, meaning.key, meaning.value, **meaning.arguments())
+        asked = more.get("output_attentions") or _collected()
+        return out.transpose(1, 2).contiguous(), second(meaning) if asked else None
+
+    return saccade_attention_forward
+
+
+def _collected() -> bool:
+    """Whether the forward under way collects attentions: many models do not hand `output_attentions` down."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return False
+    if torch.compiler.is_compiling() and not _active_collector.compiling:
+        return False  # a context variable, which compilers cannot read
+    return any(name.endswith("attentions") for name in _active_collector.get() or ())
+
+
+def weights(meaning: AttentionMeaning) -> Tensor:
+    """(B, Hq, Lq, Lk) in the dtype of the query, as eager returns them but without dropout."""
+    what = {name: given for name, given in meaning.arguments().items() if name != "dropout"}
+    return attention_weights(meaning.query, meaning.key, **what).to(meaning.query.dtype)
+
+
+def statistics(meaning: AttentionMeaning) -> Any:
+    """`saccade.Statistics` of the call, padded queries left out where the mask tells of them."""
+    from ..._statistics import statistics as of
+
+    what = {name: given for name, given in meaning.arguments().items() if name not in ("dropout", "mask")}
+    return of(meaning.query, meaning.key, meaning.counted, value=meaning.value, **what)
