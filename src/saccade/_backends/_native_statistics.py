@@ -30,7 +30,7 @@ class NativeStatistics(NamedTuple):
     sink: Tensor  # the sink's share of the denominator, exp(sink) / W_i; 0 without a sink
     entropy: Tensor  # -sum_j p_ij log p_ij, nats, at least 0
     largest: Tensor  # max_j p_ij
-    largest_at: Tensor  # int64: the first key with the largest logit; -1 on rows that see no key; `nonfinite_at` where `largest` is NaN
+    largest_at: Tensor  # int64: the first key with the largest logit; -1 on rows that see no key, `nonfinite_at` on NaN
     smallest: Tensor  # min_j p_ij over visible keys
     distance: Tensor  # sum_j p_ij |i + placement - j|
     own: Tensor  # p_ij of j = i + placement; 0 where that is no key or not visible, as in the next three
@@ -43,8 +43,10 @@ class NativeStatistics(NamedTuple):
     nonfinite_at: Tensor  # int64: the first key with such a logit, or -1
     groups: Tensor  # (G, B, Hq, Lq): sum over the group's keys of p_ij
     received: Tensor | None  # (B, Hq, Lk): sum_i p_ij
-    top_weights: Tensor | None  # (B, Hq, Lq, top): descending; of equal logits the smaller key first; 0 where there is no key
-    top_keys: Tensor | None  # int64 (B, Hq, Lq, top); -1 where there is no key
+    top_weights: (
+        Tensor | None
+    )  # (B, Hq, Lq, top): descending, of equal logits the smaller key first; 0 after the last key
+    top_keys: Tensor | None  # int64 (B, Hq, Lq, top); -1 after the last key
 
 
 def refuses(call: Call, top: int = 0) -> str | None:
