@@ -29,9 +29,7 @@ class Asked:
     histograms: frozenset[str]
 
 
-def make_asked(
-    call: Call, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Collection[str] | None
-) -> Asked:
+def make_asked(call: Call, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any) -> Asked:
     """Check what is asked; every refusal names the argument, what came and what was expected."""
     names, members = _groups(call, groups)
     return Asked(names, members, bool(received), whole(top, "top", least=0), _histograms(histograms))

@@ -5,22 +5,26 @@ Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._biases import Bias
 from .._call import Call
 from .._checks import make_call
 from .._masks import Mask
+from .._masks._data import of_vmap, unwrapped
 from . import _dense, _fused, _heads, _tiled
 from ._asked import Asked, make_asked
-from ._places import first_key, padded_rows, real_keys, standing
+from ._places import first_key, padded_rows, standing
 from ._result import Statistics
 from ._rows import Rows
+from ._sight import Sight, sight_of
 
 BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
 
@@ -59,10 +63,11 @@ def statistics(
             query, key, _value_or_none(key, value), mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
             dropout=0.0, needs_lse=True,
         )  # fmt: skip
+        call = _alone(call)
         asked = make_asked(call, groups, received, top, histograms)
         module = choose(call, asked, backend)
         with torch.autocast(call.device.type, enabled=False):
-            return _statistics(_detached(call), asked, module, value is not None)
+            return _statistics(call, asked, module, value is not None)
 
 
 def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
@@ -73,14 +78,25 @@ def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
     return key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
 
 
-def _detached(call: Call) -> Call:
-    return replace(
-        call,
-        query=call.query.detach(),
-        key=call.key.detach(),
-        value=call.value.detach(),
-        sink=None if call.sink is None else call.sink.detach(),
-    )
+def _alone(call: Call) -> Call:
+    """The same numbers without a graph, a tangent or what torch.func's derivatives put around a tensor."""
+    bias = call.bias
+    if bias is not None:
+        bias = copy.copy(bias)
+        bias.parameter = _bare(bias.parameter, "bias")
+    sink = None if call.sink is None else _bare(call.sink, "sink")
+    tensors = (_bare(getattr(call, name), name) for name in ("query", "key", "value"))
+    query, key, value = tensors
+    return replace(call, query=query, key=key, value=value, bias=bias, sink=sink)
+
+
+def _bare(tensor: Tensor, name: str) -> Tensor:
+    tensor = unwrapped(tensor)
+    if of_vmap(tensor):
+        raise ValueError(f"{name}: torch.vmap runs over it, and statistics are of its values; loop over it instead")
+    if forward_ad._current_level >= 0:
+        tensor = forward_ad.unpack_dual(tensor).primal
+    return tensor.detach()
 
 
 def choose(call: Call, asked: Asked, backend: str) -> Any:
@@ -96,50 +112,49 @@ def choose(call: Call, asked: Asked, backend: str) -> Any:
 
 
 def _statistics(call: Call, asked: Asked, module: Any, has_value: bool) -> Statistics:
-    keys = real_keys(call)
-    rows: Rows = module.rows(call, asked, standing(call), first_key(call, keys))
-    counted, spoiled = rows.lse != -torch.inf, torch.isnan(rows.lse)[..., None]
-    shape = (call.batch, call.heads, call.length_q, call.length_k)
+    seen, keys = sight_of(call)
+    rows: Rows = module.rows(call, asked, standing(call), first_key(keys, call.device))
+    counted = rows.lse != -torch.inf
+    if asked.top:
+        spoiled = torch.isnan(rows.lse)[..., None]
+        rows = replace(
+            rows,
+            top_weights=torch.where(spoiled, torch.nan, rows.top_weights),
+            top_keys=torch.where(spoiled, -1, rows.top_keys),
+        )
     return Statistics(
-        shape=shape,
+        shape=(call.batch, call.heads, call.length_q, call.length_k),
         lse=rows.lse,
         entropy=rows.entropy,
         largest=rows.largest,
         largest_at=rows.largest_at,
         distance=rows.distance,
-        keys_seen=rows.keys_seen,
+        keys_seen=seen,
         counted=counted,
         padded=padded_rows(call.mask, call.length_q, call.device),
         mass=rows.mass,
-        top_weights=torch.where(spoiled, torch.nan, rows.top_weights) if asked.top else rows.top_weights,
-        top_keys=torch.where(spoiled, -1, rows.top_keys) if asked.top else rows.top_keys,
+        top_weights=rows.top_weights,
+        top_keys=rows.top_keys,
         received=rows.received,
-        heads=_per_head(call, asked, rows, counted, keys, has_value),
+        heads=_per_head(call, asked, rows, counted, Sight(seen, keys), has_value),
     )
 
 
 def _per_head(
-    call: Call, asked: Asked, rows: Rows, counted: Tensor, keys: Tensor | None, has_value: bool
+    call: Call, asked: Asked, rows: Rows, counted: Tensor, sight: Sight, has_value: bool
 ) -> dict[str, dict[str, Tensor]]:
-    real_rows = None if bool(counted.all()) else counted
-    read = _read_keys(call, keys)
-    seen = rows.keys_seen.expand(counted.shape)
-    pairs = seen.sum((0, 2))
-    found = {
-        "query": _heads.of_vectors(call.query, real_rows, "query" in asked.histograms),
-        "key": _heads.of_vectors(call.key, read, "key" in asked.histograms),
-    }
+    real = None if bool(counted.all()) else counted
+    keys = sight.keys
+    if keys is not None and keys.shape[1] > 1:
+        keys = keys.unflatten(1, (call.kv_heads, -1)).any(2)
+    vectors = {"query": (call.query, real), "key": (call.key, keys)}
     if has_value:
-        found["value"] = _heads.of_vectors(call.value, read, "value" in asked.histograms)
+        vectors["value"] = call.value, keys
+    found = {name: _heads.of_vectors(*given, name in asked.histograms) for name, given in vectors.items()}
+    seen = sight.seen.expand(counted.shape)
+    pairs = seen.sum((0, 2))
     found["logits"] = _heads.of_logits(rows, pairs)
     found["weights"] = _heads.of_weights(rows, seen, counted, pairs)
     if asked.histograms & {"logits", "weights"}:
         _tiled.add_histograms(call, asked, rows, found)
     return found
-
-
-def _read_keys(call: Call, keys: Tensor | None) -> Tensor | None:
-    """The keys that some row of a key head's queries sees, bool (B|1, Hkv|1, Lk)."""
-    if keys is None or keys.shape[1] == 1:
-        return keys
-    return keys.unflatten(1, (call.kv_heads, -1)).any(2)

@@ -22,6 +22,7 @@ def refuses(call: Call, asked: Asked) -> str | None:
 
 def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
     seen, bias = _seen_and_bias(call)
+    seen = seen & (bias != -torch.inf)
     shape = seen.shape
     logits = torch.where(seen, _logits(call, seen) + bias, -torch.inf)
     sink = logits.new_full((1, call.heads, 1), -torch.inf)
@@ -68,7 +69,6 @@ def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
         ),
         smallest=-_greatest(torch.where(seen, -p, -torch.inf), 0.0),
         distance=(p * (at - keys).abs()).sum(-1),
-        keys_seen=torch.where(empty, 0, seen.sum(-1)),
         mass=masses,
         low=-_greatest(torch.where(fine, -logits, -torch.inf), -torch.inf),
         high=_greatest(torch.where(fine, logits, -torch.inf), -torch.inf),

@@ -14,7 +14,6 @@ from .._biases import Placement
 from .._call import Call
 from ._asked import Asked
 from ._rows import Rows
-from ._seen import keys_seen
 
 
 def refuses(call: Call, asked: Asked) -> str | None:
@@ -42,7 +41,6 @@ def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
         largest_at=found.largest_at,
         smallest=found.smallest,
         distance=found.distance,
-        keys_seen=keys_seen(call),
         mass=_mass(found, asked),
         low=found.lowest,
         high=found.highest,

@@ -73,7 +73,7 @@ def _nonfinite(bad: Tensor | None, entries: Tensor, like: Tensor) -> dict[str, T
 
 def _first_place(bad: Tensor) -> Tensor:
     """(H, 4): item, head, row, channel of the first True of (B, H, L, D), in that order; -1."""
-    batch, heads, length, width = bad.shape
+    _, heads, length, width = bad.shape
     head = torch.arange(heads, device=bad.device)
     if not bad.numel():
         return torch.full((heads, 4), -1, device=bad.device)

@@ -1,6 +1,6 @@
-"""Where the rows of a call stand among its keys, and which of its rows and keys are real.
+"""Where the rows of a call stand among its keys, and which rows are no tokens.
 
-Shape legend: B items, H heads, Lq / Lk lengths.
+Shape legend: B items, Lq rows.
 """
 
 from __future__ import annotations
@@ -8,25 +8,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._biases import Placement, TensorBias
+from .._biases import Placement
 from .._call import Call, _stands_at
-from .._masks import Mask, Padding, keys_seen
+from .._masks import Mask, Padding
 from .._masks._algebra import And
 from .._masks._placement import At, Slice
 
 
 def standing(call: Call) -> Placement:
     """Row i stands at key index `i + standing`: by the mask's placement, else the bias's, else bottom-right."""
-    unplaced: Placement | None = call.length_k - call.length_q
-    if call.bias is not None and call.bias.offset is not None and _stands_at(call.mask, None, call.device) is None:
-        return call.bias.offset
-    assert isinstance(unplaced, int)
-    found = _stands_at(call.mask, unplaced, call.device)
-    if found is None:
+    bias = None if call.bias is None else call.bias.offset
+    found = _stands_at(call.mask, None if bias is not None else call.length_k - call.length_q, call.device)
+    if found is not None:
+        return found
+    if bias is None:
         raise ValueError(
-            "mask: the mask is a slice that does not say where its queries stand; give mask.slice(..., lengths=(Lq, Lk))"
+            "mask: a slice that does not say where its queries stand; give mask.slice(..., lengths=(Lq, Lk))"
         )
-    return found
+    return bias
 
 
 def positions(rows: Tensor, placement: Placement) -> Tensor:
@@ -35,9 +34,9 @@ def positions(rows: Tensor, placement: Placement) -> Tensor:
 
 
 def padded_rows(mask: Mask | None, length: int, device: torch.device) -> Tensor:
-    """Rows that a `Padding(queries=...)` says are no tokens, bool (B|1, 1, Lq)."""
+    """Rows that a `Padding(queries=...)` says are no tokens, bool (B|1, 1, Lq|1)."""
     found = _padded(mask, 0, length, device)
-    return torch.zeros(1, 1, length, dtype=torch.bool, device=device) if found is None else found[:, None]
+    return torch.zeros(1, 1, 1, dtype=torch.bool, device=device) if found is None else found[:, None]
 
 
 def _padded(mask: Mask | None, start: int, length: int, device: torch.device) -> Tensor | None:
@@ -55,21 +54,8 @@ def _padded(mask: Mask | None, start: int, length: int, device: torch.device) ->
     return None if not some else some[0] if len(some) == 1 else torch.stack(torch.broadcast_tensors(*some)).any(0)
 
 
-def real_keys(call: Call) -> Tensor | None:
-    """Keys that some row sees, bool (B|1, H|1, Lk); None where that is every key.
-
-    A bias tensor's -inf hides what it hides from all rows.
-    """
-    by_mask = keys_seen(call.mask, call.length_q, call.length_k, device=call.device)
-    bias = call.bias.parameter if isinstance(call.bias, TensorBias) else None
-    if bias is None or not call.length_q:
-        return by_mask
-    allowed = (bias.detach() != float("-inf")).any(2).expand(-1, -1, call.length_k)
-    return allowed if by_mask is None else by_mask & allowed
-
-
-def first_key(call: Call, keys: Tensor | None) -> Tensor:
-    """The first key of each item that some row of it sees, int64 (B|1,); 0 where there is none."""
-    if keys is None or not call.length_k:
-        return torch.zeros(1, dtype=torch.int64, device=call.device)
+def first_key(keys: Tensor | None, device: torch.device) -> Tensor:
+    """The first of `keys`, bool (B|1, H|1, Lk) or None for all, in each item: int64 (B|1,); 0 where there is none."""
+    if keys is None or not keys.shape[2]:
+        return torch.zeros(1, dtype=torch.int64, device=device)
     return keys.any(1).to(torch.uint8).argmax(1)

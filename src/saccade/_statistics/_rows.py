@@ -22,7 +22,6 @@ class Rows:
     largest_at: Tensor
     smallest: Tensor  # the smallest weight among the keys seen
     distance: Tensor
-    keys_seen: Tensor  # int64, may broadcast
     mass: dict[str, Tensor]  # self, previous, next, first, sink, then the groups
     low: Tensor  # the least finite logit, +inf where there is none
     high: Tensor  # the greatest, -inf

@@ -1,0 +1,153 @@
+"""How many keys each row of a call sees, and which keys some row sees, without forming Lq x Lk.
+
+Shape legend: B items, H heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._biases import Span
+from .._call import Call, _stands_at
+from .._masks import Causal, FromTensor, Mask, Padding, Window, keys_seen
+from .._masks._algebra import And
+from .._masks._placement import At
+from ._places import positions
+
+_ROWS, _KEYS = 256, 2048
+
+
+class Sight(NamedTuple):
+    seen: Tensor  # int64 (B|1, H|1, Lq|1)
+    keys: Tensor | None  # bool (B|1, H|1, Lk), None: every key is seen by some row
+
+
+def sight_of(call: Call) -> Sight:
+    """What the mask shows and a bias of -inf does not hide."""
+    hidden = _hides(call)
+    seen = None if hidden else _counted(call)
+    if seen is None:
+        return _walked(call, hidden)
+    return Sight(seen, keys_seen(call.mask, call.length_q, call.length_k, device=call.device))
+
+
+def _hides(call: Call) -> bool:
+    """Whether the bias may hold -inf somewhere."""
+    if call.bias is None or not call.bias.parameter.numel():
+        return False
+    return not bool(call.bias.parameter.amin() > -torch.inf)
+
+
+# --- by arithmetic ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Row i sees the keys j with `keys[j]` and -left <= j - pos(i) <= right, if `rows[i]`; None sets no limit."""
+
+    left: int | None = None
+    right: int | None = None
+    keys: Tensor | None = None  # bool (B|1, Lk)
+    rows: Tensor | None = None  # bool (B|1, Lq)
+
+
+def _counted(call: Call) -> Tensor | None:
+    """Keys seen per row, where the mask is a band, padding, a tensor, or bands with padding; else None."""
+    mask = call.mask
+    if mask is None:
+        return torch.full((1, 1, 1), call.length_k, device=call.device)
+    if isinstance(mask, FromTensor):
+        return mask.tensor.sum(-1) * (1 if mask.tensor.shape[3] == call.length_k else call.length_k)
+    rule = _rule(mask, _Rule(), call)
+    if rule is None:
+        return None
+    placement = _stands_at(mask, call.length_k - call.length_q, call.device)
+    assert placement is not None
+    at = positions(torch.arange(call.length_q, device=call.device), placement)
+    start = torch.zeros_like(at) if rule.left is None else (at - rule.left).clamp(0, call.length_k)
+    stop = torch.full_like(at, call.length_k) if rule.right is None else (at + rule.right + 1).clamp(0, call.length_k)
+    stop = torch.maximum(start, stop)
+    if rule.keys is None:
+        count = stop - start
+    else:
+        running = torch.nn.functional.pad(rule.keys.cumsum(1), (1, 0))
+        items = max(running.shape[0], at.shape[0])
+        running, start, stop = (x.expand(items, -1) for x in (running, start, stop))
+        count = running.gather(1, stop) - running.gather(1, start)
+    return (count if rule.rows is None else torch.where(rule.rows, count, 0))[:, None]
+
+
+def _rule(mask: Mask, rule: _Rule, call: Call) -> _Rule | None:
+    """The rule of `mask` and `rule` together."""
+    if isinstance(mask, And):
+        joined: _Rule | None = rule
+        for part in mask.parts:
+            joined = None if joined is None else _rule(part, joined, call)
+        return joined
+    if isinstance(mask, At):
+        return _rule(mask.part, rule, call)
+    if isinstance(mask, Causal):
+        return replace(rule, right=_less(rule.right, 0))
+    if isinstance(mask, Window):
+        return replace(rule, left=_less(rule.left, mask.left), right=_less(rule.right, mask.right))
+    if isinstance(mask, Padding):
+        rows = None if mask.queries is None else mask.queries.marks(call.length_q, call.device)
+        keys = mask.keys.marks(call.length_k, call.device)
+        return replace(rule, keys=_both(rule.keys, keys), rows=_both(rule.rows, rows))
+    return None
+
+
+def _less(left: int | None, right: int | None) -> int | None:
+    return right if left is None else left if right is None else min(left, right)
+
+
+def _both(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    return right if left is None else left if right is None else left & right
+
+
+# --- by looking ---------------------------------------------------------------------------------------------------
+
+
+def _walked(call: Call, hidden: bool) -> Sight:
+    """Tile by tile, whatever hides what."""
+    keys = [_span(start, min(start + _KEYS, call.length_k), call) for start in range(0, call.length_k, _KEYS)]
+    counts, shown = [], torch.zeros(1, 1, call.length_k, dtype=torch.bool, device=call.device)
+    for start in range(0, call.length_q, _ROWS):
+        rows = _span(start, min(start + _ROWS, call.length_q), call)
+        tiles = [_tile(call, rows, span, hidden) for span in keys]
+        counts.append(
+            sum((tile.sum(-1) for tile in tiles), torch.zeros(1, 1, len(rows), dtype=torch.int64).to(call.device))
+        )
+        if tiles:
+            shape = torch.broadcast_shapes(*(tile.shape[:2] for tile in tiles))
+            shown = shown | torch.cat([tile.any(2).expand(*shape, -1) for tile in tiles], 2)
+    if not counts:
+        return Sight(torch.zeros(1, 1, 0, dtype=torch.int64, device=call.device), shown)
+    shape = torch.broadcast_shapes(*(count.shape[:2] for count in counts))
+    return Sight(torch.cat([count.expand(*shape, -1) for count in counts], 2), shown)
+
+
+def _span(start: int, stop: int, call: Call) -> Span:
+    return Span(start, stop, torch.arange(start, stop, device=call.device))
+
+
+def _tile(call: Call, rows: Span, keys: Span, hidden: bool) -> Tensor:
+    """bool (B|1, H|1, r, c)."""
+    kind = "full"
+    if call.mask is not None:
+        edges = (rows.start, rows.stop), (keys.start, keys.stop)
+        kind = call.mask._kind(*edges, call.length_q, call.length_k)
+    if kind == "partial":
+        assert call.mask is not None
+        seen = call.mask._bits(rows.index, keys.index, call.length_q, call.length_k)
+    else:
+        seen = torch.full((1, 1, len(rows), len(keys)), kind == "full", device=call.device)
+    if not hidden or kind == "empty":
+        return seen
+    assert call.bias is not None
+    scores = call.bias.tile(call.bias.parameter, rows, keys, call.placement, call.accumulator)
+    return seen & (scores != -torch.inf)
