@@ -41,7 +41,7 @@ def test_every_piece_belongs_to_exactly_one_word(size):
     text = "The  cat, don't sit\non 3 m\u00e4ts \u732b!  "
     spans = Pieces(size).encode(text).spans
     found = group(text, spans)
-    assert found[0] == Word("<s>", 0, 0, 0, 1)
+    assert found[0] == Word("<s>", 0, 0, 0, 1, special=True)
     assert [w.text for w in found[1:]] == words(text)
     pieces = [i for w in found for i in range(w.first, w.last)]
     assert pieces == list(range(len(spans) + 1))
@@ -77,4 +77,4 @@ def test_labels_never_break_a_line_or_control_a_terminal():
     assert Word("\x1b[31m", 0, 5, 1, 2).label == "\ufffd[31m"
     assert Word("cat", 0, 3, 1, 2).label == "cat"
     assert Word(",", 0, 1, 1, 2).is_delimiter and Word("\n", 0, 1, 1, 2).is_delimiter
-    assert not Word("<s>", 0, 0, 0, 1).is_delimiter and not Word("3", 0, 1, 1, 2).is_delimiter
+    assert not Word("<s>", 0, 0, 0, 1, special=True).is_delimiter and not Word("3", 0, 1, 1, 2).is_delimiter

@@ -16,8 +16,7 @@ from .. import __version__
 from ._errors import UserError, require
 
 if TYPE_CHECKING:
-    from ..looking import Look
-    from ..models import LanguageModel
+    from ..looking import Look, TextModel
 
 REPORT = Path("saccade-report.html")
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
@@ -42,7 +41,12 @@ def look(
         typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A model folder.  [default: the embedded model]")
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_HUB_ID",
+            help="A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
+            "[default: the embedded model]",
+        ),
     ] = None,
     head: Annotated[
         str | None,
@@ -189,7 +193,7 @@ def _parse_head(head: str | None) -> tuple[int, int] | None:
 
 def _look(
     given: Given,
-    model: Path | None,
+    model: str | None,
     head: tuple[int, int] | None,
     first: int | None,
     *,
@@ -197,25 +201,25 @@ def _look(
     force: bool,
 ) -> Look:
     from ..looking import look as look_through
-    from ..models import load
+    from ..looking import open_model
     from ..viewer import check_target
 
     for target in targets:
         check_target(target, force=force)
-    lm = load(model)
-    _check_length(lm, given.text, first or 1)
-    name = "embedded model" if model is None else f"model {model}"
-    return look_through(lm, given.text, head, model=name, source=given.source)
+    opened = open_model(model)
+    _check_length(opened, given.text, first or 1)
+    name = "embedded model" if model is None else f"model {opened.name}"
+    return look_through(opened, given.text, head, name=name, source=given.source)
 
 
-def _check_length(lm: LanguageModel, text: str, first: int) -> None:
+def _check_length(model: TextModel, text: str, first: int) -> None:
     from ..looking import split_words, words_that_fit
 
     spans = split_words(text)
-    fit = words_that_fit(lm, text, spans)
+    fit = words_that_fit(model, text, spans)
     if fit >= len(spans):
         return
-    room = f"this model reads {lm.model.config.context - 1:,} tokens at once"
+    room = f"this model reads {model.room:,} tokens at once"
     if not fit:
         raise UserError(f"the text is too long: {room}, and its first word alone has more")
     part = f"--from {first} --to {first + fit - 1}" if first > 1 else f"--to {fit}"
@@ -235,7 +239,7 @@ def _write(seen: Look, report: Path, figure: Path | None) -> None:
 # What is printed
 
 
-def _print(seen: Look, given: Given, model: Path | None, report: Path, figure: Path | None) -> None:
+def _print(seen: Look, given: Given, model: str | None, report: Path, figure: Path | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -254,9 +258,9 @@ def _print(seen: Look, given: Given, model: Path | None, report: Path, figure: P
         console.print(Text.assemble(("Next    " if i == 0 else "        ", "dim"), command), soft_wrap=True)
 
 
-def _next(seen: Look, given: Given, model: Path | None, figure: Path | None) -> list[str]:
+def _next(seen: Look, given: Given, model: str | None, figure: Path | None) -> list[str]:
     """Three commands worth trying now."""
-    options = ["--model", str(model)] if model else []
+    options = ["--model", model] if model else []
     others = [
         (f.layer, f.head) for f in seen.findings if f.layer is not None and (f.layer, f.head) != (seen.layer, seen.head)
     ]

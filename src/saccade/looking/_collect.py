@@ -1,20 +1,19 @@
-"""Run a language model on a text and keep its attention weights, on words.
+"""Run a model on a text and keep its attention weights, on words.
 
-Shapes: B batch, H query heads, L pieces (with the start token), W words (with the start token).
+Shapes: B batch, H query heads, L tokens and W words, the special ones included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._weights import attention_weights
 from ..models import LanguageModel
-from ..nn import Observation
+from ._models import TextModel, Tokens, as_text_model, weights_of
 from ._words import Word, group, split_words
 
 
@@ -23,12 +22,15 @@ class AttentionMap:
     """What every head of a model did on one text, on words.
 
     ``weights[layer, head, q, k]`` is how much word ``q`` looked at word ``k``: summed over the pieces of the key
-    word, averaged over the pieces of the query word, so every row sums to 1. Word 0 is the start token ``<s>``.
+    word, averaged over the pieces of the query word, so every row sums to 1. The special tokens of the model are
+    words too: ``<s>`` is word 0 of Saccade's models. Where layers differ in heads, those a layer lacks are all 0.
     """
 
     text: str
     words: tuple[Word, ...]
     weights: np.ndarray
+    causal: bool = True  # whether no word looks at a later one
+    by_layer: tuple[int, ...] = field(default=())  # heads of each layer; () where all have as many
 
     @property
     def layers(self) -> int:
@@ -36,81 +38,105 @@ class AttentionMap:
 
     @property
     def heads(self) -> int:
+        """Heads of a layer, the most that any has."""
         return int(self.weights.shape[1])
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """(layer, head) of every head there is."""
+        for layer in range(self.layers):
+            for head in range(self.by_layer[layer] if self.by_layer else self.heads):
+                yield layer, head
+
+    @property
+    def count(self) -> int:
+        """How many heads there are."""
+        return sum(1 for _ in self.places())
 
     @property
     def pieces(self) -> int:
-        """Pieces the tokenizer made of the text, without the start token."""
-        return self.words[-1].last - 1
+        """Pieces the tokenizer made of the text, without special tokens."""
+        return sum(word.last - word.first for word in self.words if not word.special)
+
+    @property
+    def ordinary(self) -> np.ndarray:
+        """The words of the text: indices of those that are no special token."""
+        return np.flatnonzero([not word.special for word in self.words])
+
+    @property
+    def seen_by(self) -> np.ndarray:
+        """(W,): how many words each word sees."""
+        size = len(self.words)
+        return np.arange(1, size + 1) if self.causal else np.full(size, size)
 
     def entropy(self) -> np.ndarray:
-        """(layers, heads): the entropy in nats of a word's weights, averaged over the words (not ``<s>``)."""
-        w = self.weights[:, :, 1:]
+        """(layers, heads): the entropy in nats of a word's weights, averaged over the words of the text."""
+        w = self.weights[:, :, self.ordinary]
         return np.asarray(-np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(-1).mean(-1))
 
 
-def collect(lm: LanguageModel, text: str) -> AttentionMap:
-    """The attention weights of every head of ``lm`` on ``text``.
+def collect(model: TextModel | LanguageModel, text: str) -> AttentionMap:
+    """The attention weights of every head of ``model`` on ``text``.
+
+    Raises ValueError for a text without a word and for one that is longer than the model's context.
+    """
+    model = as_text_model(model)
+    tokens, words = read(model, text)
+    mean, total = _word_matrices(words, words[-1].last)
+    weights = np.zeros((model.layers, max(model.heads), len(words), len(words)), np.float32)
+
+    def keep(layer: int, found: Tensor) -> None:
+        weights[layer, : found.shape[1]] = (mean @ found[0].double().cpu() @ total).float().numpy()
+
+    model.run_weights(model.whole(tokens.ids), keep)
+    by_layer = () if len(set(model.heads)) == 1 else model.heads
+    return AttentionMap(text, tuple(words), weights, model.causal, by_layer)
+
+
+def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
+    """The tokens of ``text`` and its words, with the special tokens around it.
 
     Raises ValueError for a text without a word and for one that is longer than the model's context.
     """
     spans = split_words(text)
     if not spans:
         raise ValueError("text: it holds no word; one word at least is needed")
-    fit = words_that_fit(lm, text, spans)
+    fit = words_that_fit(model, text, spans)
     if fit < len(spans):
         raise ValueError(
-            f"text: {len(spans):,} words came; this model reads {lm.model.config.context - 1:,} tokens at once, "
+            f"text: {len(spans):,} words came; this model reads {model.room:,} tokens at once, "
             f"which holds the first {fit:,} words"
         )
-    encoding = lm.tokenizer.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing
-    words = group(text, encoding.spans, spans)
-    mean, total = _word_matrices(words, len(encoding.ids) + 1)
-    layers: dict[int, Tensor] = {}
-
-    def keep(layer: int, weights: Tensor) -> None:
-        layers[layer] = (mean @ weights[0].double().cpu() @ total).float()
-
-    observe_weights(lm, torch.tensor([[lm.tokenizer.start, *encoding.ids]]), keep)
-    weights = torch.stack([layers[i] for i in sorted(layers)]).numpy()
-    return AttentionMap(text, tuple(words), weights)
+    tokens = model.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing
+    before, after = ([model.written(token) for token in around] for around in (model.before, model.after))
+    special = [i for i, token in enumerate(tokens.ids) if token in model.special]
+    return tokens, group(text, tokens.spans, spans, before=before, after=after, special=special)
 
 
-def observe_weights(lm: LanguageModel, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+def observe_weights(lm: TextModel | LanguageModel, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
     """Run ``tokens`` (B, L) and call ``visit(layer, weights)`` with (B, H, L, L) weights, layer after layer."""
-
-    def observe(layer: int, seen: Observation) -> None:
-        weights = attention_weights(
-            seen.query, seen.key, seen.mask, bias=seen.bias, scale=seen.scale, softcap=seen.softcap, sink=seen.sink
-        )
-        visit(layer, weights)
-
-    training = lm.model.training
-    lm.model.eval()
-    try:
-        with torch.no_grad():
-            lm.model(tokens.to(next(lm.model.parameters()).device), observe=observe)
-    finally:
-        lm.model.train(training)
+    as_text_model(lm).run(tokens, lambda layer, call: visit(layer, weights_of(call)))
 
 
-def words_that_fit(lm: LanguageModel, text: str, spans: list[tuple[int, int]] | None = None) -> int:
-    """How many words of ``text``, counted from its start, the model's context holds beside the start token."""
+def words_that_fit(model: TextModel | LanguageModel, text: str, spans: list[tuple[int, int]] | None = None) -> int:
+    """How many words of ``text``, counted from its start, the model's context holds beside the special tokens."""
+    model = as_text_model(model)
     spans = split_words(text) if spans is None else spans
-    room = lm.model.config.context - 1
+    room = model.room
+    if room is None:
+        return len(spans)
     # Some 64 characters a token are plenty, so a whole library need not be encoded to learn that it is too long.
-    pieces = lm.tokenizer.encode(text[: room * 64]).spans
+    pieces = model.encode(text[: room * 64]).spans
     if len(pieces) <= room and len(text) > room * 64:
-        pieces = lm.tokenizer.encode(text).spans
+        pieces = model.encode(text).spans
     if len(pieces) <= room:
         return len(spans)
     end = min(pieces[room - 1][1], pieces[room][0])  # a character whose bytes are cut in two does not fit
-    return _last_that_fits(lm, text, spans, sum(stop <= end for _, stop in spans), room)
+    return _last_that_fits(model, text, spans, sum(stop <= end for _, stop in spans), room)
 
 
-def _last_that_fits(lm: LanguageModel, text: str, spans: list[tuple[int, int]], guess: int, room: int) -> int:
+def _last_that_fits(model: TextModel, text: str, spans: list[tuple[int, int]], guess: int, room: int) -> int:
     """A cut text may be encoded a little differently from a whole one: step back until it fits."""
-    while guess > 1 and len(lm.tokenizer.encode(text[: spans[guess - 1][1]]).ids) > room:
+    while guess > 1 and len(model.encode(text[: spans[guess - 1][1]]).ids) > room:
         guess -= 1
     return guess
 

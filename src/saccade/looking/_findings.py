@@ -15,7 +15,7 @@ import numpy as np
 
 from ._collect import AttentionMap
 from ._numbers import hundredths, short_number
-from ._scores import earlier_occurrences, here, telling
+from ._scores import followers, here, occurrences, telling, visible
 
 MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -25,9 +25,10 @@ _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "sevent
 class Finding:
     """A sentence, the ``value`` in it, and where on the map it can be read off again.
 
-    ``kind``: "look", "copy", "same" are ``weights[layer, head, query, key]``; "previous", "self" are the head's
-    average over the words; "delimiter" is its average on word ``key`` over the words after it; "sink" counts the
-    heads (``value``) with an average of more than half on ``<s>``; "nothing" says that nothing stands out.
+    ``kind``: "look", "copy", "same" are ``weights[layer, head, query, key]``; "previous", "next", "self" are the
+    head's average over the words; "delimiter" is its average on word ``key`` over the other words that see it; "sink"
+    and "special" count the heads (``value``) with an average of more than half on the first token, and on the other
+    special tokens; "nothing" says that nothing stands out.
     """
 
     kind: str
@@ -50,7 +51,7 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
 
     ``roles`` is what ``measure_roles`` returned: only a head with a measured role is said to have a habit of copying.
     """
-    gain = telling(seen.weights)
+    gain = telling(seen.weights, seen.causal)
     habits = here(seen)
     copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
     candidates = [*_links(seen, gain), *_copies(seen, gain, copies), *_habits(seen, habits)]
@@ -63,7 +64,7 @@ def name_of(seen: AttentionMap, i: int) -> str:
     """The word in quotes, with its ordinal where it stands more than once: ``the second 'the'``."""
     word = seen.words[i]
     alike = [j for j, other in enumerate(seen.words) if other.text.casefold() == word.text.casefold()]
-    if word.is_start or len(alike) == 1:
+    if len(alike) == 1:
         return f"'{word.label}'"
     n = alike.index(i) + 1
     return f"the {_ordinal(n)} '{word.label}'"
@@ -94,14 +95,13 @@ def _diverse(candidates: list[Finding], limit: int) -> list[Finding]:
 
 
 def _links(seen: AttentionMap, gain: np.ndarray) -> Iterator[Finding]:
-    """One word that looks at another further back, not at its own repetition or what followed that."""
-    size = len(seen.words)
-    q, k = np.tril_indices(size, -2)
-    earlier = earlier_occurrences(seen)
-    ordinary = np.array([not (w.is_start or w.is_delimiter) for w in seen.words])
-    counts = 1 + (earlier | earlier.T).sum(-1)  # a word that is everywhere in the text says less
-    fine = ordinary[q] & ordinary[k] & ~earlier[q, k] & ~earlier[q, k - 1]
-    q, k = q[fine], k[fine]
+    """One word that looks at another further off, not at its own repetition or what followed that."""
+    others = occurrences(seen)
+    place = np.arange(len(others))
+    far = visible(seen) & (abs(place[:, None] - place) > 1)
+    plain = np.array([not (w.special or w.is_delimiter) for w in seen.words])
+    counts = 1 + (others | others.T).sum(-1)  # a word that is everywhere in the text says less
+    q, k = np.nonzero(far & plain[:, None] & plain & ~others & ~followers(seen, others))
     if not len(q):
         return
     weights, gains = seen.weights[:, :, q, k], gain[:, :, q, k]
@@ -123,16 +123,18 @@ def _link(kind: str, seen: AttentionMap, layer: int, head: int, q: int, k: int, 
 
 
 def _copies(seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]]) -> Iterator[Finding]:
-    """A repeated word that looks at its earlier occurrence, or at what followed it."""
-    for q, j in np.argwhere(earlier_occurrences(seen)):
-        follows = j + 1
-        for layer, head in np.ndindex(seen.layers, seen.heads):
-            if follows < q and seen.weights[layer, head, q, follows] >= MAIN / 2:
-                yield from _copy(seen, gain, copying, (layer, head, int(q), int(follows)))
+    """A repeated word that looks at its other occurrence, or at what followed it."""
+    others = occurrences(seen)
+    follows = followers(seen, others)
+    for q, j in np.argwhere(others):
+        for layer, head in seen.places():
+            if j + 1 < len(seen.words) and follows[q, j + 1] and seen.weights[layer, head, q, j + 1] >= MAIN / 2:
+                yield from _copy(seen, gain, copying, (layer, head, int(q), int(j + 1)))
             value = float(seen.weights[layer, head, q, j])
-            if value >= MAIN and gain[layer, head, q, j] >= CLEAR and q - j > 1:
+            if value >= MAIN and gain[layer, head, q, j] >= CLEAR and abs(q - j) > 1:
+                way = "back" if j < q else "ahead"
                 where = f"({short_number(value)}) in layer {layer} head {head}"
-                sentence = f"{name_of(seen, q)} looks back at {name_of(seen, j)} {where}"
+                sentence = f"{name_of(seen, q)} looks {way} at {name_of(seen, j)} {where}"
                 yield Finding(
                     "same", _capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
                 )
@@ -146,59 +148,90 @@ def _copy(
     if seen.words[k].is_delimiter or worth < CLEAR / 2:
         return
     looks = f"{name_of(seen, q)} looks at {name_of(seen, k)} ({short_number(value)})"
-    if (layer, head) in copying:
+    if (layer, head) in copying and k < q:
         yield Finding("copy", f"Head {layer}.{head} copies what followed last time: {looks}", value, 2 * worth, *at)
     elif value >= MAIN:
         sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(seen, k - 1)}"
         yield Finding("copy", _capital(sentence), value, worth, *at)
 
 
+HABITS = {
+    "previous": "looks one word back",
+    "next": "looks one word ahead",
+    "self": "stays on the word itself",
+}
+
+
 def _habits(seen: AttentionMap, habits: dict[str, np.ndarray]) -> Iterator[Finding]:
-    size = len(seen.words)
-    if size < 5:  # with fewer than four words an average is no habit
+    if len(seen.ordinary) < 4:  # with fewer words an average is no habit
         return
-    says = {
-        "previous": "Layer {0} head {1} looks one word back: {2} of its weight on average",
-        "self": "Layer {0} head {1} stays on the word itself: {2} of its weight on average",
-    }
-    chance = float(np.mean(1 / np.arange(2, size + 1)))
-    for name, sentence in says.items():
+    for name, does in HABITS.items():
+        if np.isnan(habits[name]).all():
+            continue
         layer, head = (int(i) for i in np.unravel_index(habits[name].argmax(), habits[name].shape))
         value = float(habits[name][layer, head])
         if value > MOST:
-            text = sentence.format(layer, head, short_number(value))
-            yield Finding(name, text, value, value * np.log(value / chance), layer, head)
+            text = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
+            worth = value * np.log(value / _chance(seen, seen.ordinary))
+            yield Finding(name, text, value, float(worth), layer, head)
     yield from _delimiters(seen)
 
 
+def _chance(seen: AttentionMap, rows: np.ndarray) -> float:
+    """What a head that looks everywhere alike gives to one word, averaged over the rows that see another one."""
+    seen_by = seen.seen_by[rows]
+    return float(np.mean(1 / seen_by[seen_by > 1]))
+
+
 def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
-    size = len(seen.words)
     best: Finding | None = None
-    for k in (i for i, w in enumerate(seen.words) if w.is_delimiter and size - i > 3):
-        means = seen.weights[:, :, k + 1 :, k].mean(-1)
+    for k in (i for i, w in enumerate(seen.words) if w.is_delimiter):
+        rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
+        if len(rows) < 3:
+            continue
+        means = seen.weights[:, :, rows, k].mean(-1)
         layer, head = (int(i) for i in np.unravel_index(means.argmax(), means.shape))
         value = float(means[layer, head])
-        worth = value * np.log(value / float(np.mean(1 / np.arange(k + 2, size + 1))))
+        worth = value * np.log(value / _chance(seen, rows)) if value else 0.0
         if value >= MAIN and (best is None or worth > best.telling):
-            share = f"{short_number(value)} of the weight of the words after it"
+            whose = "the words after it" if seen.causal else "the other words"
+            share = f"{short_number(value)} of the weight of {whose}"
             sentence = f"Layer {layer} head {head} gathers at {name_of(seen, k)}: {share}"
-            best = Finding("delimiter", sentence, value, worth, layer, head, None, k)
+            best = Finding("delimiter", sentence, value, float(worth), layer, head, None, k)
     if best:
         yield best
 
 
 def _sink(seen: AttentionMap, habits: dict[str, np.ndarray]) -> list[Finding]:
-    resting = int((habits["sink"] > MOST).sum())
-    if not resting or len(seen.words) < 4:
+    """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides."""
+    if (seen.ordinary > 0).sum() < 3:
         return []
+    first = seen.words[0]
+    kind = "token" if first.special else "word"
+    out = _resting(seen, habits["sink"], "sink", f"on the first {kind}: {name_of(seen, 0)} gets")
+    others = [i for i, word in enumerate(seen.words) if word.special and i]
+    if others:
+        named = len(others) == 1
+        where = (
+            f"on {name_of(seen, others[0])}: it gets" if named else "on the special tokens after the first: they get"
+        )
+        out += _resting(seen, habits["special"], "special", where)
+    return out
+
+
+def _resting(seen: AttentionMap, means: np.ndarray, kind: str, where: str) -> list[Finding]:
+    resting = int((means > MOST).sum())
     verb = "rests" if resting == 1 else "rest"
-    where = "on the first token: '<s>' gets more than half"
-    return [Finding("sink", f"{resting} of {seen.layers * seen.heads} heads {verb} {where}", resting, 0.0)]
+    sentence = f"{resting} of {seen.count} heads {verb} {where} more than half"
+    return [Finding(kind, sentence, resting, 0.0)] if resting else []
 
 
 def _nothing(seen: AttentionMap) -> Finding:
-    if len(seen.words) == 2:
-        said = f"Nothing to tell yet: {name_of(seen, 1)} can look only at itself and at the start of the text"
+    if len(seen.ordinary) == 1:
+        at = int(seen.ordinary[0])
+        others = [name_of(seen, int(i)) for i in np.flatnonzero(visible(seen)[at]) if i != at]
+        more = f" and at {' and '.join(others)}" if others else ""
+        said = f"Nothing to tell yet: {name_of(seen, at)} can look only at itself{more}"
         return Finding("nothing", said, 0.0, 0.0)
     clear = f"no weight of {short_number(MAIN)} or more that chance or the head's own habit would not give"
     return Finding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)

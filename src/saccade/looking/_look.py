@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from ..models import LanguageModel
 from ._collect import AttentionMap, collect
 from ._findings import Finding, find
+from ._models import TextModel, as_text_model
 from ._roles import ROLE_NAMES
 from ._scores import here, telling
 
@@ -39,7 +41,7 @@ class Look:
     @cached_property
     def gain(self) -> np.ndarray:
         """(W, W): how telling each weight of the shown head is."""
-        return telling(self.seen.weights[self.layer, self.head])
+        return telling(self.seen.weights[self.layer, self.head], self.seen.causal)
 
     def measured(self, layer: int, head: int) -> dict[str, Any] | None:
         """The head's entry in ``heads.json``, None if its role was never measured."""
@@ -52,55 +54,77 @@ class Look:
         return None if np.isnan(value) else value
 
     def span(self, size: int) -> tuple[int, int]:
-        """The ``size`` neighbouring words (start, stop), without ``<s>``, in which the shown head is most telling."""
-        words = len(self.seen.words)
-        if words - 1 <= size:
-            return 1, words
-        sums = np.zeros((words + 1, words + 1))
+        """The ``size`` neighbouring words (start, stop) of the text in which the shown head is most telling."""
+        low, high = int(self.seen.ordinary[0]), int(self.seen.ordinary[-1]) + 1
+        if high - low <= size:
+            return low, high
+        sums = np.zeros((len(self.seen.words) + 1,) * 2)
         sums[1:, 1:] = self.gain.cumsum(0).cumsum(1)
-        starts = np.arange(1, words - size + 1)
+        starts = np.arange(low, high - size + 1)
         ends = starts + size
         inside = sums[ends, ends] - sums[starts, ends] - sums[ends, starts] + sums[starts, starts]
         start = int(starts[inside.argmax()])
         return start, start + size
 
+    def columns(self, size: int) -> list[int]:
+        """The words of ``span(size)`` and beside them the first token and the special ones around the text."""
+        low, high = int(self.seen.ordinary[0]), int(self.seen.ordinary[-1]) + 1
+        around = [*range(low), 0, *range(high, len(self.seen.words))]
+        return sorted({*around, *range(*self.span(size))})
+
+    def number(self, i: int) -> int:
+        """The number of word ``i`` in the text, counted from 1; special tokens before the text are not counted."""
+        return i - int(self.seen.ordinary[0]) + 1
+
+    def looking(self, columns: Sequence[int]) -> list[int]:
+        """Those of the words ``columns`` whose rows say anything: not that of a token which sees itself alone."""
+        return [i for i in columns if not (i == 0 and self.seen.causal and self.seen.words[0].special)]
+
 
 def look(
-    lm: LanguageModel,
+    model: TextModel | LanguageModel,
     text: str,
     head: tuple[int, int] | None = None,
     *,
-    model: str = "embedded model",
+    name: str = "embedded model",
     source: str = "",
 ) -> Look:
-    """Look at ``text`` through ``lm``; ``head`` (layer, head) is the one to show large, else the most telling one.
+    """Look at ``text`` through ``model``; ``head`` (layer, head) is the one to show large, else the most telling one.
 
     Raises ValueError for a text without words or too long for the model and for a head that does not exist.
     """
-    config = lm.model.config
-    if head is not None and not (0 <= head[0] < config.layers and 0 <= head[1] < config.heads):
-        raise ValueError(
-            f"head: {head[0]}.{head[1]} does not exist; this model has the layers 0 to {config.layers - 1}, "
-            f"each with the heads 0 to {config.heads - 1}"
-        )
-    _check_roles(lm)
-    seen = collect(lm, text)
-    findings = find(seen, lm.heads)
+    model = as_text_model(model)
+    check_head(model, head)
+    _check_roles(model)
+    seen = collect(model, text)
+    findings = find(seen, model.roles)
     first = next((f for f in findings if f.layer is not None and head in (None, f.place)), None)
     layer, number = head or (first.place if first else (0, 0))
     query = first.query if first else None
     if query is None:
-        query = int(telling(seen.weights[layer, number]).max(-1).argmax()) or 1
-    return Look(seen, findings, lm.heads, layer, number, query, model, source)
+        gain = telling(seen.weights[layer, number], seen.causal).max(-1)[seen.ordinary]
+        query = int(seen.ordinary[gain.argmax()])
+    return Look(seen, findings, model.roles, layer, number, query, name, source)
 
 
-def _check_roles(lm: LanguageModel) -> None:
-    config, known = lm.model.config, {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}
+def check_head(model: TextModel, head: tuple[int, int] | None) -> None:
+    """Raises ValueError for a head that ``model`` does not have."""
+    if head is None or (0 <= head[0] < model.layers and 0 <= head[1] < model.heads[head[0]]):
+        return
+    few, many = min(model.heads), max(model.heads)
+    each = f"each with the heads 0 to {many - 1}" if few == many else f"with {few} to {many} heads each, counted from 0"
+    raise ValueError(
+        f"head: {head[0]}.{head[1]} does not exist; this model has the layers 0 to {model.layers - 1}, {each}"
+    )
+
+
+def _check_roles(model: TextModel) -> None:
+    known = {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}
     try:
-        heads = [] if lm.heads is None else lm.heads["heads"]
+        heads = [] if model.roles is None else model.roles["heads"]
         for h in heads:
-            right = 0 <= h["layer"] < config.layers and 0 <= h["head"] < config.heads and 0 <= h["score"] <= 1
-            if not right or any(h[name] not in names for name, names in known.items()):
+            right = 0 <= h["layer"] < model.layers and 0 <= h["head"] < model.heads[h["layer"]]
+            if not (right and 0 <= h["score"] <= 1) or any(h[name] not in names for name, names in known.items()):
                 raise ValueError
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{lm.name}: heads.json is damaged; without it the roles are simply not shown") from None
+        raise ValueError(f"{model.name}: heads.json is damaged; without it the roles are simply not shown") from None

@@ -23,7 +23,7 @@ LayerObserver = Callable[[int, AttentionCall], None]
 
 
 class Tokens(NamedTuple):
-    """A text's tokens without the special ones around it: ``text[start:stop]`` of ``spans[i]`` stands for ``ids[i]``."""
+    """A text's tokens without the special ones around it: ``ids[i]`` stands for the characters ``spans[i]``."""
 
     ids: list[int]
     spans: list[tuple[int, int]]

@@ -9,45 +9,54 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import _tap
-from .._masks import Causal
+from ..interception import Meaning, SdpaCall, sdpa_handled_by
+from ..interception.transformers import AttentionMeaning, functions_wrapped_by, meaning_of
 
 
 @contextmanager
-def observed(module: nn.Module, tell: _tap.Observer) -> Iterator[None]:
-    """Meanwhile `tell` is given every attention call of the model on this thread."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interface
+def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
+    """Meanwhile `tell` is given every attention call that a model of transformers makes on this thread.
 
-    kind = type(interface)
-    inner = kind.get_interface
+    Those of its attention functions, whichever implementation it uses, and those it makes of
+    F.scaled_dot_product_attention itself.
+    """
 
-    def get(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return _telling(inner(self, name, default), tell)
+    inside = False  # what an attention function calls is the call it is itself
 
-    kind.get_interface = get
-    try:
-        yield
-    finally:
-        kind.get_interface = inner
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
+            nonlocal inside
+            outer, inside = inside, True
+            try:
+                out = function(module, query, key, value, attention_mask, **more)
+            finally:
+                inside = outer
+            meant = meaning_of(module, query, key, value, attention_mask, **more)
+            tell(_call(meant, out[0].transpose(1, 2), "transformers", module))
+            return out
 
+        return run
 
-def _telling(function: Callable[..., Any], tell: _tap.Observer) -> Callable[..., Any]:
-    def run(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any) -> Any:
-        out = function(module, query, key, value, attention_mask, **more)
-        causal = more.get("is_causal")
-        causal = getattr(module, "is_causal", False) if causal is None else causal
-        seen, bias = attention_mask, None
-        if attention_mask is not None and attention_mask.dtype != torch.bool:
-            seen, bias = None, attention_mask.to(query.dtype)
-        mask = Causal() if attention_mask is None and causal and query.shape[2] > 1 else seen
-        call = _tap.AttentionCall(
-            query, key, value, mask, bias, more.get("scaling"), more.get("softcap"), more.get("s_aux"), 0.0,
-            out[0].transpose(1, 2), "transformers", module,
-        )  # fmt: skip
-        tell(call)
+    def handle(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
+        out = proceed()
+        if not inside:
+            meant = call.meaning()
+            if isinstance(meant, str):
+                raise ValueError(f"F.scaled_dot_product_attention is called with {meant}")
+            tell(_call(meant, out, "F.scaled_dot_product_attention", None))
         return out
 
-    return run
+    with functions_wrapped_by(wrap), sdpa_handled_by(handle):
+        yield
+
+
+def _call(meant: AttentionMeaning | Meaning, out: Tensor, source: str, module: Any) -> _tap.AttentionCall:
+    softcap = meant.softcap if isinstance(meant, AttentionMeaning) else None
+    sink = meant.sink if isinstance(meant, AttentionMeaning) else None
+    return _tap.AttentionCall(
+        meant.query, meant.key, meant.value, meant.mask, meant.bias, meant.scale, softcap, sink,
+        meant.dropout, out, source, module,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """What the weights of one text say: habits of each head here, and how telling each single weight is.
 
-Shapes: W words with the start token; maps are (layers, heads, W, W).
+Shapes: W words with the special tokens; maps are (layers, heads, W, W).
 """
 
 from __future__ import annotations
@@ -15,73 +15,96 @@ _FLOOR = 0.01
 def here(seen: AttentionMap) -> dict[str, np.ndarray]:
     """Each head's habits on this text, on words: a (layers, heads) array by name, NaN where the text cannot tell.
 
-    ``previous`` ``self`` ``sink`` ``delimiter``: the weight on the word before, on the word itself, on ``<s>`` and
-    on punctuation, averaged over the words (for ``delimiter`` over those that come after a punctuation mark).
-    ``repeat`` and ``duplicate``: the weight on the words that followed the earlier occurrences of a repeated word,
-    and on those occurrences. ``broad``: the entropy over that of a row that looks at everything alike.
-    ``entropy`` is in nats.
+    Averages over the words of the text; special tokens count as looked at, never as looking.
+
+    ``previous`` ``next`` ``self``: the weight on the word before, the word after (only where the model looks ahead)
+    and the word itself. ``sink``: on the very first token, ``<s>`` or [CLS] or the first word, from the words after it.
+    ``special`` and ``delimiter``: on the other special tokens and on punctuation, from the words that see any besides
+    themselves. ``repeat`` and ``duplicate``: the weight on the words that followed the other occurrences of a
+    repeated word, and on those occurrences; where no word looks ahead these are the earlier ones.
+    ``broad``: the entropy over that of a row that looks at everything alike. ``entropy`` is in nats.
     """
-    w, size = seen.weights, len(seen.words)
-    rows = np.arange(1, size)
-    delimiters = np.array([word.is_delimiter for word in seen.words])
-    after = delimiters.cumsum() > delimiters
+    w, rows = seen.weights, seen.ordinary
+    is_word = np.array([not word.special for word in seen.words])
+    beside = rows[1:][is_word[rows[1:] - 1]]  # words with a word right before them
+    entropy = seen.entropy()
     out = {
-        "previous": w[:, :, rows[1:], rows[1:] - 1].mean(-1) if size > 2 else _nothing(seen),
-        "self": w[:, :, rows, rows].mean(-1),
-        "sink": w[:, :, rows, 0].mean(-1),
-        "delimiter": w[:, :, after][..., delimiters].sum(-1).mean(-1) if after.any() else _nothing(seen),
-        "entropy": seen.entropy(),
+        "previous": _mean(w[:, :, beside, beside - 1]),
+        "next": _mean(w[:, :, beside - 1, beside][..., : 0 if seen.causal else None]),
+        "self": _mean(w[:, :, rows, rows]),
+        "sink": _mean(w[:, :, rows[rows > 0], 0]),
+        "special": _on(seen, ~is_word & (np.arange(len(seen.words)) > 0)),
+        "delimiter": _on(seen, np.array([word.is_delimiter for word in seen.words])),
+        "entropy": entropy,
     }
-    earlier = earlier_occurrences(seen)
-    repeated = earlier.any(-1)
-    following = np.roll(earlier, 1, axis=-1) & earlier_or_self(size, strict=True)
-    for name, targets in (("repeat", following), ("duplicate", earlier)):
-        rows_with = repeated & targets.any(-1)
-        out[name] = (w * targets).sum(-1)[:, :, rows_with].mean(-1) if rows_with.any() else _nothing(seen)
-    out["broad"] = out["entropy"] / np.log(rows + 1).mean()
+    others = occurrences(seen)
+    for name, targets in (("repeat", followers(seen, others)), ("duplicate", others)):
+        able = targets.any(-1)
+        out[name] = _mean((w * targets).sum(-1)[:, :, able])
+    most = np.log(seen.seen_by[rows]).mean()
+    out["broad"] = entropy / most if most else np.full_like(entropy, np.nan)
     return out
 
 
-def earlier_or_self(size: int, *, strict: bool = False) -> np.ndarray:
-    """(W, W): the keys a query may see, without itself where ``strict``."""
-    return np.asarray(np.tril(np.ones((size, size), dtype=bool), -1 if strict else 0))
+def visible(seen: AttentionMap) -> np.ndarray:
+    """(W, W): the keys a query may see."""
+    size = len(seen.words)
+    everything = np.ones((size, size), dtype=bool)
+    return np.tril(everything) if seen.causal else everything
 
 
-def earlier_occurrences(seen: AttentionMap) -> np.ndarray:
-    """(W, W): whether key k is an earlier occurrence of the word q, upper and lower case alike; not for delimiters."""
-    names = np.array(
-        [f"\n{i}" if w.is_start or w.is_delimiter else w.text.casefold() for i, w in enumerate(seen.words)]
-    )
-    return np.asarray((names[:, None] == names[None, :]) & earlier_or_self(len(names), strict=True))
+def occurrences(seen: AttentionMap) -> np.ndarray:
+    """(W, W): whether key k is another occurrence of the word q that q sees, in upper or lower case; no delimiters."""
+    names = np.array([f"\n{i}" if w.special or w.is_delimiter else w.text.casefold() for i, w in enumerate(seen.words)])
+    same = (names[:, None] == names[None, :]) & ~np.eye(len(names), dtype=bool)
+    return np.asarray(same & visible(seen))
 
 
-def telling(weights: np.ndarray) -> np.ndarray:
+def followers(seen: AttentionMap, others: np.ndarray) -> np.ndarray:
+    """(W, W): whether key k is the word after one of the ``others`` of q, and neither q itself nor a special token."""
+    out = np.zeros_like(others)
+    out[:, 1:] = others[:, :-1]
+    out[:, [word.special for word in seen.words]] = False
+    return np.asarray(out & visible(seen) & ~np.eye(len(out), dtype=bool))
+
+
+def telling(weights: np.ndarray, causal: bool = True) -> np.ndarray:
     """How telling each weight of a map is, in nats: ``w * ln(w / expected)``, 0 where it is what was expected.
 
     Expected is the largest of what a head that looks everywhere alike would give, what this head gives to the same
     distance in the other rows, and what it gives to the same word from the other rows.
     """
     if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps at once
-        return np.stack([telling(layer) for layer in weights])
+        return np.stack([telling(layer, causal) for layer in weights])
     size = weights.shape[-1]
-    alike = 1 / np.arange(1, size + 1)[:, None]
-    expected = np.maximum(np.maximum(_same_distance(weights), _same_key(weights)), alike)
+    alike = 1 / np.arange(1, size + 1)[:, None] if causal else 1 / size
+    expected = np.maximum(np.maximum(_same_distance(weights), _same_key(weights, causal)), alike)
     expected = np.maximum(expected, _FLOOR)
-    gain = weights * np.log(np.maximum(weights, 1e-12) / expected)
-    return np.where(earlier_or_self(size), np.maximum(gain, 0), 0).astype(weights.dtype)
+    gain = np.maximum(weights * np.log(np.maximum(weights, 1e-12) / expected), 0)
+    return (np.tril(gain) if causal else gain).astype(weights.dtype)
 
 
-def _same_key(w: np.ndarray) -> np.ndarray:
-    others = np.maximum(w.shape[-1] - 1 - np.arange(w.shape[-1]), 1)
+def _same_key(w: np.ndarray, causal: bool) -> np.ndarray:
+    size = w.shape[-1]
+    others = np.maximum(size - 1 - np.arange(size), 1) if causal else max(size - 1, 1)
     return np.asarray((w.sum(-2, keepdims=True) - w) / others)
 
 
 def _same_distance(w: np.ndarray) -> np.ndarray:
     size = w.shape[-1]
-    sums = np.stack([np.trace(w, -d, axis1=-2, axis2=-1) for d in range(size)], -1)  # (layers, heads, W) by distance
-    distance = np.clip(np.subtract.outer(np.arange(size), np.arange(size)), 0, None)
-    return np.asarray((sums[..., distance] - w) / np.maximum(size - 1 - distance, 1))
+    offsets = range(1 - size, size)
+    sums = np.stack([np.trace(w, d, axis1=-2, axis2=-1) for d in offsets], -1)  # (layers, heads, 2 W - 1) by k - q
+    distance = np.subtract.outer(np.arange(size), np.arange(size)).T
+    return np.asarray((sums[..., distance + size - 1] - w) / np.maximum(size - 1 - abs(distance), 1))
 
 
-def _nothing(seen: AttentionMap) -> np.ndarray:
-    return np.full((seen.layers, seen.heads), np.nan)
+def _on(seen: AttentionMap, group: np.ndarray) -> np.ndarray:
+    """The weight on a group of words, averaged over the words that see one of it besides themselves."""
+    other = (visible(seen) & group & ~np.eye(len(group), dtype=bool)).any(-1)
+    rows = seen.ordinary[other[seen.ordinary]]
+    return _mean(seen.weights[:, :, rows][..., group].sum(-1))
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Over the last axis; NaN where there is nothing."""
+    return np.asarray(values.mean(-1)) if values.shape[-1] else np.full(values.shape[:-1], np.nan)

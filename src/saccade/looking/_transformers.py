@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._tap import AttentionCall
 from ._models import LayerObserver, TextModel, Tokens, weights_of
-from ._observing import observed
+from ._observing import calls_told_to
 
 _PROBE = "The cat sat on the mat."
 _UNLIMITED = 10**9  # a tokenizer without a limit says 10**30
@@ -32,7 +32,7 @@ class Checkpoint(TextModel):
             lacks = "does not tell which characters a token stands for; a tokenizer.json is needed"
             raise ValueError(f"{name}: its {kind} {lacks}")
         self.name = name
-        self._module = module.get_encoder() if module.config.is_encoder_decoder else module
+        self._module = _reader(module)
         self._tokenizer = tokenizer
         self.special = _special(tokenizer)
         self.before, self.after = _around(tokenizer)
@@ -59,7 +59,7 @@ class Checkpoint(TextModel):
             calls += 1
 
         more = {"use_cache": False} if getattr(self._module.config, "use_cache", None) is not None else {}
-        with observed(self._module, tell):
+        with calls_told_to(tell):
             self._module(input_ids=tokens, **more)
 
     def _probe(self) -> tuple[tuple[int, ...], bool]:
@@ -100,6 +100,11 @@ def read_checkpoint(name: str, source: str, *, local: bool) -> Checkpoint:
         more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
         raise ValueError(f"{name}: its weights do not fit its configuration: {', '.join(missing[:3])}{more} missing")
     return Checkpoint(name, module, tokenizer)
+
+
+def _reader(module: Any) -> nn.Module:
+    """The part that reads a text: of an encoder-decoder the encoder."""
+    return module.get_encoder() if module.config.is_encoder_decoder else module
 
 
 def _special(tokenizer: Any) -> frozenset[int]:

@@ -1,7 +1,8 @@
 """Words of a text, and which pieces of the tokenizer make them up.
 
 A word is a run of letters and digits (apostrophes inside belong to it), a single punctuation mark, a single
-ideograph, or a run of line breaks. A piece that reaches over several of these joins them into one.
+ideograph, or a run of line breaks. A piece that reaches over several of these joins them into one. A special token of
+the model is a word of its own, without characters unless the text spells it.
 """
 
 from __future__ import annotations
@@ -25,15 +26,12 @@ class Word:
     stop: int
     first: int
     last: int
-
-    @property
-    def is_start(self) -> bool:
-        return self.first == 0
+    special: bool = False  # a token of the model's own, such as <s> or [SEP]
 
     @property
     def is_delimiter(self) -> bool:
         """Whether it is punctuation or a line break: no letter or digit in it."""
-        return not self.is_start and not any(c.isalnum() for c in self.text)
+        return not self.special and not any(c.isalnum() for c in self.text)
 
     @property
     def label(self) -> str:
@@ -89,14 +87,36 @@ def _is_ideograph(c: str) -> bool:
     return c >= "\u3040" and any(low <= ord(c) <= high for low, high in _IDEOGRAPHS)
 
 
-def group(text: str, spans: Sequence[tuple[int, int]], words: Iterable[tuple[int, int]] | None = None) -> list[Word]:
-    """The start token and then the words of ``text``, each with its pieces.
+def group(
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    words: Iterable[tuple[int, int]] | None = None,
+    *,
+    before: Sequence[str] = (START,),
+    after: Sequence[str] = (),
+    special: Iterable[int] = (),
+) -> list[Word]:
+    """The words of ``text``, each with its pieces, between the special tokens that stand around it.
 
-    ``spans`` are the pieces' characters without the start token; piece ``i`` stands at position ``i + 1`` of the
-    model's input. Every piece belongs to exactly one word; blanks belong to the word after them.
+    ``before`` and ``after`` are how those are written. ``spans`` are the characters of the pieces between them: piece
+    ``i`` stands at position ``len(before) + i`` of the model's input. ``special`` are pieces that are special tokens
+    spelled in the text. Every piece belongs to exactly one word; blanks belong to the word after them.
     """
-    found = list(split_words(text) if words is None else words)
-    groups: list[list[int]] = []  # first word, last word, first piece, end of pieces
+    spelled = set(special)
+    found = _around_special(split_words(text) if words is None else words, [spans[i] for i in sorted(spelled)])
+    out = [Word(name, 0, 0, i, i + 1, True) for i, name in enumerate(before)]
+    shift = len(before)
+    for a, b, first, end in _groups(found, spans):
+        start, stop = found[a][0], found[b][1]
+        marked = any(i in spelled for i in range(first, end))
+        out.append(Word(text[start:stop], start, stop, first + shift, end + shift, marked))
+    shift, size = shift + len(spans), len(text)
+    return out + [Word(name, size, size, i, i + 1, True) for i, name in enumerate(after, shift)]
+
+
+def _groups(found: list[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Per word: first and last of the ``found`` that it joins, first piece, end of its pieces."""
+    groups: list[list[int]] = []
     at = waiting = 0
     for piece, (start, stop) in enumerate(spans):
         while at < len(found) and found[at][1] <= start:
@@ -113,8 +133,17 @@ def group(text: str, spans: Sequence[tuple[int, int]], words: Iterable[tuple[int
         waiting = piece + 1
     if groups:
         groups[-1][3] = len(spans)
-    out = [Word(START, 0, 0, 0, 1)]
-    for a, b, first, end in groups:
-        start, stop = found[a][0], found[b][1]
-        out.append(Word(text[start:stop], start, stop, first + 1, end + 1))
-    return out
+    return groups
+
+
+def _around_special(words: Iterable[tuple[int, int]], special: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The words with each special span as a word of its own, whatever it cuts."""
+    out = list(special)
+    for start, stop in words:
+        at = start
+        for a, b in special:
+            if a < stop and b > at:
+                out += [(at, a)] if at < a else []
+                at = b
+        out += [(at, stop)] if at < stop else []
+    return sorted(out)

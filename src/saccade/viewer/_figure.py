@@ -29,18 +29,19 @@ def draw_figure(look: Look, kind: str) -> bytes:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    columns = [0, *range(*look.span(MOST_WORDS))]
+    columns = look.columns(MOST_WORDS)
+    rows = look.looking(columns)
     labels = [look.seen.words[i].label for i in columns]
-    weights = look.seen.weights[look.layer, look.head][np.ix_(columns, columns)][1:]
+    weights = look.seen.weights[look.layer, look.head][np.ix_(rows, columns)]
     side = min(7.0, max(2.2, 0.24 * len(labels) + 0.9))  # inches; no wider than a page
     points = min(8.0, 72 * (side - 0.9) / len(labels))
     figure = Figure(figsize=(side + 0.9, side), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("saccade", ["#ffffff", _ACCENT])
-    shown = np.ma.masked_where(np.triu(np.ones((len(labels), len(labels)), dtype=bool), 1)[1:], weights)
+    shown = np.ma.masked_where(look.seen.causal & np.less.outer(rows, columns), weights)
     image = axes.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
-    _label(axes, labels, points)
+    _label(axes, labels, [look.seen.words[i].label for i in rows], points)
     if len(labels) <= 20:
         _write_numbers(axes, weights)
     bar = figure.colorbar(image, ax=axes, shrink=0.5, aspect=18, pad=0.02)
@@ -50,9 +51,9 @@ def draw_figure(look: Look, kind: str) -> bytes:
     return _saved(figure, kind)
 
 
-def _label(axes: Axes, labels: list[str], points: float) -> None:
-    axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=points)
-    axes.set_yticks(range(len(labels) - 1), labels[1:], fontsize=points)
+def _label(axes: Axes, keys: list[str], queries: list[str], points: float) -> None:
+    axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=points)
+    axes.set_yticks(range(len(queries)), queries, fontsize=points)
     for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
         text.set_parse_math(False)  # a dollar in the text is a dollar
     axes.tick_params(length=0)

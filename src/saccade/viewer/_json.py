@@ -4,33 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from ..looking import Look
+    from ..looking import Look, Word
 
 
 def as_json(look: Look) -> dict[str, Any]:
     """What ``saccade look --json`` prints.
 
-    ``format`` 1; ``text``; ``model``; ``source`` ("" or where the text came from); ``words``: each with ``text``,
-    ``start`` and ``stop`` (characters of ``text``) and ``tokens`` (how many), the first being ``<s>``; ``findings``:
-    ``kind``, ``sentence``, ``value``, ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply
-    (``query`` and ``key`` are indices of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``:
-    ``layer``, ``head``, ``role``, ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot
-    tell), ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the words 0..q, to 6 decimals.
+    ``format`` 1; ``text``; ``model``; ``causal``: whether no word looks at a later one; ``source`` ("" or where the text
+    came from); ``words``: each with ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (how many)
+    and ``special`` (a token of the model's own, such as ``<s>``); ``findings``: ``kind``, ``sentence``, ``value``,
+    ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key`` are indices
+    of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``: ``layer``, ``head``, ``role``,
+    ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot tell), ``entropy`` (nats) and
+    ``weights``: row q holds the weights of word q on the words it sees, the first ones, to 6 decimals.
     """
     seen = look.seen
     return {
         "format": 1,
         "text": seen.text,
         "model": look.model,
+        "causal": seen.causal,
         "source": look.source,
-        "words": [{"text": w.text, "start": w.start, "stop": w.stop, "tokens": w.last - w.first} for w in seen.words],
+        "words": [_word(w) for w in seen.words],
         "findings": [dict(vars(f)) for f in look.findings],
         "shown": {"layer": look.layer, "head": look.head},
-        "heads": [_head(look, layer, head) for layer, head in np.ndindex(seen.layers, seen.heads)],
+        "heads": [_head(look, layer, head) for layer, head in seen.places()],
     }
+
+
+def _word(word: Word) -> dict[str, Any]:
+    tokens = word.last - word.first
+    return {"text": word.text, "start": word.start, "stop": word.stop, "tokens": tokens, "special": word.special}
 
 
 def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
@@ -45,5 +50,5 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
         "score": role.get("score"),
         "here": {name: None if value is None else round(value, 6) for name, value in habits.items()},
         "entropy": round(float(look.habits["entropy"][layer, head]), 6),
-        "weights": [[round(float(x), 6) for x in row[: q + 1]] for q, row in enumerate(rows)],
+        "weights": [[round(float(x), 6) for x in row[:n]] for row, n in zip(rows, look.seen.seen_by, strict=True)],
     }

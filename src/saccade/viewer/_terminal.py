@@ -51,7 +51,7 @@ def print_look(console: Console, look: Look) -> None:
 
 def _facts(look: Look) -> Text:
     seen = look.seen
-    words = len(seen.words) - 1
+    words = len(seen.ordinary)
     parts = [
         f"{words} word{'s' * (words != 1)} and marks" if words > 1 else "1 word",
         f"{seen.pieces} token{'s' * (seen.pieces != 1)}",
@@ -79,20 +79,27 @@ def print_map(console: Console, look: Look) -> None:
     _print_title(console, look)
     cell = min(WIDEST_CELL, (console.width - 1 - max(map(cell_len, labels))) // len(labels))
     if cell >= DIGIT_CELL:
-        shown = range(1, len(labels))
         lines = _digit_lines(look, labels, cell, _colours(console))
     else:
-        room = (console.width - 1 - max(map(cell_len, labels))) // BLOCK_CELL - 1
-        shown = range(*look.span(max(room, 1)))
-        lines = _block_lines(look, labels, shown, _colours(console))
-    if len(shown) < len(labels) - 1:
-        part = f"words {shown.start} to {shown.stop - 1} of {len(labels) - 1}, where this head tells most"
-        console.print(Text(part, style="dim"))
+        room = _room(look, labels, console.width)
+        start, stop = look.span(room)
+        if stop - start < len(seen.ordinary):
+            part = f"words {look.number(start)} to {look.number(stop - 1)} of {look.number(int(seen.ordinary[-1]))}"
+            console.print(Text(f"{part}, where this head tells most", style="dim"))
+        draw = _block_lines if seen.causal else _square_lines
+        lines = draw(look, labels, look.columns(room), _colours(console))
     for line in lines:
         line.truncate(console.width)
         console.print(line, soft_wrap=True, highlight=False)
     if cell < DIGIT_CELL and not _colours(console):
         console.print(Text("░ .05  ▒ .25  ▓ .50  █ .75 and more", style="dim"))
+
+
+def _room(look: Look, labels: list[str], width: int) -> int:
+    """How many words fit in cells of two, beside the special ones, the labels and, in a square, the numbers."""
+    around = len(look.columns(1)) - 1
+    numbers = 0 if look.seen.causal else len(str(len(labels))) + 1
+    return max(1, (width - 1 - max(map(cell_len, labels)) - numbers) // BLOCK_CELL - around)
 
 
 def _print_title(console: Console, look: Look) -> None:
@@ -116,9 +123,9 @@ def _digit_lines(look: Look, labels: list[str], cell: int, colours: bool) -> lis
     for label in labels:
         head.append(_pad(_clip(label, cell - 1), cell, "centre"), style="dim")
     lines = [head]
-    for q in range(1, len(labels)):
+    for q in look.looking(range(len(labels))):
         line = Text(_pad(labels[q], left, "right") + " ", style="bold")
-        for k in range(q + 1):
+        for k in range(look.seen.seen_by[q]):
             line.append(*_digit_cell(float(weights[q, k]), cell, colours))
         lines.append(line)
     return lines
@@ -132,16 +139,30 @@ def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Sty
     return text, (_fill(weight) if weight >= FILLED else "dim")
 
 
-def _block_lines(look: Look, labels: list[str], shown: range, colours: bool) -> list[Text]:
+def _block_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
     """Each row ends in its word, right beside the top of that word's own column."""
     weights = look.seen.weights[look.layer, look.head]
-    columns = [0, *shown]
     lines = []
     for q in columns:
         line = Text()
         for k in (k for k in columns if k <= q):
             line.append(*_block_cell(float(weights[q, k]), colours))
-        line.append(" " + labels[q], style="dim" if q == 0 else "")
+        line.append(" " + labels[q], style="dim" if look.seen.words[q].special else "")
+        lines.append(line)
+    return lines
+
+
+def _square_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
+    """Where words look ahead there is no room for a word at its column: both carry its number, the last two digits."""
+    weights = look.seen.weights[look.layer, look.head]
+    digits = len(str(max(columns)))
+    lines = [Text("".join(f"{k % 100:02d}" for k in columns), style="dim")]
+    for q in columns:
+        line = Text()
+        for k in columns:
+            line.append(*_block_cell(float(weights[q, k]), colours))
+        line.append(f" {q:>{digits}}", style="dim")
+        line.append(" " + labels[q], style="dim" if look.seen.words[q].special else "")
         lines.append(line)
     return lines
 
@@ -188,7 +209,12 @@ def print_heads(console: Console, look: Look) -> None:
 
 def _head_lines(look: Look, layer: int, heads: range, left: int, cell: int) -> list[Text]:
     lines = [Text(_pad(str(layer), left), style=""), Text(" " * left), Text(" " * left)]
+    there = set(look.seen.places())
     for h in heads:
+        if (layer, h) not in there:
+            for line in lines:
+                line.append(" " * cell)
+            continue
         role = look.measured(layer, h)
         mixed = role is None or role["role"] == "mixed"
         style = _ACCENT if (layer, h) == (look.layer, look.head) else "dim" if mixed else "bold"
