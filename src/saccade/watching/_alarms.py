@@ -1,0 +1,195 @@
+"""Alarms: what goes wrong in attention while a model runs or learns, with the layer, the head and the numbers.
+
+The rules stand in `_alarms_rules`; here is when an alarm begins, goes on and is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ._alarms_reading import Numbers, Reading, joined, reading_of
+from ._alarms_rules import ADVICE, NOT_FINITE, RULES, VANISHING, Finding, Past, not_finite, vanishing_gradients
+from ._alarms_thresholds import Thresholds
+from ._record import CallRecord, GradientRecord
+
+SEVERITIES = ("note", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One thing that is wrong with one head, from when it began.
+
+    Attributes:
+        kind: "entropy collapse", "saturated softmax", "logit growth", "uniform head", "dead head", "sink", "vanishing
+            gradients" or "not finite".
+        severity: "note" (worth knowing, trained models have it), "warning", "error" (the numbers are lost).
+        name, path, layer: of the call, see `CallSite`.
+        head: query head; of "not finite" keys and values the key-value head.
+        step: when it began. last_step: when it was seen last. count: how many readings have had it.
+        over: whether it has gone since.
+        message: what was measured, in a sentence. advice: what to do about it.
+        numbers: what was measured at first. limits: the thresholds it stands on.
+    """
+
+    kind: str
+    severity: str
+    name: str
+    path: str
+    layer: int
+    head: int | None
+    step: int
+    message: str
+    advice: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    last_step: int = -1
+    count: int = 1
+    over: bool = False
+
+    @property
+    def place(self) -> str:
+        """Layer, call and head in words."""
+        head = "" if self.head is None else f", head {self.head}"
+        return f"layer {self.layer} ({self.name or 'the model'}){head}"
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.kind} in {self.place}, step {self.step}: {self.message}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as json takes them."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Alarm:
+        return cls(**values)
+
+
+@dataclass
+class _Case:
+    """An alarm that goes on, or has."""
+
+    alarm: Alarm
+    absent: int = 0  # readings in a row without its cause
+
+    def seen(self, step: int) -> None:
+        self.absent = 0
+        self.alarm = replace(self.alarm, last_step=step, count=self.alarm.count + 1)
+
+
+@dataclass
+class _Site:
+    """What is kept of one call site: two numbers per head, and what is not yet a reading."""
+
+    past: list[Past]
+    waiting: Reading | None = None
+    last: Reading | None = None
+
+
+class Alarms:
+    """Listens to the calls of a model and says when something is wrong.
+
+    An alarm fires once for each head and kind. It is counted while it goes on, is over after `Thresholds.clear`
+    readings in a row without its cause, and can fire again then. Of NaN and infinities only the first place fires; what
+    follows from it is counted there. Memory does not grow with the number of steps, but for the alarms themselves.
+
+    Args:
+        thresholds: when each fires; see there.
+        told: called with each alarm as it fires.
+    """
+
+    def __init__(self, thresholds: Thresholds | None = None, told: Callable[[Alarm], None] | None = None):
+        self.thresholds = thresholds or Thresholds()
+        self._told = told
+        self._sites: dict[str, _Site] = {}
+        self._cases: list[_Case] = []
+        self._open: dict[tuple[str, str, int | None], _Case] = {}
+        self._broken: _Case | None = None
+
+    @property
+    def fired(self) -> list[Alarm]:
+        """All alarms so far in the order in which they fired, those that are over among them."""
+        return [case.alarm for case in self._cases]
+
+    def observe(self, record: CallRecord, step: int | None = None) -> list[Alarm]:
+        """The alarms that one call sets off; `step` replaces the record's own number."""
+        step = record.step if step is None else step
+        reading = reading_of(record, self.thresholds.keys, self.thresholds.sharp)
+        site = self._sites.setdefault(record.name, _Site([Past() for _ in range(reading.heads)]))
+        if reading.broken is not None:
+            site.waiting = site.last = None
+            return self._not_finite(not_finite(reading.broken), record, step)
+        self._finite(record.name)
+        whole = reading if site.waiting is None else joined([site.waiting, reading])
+        if max(whole.rows) < self.thresholds.rows:
+            site.waiting = whole
+            return []
+        site.waiting, site.last = None, whole
+        for own, evenness, logit in zip(site.past, whole.evenness, whole.logit, strict=True):
+            own.note(evenness, logit)
+        found = [finding for rule in RULES for finding in rule(whole, site.past, self.thresholds)]
+        return self._settle(found, record, step, judged=lambda kind: kind not in (VANISHING, NOT_FINITE))
+
+    def observe_gradients(self, record: GradientRecord, step: int | None = None) -> list[Alarm]:
+        """The alarms that the gradients of one call set off, beside the numbers of its forward pass."""
+        step = record.step if step is None else step
+        site = self._sites.get(record.name)
+        if site is None or site.last is None or not {"query", "key", "out"} <= record.gradients.keys():
+            return []
+        gradients = {name: _of_query_heads(g.tolist(), site.last.heads) for name, g in record.gradients.items()}
+        found = list(vanishing_gradients(site.last, gradients, site.past, self.thresholds))
+        return self._settle(found, record, step, judged=lambda kind: kind == VANISHING)
+
+    def _settle(
+        self, found: Iterable[Finding], record: CallRecord | GradientRecord, step: int, judged: Callable[[str], bool]
+    ) -> list[Alarm]:
+        """Fire what is new, count what goes on, and end what has not been seen for long enough."""
+        present, new = set(), []
+        for finding in found:
+            at = (record.name, finding.kind, finding.head)
+            present.add(at)
+            if at in self._open:
+                self._open[at].seen(step)
+            else:
+                self._open[at] = self._fire(finding, record, step)
+                new.append(self._open[at].alarm)
+        for at in [at for at in self._open if at[0] == record.name and judged(at[1]) and at not in present]:
+            self._missed(at)
+        return new
+
+    def _missed(self, at: tuple[str, str, int | None]) -> None:
+        case = self._open[at]
+        case.absent += 1
+        if case.absent >= self.thresholds.clear:
+            case.alarm = replace(case.alarm, over=True)
+            del self._open[at]
+
+    def _fire(self, finding: Finding, record: CallRecord | GradientRecord, step: int) -> _Case:
+        alarm = Alarm(
+            finding.kind, finding.severity, record.name, record.path, record.layer, finding.head, step,
+            finding.message, ADVICE[finding.kind], finding.numbers, finding.limits, last_step=step,
+        )  # fmt: skip
+        case = _Case(alarm)
+        self._cases.append(case)
+        if self._told is not None:
+            self._told(alarm)
+        return case
+
+    def _not_finite(self, finding: Finding, record: CallRecord, step: int) -> list[Alarm]:
+        if self._broken is not None:
+            self._broken.seen(step)
+            return []
+        self._broken = self._fire(finding, record, step)
+        return [self._broken.alarm]
+
+    def _finite(self, name: str) -> None:
+        """The call at which NaN was first seen is finite again: the next NaN is another one's beginning."""
+        if self._broken is not None and self._broken.alarm.name == name:
+            self._broken.alarm = replace(self._broken.alarm, over=True)
+            self._broken = None
+
+
+def _of_query_heads(numbers: Sequence[float], heads: int) -> Numbers:
+    group = heads // len(numbers)
+    return tuple(number for number in numbers for _ in range(group))

@@ -1,0 +1,250 @@
+"""The rules of the alarms: plain functions of a reading, of what the heads did before, and of the thresholds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ._alarms_reading import Numbers, Place, Reading
+from ._alarms_thresholds import Thresholds
+
+SMOOTHING = 0.5  # weight of the newest reading in what a head is compared with
+
+
+@dataclass
+class Past:
+    """What one head of one call site did before: two numbers that later readings are compared with."""
+
+    evenness: float = math.nan
+    logit: float = math.nan
+    highest_evenness: float = -math.inf
+    lowest_logit: float = math.inf
+
+    def note(self, evenness: float, logit: float) -> None:
+        if math.isfinite(evenness):
+            self.evenness = _smoothed(self.evenness, evenness)
+            self.highest_evenness = max(self.highest_evenness, self.evenness)
+        if math.isfinite(logit):
+            self.logit = _smoothed(self.logit, logit)
+            self.lowest_logit = min(self.lowest_logit, self.logit)
+
+
+def _smoothed(before: float, now: float) -> float:
+    return now if math.isnan(before) else before + SMOOTHING * (now - before)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """That a rule holds for a head (None: for the call as a whole), and why."""
+
+    kind: str
+    severity: str
+    head: int | None
+    message: str
+    numbers: dict[str, float]
+    limits: dict[str, float]
+
+
+Rule = Callable[[Reading, Sequence[Past], Thresholds], Iterator[Finding]]
+
+
+def not_finite(place: Place) -> Finding:
+    """NaN or an infinity, where it entered."""
+    entry = "" if place.at is None else f", first at item {place.item}, {_axes(place)}"
+    head = f"key-value head {place.head}" if place.what in ("key", "value") else f"head {place.head}"
+    return Finding(
+        NOT_FINITE,
+        "error",
+        place.head,
+        f"{place.what} of {head} is not finite{entry}",
+        {"share": place.share},
+        {},
+    )
+
+
+def _axes(place: Place) -> str:
+    assert place.at is not None
+    first = "key" if place.what in ("key", "value") else "row"
+    second = "key" if place.what == "logits" else "channel"
+    return f"{first} {place.at[0]}, {second} {place.at[1]}"
+
+
+def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+    """The layer as a whole has lost its entropy, and had it before; its heads that have are named."""
+    mean = statistics.fmean(reading.evenness)
+    before = statistics.fmean(p.highest_evenness for p in past)
+    collapsed = mean <= min(limits.evenness, limits.fallen * before)
+    if not (collapsed and statistics.median(reading.logit) >= limits.wide):
+        return
+    for head, (evenness, own) in enumerate(zip(reading.evenness, past, strict=True)):
+        if evenness <= limits.evenness:
+            yield Finding(
+                ENTROPY_COLLAPSE,
+                "warning",
+                head,
+                f"entropy is {evenness:.2g} of its greatest (was {own.highest_evenness:.2g}); {mean:.2g} over the "
+                f"layer (was {before:.2g}), with logits up to {reading.logit[head]:.3g}",
+                {
+                    "evenness": evenness,
+                    "highest_evenness": own.highest_evenness,
+                    "layer_evenness": mean,
+                    "logit": reading.logit[head],
+                },
+                {"evenness": limits.evenness, "fallen": limits.fallen, "wide": limits.wide},
+            )
+
+
+def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+    """Most heads of the layer give nearly all weight to one key in most rows, by logits far apart."""
+    pairs = list(zip(reading.sharp, reading.logit, strict=True))
+    heads = [h for h, (sharp, logit) in enumerate(pairs) if sharp >= limits.sharp_rows and logit >= limits.wide]
+    if len(heads) < max(1, limits.majority * reading.heads):
+        return
+    for head in heads:
+        sharp, logit = pairs[head]
+        yield Finding(
+            SATURATED,
+            "warning",
+            head,
+            f"{sharp:.0%} of the rows give at least {limits.sharp:g} of their weight to one key, with logits up to "
+            f"{logit:.3g}; so do {len(heads)} of the layer's {reading.heads} heads",
+            {"sharp_rows": sharp, "logit": logit, "heads": float(len(heads))},
+            {"sharp_rows": limits.sharp_rows, "wide": limits.wide, "majority": limits.majority},
+        )
+
+
+def logit_growth(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+    """The largest logit is far above what it was, or where no run has survived."""
+    for head, (logit, own) in enumerate(zip(reading.logit, past, strict=True)):
+        grown = logit >= limits.logit and logit >= limits.grown * own.lowest_logit
+        if grown or logit >= limits.diverging:
+            yield Finding(
+                LOGIT_GROWTH,
+                "error" if logit >= limits.diverging else "warning",
+                head,
+                f"the largest logit is {logit:.4g}" + (f" (was {own.lowest_logit:.3g})" if grown else ""),
+                {"logit": logit, "lowest_logit": own.lowest_logit},
+                {"logit": limits.logit, "grown": limits.grown, "diverging": limits.diverging},
+            )
+
+
+def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+    """A head looks at all keys alike, and others of its layer do not; or its logits do not differ at all."""
+    formed = min(reading.evenness) <= limits.formed
+    for head, (evenness, span) in enumerate(zip(reading.evenness, reading.span, strict=True)):
+        flat = span <= limits.flat
+        if evenness >= limits.uniform and (formed or flat):
+            why = (
+                f"its logits span {span:.2g}" if flat else f"the layer's most selective has {min(reading.evenness):.2g}"
+            )
+            yield Finding(
+                UNIFORM,
+                "warning",
+                head,
+                f"entropy is {evenness:.4f} of its greatest: all keys alike, while {why}",
+                {"evenness": evenness, "span": span, "lowest_evenness": min(reading.evenness)},
+                {"uniform": limits.uniform, "formed": limits.formed, "flat": limits.flat},
+            )
+
+
+def dead_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+    """A head that looks at the same key always, at none, or whose output is near zero."""
+    loudest = max(reading.out)
+    for head, (place, weight) in enumerate(_pull(reading)):
+        numbers = {"weight": weight, "out": reading.out[head], "largest_out": loudest}
+        allowed = {"dead": limits.dead, "silent": limits.silent}
+        if weight >= limits.dead:
+            message = f"{weight:.4f} of the weight is on {place} in every row"
+            yield Finding(DEAD, "warning", head, message, numbers, allowed)
+        elif reading.out[head] <= limits.silent * loudest:
+            message = f"output norm is {reading.out[head]:.2g}, the layer's largest {loudest:.2g}"
+            yield Finding(DEAD, "warning", head, message, numbers, allowed)
+
+
+def sink(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+    """Most attention goes to one key whatever the row, but not all of it: that would be a dead head."""
+    for head, (place, weight) in enumerate(_pull(reading)):
+        if limits.sink <= weight < limits.dead:
+            yield Finding(
+                SINK,
+                "note",
+                head,
+                f"{weight:.2f} of the weight is on {place}, whatever the row",
+                {"weight": weight},
+                {"sink": limits.sink},
+            )
+
+
+def _pull(reading: Reading) -> Iterator[tuple[str, float]]:
+    """For each head the one place that draws most weight, and how much."""
+    for first, absent, steady, at in zip(reading.first, reading.absent, reading.steady, reading.steady_at, strict=True):
+        places = [(first, "the first key"), (absent, "the learned sink"), (steady, f"key {at:.0f}")]
+        weight, name = max(places, key=lambda place: place[0])
+        yield name, weight
+
+
+def vanishing_gradients(
+    reading: Reading, gradients: dict[str, Numbers], past: Sequence[Past], limits: Thresholds
+) -> Iterator[Finding]:
+    """The gradients of queries and keys are nothing beside that of the output.
+
+    With dL/ds_ij = p_ij (do_i.v_j - o_i.do_i), dL/dq_i = scale sum_j dL/ds_ij k_j is at most of the order of
+    scale |k| |v| |do|. What of it comes through,
+
+        gain_q = |dq| |q| / (L |v| |do|),    gain_k = |dk| |k| / (L |v| |do|),    L = the largest logit ~ scale |q| |k|,
+
+    does not change with the scale of the loss, the weights or the values, and goes to 0 as the weights become one-hot.
+    """
+    for head in range(reading.heads):
+        size = reading.logit[head] * reading.value[head] * gradients["out"][head]
+        if not (size > 0 and math.isfinite(size)):
+            continue
+        query = gradients["query"][head] * reading.query[head] / size
+        key = gradients["key"][head] * reading.key[head] / size
+        if max(query, key) <= limits.gain:
+            yield Finding(
+                VANISHING,
+                "warning",
+                head,
+                f"of the gradient at the output ({gradients['out'][head]:.2g}) {gradients['query'][head]:.2g} reaches "
+                f"the queries and {gradients['key'][head]:.2g} the keys: gains of {query:.1g} and {key:.1g}",
+                {
+                    "gain_query": query,
+                    "gain_key": key,
+                    **{f"gradient_{name}": numbers[head] for name, numbers in gradients.items()},
+                },
+                {"gain": limits.gain},
+            )
+
+
+ENTROPY_COLLAPSE = "entropy collapse"
+SATURATED = "saturated softmax"
+LOGIT_GROWTH = "logit growth"
+UNIFORM = "uniform head"
+DEAD = "dead head"
+SINK = "sink"
+VANISHING = "vanishing gradients"
+NOT_FINITE = "not finite"
+
+RULES: tuple[Rule, ...] = (entropy_collapse, saturated_softmax, logit_growth, uniform_head, dead_head, sink)
+
+ADVICE = {
+    ENTROPY_COLLAPSE: "lower the learning rate or lengthen the warm-up; normalise queries and keys (qk_norm); clip "
+    "gradients; go back to a checkpoint from before",
+    SATURATED: "check that the scale is D^-0.5 and applied once; normalise queries and keys (qk_norm), or cap the "
+    "logits (softcap)",
+    LOGIT_GROWTH: "normalise queries and keys (qk_norm), cap the logits (softcap), or lower the learning rate of the "
+    "query and key projections",
+    UNIFORM: "look at the norms of this head's queries and keys and whether its projections get a gradient; a mask or "
+    "a bias of the wrong shape does the same",
+    DEAD: "see whether other inputs wake it; if none does, the head can be pruned, and in training its projections can "
+    "be drawn anew",
+    SINK: "nothing is wrong: a head without a task leaves its weight there; keep that key in any cache that evicts, "
+    "and out of averages over keys",
+    VANISHING: "the weights are one-hot or the values alike: normalise queries and keys (qk_norm) or cap the logits "
+    "(softcap); with float16 look at the loss scale",
+    NOT_FINITE: "the numbers were finite in all calls seen before this one: look at what this module reads; lower the "
+    "learning rate, and in float16 look for values above 65,504",
+}
