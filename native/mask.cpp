@@ -42,6 +42,7 @@ class Expression final : public Mask {
         : root_(std::move(root)) {
         batch = items, heads = query_heads, length_q = rows, length_k = keys;
         gives_cut_ = root_->give_cut();
+        whole_ = std::make_unique<Once<Span>[]>(items * query_heads);
     }
 
     ~Expression() override {
@@ -61,7 +62,10 @@ class Expression final : public Mask {
     Span keys_of(int64_t b, int64_t h, Span rows) const override {
         rows = meet(rows, {0, length_q});
         if (rows.empty() || !length_k) return {0, 0};
-        return profile(b, h, rows, {0, length_k}, false).beyond(Kind::empty);
+        const auto found = [&] { return profile(b, h, rows, {0, length_k}, false).beyond(Kind::empty); };
+        if (rows.start > 0 || rows.stop < length_q) return found();
+        // The kernels ask it for every block of rows, and a tensor has to be read as a whole to answer.
+        return whole_[(batch > 1 ? b * heads : 0) + (heads > 1 ? h : 0)].get(found);
     }
 
     Span rows_of(int64_t b, int64_t h, Span keys) const override {
@@ -130,6 +134,7 @@ class Expression final : public Mask {
 
     Part root_;
     bool gives_cut_;
+    std::unique_ptr<Once<Span>[]> whole_;  // the keys that some row sees, for each item and head
     mutable std::atomic<Kept*> lists_{nullptr};
 };
 
