@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from ._compare import Change, Comparison, compare
+from ._coreference import Coreference, study_coreference
 from ._corpus import ROLES, CorpusScores, study_corpus
+from ._labels import Labelled, read_labels
+from ._mentions import Document, Mention, read_coreference
+from ._probe import Knows, Probe, study_probe
 from ._scores import SCORES
+from ._syntax import Syntax, study_syntax
+from ._tally import Answer, Tally
 from ._texts import Text, cut, read_files
+from ._treebank import Sentence, Word, read_treebank
 
 __all__ = [
     "ROLES",
     "SCORES",
+    "Answer",
     "Change",
     "Comparison",
+    "Coreference",
     "CorpusScores",
+    "Document",
+    "Knows",
+    "Labelled",
+    "Mention",
+    "Probe",
+    "Sentence",
+    "Syntax",
+    "Tally",
     "Text",
+    "Word",
     "compare",
     "cut",
+    "read_coreference",
     "read_files",
+    "read_labels",
+    "read_treebank",
+    "study_coreference",
     "study_corpus",
+    "study_probe",
+    "study_syntax",
 ]
