@@ -8,8 +8,9 @@ Shapes: B batch, Lq / Lk lengths. Absolute positions: query row i stands at `i +
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ class Unreadable(Exception):
 class Frame(NamedTuple):
     """The rows and keys a mask is wanted for, in absolute positions."""
 
-    batch: int
     length_q: int
     length_k: int
     start_q: int
@@ -60,6 +60,17 @@ def read(function: Any, frame: Frame) -> Read:
     if reader is None:
         raise Unreadable
     return reader(_closure(function), frame)
+
+
+def of_block_mask(mask_mod: Any, length_q: int, length_k: int) -> Read:
+    """The mask of FlexAttention's `mask_mod`, where transformers made it: offsets around one of its own functions."""
+    from transformers import masking_utils
+
+    if getattr(mask_mod, "__code__", None) is not _inner(masking_utils, "add_offsets_to_mask_function"):
+        raise Unreadable
+    held = _closure(mask_mod)
+    frame = Frame(length_q, length_k, int(held["q_offset"]), int(held["kv_offset"]))
+    return placed(read(held["mask_function"], frame), frame)
 
 
 def placed(mask: Read, frame: Frame) -> Read:
@@ -146,22 +157,12 @@ def _and(held: dict[str, Any], frame: Frame) -> Read:
 def joined(*masks: Read) -> Read:
     """The masks all of which hold."""
     kept = [mask for mask in masks if mask is not None]
-    whole = kept[0] if kept else None
-    for mask in kept[1:]:
-        assert whole is not None
-        whole = whole & mask
-    return whole
+    return reduce(operator.and_, kept) if kept else None
 
 
 def _or(held: dict[str, Any], frame: Frame) -> Read:
     parts = [read(part, frame) for part in held["mask_functions"]]
-    if not parts or any(part is None for part in parts):
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        assert whole is not None and part is not None
-        whole = whole | part
-    return whole
+    return None if None in parts else reduce(operator.or_, parts)
 
 
 def _packed(parts: tuple[Any, ...], frame: Frame) -> Read:

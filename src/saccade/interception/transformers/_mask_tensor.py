@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from ..._masks import Mask
 
+_SUMS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 
@@ -52,6 +53,11 @@ class MaskTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func in _SAME:
             return args[0]
+        if func in _SUMS and any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            raise TypeError(
+                "a boolean mask (True = attend) is being added to scores: this model computes its attention itself, and "
+                'does not look its function up, so that attn_implementation="saccade" cannot reach it; use "eager"'
+            )
         unwrapped = tree_map(lambda x: x.dense() if isinstance(x, MaskTensor) else x, (args, kwargs or {}))
         return func(*unwrapped[0], **unwrapped[1])
 

@@ -5,26 +5,38 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv wid
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+import inspect
+import sys
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._masks import Causal, Documents, FromTensor, Mask, Padding, Predicate, Window
+from ._mask_functions import Unreadable, of_block_mask
 from ._mask_tensor import MaskTensor
 
 # Arguments that reach attention functions on their way through a model, and change nothing about the attention: what
 # they stand for is in the mask, the cache or the positions of query and key by then.
 HARMLESS = frozenset({
     "position_ids", "position_embeddings", "cache_position", "past_key_values", "past_key_value", "use_cache",
-    "layer_idx", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
-    "num_items_in_batch", "token_type_ids", "mm_token_type_ids", "seq_idx", "deterministic", "max_length_q",
-    "max_length_k", "kernel_options", "labels", "encoder_hidden_states", "encoder_attention_mask",
-    "decoder_attention_mask", "interpolate_pos_encoding", "inputs_embeds", "input_ids", "training", "target_dtype",
-    "layer_type", "cu_seqlens",
+    "layer_idx", "layer_type", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
+    "logits_to_keep", "num_items_in_batch", "token_type_ids", "mm_token_type_ids", "seq_idx", "deterministic",
+    "max_length_q", "max_length_k", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "max_seqlen", "kernel_options",
+    "labels", "inputs_embeds", "input_ids", "encoder_hidden_states", "encoder_attention_mask", "decoder_attention_mask",
+    "interpolate_pos_encoding", "training", "target_dtype",
 })  # fmt: skip
+# Arguments that do bear on the attention, and are not honoured: with what to say of them.
+REFUSED = {
+    "cache": "continuous batching with a paged cache is not supported; generate with another cache",
+    "block_table": "continuous batching with a paged cache is not supported; generate with another cache",
+    "head_mask": "a factor on the weights of each head is not supported",
+    "sinks": "a sink for each query is not supported, only one for each head (s_aux)",
+    "indices": "chosen keys for each query are not supported outside of a mask",
+    "block_indices": "chosen blocks of keys for each query are not supported outside of a mask",
+}
 
 
 class UnknownAttention(ValueError):
@@ -51,7 +63,7 @@ class AttentionMeaning:
         """The mask with padded queries as empty rows: what statistics are to count."""
         if self.real is None or bool(self.real.all()):
             return self.mask
-        batch, _, length_k, _ = self.key.shape
+        batch, length_k = self.key.shape[0], self.key.shape[2]
         rows = Padding(torch.full((batch,), length_k, device=self.real.device), queries=self.real)
         if self.mask is None:
             return rows
@@ -59,8 +71,10 @@ class AttentionMeaning:
 
     def arguments(self) -> dict[str, Any]:
         """Mask, bias, scale, softcap, sink and dropout by name, as `saccade.attention` takes them."""
-        names = ("mask", "bias", "scale", "softcap", "sink", "dropout")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "mask": self.mask, "bias": self.bias, "scale": self.scale, "softcap": self.softcap, "sink": self.sink,
+            "dropout": self.dropout,
+        }  # fmt: skip
 
 
 def meaning_of(
@@ -78,116 +92,105 @@ def meaning_of(
     axes (B, Lk), as flash-attention gets them, are padding: causality and `sliding_window` come on top.
     `sliding_window` otherwise is in the mask already, and counts the query's own key among its W.
 
+    Dropout is what a module in training drops: the eager functions never drop in evaluation.
+
     Args:
+        module: the attention module that called; its `training`, `is_causal` and class are looked at.
         ignored: names of further arguments to pass over.
 
     Raises:
         UnknownAttention: an argument, or a kind of mask, that is neither honoured nor known to be harmless.
     """
-    for name, given in more.items():
-        if not (
-            name in HARMLESS or name in ignored or name.startswith("cu_seq_lens") or given is None or given is False
-        ):
-            raise UnknownAttention(_refusal(name, given))
-    if query.shape[0] == 1 != key.shape[0]:
+    if not more.keys() <= HARMLESS:
+        _refuse_unknown(module, more, ignored)
+    if query.shape[0] == 1 != key.shape[0]:  # queries learned once for all items
         query = query.expand(key.shape[0], -1, -1, -1)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and query.shape[2] > 1
-    query, scale = _scaled(query, scaling)
-    meaning = AttentionMeaning(
-        query, key, value, None, position_bias, scale, softcap or None, _sink(s_aux, query),
-        float(dropout) if module is None or module.training else 0.0,
+    if isinstance(scaling, Tensor):  # a learned scale: its gradient goes through the query
+        query, scaling = query * scaling.to(query.dtype), 1.0
+    wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    sizes = _Sizes(query.shape[2], key.shape[2], bool(wanted) and query.shape[2] > 1, sliding_window)
+    seen = _seen(attention_mask, sizes, module)
+    if sizes.causal and attention_mask is None and sizes.length_k > sizes.length_q:
+        # The prefill of a static cache: there is nothing yet in the keys after those of the queries.
+        key, value = key[:, :, : sizes.length_q], value[:, :, : sizes.length_q]
+        position_bias = None if position_bias is None else position_bias[..., : sizes.length_q]
+    return AttentionMeaning(
+        query, key, value, _of_documents(seen.mask, query, more), _sum(position_bias, seen.bias),
+        None if scaling is None else float(scaling), softcap or None, _sink(s_aux, query),
+        float(dropout) if module.training else 0.0, seen.real,
     )  # fmt: skip
-    meaning = _masked(meaning, attention_mask, causal, sliding_window, module)
-    return _packed(meaning, more.get("cu_seq_lens_q"), more.get("cu_seq_lens_k"))
 
 
-def _refusal(name: str, given: Any) -> str:
-    if name in ("cache", "block_table"):
-        return f"{name}: continuous batching with a paged cache is not supported; use generate with another cache"
-    kind = f"a {given.dtype} tensor {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-    return f"{name}: the attention function does not know what to do with it (it is {kind})"
+class _Sizes(NamedTuple):
+    length_q: int
+    length_k: int
+    causal: bool
+    window: int | None
 
 
-def _scaled(query: Tensor, scaling: float | Tensor | None) -> tuple[Tensor, float | None]:
-    if isinstance(scaling, Tensor):
-        return query * scaling.to(query.dtype), 1.0  # a learned scale: its gradient goes through the query
-    return query, None if scaling is None else float(scaling)
+class _Seen(NamedTuple):
+    mask: Mask | Tensor | None
+    bias: Tensor | None = None
+    real: Tensor | None = None
 
 
-def _sink(s_aux: Tensor | None, query: Tensor) -> Tensor | None:
-    if s_aux is None:
-        return None
-    if s_aux.numel() != query.shape[1]:
-        raise UnknownAttention(f"s_aux must hold one sink per query head ({query.shape[1]}), got {tuple(s_aux.shape)}")
-    return s_aux.reshape(-1)
-
-
-def _masked(meaning: AttentionMeaning, given: Any, causal: bool, window: int | None, module: Any) -> AttentionMeaning:
+def _seen(given: Any, sizes: _Sizes, module: Any) -> _Seen:
+    """What a mask says, in each of the forms in which models hand one to their attention function."""
     if given is None:
-        return _unmasked(meaning, causal, window)
+        return _Seen(_unmasked(sizes))
     if isinstance(given, MaskTensor):
-        return replace(meaning, mask=given.mask, real=None if _crosses(module) else given.tokens)
+        if given.shape[3] <= sizes.length_k:
+            return _Seen(given.mask, None, None if _crosses(module) else given.tokens)
+        given = given.dense()
     if isinstance(given, Mask):
-        return replace(meaning, mask=given)
+        return _Seen(given)
     if isinstance(given, Tensor) and given.dim() == 2:
-        return _two_axes(meaning, given, causal, window)
+        return _two_axes(given, sizes)
     if isinstance(given, Tensor) and given.dim() == 4:
-        return _four_axes(meaning, given[..., : meaning.key.shape[2]], module)
-    mask_mod = getattr(given, "mask_mod", None)
-    if mask_mod is not None:
-        batch, heads = given.shape[:2]
-        return replace(meaning, mask=Predicate(mask_mod, batch=batch, heads=heads).at(0))
+        return _four_axes(given[..., : sizes.length_k], module)
+    if hasattr(given, "mask_mod"):
+        return _Seen(_of_blocks(given, sizes))
     kind = f"a tensor {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     raise UnknownAttention(
         f"attention_mask must be a tensor (B, 1, Lq, Lk) or (B, Lk), a block mask or None, got {kind}"
     )
 
 
-def _unmasked(meaning: AttentionMeaning, causal: bool, window: int | None) -> AttentionMeaning:
-    length_q, length_k = meaning.query.shape[2], meaning.key.shape[2]
-    beyond = window is not None and window < length_k
-    if not causal:
-        if beyond and length_q > 1:
-            raise UnknownAttention(f"sliding_window: {window} without a mask and without causality has two readings")
-        return meaning
-    if length_k > length_q:  # the prefill of a static cache: nothing is in the keys after the queries
-        bias = meaning.bias
-        meaning = replace(
-            meaning, key=meaning.key[:, :, :length_q], value=meaning.value[:, :, :length_q],
-            bias=None if bias is None else bias[..., :length_q],
-        )  # fmt: skip
-    return replace(meaning, mask=_windowed(window) if beyond else Causal())
+def _unmasked(sizes: _Sizes) -> Mask | None:
+    beyond = sizes.window is not None and sizes.window < sizes.length_k
+    if sizes.causal:
+        return _up_to(sizes.window if beyond else None)
+    if beyond and sizes.length_q > 1:
+        raise UnknownAttention(
+            f"sliding_window: {sizes.window} keys of {sizes.length_k}, without a mask and not causal, has two readings"
+        )
+    return None
 
 
-def _windowed(window: int | None) -> Mask:
+def _up_to(window: int | None) -> Mask:
     return Causal() if window is None else Causal() & Window(window - 1, None)
 
 
-def _two_axes(meaning: AttentionMeaning, given: Tensor, causal: bool, window: int | None) -> AttentionMeaning:
-    length_q, length_k = meaning.query.shape[2], meaning.key.shape[2]
-    kept = given.bool()[:, :length_k]
-    if kept.shape[1] < length_k:
-        kept = torch.nn.functional.pad(kept, (0, length_k - kept.shape[1]))
+def _two_axes(given: Tensor, sizes: _Sizes) -> _Seen:
+    kept = given.bool()[:, : sizes.length_k]
+    missing = sizes.length_k - kept.shape[1]
+    kept = torch.nn.functional.pad(kept, (0, missing)) if missing else kept
     mask: Mask = Padding(kept)
-    if causal or (window is not None and length_q == 1):
-        mask = mask & _windowed(window)
-    real = kept if length_q == length_k and causal else None
-    return replace(meaning, mask=mask, real=real)
+    if sizes.causal or (sizes.window is not None and sizes.length_q == 1):
+        mask = mask & _up_to(sizes.window)
+    return _Seen(mask, None, kept if sizes.causal and sizes.length_q == sizes.length_k else None)
 
 
-def _four_axes(meaning: AttentionMeaning, given: Tensor, module: Any) -> AttentionMeaning:
+def _four_axes(given: Tensor, module: Any) -> _Seen:
     if given.dtype == torch.bool:
-        return replace(meaning, mask=given, real=_own_rows(given, module))
+        return _Seen(given, None, _own_rows(given, module))
     if not given.is_floating_point():
         raise UnknownAttention(f"attention_mask must be boolean or floating point, got {given.dtype}")
-    if given.requires_grad:  # a learned bias: its numbers are all meant, and -inf counts as masked
-        return replace(meaning, bias=given if meaning.bias is None else meaning.bias + given)
+    if given.requires_grad:  # a learned bias: every number in it is meant, and -inf is masked as ever
+        return _Seen(None, given)
     seen = given > torch.finfo(given.dtype).min
     rest = given.masked_fill(~seen, 0.0)
-    if rest.any():
-        meaning = replace(meaning, bias=rest if meaning.bias is None else meaning.bias + rest)
-    return replace(meaning, mask=seen, real=_own_rows(seen, module))
+    return _Seen(seen, rest if bool(rest.any()) else None, _own_rows(seen, module))
 
 
 def _own_rows(seen: Tensor, module: Any) -> Tensor | None:
@@ -204,11 +207,62 @@ def _crosses(module: Any) -> bool:
     return bool(getattr(module, "is_decoder", False)) and not getattr(module, "is_causal", True)
 
 
-def _packed(meaning: AttentionMeaning, of_queries: Tensor | None, of_keys: Tensor | None) -> AttentionMeaning:
-    """Several documents in one row, as flash-attention is told of them."""
+def _of_blocks(given: Any, sizes: _Sizes) -> Mask | None:
+    """FlexAttention's block mask: transformers' own are read, others are asked pair by pair."""
+    try:
+        return of_block_mask(given.mask_mod, sizes.length_q, sizes.length_k)
+    except Unreadable:
+        batch, heads = given.shape[:2]
+        return Predicate(given.mask_mod, batch=batch, heads=heads).at(0)
+
+
+def _of_documents(mask: Mask | Tensor | None, query: Tensor, more: dict[str, Any]) -> Mask | Tensor | None:
+    """Several documents in one row, as flash-attention is told of them; others find them by their position_ids."""
+    of_queries, of_keys = more.get("cu_seq_lens_q"), more.get("cu_seq_lens_k")
     if of_queries is None and of_keys is None:
-        return meaning
-    if of_queries is None or of_keys is None or meaning.query.shape[0] != 1 or isinstance(meaning.mask, Tensor):
-        raise UnknownAttention("cu_seq_lens_q and cu_seq_lens_k: expected both, one row (B = 1) and no dense mask")
+        return mask
+    if of_queries is None or of_keys is None or query.shape[0] != 1:
+        raise UnknownAttention("cu_seq_lens_q and cu_seq_lens_k must come together, with one row (B = 1) for all")
     documents = Documents.from_cu_seqlens(of_queries, of_keys)
-    return replace(meaning, mask=documents if meaning.mask is None else meaning.mask & documents)
+    return documents if mask is None else (FromTensor(mask) if isinstance(mask, Tensor) else mask) & documents
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _sink(s_aux: Tensor | None, query: Tensor) -> Tensor | None:
+    if s_aux is None:
+        return None
+    if s_aux.numel() != query.shape[1]:
+        raise UnknownAttention(f"s_aux must hold one sink per query head ({query.shape[1]}), got {tuple(s_aux.shape)}")
+    return s_aux.reshape(-1)
+
+
+def _refuse_unknown(module: Any, more: dict[str, Any], ignored: frozenset[str]) -> None:
+    """What an eager function passes over is for others to know; what it names, and nobody here knows, is refused."""
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    for name, given in more.items():
+        if name in HARMLESS or name in ignored or given is None or given is False:
+            continue
+        if name in ("indices", "block_indices") and implementation in ("eager", "sdpa"):
+            continue  # for these two the models that choose keys put the choice into the mask
+        eager = _known_to_eager(type(module).__module__)
+        if name in REFUSED or eager is None or name in eager:
+            kind = f"a {given.dtype} tensor {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+            reason = REFUSED.get(
+                name, 'not known here; register(ignore=["..."]) passes over arguments that do not matter'
+            )
+            raise UnknownAttention(f"{name} of {type(module).__name__} ({kind}): {reason}")
+
+
+@cache
+def _known_to_eager(file: str) -> frozenset[str] | None:
+    """The arguments that the eager functions of a model's file name; None where it has none."""
+    held = vars(sys.modules[file]) if file in sys.modules else {}
+    eager = [thing for name, thing in held.items() if "eager" in name and inspect.isfunction(thing)]
+    if not eager:
+        return None
+    return frozenset(name for function in eager for name in inspect.signature(function).parameters)
