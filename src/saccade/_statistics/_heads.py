@@ -1,6 +1,6 @@
-"""Ranges, norms, non-finite entries and histograms per head.
+"""Ranges, norms, non-finite entries per head.
 
-Shape legend: B items, H heads (Hq or Hkv), L rows or keys, D width, n bins.
+Shape legend: B items, H heads (Hq or Hkv), L rows or keys, D width.
 """
 
 from __future__ import annotations
@@ -8,58 +8,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._histograms import even_bins, even_edges, tally
 from ._rows import Rows
-
-BINS = 64
 
 
 def of_vectors(tensor: Tensor, real: Tensor | None, histogram: bool) -> dict[str, Tensor]:
     """min, max, norm, nonfinite, nonfinite_at of (B, H, L, D) over the real vectors, bool (B|1, H|1, L), None: all."""
-    wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     batch, heads, length, width = wide.shape
     norms = torch.linalg.vector_norm(wide, dim=-1)
-    kept = None if real is None else real.expand(batch, heads, length)
-    rows = torch.full((heads,), batch * length, device=wide.device) if kept is None else kept.sum((0, 2))
-    low, high = _range(wide, kept)
-    if _sound(low, high, rows):
-        bad = None
-        good = kept
-    else:
-        bad = ~torch.isfinite(wide)
-        bad = bad if kept is None else bad & kept[..., None]
-        finite = ~bad if kept is None else ~bad & kept[..., None]
-        low, high = _range_where(wide, finite)
-        good = finite.all(-1)
-    shown = norms if good is None else torch.where(good, norms, 0.0)
-    count = rows if good is None else good.sum((0, 2))
-    found = {"min": low, "max": high, "norm": shown.sum((0, 2)) / count}
-    found |= _nonfinite(bad, rows * width, norms)
+    rows = None if real is None else real.expand(batch, heads, length)
+    low, high = _range(wide, rows)
+    entries = width * (wide.new_full((heads,), batch * length) if rows is None else rows.sum((0, 2)))
+    finite = bad = None
+    if not _sound(low, high):
+        finite, bad = _sorted_out(wide, rows)
+        low, high = _range_of(wide, finite)
+        rows = finite.all(-1)
+    found = {"min": low, "max": high, "norm": _average(norms, rows)} | _nonfinite(bad, entries, norms)
     if histogram:
-        inside = torch.isfinite(wide) if kept is None else torch.isfinite(wide) & kept[..., None]
         edges = even_edges(low, high)
-        found |= {"counts": counts(wide, inside, edges), "edges": edges}
+        inside = finite if finite is not None or rows is None else rows[..., None]
+        found |= {"edges": edges, "counts": tally(even_bins(wide, edges), inside, edges)}
     return found
 
 
-def _range(wide: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+def _range(wide: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     if not wide.numel():
         return wide.new_full((wide.shape[1],), torch.inf), wide.new_full((wide.shape[1],), -torch.inf)
-    if kept is None:
+    if rows is None:
         return wide.amin((0, 2, 3)), wide.amax((0, 2, 3))
-    low = torch.where(kept, wide.amin(-1), torch.inf).amin((0, 2))
-    return low, torch.where(kept, wide.amax(-1), -torch.inf).amax((0, 2))
+    return _amin(torch.where(rows, wide.amin(-1), torch.inf)), _amax(torch.where(rows, wide.amax(-1), -torch.inf))
 
 
-def _range_where(wide: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    low = torch.where(kept, wide, torch.inf).amin((0, 2, 3))
-    return low, torch.where(kept, wide, -torch.inf).amax((0, 2, 3))
+def _sound(low: Tensor, high: Tensor) -> bool:
+    """Whether the ranges say that nothing real is NaN or infinite: those of nothing are +inf and -inf."""
+    return bool(((torch.isfinite(low) & torch.isfinite(high)) | (low > high)).all())
 
 
-def _sound(low: Tensor, high: Tensor, rows: Tensor) -> bool:
-    """Whether the ranges say that nothing real is NaN or infinite. Not asked where the answer is far away."""
-    if low.device.type != "cpu":
-        return False
-    return bool(((torch.isfinite(low) & torch.isfinite(high)) | (rows == 0)).all())
+def _sorted_out(wide: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which entries of real vectors are finite and which are not."""
+    finite = torch.isfinite(wide)
+    return (finite, ~finite) if rows is None else (finite & rows[..., None], ~finite & rows[..., None])
+
+
+def _range_of(wide: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+    low = torch.where(finite, wide, torch.inf).amin((0, 2, 3))
+    return low, torch.where(finite, wide, -torch.inf).amax((0, 2, 3))
+
+
+def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
+    """Over the rows (B, H, L), None: all; NaN where there is none."""
+    return norms.mean((0, 2)) if rows is None else torch.where(rows, norms, 0.0).sum((0, 2)) / rows.sum((0, 2))
 
 
 def _nonfinite(bad: Tensor | None, entries: Tensor, like: Tensor) -> dict[str, Tensor]:
@@ -113,34 +113,3 @@ def _amin(rows: Tensor) -> Tensor:
 
 def _amax(rows: Tensor) -> Tensor:
     return rows.amax((0, 2)) if rows.numel() else rows.new_full((rows.shape[1],), -torch.inf)
-
-
-# --- histograms ---------------------------------------------------------------------------------------------------
-
-
-def even_edges(low: Tensor, high: Tensor) -> Tensor:
-    """(H, BINS + 1) from the least entry to the greatest; around a single one, and 0 to 1 around none."""
-    none = low > high
-    low, high = torch.where(none, 0.0, low), torch.where(none, 1.0, high)
-    alone = low == high
-    low, high = torch.where(alone, low - 0.5, low), torch.where(alone, high + 0.5, high)
-    steps = torch.linspace(0, 1, BINS + 1, dtype=low.dtype, device=low.device)
-    return low[:, None] * (1 - steps) + high[:, None] * steps
-
-
-def octaves(heads: int, like: Tensor) -> Tensor:
-    """The edges of weights, (H, 34): 0, 2^-32, 2^-31, ..., 1/2, 1."""
-    powers = torch.exp2(torch.arange(-32, 1, dtype=like.dtype, device=like.device))
-    return torch.cat([powers.new_zeros(1), powers]).expand(heads, -1)
-
-
-def counts(entries: Tensor, inside: Tensor | None, edges: Tensor) -> Tensor:
-    """How many entries (B, H, ...) lie in each bin of their head, (H, n) int64, where `inside`."""
-    heads, bins = edges.shape[0], edges.shape[1] - 1
-    flat = entries.transpose(0, 1).reshape(heads, -1).contiguous()
-    found = torch.searchsorted(edges.contiguous(), flat, right=True).clamp_(1, bins) - 1
-    if inside is not None:
-        inside = inside.expand(entries.shape).transpose(0, 1).reshape(heads, -1)
-        found = torch.where(inside, found, bins)
-    found += torch.arange(heads, device=found.device)[:, None] * (bins + 1)
-    return torch.bincount(found.flatten(), minlength=heads * (bins + 1)).view(heads, bins + 1)[:, :bins]

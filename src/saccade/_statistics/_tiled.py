@@ -21,7 +21,7 @@ from .._backends._tiles import NEGATIVE, weigh
 from .._biases import Placement, Span
 from .._call import Call
 from ._asked import PLACES, Asked
-from ._heads import counts, even_edges, octaves
+from ._histograms import even_bins, even_edges, octave_bins, octaves, tally
 from ._places import positions
 from ._rows import Rows, joined
 from ._walk import Piece, Walk, walks
@@ -71,9 +71,10 @@ def add_histograms(call: Call, asked: Asked, rows: Rows, found: dict[str, dict[s
     for walk in walks(call, replace(asked, groups=(), members=None, top=0), 0, nowhere):
         for piece, weights in walk.weights(rows):
             for name in wanted:
-                entries = piece.logits if name == "logits" else weights
+                entries, edges = piece.logits if name == "logits" else weights, found[name]["edges"]
                 inside = torch.isfinite(entries) if piece.seen is None else torch.isfinite(entries) & piece.seen
-                found[name]["counts"] += counts(entries, inside, found[name]["edges"])
+                bins = even_bins(entries, edges) if name == "logits" else octave_bins(entries)
+                found[name]["counts"] += tally(bins, inside, edges)
 
 
 class _Sums:
