@@ -10,6 +10,7 @@ from ._explain import Plan, explain
 from ._masks import *  # noqa: F403
 from ._statistics import Statistics, statistics
 from ._weights import attention_weights
+from .watching import watch
 
 __version__ = "0.1.0"
 
@@ -25,5 +26,6 @@ __all__ = [
     "explain",
     "merge",
     "statistics",
+    "watch",
     *_masks.__all__,
 ]

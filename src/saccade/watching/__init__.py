@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from ._record import CallRecord, CallSite, GradientRecord
+from ._watch import Watched, watch
 
-__all__ = ["CallRecord", "CallSite", "GradientRecord"]
+__all__ = ["CallRecord", "CallSite", "GradientRecord", "Watched", "watch"]

@@ -125,6 +125,7 @@ class Alarms:
         if max(whole.rows) < self.thresholds.rows:
             site.waiting = whole
             return []
+        whole = whole.only(self.thresholds.rows)
         site.waiting, site.last = None, whole
         for own, evenness, logit in zip(site.past, whole.evenness, whole.logit, strict=True):
             own.note(evenness, logit)

@@ -5,8 +5,9 @@ Shapes: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Numbers = tuple[float, ...]  # one for each query head
 
 _WHAT = ("query", "key", "value", "logits")
-_AVERAGED = ("evenness", "sharp", "first", "steady", "absent")
+_AVERAGED = ("keys", "evenness", "sharp", "first", "absent", "steady")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Reading:
     """One call in numbers per query head; averages are over the rows that see at least `Thresholds.keys` keys.
 
     Attributes:
-        rows: how many rows that is.
+        rows: how many rows that is. keys: how many keys they see.
         evenness: entropy over the greatest it could be.
         sharp: share of rows whose largest weight is at least `Thresholds.sharp`.
         first: weight on the first key. absent: on the learned sink, that is on no key.
@@ -51,6 +52,7 @@ class Reading:
     """
 
     rows: Numbers
+    keys: Numbers
     evenness: Numbers
     sharp: Numbers
     first: Numbers
@@ -68,6 +70,15 @@ class Reading:
     @property
     def heads(self) -> int:
         return len(self.rows)
+
+    def only(self, rows: int) -> Reading:
+        """The same with NaN for heads that have fewer rows: each head may have its own mask."""
+        few = [count < rows for count in self.rows]
+        if not any(few):
+            return self
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)[1:-1]}
+        kept = {n: tuple(math.nan if no else x for no, x in zip(few, row, strict=True)) for n, row in numbers.items()}
+        return replace(self, **kept)
 
 
 def reading_of(record: CallRecord, keys: int, sharp: float) -> Reading:
@@ -88,6 +99,7 @@ def reading_of(record: CallRecord, keys: int, sharp: float) -> Reading:
     logits = found.heads["logits"]
     numbers = {
         "rows": rows,
+        "keys": mean(found.keys_seen.to(found.entropy.dtype)),
         "evenness": mean(found.evenness),
         "sharp": mean((found.largest >= sharp).to(found.largest.dtype)),
         "first": mean(found.mass["first"]),

@@ -73,10 +73,13 @@ def _axes(place: Place) -> str:
 
 def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
     """The layer as a whole has lost its entropy, and had it before; its heads that have are named."""
-    mean = statistics.fmean(reading.evenness)
-    before = statistics.fmean(p.highest_evenness for p in past)
+    heads = [head for head in range(reading.heads) if not math.isnan(reading.evenness[head])]
+    if not heads:
+        return
+    mean = statistics.fmean(reading.evenness[head] for head in heads)
+    before = statistics.fmean(past[head].highest_evenness for head in heads)
     collapsed = mean <= min(limits.evenness, limits.fallen * before)
-    if not (collapsed and statistics.median(reading.logit) >= limits.wide):
+    if not (collapsed and statistics.median(reading.logit[head] for head in heads) >= limits.wide):
         return
     for head, (evenness, own) in enumerate(zip(reading.evenness, past, strict=True)):
         if evenness <= limits.evenness:
@@ -132,10 +135,10 @@ def logit_growth(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
 
 def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
     """A head looks at all keys alike, and others of its layer do not; or its logits do not differ at all."""
-    formed = min(reading.evenness) <= limits.formed
+    lowest = min((evenness for evenness in reading.evenness if not math.isnan(evenness)), default=math.nan)
     for head, (evenness, span) in enumerate(zip(reading.evenness, reading.span, strict=True)):
         flat = span <= limits.flat
-        if evenness >= limits.uniform and (formed or flat):
+        if evenness >= limits.uniform and (lowest <= limits.formed or flat):
             why = (
                 f"its logits span {span:.2g}" if flat else f"the layer's most selective has {min(reading.evenness):.2g}"
             )
@@ -144,14 +147,14 @@ def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
                 "warning",
                 head,
                 f"entropy is {evenness:.4f} of its greatest: all keys alike, while {why}",
-                {"evenness": evenness, "span": span, "lowest_evenness": min(reading.evenness)},
+                {"evenness": evenness, "span": span, "lowest_evenness": lowest},
                 {"uniform": limits.uniform, "formed": limits.formed, "flat": limits.flat},
             )
 
 
 def dead_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
     """A head that looks at the same key always, at none, or whose output is near zero."""
-    loudest = max(reading.out)
+    loudest = max((norm for norm in reading.out if not math.isnan(norm)), default=math.nan)
     for head, (place, weight) in enumerate(_pull(reading)):
         numbers = {"weight": weight, "out": reading.out[head], "largest_out": loudest}
         allowed = {"dead": limits.dead, "silent": limits.silent}
@@ -193,12 +196,14 @@ def vanishing_gradients(
     With dL/ds_ij = p_ij (do_i.v_j - o_i.do_i), dL/dq_i = scale sum_j dL/ds_ij k_j is at most of the order of
     scale |k| |v| |do|. What of it comes through,
 
-        gain_q = |dq| |q| / (L |v| |do|),    gain_k = |dk| |k| / (L |v| |do|),    L = the largest logit ~ scale |q| |k|,
+        gain_q = sqrt(n) |dq| |q| / (L |v| |do|),    gain_k = sqrt(n) |dk| |k| / (L |v| |do|),
 
-    does not change with the scale of the loss, the weights or the values, and goes to 0 as the weights become one-hot.
+    with L the largest logit, of the order of scale |q| |k|, and n the keys a row sees, does not change with the scale of
+    the loss, of the logits or of the values. It is near 1 / sqrt(D) where weights are even (n terms of 1 / n each, of
+    random sign), and goes to 0 as they become one-hot.
     """
     for head in range(reading.heads):
-        size = reading.logit[head] * reading.value[head] * gradients["out"][head]
+        size = reading.logit[head] * reading.value[head] * gradients["out"][head] / math.sqrt(reading.keys[head])
         if not (size > 0 and math.isfinite(size)):
             continue
         query = gradients["query"][head] * reading.query[head] / size

@@ -45,9 +45,8 @@ class Thresholds:
         sink: weight on the first key, or on another that is the same in all rows, at which most of the attention goes
             to a sink (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"). Trained models
             have such heads: a note.
-        gain: the gradient that q and k get, over what they could get, below which it has vanished; see
-            `vanishing_gradients`. Uniform attention over n keys of width D has about 1 / sqrt(n D): 0.002 for 4,096
-            keys of 64.
+        gain: what comes through of the gradient to queries and keys (see `vanishing_gradients`) below which it has
+            vanished. Healthy heads have about 1 / sqrt(D), 0.06 to 0.5.
         clear: readings in a row without the cause after which an alarm is over.
     """
 
@@ -68,7 +67,7 @@ class Thresholds:
     dead: float = 0.999
     silent: float = 1e-3
     sink: float = 0.5
-    gain: float = 1e-5
+    gain: float = 1e-3
     clear: int = 3
 
     def __post_init__(self) -> None:

@@ -24,7 +24,9 @@ class CallSite:
         path: of the innermost module in whose forward the call happens, as `model.named_modules()` names it; "" is
             the model itself.
         order: the how-manieth call of that module within one step, from 1.
-        layer: the how-manieth call of the step in which it was first seen, from 0: 0 is the layer nearest the input.
+        layer: the first number in the path ("encoder.layers.3.attn" is layer 3); a module that runs several times in
+            one step, as where layers share their weights, counts on from there. Without a number in the path: how many
+            paths with attention were seen before it.
         source: what was called: "saccade.attention", "F.scaled_dot_product_attention", "nn.MultiheadAttention", ...
     """
 

@@ -1,0 +1,95 @@
+"""Running mean, spread and extremes of every statistic of every call and head, whatever the number of steps.
+
+Two kinds of samples. A row statistic (entropy, masses, ...) has one sample for each counted row of each observed step,
+so a step with more tokens weighs more. A step statistic (largest logit, norms, gradients, ...) has one for each step.
+Means and squared deviations of parts are joined as in Chan, Golub & LeVeque (1983), in float64.
+
+Shapes: B batch, H query heads, L rows, S statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One statistic of one head of one call: how many samples, and what they were like.
+
+    `spread` is the standard deviation of the samples (divided by their number), 0 for a single one. Without samples
+    all but the count are NaN.
+    """
+
+    count: int
+    mean: float
+    spread: float
+    min: float
+    max: float
+
+
+@dataclass
+class Running:
+    """Sums of samples for several statistics: each (S, H), float64."""
+
+    names: tuple[str, ...]
+    count: Tensor
+    mean: Tensor
+    squares: Tensor  # sum of squared deviations from the mean
+    least: Tensor
+    most: Tensor
+
+    @staticmethod
+    def of(names: Sequence[str], samples: Tensor, counted: Tensor) -> Running:
+        """Of samples (S, B, H, L) where `counted`, of a shape that broadcasts to them, says so."""
+        wide = torch.float64 if samples.device.type != "mps" else torch.float32
+        counted = counted.expand(samples.shape)
+        count = counted.sum((1, 3)).to(wide)
+        some = count.clamp(min=1)
+        mean = torch.where(counted, samples, 0).sum((1, 3), dtype=wide) / some
+        off = torch.where(counted, samples - mean[:, None, :, None].to(samples.dtype), 0)
+        # The mean as it was subtracted is rounded to the samples' dtype: its error is taken out again.
+        squares = (off * off).sum((1, 3), dtype=wide) - off.sum((1, 3), dtype=wide) ** 2 / some
+        least = torch.where(counted, samples, torch.inf).amin((1, 3)).to(wide)
+        most = torch.where(counted, samples, -torch.inf).amax((1, 3)).to(wide)
+        return Running(tuple(names), count, mean, squares.clamp(min=0), least, most)
+
+    def join(self, other: Running) -> Running:
+        """Of the samples of both."""
+        if self.names != other.names:
+            return self._with(other.names).join(other._with(self.names))
+        total = self.count + other.count
+        share = other.count / total.clamp(min=1)
+        apart = torch.where(other.count > 0, other.mean - self.mean, 0.0)
+        return Running(
+            self.names,
+            total,
+            torch.where(self.count > 0, self.mean + apart * share, other.mean),
+            self.squares + other.squares + torch.where(self.count > 0, apart * apart * self.count * share, 0.0),
+            torch.minimum(self.least, other.least),
+            torch.maximum(self.most, other.most),
+        )
+
+    def _with(self, names: tuple[str, ...]) -> Running:
+        """With a line without samples for each name that is missing, in one order for both sides of a join."""
+        order = tuple(sorted({*self.names, *names}))
+        empty = self.count.new_zeros(1, self.count.shape[1])
+        lines = {name: place for place, name in enumerate(self.names)}
+        where = [lines.get(name, len(self.names)) for name in order]
+        fills = (empty, empty, empty, empty + torch.inf, empty - torch.inf)
+        held = (self.count, self.mean, self.squares, self.least, self.most)
+        return Running(order, *(torch.cat([own, fill])[where] for own, fill in zip(held, fills, strict=True)))
+
+    def of_head(self, head: int) -> dict[str, Aggregate]:
+        """By name."""
+        columns = [x[:, head].tolist() for x in (self.count, self.mean, self.squares, self.least, self.most)]
+        return {name: _aggregate(*numbers) for name, *numbers in zip(self.names, *columns, strict=True)}
+
+
+def _aggregate(count: float, mean: float, squares: float, least: float, most: float) -> Aggregate:
+    if count == 0:
+        return Aggregate(0, *(float("nan"),) * 4)
+    return Aggregate(int(count), mean, (squares / count) ** 0.5, least, most)

@@ -1,0 +1,210 @@
+"""Attention written out by hand, put together from what is called: a product, a softmax, a product.
+
+    x = q k^T        logits = f(x), elementwise or reshaped        w = softmax(logits)        out = g(w) v
+
+Tensors are followed by identity. Of f, what scales, adds and masks with -inf is kept as scale, bias and mask; whatever
+else happens to the scores (a soft cap, a fill with -1e9, relative positions) is the bias `logits - scale q k^T`, which
+is exact to rounding. A softmax over the last axis of which nobody knows the scores is counted as unobserved.
+
+Shapes: ... leading axes, B batch, H heads, Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _tap
+from .._masks import FromTensor
+from . import _thread
+from ._four_axes import Arranged, Layout, alike
+from ._padded import real_rows
+from ._products import Product, product_of
+from ._scores import Scores, changed_by
+from ._seen import SeenCall, Used
+
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
+_DROPOUT = {torch.dropout, F.dropout}
+UNKNOWN = "a softmax over the last axis, of scores that are no product of queries and keys as far as could be followed"
+UNUSED = "its softmax was seen, and no product of the weights with values"
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What a softmax gave, and of which scores."""
+
+    scores: Scores
+    lead: tuple[int, ...]
+    dropout: float = 0.0
+
+
+class ByHand:
+    """Follows scores and weights through the functions that a mode sees."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], Scores | Weights]] = {}
+        self._heads: int | None = None
+        self._within_one: bool | None = None
+        self._source = "attention by hand"
+
+    @contextmanager
+    def told(self, source: str, heads: int, within_one: bool) -> Iterator[None]:
+        """Within it the heads are known, and whether queries and keys are of one sequence."""
+        before = self._source, self._heads, self._within_one
+        self._source, self._heads, self._within_one = source, heads, within_one
+        try:
+            yield
+        finally:
+            self._source, self._heads, self._within_one = before
+
+    def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function, and follow what it makes of scores and weights."""
+        if func in _SOFTMAX:
+            return self._softmax(func, args, kwargs)
+        product = product_of(func, args, kwargs)
+        if product is not None:
+            return self._product(product, func, args, kwargs)
+        if not self._known:
+            return func(*args, **kwargs)
+        at = next((place for place, arg in enumerate(args) if id(arg) in self._known), None)
+        before = None if at is None else self._known[id(args[at])][1]
+        result = func(*args, **kwargs)
+        if before is not None and at is not None and isinstance(result, Tensor):
+            self._follow(before, at, func, args, kwargs, result)
+        return result
+
+    def ended(self) -> None:
+        """The forward has ended: weights that met no values were not attention, or one that is not known."""
+        for _, found in list(self._known.values()):
+            if isinstance(found, Weights):
+                _thread.missed("softmax", UNUSED)
+        self._known.clear()
+
+    def _of(self, tensor: Any) -> Scores | Weights | None:
+        found = self._known.get(id(tensor))
+        return None if found is None else found[1]
+
+    def _remember(self, tensor: Tensor, what: Scores | Weights) -> None:
+        key = id(tensor)
+        self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), what)
+
+    def _forget(self, product: Product) -> None:
+        """Everything that was followed from one product."""
+        for key, (_, what) in list(self._known.items()):
+            if (what if isinstance(what, Scores) else what.scores).product is product:
+                del self._known[key]
+
+    def _product(self, product: Product, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        weights = self._of(product.factors[0])
+        result = func(*args, **kwargs)
+        if isinstance(weights, Weights):
+            if product.over_last:
+                self._forget(weights.scores.product)
+                self._finish(weights, product, result)
+        elif product.natural and weights is None:
+            lead = tuple(result.shape[:-2])
+            bias = None if product.added is None else Arranged(product.added.detach(), lead)
+            self._remember(result, Scores(product, lead, product.alpha, bias=bias))
+        return result
+
+    def _softmax(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        logits = args[0] if args else kwargs.get("input")
+        axis = args[1] if len(args) > 1 else kwargs.get("dim")
+        if not isinstance(logits, Tensor) or axis not in (-1, logits.dim() - 1):
+            return result
+        scores = self._of(logits)
+        if isinstance(scores, Scores):
+            if scores.changed:
+                scores = _by_difference(scores, logits)
+            self._forget(scores.product)
+            self._remember(result, Weights(scores, tuple(result.shape[:-2])))
+        elif logits.dim() in (3, 4):
+            _thread.missed("softmax", UNKNOWN)
+        return result
+
+    def _follow(
+        self, before: Scores | Weights, at: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        result: Tensor,
+    ) -> None:  # fmt: skip
+        product = (before if isinstance(before, Scores) else before.scores).product
+        lead = tuple(result.shape[:-2])
+        if tuple(result.shape[-2:]) != product.rows_and_columns or math.prod(lead) != math.prod(before.lead):
+            return
+        if isinstance(before, Weights):
+            dropout = _dropped(func, args, kwargs) if func in _DROPOUT else before.dropout
+            self._remember(result, replace(before, lead=lead, dropout=dropout))
+        else:
+            self._remember(result, replace(changed_by(before, at, func, args, kwargs), lead=lead))
+
+    def _finish(self, weights: Weights, product: Product, result: Tensor) -> None:
+        with _tap.aside() as observers, torch.no_grad(), torch._C.DisableTorchFunction():
+            call = self._call(weights, product, result)
+            if isinstance(call, str):
+                _thread.missed(self._source, call)
+                return
+            for observer in observers:
+                observer(call)
+
+    def _call(self, weights: Weights, product: Product, result: Tensor) -> SeenCall | str:
+        scores = weights.scores
+        if torch._C._are_functorch_transforms_active():
+            return "a torch.func transform is at work"
+        own = scores.product
+        factors = alike([own.left, own.right, product.right.transpose(-2, -1)])
+        heads = self._heads or _hint(weights) or _thread.heads_of_module()
+        layout = Layout.of(factors, heads)
+        if layout is None:
+            return "its factors have leading axes that do not fit together"
+        query, key, value = layout.queries(factors[0]), layout.keys(factors[1]), layout.keys(factors[2])
+        masks = [layout.scores(mask) for mask in scores.masks]
+        mask = FromTensor(functools.reduce(torch.logical_and, masks)) if masks else None
+        bias = None if scores.bias is None else layout.scores(scores.bias)
+        used = {
+            "query": Used(own.factors[0], lambda gradient: layout.own(own.views[0](gradient))),
+            "key": Used(own.factors[1], lambda gradient: layout.own(own.views[1](gradient))),
+            "value": Used(
+                product.factors[1], lambda gradient: layout.own(product.views[1](gradient).transpose(-2, -1))
+            ),
+            "out": Used(result, lambda gradient: layout.own(product.out(gradient))),
+        }
+        real = real_rows(mask, bias, query.shape[2], key.shape[2], self._within_one)
+        return SeenCall(
+            query.detach(), key.detach(), value.detach(), mask, bias, scores.scale, None, None, weights.dropout,
+            layout.queries(product.out(result.detach())), self._source, None, used, real,
+        )  # fmt: skip
+
+
+def _by_difference(scores: Scores, logits: Tensor) -> Scores:
+    """The same scores with all that happened to them as one bias."""
+    own = scores.product
+    with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autocast(logits.device.type, enabled=False):
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        plain = own.left.to(wide) @ own.right.to(wide).transpose(-2, -1)
+        lead = tuple(plain.shape[:-2])
+        bias = logits.to(wide).reshape(plain.shape) - scores.scale * plain
+    return replace(scores, masks=(), bias=Arranged(bias, lead), changed=False)
+
+
+def _dropped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """The probability of a dropout call."""
+    names = ("input", "p", "training") if func is F.dropout else ("input", "p", "train")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return float(given.get("p", 0.5)) if given.get(names[2], True) else 0.0
+
+
+def _hint(weights: Weights) -> int | None:
+    """The heads, where scores or weights were ever laid out with batch and heads apart."""
+    for lead in (weights.scores.lead, weights.lead):
+        if len(lead) == 2:
+            return lead[1]
+    return None

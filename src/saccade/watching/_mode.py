@@ -1,0 +1,115 @@
+"""The mode that sees PyTorch's functions while a watched forward runs, and knows attention among them.
+
+F.scaled_dot_product_attention is seen however it was imported; F.multi_head_attention_forward is entered, so that what
+it calls is seen; scores, softmax and the product with the values are put together by `_by_hand`. While a mode is on,
+PyTorch's modules do not take their native fast path: on this thread alone, and nothing has to be switched off.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, has_torch_function
+
+from .. import _tap
+from ..interception import SdpaCall
+from . import _thread
+from ._by_hand import ByHand
+from ._padded import real_rows
+from ._seen import SeenCall, Used
+
+_SDPA = torch._C._nn.scaled_dot_product_attention
+_MHA = F.multi_head_attention_forward
+
+
+class Sight(TorchFunctionMode):
+    """Tells `_tap` of the attention calls among the functions that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_hand = ByHand()
+        self._self_attention: bool | None = None  # what is known of the call that is inside nn.MultiheadAttention
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Without observers the call that runs is told as a whole by someone else.
+        if torch.compiler.is_compiling() or not _tap.THREAD.observers:
+            return func(*args, **kwargs)
+        if func is _SDPA:
+            return self._sdpa(func, args, kwargs)
+        if func is _MHA:
+            return self._multi_head(func, args, kwargs)
+        if _is_kernel(func):
+            _thread.missed(str(func), "an attention kernel was called by itself")
+        return self._by_hand.sees(func, args, kwargs)
+
+    def ended(self) -> None:
+        """The forward has ended: what was begun by hand and never finished was not attention that is known."""
+        self._by_hand.ended()
+
+    def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        with _tap.aside() as observers:
+            out = func(*args, **kwargs)
+            given = SdpaCall.of(*args, **kwargs)
+            meaning = "a torch.func transform is at work" if _transformed() else given.meaning()
+            if isinstance(meaning, str):
+                _thread.missed("F.scaled_dot_product_attention", meaning)
+                return out
+            query, key, value = meaning.query, meaning.key, meaning.value
+            shape = (*query.shape[:3], value.shape[-1])
+            used = {
+                "query": _as_shaped(given.query, query),
+                "key": _as_shaped(given.key, key),
+                "value": _as_shaped(given.value, value),
+                "out": Used(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
+            }
+            call = SeenCall(
+                query, key, value, meaning.mask, meaning.bias, meaning.scale, None, None, meaning.dropout,
+                out.detach().reshape(shape), "F.scaled_dot_product_attention", None, used,
+                real_rows(meaning.mask, meaning.bias, query.shape[2], key.shape[2], self._self_attention),
+            )  # fmt: skip
+            for observer in observers:
+                observer(call)
+        return out
+
+    def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
+        if has_torch_function([arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]):
+            _thread.missed("F.multi_head_attention_forward", "an argument has a __torch_function__ of its own")
+            return func(*args, **kwargs)
+        names = {**func.__globals__, "has_torch_function": lambda _: False}
+        entered = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+        entered.__kwdefaults__ = func.__kwdefaults__
+        query, key, heads = args[0], args[1], args[4]
+        before, self._self_attention = self._self_attention, query is key
+        try:
+            with self._by_hand.told("nn.MultiheadAttention", heads, query is key), self:
+                return entered(*args, **kwargs)
+        finally:
+            self._self_attention = before
+
+
+def _as_shaped(given: Tensor, seen: Tensor) -> Used:
+    """What the model gave, whose gradient is summed over the axes that the call broadcast it along."""
+    if given is seen or given.shape == seen.shape:
+        return Used(given)
+    return Used(given, None if given.numel() != seen.numel() else lambda gradient: gradient.reshape(seen.shape))
+
+
+def _is_kernel(func: Any) -> bool:
+    """Whether it is an operator (not one of PyTorch's functions) that computes attention, as its name says."""
+    if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+        return False
+    name = str(func).lower()
+    return "attention" in name or "attn" in name
+
+
+def _transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()

@@ -1,0 +1,80 @@
+"""One attention call, observed: its statistics, and samples of them for the running aggregates.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, Dv value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _tap
+from .._statistics import Statistics, statistics
+from ._aggregates import Running
+from ._seen import counted
+
+Groups = Mapping[str, Tensor] | Callable[[_tap.AttentionCall], Mapping[str, Tensor] | None]
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is wanted of each call, as `saccade.statistics` takes it."""
+
+    top: int = 0
+    received: bool = False
+    groups: Groups | None = None
+    histograms: Any = None
+
+
+def observed(call: _tap.AttentionCall, asked: Asked) -> tuple[Statistics, Tensor]:
+    """The statistics of a call, and the mean norm (Hq,) of its output over the rows that count."""
+    groups = asked.groups(call) if callable(asked.groups) else asked.groups
+    seen = statistics(
+        call.query.detach(), call.key.detach(), counted(call), value=call.value.detach(), bias=call.bias,
+        scale=call.scale, softcap=call.softcap, sink=call.sink, groups=groups, received=asked.received, top=asked.top,
+        histograms=asked.histograms,
+    )  # fmt: skip
+    norms = torch.linalg.vector_norm(call.out.detach(), dim=-1, dtype=seen.lse.dtype)
+    rows = seen.counted.sum((0, 2))
+    return seen, torch.where(seen.counted, norms, 0.0).sum((0, 2)) / rows
+
+
+def row_samples(seen: Statistics) -> Running:
+    """A sample for each counted row: entropy, evenness, largest weight, distance and the masses."""
+    names = [name for name in seen.names if name not in ("lse", "keys_seen")]
+    samples = torch.stack([seen.of(name) for name in names])
+    count = seen.counted.expand(samples.shape)
+    if "evenness" in names:
+        count = count.clone()
+        count[names.index("evenness")] &= seen.keys_seen > 1
+    return Running.of(names, samples, count & samples.isfinite())
+
+
+def step_samples(seen: Statistics, out_norm: Tensor) -> Running:
+    """One sample for each head: extremes of the logits, norms, shares of what is not finite."""
+    heads = seen.heads
+    values = {
+        "logits.max": heads["logits"]["max"],
+        "logits.min": heads["logits"]["min"],
+        "query.norm": heads["query"]["norm"],
+        "key.norm": heads["key"]["norm"],
+        "value.norm": heads["value"]["norm"],
+        "out.norm": out_norm,
+        **{f"{what}.nonfinite": heads[what]["nonfinite"] for what in ("query", "key", "value", "logits")},
+    }
+    if seen.received is not None:
+        rows = seen.counted.sum(2).clamp(min=1)
+        values["received.max"] = (seen.received.amax(2) / rows).amax(0)
+    return of_step(values, out_norm.shape[0])
+
+
+def of_step(values: Mapping[str, Tensor], heads: int) -> Running:
+    """One sample for each head of values (H,); key and value heads are repeated for the query heads that read them."""
+    lines = [value.repeat_interleave(heads // value.shape[0]) for value in values.values()]
+    wide = torch.stack([line.to(lines[0].dtype) for line in lines])[:, None, :, None]
+    return Running.of(tuple(values), wide, wide.isfinite())

@@ -1,0 +1,102 @@
+"""Who watches on this thread, and the one mode that sees calls for all of them.
+
+Observers hang on `_tap` and the mode stands on PyTorch's stack only while a watched forward runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from .. import _tap
+
+
+class Watcher(Protocol):
+    def observe(self, call: _tap.AttentionCall) -> None: ...
+
+    def missed_here(self, what: str, reason: str) -> None: ...
+
+    @property
+    def module(self) -> nn.Module | None: ...
+
+
+class _Thread(threading.local):
+    watchers: tuple[Watcher, ...] = ()
+    mode: Any = None
+
+
+THREAD = _Thread()
+
+
+def tell(call: _tap.AttentionCall) -> None:
+    """The observer of `_tap`: one function for all watches, so that compiled code meets the same one each time."""
+    if torch.compiler.is_compiling():
+        return
+    for watcher in THREAD.watchers:
+        watcher.observe(call)
+
+
+def missed(what: str, reason: str) -> None:
+    for watcher in THREAD.watchers:
+        watcher.missed_here(what, reason)
+
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+
+
+def heads_of_module() -> int | None:
+    """The number of heads that the innermost module names, where it does."""
+    module = THREAD.watchers[0].module if THREAD.watchers else None
+    found = (getattr(module, name, None) for name in _HEADS)
+    return next((heads for heads in found if isinstance(heads, int) and heads > 0), None)
+
+
+def begin(watcher: Watcher) -> None:
+    """Tell `watcher` of this thread's calls from here on."""
+    from ._mode import Sight
+
+    if not THREAD.watchers:
+        THREAD.mode = Sight()
+        _push_mode(THREAD.mode)
+        _tap.THREAD.observers = (*_tap.THREAD.observers, tell)
+    THREAD.watchers = (*THREAD.watchers, watcher)
+
+
+def end(watcher: Watcher) -> None:
+    """No more. Ends may come in another order than beginnings."""
+    THREAD.watchers = tuple(other for other in THREAD.watchers if other is not watcher)
+    if not THREAD.watchers and THREAD.mode is not None:
+        _tap.THREAD.observers = tuple(observer for observer in _tap.THREAD.observers if observer is not tell)
+        mode, THREAD.mode = THREAD.mode, None
+        mode.ended()
+        _remove(mode)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """As if nobody watched: for compiled code, which would be compiled anew for each watch, or not at all."""
+    watchers = THREAD.watchers
+    for watcher in watchers:
+        end(watcher)
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            begin(watcher)
+
+
+def _remove(mode: TorchFunctionMode) -> None:
+    """Take a mode off PyTorch's stack, wherever it stands there: an interrupted block may have left others above."""
+    if not any(other is mode for other in _get_current_function_mode_stack()):
+        return
+    above = []
+    while (top := _pop_mode()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        _push_mode(other)

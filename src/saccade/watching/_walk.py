@@ -1,0 +1,232 @@
+"""Where in a model a thread is: which step, which module, the how-manieth call there.
+
+A step is an outermost forward of the model or, outside of one, of a module within it (an encoder that `generate` runs
+by itself). Hooks on the modules that have parts, or that are not PyTorch's own, keep a stack of them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._record import CallSite
+from ._thread import suspended
+
+
+@dataclass(frozen=True)
+class Unobserved:
+    """Something that was not seen: how often, and why."""
+
+    count: int
+    reason: str
+
+
+COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
+SCRIPTED = "TorchScript, and what it calls is not seen"
+ELSEWHERE = "a forward on another thread than the one that watches"
+
+
+class Walk:
+    """The steps of a watched model on the thread that calls `install`, and the names of the calls in them.
+
+    Args:
+        model: what is watched.
+        every: steps 0, every, 2 * every, ... are observed.
+        on_enter, on_leave: called when an observed step begins, and when it has ended or failed.
+    """
+
+    def __init__(
+        self, model: nn.Module, every: int, on_enter: Callable[[], None], on_leave: Callable[[], None]
+    ) -> None:
+        self._model, self._every, self._on_enter, self._on_leave = model, every, on_enter, on_leave
+        self._undo: list[Callable[[], None]] = []
+        self._scripted: list[str] = []
+        self._thread = 0
+        self._stack: list[tuple[str, nn.Module]] = []
+        self._calls: Counter[str] = Counter()  # of each path, in this step
+        self._visits: Counter[str] = Counter()
+        self.observing = False
+        self.steps = 0  # begun so far
+        self.observed = 0
+        self.sites: dict[str, CallSite] = {}
+        self.unobserved: dict[str, Unobserved] = {}
+
+    def install(self) -> None:
+        """Hooks on the model, for this thread."""
+        self._thread = threading.get_ident()
+        for path, module in _worth_following(self._model):
+            if isinstance(module, torch.jit.ScriptModule):
+                self._scripted.append(path)
+            elif is_compiled(module):
+                self._undo.append(_wrap(module, self._around(path, module)))
+            else:
+                self._undo.append(module.register_forward_pre_hook(_Hook(self.begin, path)).remove)
+                self._undo.append(module.register_forward_hook(_Hook(self.end, path), always_call=True).remove)
+
+    def remove(self) -> None:
+        """Everything as before `install`; a step that was interrupted ends."""
+        while self._undo:
+            self._undo.pop()()
+        self._scripted.clear()
+        self._stop()
+
+    def missed(self, name: str, reason: str) -> None:
+        """Count what was not seen."""
+        before = self.unobserved[name].count if name in self.unobserved else 0
+        self.unobserved[name] = Unobserved(before + 1, reason)
+
+    @property
+    def path(self) -> str:
+        """Of the innermost module that runs."""
+        return self._stack[-1][0] if self._stack else ""
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The innermost module that runs."""
+        return self._stack[-1][1] if self._stack else None
+
+    def site(self, source: str) -> CallSite:
+        """The place of the call that happens now."""
+        path = self.path
+        self._calls[path] += 1
+        order = self._calls[path]
+        name = path if order == 1 else f"{path}#{order}"
+        if name not in self.sites:
+            self.sites[name] = CallSite(name, path, order, self._layer(path), source)
+        return self.sites[name]
+
+    def _layer(self, path: str) -> int:
+        number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+        first = int(number[1]) if number else len({site.path for site in self.sites.values()} - {path})
+        return first + max(0, self._visits[path] - 1)
+
+    def begin(self, path: str, module: nn.Module, *_: Any) -> None:
+        """A module's forward begins."""
+        if torch.compiler.is_compiling() or recomputing():
+            return
+        if threading.get_ident() != self._thread:
+            if module is self._model:
+                self.missed(path, ELSEWHERE)
+            return
+        if module is self._model or not self._stack:
+            self._stop()
+            self._start()
+        self._stack.append((path, module))
+        if self.observing:
+            self._visits[path] += 1
+
+    def end(self, path: str, module: nn.Module, *_: Any) -> None:
+        """It has ended, or failed."""
+        if torch.compiler.is_compiling() or recomputing() or threading.get_ident() != self._thread:
+            return
+        if not any(running is module for _, running in self._stack):
+            return
+        while self._stack.pop()[1] is not module:
+            pass
+        if not self._stack:
+            self._stop()
+
+    def _start(self) -> None:
+        self.observing = self.steps % self._every == 0
+        self.steps += 1
+        if not self.observing:
+            return
+        self._calls.clear()
+        self._visits.clear()
+        self.observed += 1
+        for path in self._scripted:
+            self.missed(path, SCRIPTED)
+        self._on_enter()
+
+    def _stop(self) -> None:
+        if self.observing:
+            self.observing = False
+            self._on_leave()
+        self._stack.clear()
+
+    def _around(self, path: str, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What goes around a compiled module's forward: nothing of a watch is to be seen inside."""
+
+        def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling() or recomputing() or threading.get_ident() != self._thread:
+                    return call(*args, **kwargs)
+                self.begin(path, module)
+                try:
+                    if self.observing:
+                        self.missed(path, COMPILED)
+                    with suspended():
+                        return call(*args, **kwargs)
+                finally:
+                    self.end(path, module)
+
+            return run
+
+        return wrapped
+
+
+class _Hook:
+    """A hook of one module. Copies of the module, and pickles, get one that does nothing: they are not watched."""
+
+    def __init__(self, call: Callable[..., None], path: str) -> None:
+        self._call, self._path = call, path
+
+    def __call__(self, *args: Any) -> None:
+        self._call(self._path, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*args: Any) -> None:
+    """A hook that does nothing."""
+
+
+def recomputing() -> bool:
+    """Whether a backward pass runs on this thread: a forward within it repeats a checkpointed one."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile made it, or its `compile()` was called."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
+def _wrap(module: nn.Module, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Wrap what a compiled module runs; gives what undoes it."""
+    name = "_compiled_call_impl" if module._compiled_call_impl is not None else "forward"
+    before = getattr(module, name)
+    setattr(module, name, wrapped(before))
+    return lambda: setattr(module, name, before)
+
+
+def _worth_following(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules in which attention may happen, and the model; nothing below what cannot be looked into."""
+    seen: set[int] = set()
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        own = type(module).__module__.startswith("torch.nn.modules.")
+        if module is model or not own or module._modules:
+            yield path, module
+        if not (isinstance(module, torch.jit.ScriptModule) or is_compiled(module)):
+            children = [
+                (f"{path}.{name}" if path else name, child)
+                for name, child in module._modules.items()
+                if child is not None
+            ]
+            waiting.extend(reversed(children))
