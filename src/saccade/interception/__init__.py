@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ._calls import Meaning, SdpaCall
-from ._replaced import Handler, sdpa_handled_by
+from ._replaced import Handler, mha_handled_by, sdpa_handled_by
 
-__all__ = ["Handler", "Meaning", "SdpaCall", "sdpa_handled_by"]
+__all__ = ["Handler", "Meaning", "SdpaCall", "mha_handled_by", "sdpa_handled_by"]

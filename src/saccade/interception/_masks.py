@@ -1,23 +1,109 @@
-"""Boolean attention masks of PyTorch as mask values, worked out once for all layers of a model.
+"""The attention masks of PyTorch: made to fit, and boolean ones as mask values that all layers of a model share.
 
-Shapes: B batch, H query heads, Lq / Lk lengths.
+A mask value is worked out from the tensor (a look at all of it), and a model gives the same tensor to each layer. So
+the last values are remembered: by the tensor, or what it is a view of, and by the count of in-place edits that PyTorch
+keeps of it. What `tensor.data` or NumPy write is not counted, and autograd does not see it either. Tensors made in
+inference mode have no count: they are compared, which costs a hundredth of the attention.
+
+Shapes: `...` leading axes, B batch, H query heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations
+
+import math
+import threading
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._masks import FromTensor, Mask, Padding
 
-
-def mask_of(tensor: Tensor, given: Tensor) -> Mask:
-    """The mask value of a boolean tensor, 4-D and broadcastable to (B, Hq, Lq, Lk); `given` is the caller's own."""
-    return _made(tensor)
+_MOST = 8  # values remembered by a thread: a model has one mask for each kind of layer
 
 
-def _made(tensor: Tensor) -> Mask:
-    _, heads, rows, keys = tensor.shape
-    if heads == rows == 1 and keys > 1 and not torch.compiler.is_compiling():
+class _Entry(NamedTuple):
+    source: weakref.ref[Tensor]
+    version: int | None  # None: made in inference mode
+    mask: Mask
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.entries: dict[Any, _Entry] = {}
+
+
+_THREAD = _Thread()
+
+
+def broadcast(mask: Tensor, whole: tuple[int, ...]) -> Tensor | str:
+    """A mask that broadcasts to `whole` (..., Hq, Lq, Lk) as one that broadcasts to (B, Hq, Lq, Lk), or why it is none.
+
+    `...` is what the caller counts as batch: no axis, one, or several that are one here.
+    """
+    axes, least = mask.dim(), len(whole) - mask.dim()
+    if axes < 2 or least < 0 or any(n not in (1, m) for n, m in zip(mask.shape, whole[least:], strict=True)):
+        return f"attn_mask of shape {tuple(mask.shape)} does not broadcast to {tuple(whole)}"
+    if axes == 4 == len(whole):
+        return mask
+    mask = mask[(None,) * (max(len(whole), 4) - axes)]
+    if mask.dim() == 4:
+        return mask
+    if math.prod(mask.shape[:-3]) != 1:
+        mask = mask.expand(*whole[:-3], *mask.shape[-3:])
+    return mask.flatten(0, -4)
+
+
+def mask_of(given: Tensor, whole: tuple[int, ...]) -> Mask | str:
+    """The mask value of a boolean tensor that broadcasts to `whole`, (..., Hq, Lq, Lk), or why it has none."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _transformed(given):
+        return _made(given, whole)
+    source = given if given._base is None else given._base
+    where = (id(source), given.storage_offset(), given.shape, given.stride(), whole)
+    entries, version = _THREAD.entries, None if given.is_inference() else given._version
+    entry = entries.get(where)
+    known = entry is not None and entry.source() is source and entry.version == version
+    if entry is not None and known and (version is not None or _same(entry.mask, given, whole)):
+        return entry.mask
+    mask = _made(given, whole)
+    if isinstance(mask, Mask):
+        while len(entries) >= _MOST:
+            entries.pop(next(iter(entries)), None)
+        entries[where] = _Entry(weakref.ref(source, lambda _: entries.pop(where, None)), version, mask)
+    return mask
+
+
+def _transformed(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _made(given: Tensor, whole: tuple[int, ...]) -> Mask | str:
+    tensor = broadcast(given, whole)
+    if isinstance(tensor, str):
+        return tensor
+    if torch.compiler.is_compiling():
+        return FromTensor(tensor)
+    tensor = _told_once(tensor)
+    if tensor.shape[1] == tensor.shape[2] == 1 and tensor.shape[3] == whole[-1] and tensor.device.type == "cpu":
         return Padding(tensor[:, 0, 0])
     return FromTensor(tensor)
+
+
+def _told_once(tensor: Tensor) -> Tensor:
+    """Without what `expand` repeats: transformers expands (B, 1, 1, Lk) to (B, 1, Lq, Lk)."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def _same(mask: Mask, given: Tensor, whole: tuple[int, ...]) -> bool:
+    """Whether a remembered value still says what the tensor says."""
+    tensor = broadcast(given, whole)
+    if isinstance(tensor, str) or tensor.device.type != "cpu":
+        return False
+    tensor = _told_once(tensor)
+    if isinstance(mask, Padding):
+        return torch.equal(mask.keys.table.values, tensor[:, 0, 0])
+    return isinstance(mask, FromTensor) and torch.equal(mask.tensor, tensor)

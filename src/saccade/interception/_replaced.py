@@ -1,8 +1,8 @@
-"""One function in the place of torch.nn.functional.scaled_dot_product_attention, and a switch for each thread.
+"""Functions of torch.nn.functional replaced while somebody wants to handle their calls, with a switch for each thread.
 
-The function is put there by the first who wants to handle calls, on whatever thread, and taken away after the last.
-Whom it asks is a matter of the thread: others' calls go straight on. PyTorch's compiler looks through it, and sees the
-switch of a `threading.local` (it cannot look into a ContextVar).
+A function is put there by the first who wants it, on whatever thread, and taken away after the last. Whom it asks is a
+matter of the thread: others' calls go straight on. PyTorch's compiler looks through it, and sees the switch of a
+`threading.local` (it cannot look into a ContextVar).
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from torch import Tensor
 
 from ._calls import SdpaCall
 
-Proceed = Callable[[], Tensor]
-Handler = Callable[[SdpaCall, Proceed], Tensor]
+Proceed = Callable[[], Any]
+Handler = Callable[[SdpaCall, Callable[[], Tensor]], Tensor]
+MhaHandler = Callable[[bool, Callable[[], tuple[Tensor, "Tensor | None"]]], tuple[Tensor, "Tensor | None"]]
+AnyHandler = Callable[[Any, Proceed], Any]
 
 
 class _Held:
-    """The handlers of one thread, the innermost last. Others may take theirs away from another thread."""
+    """The handlers of one thread, the innermost last. Who ends a block on another thread still reaches them."""
 
-    handlers: tuple[Handler, ...] = ()
+    handlers: tuple[AnyHandler, ...] = ()
 
 
 class _Thread(threading.local):
@@ -34,13 +36,104 @@ class _Thread(threading.local):
         self.held = _Held()
 
 
-_THREAD = _Thread()
 _LOCK = threading.RLock()
 
 
-def handlers() -> tuple[Handler, ...]:
-    """Who handles the calls of this thread, the innermost last."""
-    return _THREAD.held.handlers
+class _FastPath:
+    """PyTorch's native path through whole layers, which calls no function that could be replaced: off meanwhile."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.before = True
+
+    def off(self) -> None:
+        if self.users == 0:
+            self.before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        self.users += 1
+
+    def back(self) -> None:
+        self.users -= 1
+        if self.users == 0:
+            torch.backends.mha.set_fastpath_enabled(self.before)
+
+
+class _Replacement:
+    """One function of torch.nn.functional: who handles its calls, and ours in its place while anybody does.
+
+    Args:
+        name: of the function.
+        read: its arguments as the handlers get them. TypeError: wrong ones, which the function itself shall refuse.
+    """
+
+    def __init__(self, name: str, read: Callable[..., Any]) -> None:
+        self.name, self.read = name, read
+        self.thread = _Thread()
+        self.users = 0
+        self.ours: Any = None
+
+    @contextmanager
+    def handled_by(self, handler: AnyHandler) -> Iterator[None]:
+        held = self.thread.held
+        with _LOCK:
+            _FAST_PATH.off()
+            if self.users == 0:
+                self._put()
+            self.users += 1
+        held.handlers = (*held.handlers, handler)
+        try:
+            yield
+        finally:
+            # The blocks of generators end in any order: this handler goes, the others stay.
+            at = len(held.handlers) - 1 - held.handlers[::-1].index(handler)
+            held.handlers = held.handlers[:at] + held.handlers[at + 1 :]
+            with _LOCK:
+                _FAST_PATH.back()
+                self.users -= 1
+                if self.users == 0:
+                    self._take_away()
+
+    def _put(self) -> None:
+        standing = getattr(F, self.name)
+        # The same function as last time where that is possible: compiled graphs know it by its identity.
+        if self.ours is None or standing not in (self.ours, self.ours.__wrapped__):
+            self.ours = self._replacing(standing)
+        setattr(F, self.name, self.ours)
+
+    def _take_away(self) -> None:
+        if getattr(F, self.name) is self.ours:
+            setattr(F, self.name, self.ours.__wrapped__)
+
+    def _replacing(self, below: Callable[..., Any]) -> Callable[..., Any]:
+        thread, read = self.thread, self.read
+
+        @functools.wraps(below)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            handlers = thread.held.handlers
+            if not handlers:
+                return below(*args, **kwargs)
+            try:
+                call = read(*args, **kwargs)
+            except TypeError:
+                return below(*args, **kwargs)  # which says what is wrong
+            return _handled(thread, handlers, call, functools.partial(below, *args, **kwargs))
+
+        return replaced
+
+
+def _handled(thread: _Thread, handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
+    """The last of the handlers answers; calls made meanwhile are for those below it."""
+    held = thread.held
+    before, below = held.handlers, handlers[:-1]
+    held.handlers = below
+    try:
+        return handlers[-1](call, functools.partial(_handled, thread, below, call, bottom) if below else bottom)
+    finally:
+        held.handlers = before
+
+
+_FAST_PATH = _FastPath()
+_SDPA = _Replacement("scaled_dot_product_attention", SdpaCall.of)
 
 
 @contextmanager
@@ -49,91 +142,35 @@ def sdpa_handled_by(handler: Handler) -> Iterator[None]:
 
     `proceed()` computes the call the next way down: by the handler of the enclosing block, in the end by PyTorch, with
     the very arguments that were given, so that modes and subclasses of tensors see what they would have seen. A call
-    that the handler makes itself goes to the enclosing block, too, and never to the handler again.
+    that the handler makes itself goes to the enclosing blocks' handlers, too, and never to itself.
 
     Meanwhile the native fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` is off in the whole
-    process: it calls no function. Both are put back after the last block, on whatever thread, also after an exception.
-    Where someone else has replaced F.scaled_dot_product_attention meanwhile, theirs stays, and so does ours below it,
-    which then passes every call on.
+    process: it calls no function. Function and fast path are put back as they were after the last block of all threads,
+    also after an exception. Where someone else has replaced F.scaled_dot_product_attention meanwhile, theirs stays, and
+    with it whatever it calls: if that is ours, it passes every call on.
+
+    Args:
+        handler: answers a call. For torch.compile give the same function each time: a new one is compiled anew.
     """
-    held = _THREAD.held
-    _SDPA.wanted()
-    held.handlers = (*held.handlers, handler)
-    try:
+    with _SDPA.handled_by(handler):
         yield
-    finally:
-        # Blocks of generators may end in any order: this one's handler goes, the others stay.
-        held.handlers = _without_last(held.handlers, handler)
-        _SDPA.done_with()
 
 
-def _without_last(handlers: tuple[Handler, ...], handler: Handler) -> tuple[Handler, ...]:
-    at = len(handlers) - 1 - handlers[::-1].index(handler)
-    return handlers[:at] + handlers[at + 1 :]
+@contextmanager
+def mha_handled_by(handler: MhaHandler) -> Iterator[None]:
+    """The same for `F.multi_head_attention_forward`, of whose arguments the handler learns `need_weights`.
+
+    With it PyTorch forms the weights itself and calls no F.scaled_dot_product_attention; the result is (out, weights).
+    """
+    with _MHA.handled_by(handler):
+        yield
 
 
-def _handled(handlers: tuple[Handler, ...], call: SdpaCall, bottom: Proceed) -> Tensor:
-    """The last of the handlers answers; meanwhile calls of this thread are those below's."""
-    held, before = _THREAD.held, _THREAD.held.handlers
-    below = handlers[:-1]
-    held.handlers = below
-    try:
-        return handlers[-1](call, functools.partial(_handled, below, call, bottom) if below else bottom)
-    finally:
-        held.handlers = before
+_NEED_WEIGHTS = 15  # place among the arguments of F.multi_head_attention_forward
 
 
-def _replacing(below: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function that stands where `below` stood. Its signature is whatever `below` takes: wrong calls go there."""
-
-    @functools.wraps(below)
-    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-        handlers = _THREAD.held.handlers
-        if not handlers:
-            return below(*args, **kwargs)
-        try:
-            call = SdpaCall.of(*args, **kwargs)
-        except TypeError:
-            return below(*args, **kwargs)  # which says what is wrong
-        return _handled(handlers, call, functools.partial(below, *args, **kwargs))
-
-    return scaled_dot_product_attention
+def _need_weights(*args: Any, **kwargs: Any) -> bool:
+    return bool(args[_NEED_WEIGHTS] if len(args) > _NEED_WEIGHTS else kwargs.get("need_weights", True))
 
 
-class _Installation:
-    """Counts who wants the replaced function; puts it there for the first and takes it away after the last."""
-
-    def __init__(self) -> None:
-        self.users = 0
-        self.ours: Callable[..., Tensor] | None = None
-        self.fast_path = True
-
-    def wanted(self) -> None:
-        with _LOCK:
-            if self.users == 0:
-                self._install()
-            self.users += 1
-
-    def done_with(self) -> None:
-        with _LOCK:
-            self.users -= 1
-            if self.users == 0:
-                self._remove()
-
-    def _install(self) -> None:
-        standing = F.scaled_dot_product_attention
-        # The same function as last time, where it can be: compiled graphs know it by its identity.
-        if self.ours is None or (standing is not self.ours and self.ours.__wrapped__ is not standing):  # type: ignore[attr-defined]
-            self.ours = _replacing(standing)
-        F.scaled_dot_product_attention = self.ours
-        self.fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-
-    def _remove(self) -> None:
-        torch.backends.mha.set_fastpath_enabled(self.fast_path)
-        assert self.ours is not None
-        if F.scaled_dot_product_attention is self.ours:
-            F.scaled_dot_product_attention = self.ours.__wrapped__  # type: ignore[attr-defined]
-
-
-_SDPA = _Installation()
+_MHA = _Replacement("multi_head_attention_forward", _need_weights)
