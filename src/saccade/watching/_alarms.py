@@ -14,7 +14,7 @@ from ._alarms_rules import ADVICE, NOT_FINITE, RULES, VANISHING, Finding, Past, 
 from ._alarms_thresholds import Thresholds
 from ._record import CallRecord, GradientRecord
 
-SEVERITIES = ("note", "warning", "error")
+SEVERITIES: tuple[str, ...] = ("note", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,14 @@ class Alarms:
     def fired(self) -> list[Alarm]:
         """All alarms so far in the order in which they fired, those that are over among them."""
         return [case.alarm for case in self._cases]
+
+    def state_dict(self) -> dict[str, list[list[float]]]:
+        """What the heads did before, by call name, in plain lists: what a resumed run is to be compared with."""
+        return {name: [list(vars(past).values()) for past in site.past] for name, site in self._sites.items()}
+
+    def load_state_dict(self, state: dict[str, list[list[float]]]) -> None:
+        """Compare what comes with what `state_dict` kept."""
+        self._sites = {name: _Site([Past(*numbers) for numbers in heads]) for name, heads in state.items()}
 
     def observe(self, record: CallRecord, step: int | None = None) -> list[Alarm]:
         """The alarms that one call sets off; `step` replaces the record's own number."""

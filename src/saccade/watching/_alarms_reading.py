@@ -113,7 +113,7 @@ def reading_of(record: CallRecord, keys: int, sharp: float) -> Reading:
     }
     values = torch.stack([value.double() for value in numbers.values()]).tolist()
     by_name = {name: tuple(row) for name, row in zip(numbers, values, strict=True)}
-    return Reading(**by_name, broken=_broken(found, by_name["out"]))
+    return Reading(**by_name, broken=_broken(found, record.out_norm))
 
 
 def _steady(found: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ def _norm(found: Statistics, what: str) -> Tensor:
     return norm.repeat_interleave(heads // norm.shape[0])
 
 
-def _broken(found: Statistics, out: Numbers) -> Place | None:
+def _broken(found: Statistics, out: Tensor) -> Place | None:
     """In the order of the computation: query, key, value, logits, out; of these the head with the lowest number."""
     measured = [what for what in _WHAT if what in found.heads]
     shares = torch.cat([found.heads[what]["nonfinite"] for what in measured]).tolist()
@@ -150,8 +150,9 @@ def _broken(found: Statistics, out: Numbers) -> Place | None:
         if head is not None:
             item, _, row, column = held[head].tolist()
             return Place(what, head, own[head], item, (row, column))
-    head = next((head for head, norm in enumerate(out) if not norm < float("inf")), None)
-    return None if head is None else Place("out", head, float("nan"))
+    # Without a row that counts there is no mean norm, which is no fault.
+    bad = (~out.isfinite() & found.counted.any(2).any(0)).tolist()
+    return Place("out", bad.index(True), math.nan) if any(bad) else None
 
 
 def joined(readings: Sequence[Reading]) -> Reading:

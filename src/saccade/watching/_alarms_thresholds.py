@@ -72,5 +72,6 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: must be a positive finite number, got {value!r}")
