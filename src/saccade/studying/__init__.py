@@ -7,6 +7,7 @@ from ._coreference import Coreference, study_coreference
 from ._corpus import ROLES, CorpusScores, study_corpus
 from ._labels import Labelled, read_labels
 from ._mentions import Document, Mention, read_coreference
+from ._numbers import COLUMNS, as_numbers, as_rows
 from ._probe import Knows, Probe, study_probe
 from ._scores import SCORES
 from ._syntax import Syntax, study_syntax
@@ -15,6 +16,7 @@ from ._texts import Text, cut, read_files
 from ._treebank import Sentence, Word, read_treebank
 
 __all__ = [
+    "COLUMNS",
     "ROLES",
     "SCORES",
     "Answer",
@@ -32,6 +34,8 @@ __all__ = [
     "Tally",
     "Text",
     "Word",
+    "as_numbers",
+    "as_rows",
     "compare",
     "cut",
     "read_coreference",

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
 from ..looking import RULES, TextModel, role_of
 from ._scores import FEW, SCORES, above_chance, mark, measure_text

@@ -5,7 +5,8 @@ fourth number are given, they are the characters of the mention's head word:
 
     {"text": "Ann said she left.", "clusters": [[[0, 3], [9, 12]]]}
 
-CorefUD 1.x (https://ufal.mff.cuni.cz/corefud): brackets in MISC open and close mentions, `Entity=(e1-person-1` ... `e1)`.
+CorefUD 1.x (https://ufal.mff.cuni.cz/corefud): brackets in MISC open and close mentions, `Entity=(e1-person-1` and
+later `Entity=e1)`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 from ..looking import split_words
 from ._texts import read_text
 from ._treebank import Sentence, Word, read_treebank
-
 
 KINDS = {"": "", "PRON": "pronoun", "DET": "pronoun", "PROPN": "name"}  # by the tag of the head word
 
@@ -120,7 +120,10 @@ def _by_document(sentences: Sequence[Sentence]) -> Iterator[list[Sentence]]:
 
 def _joined(sentences: list[Sentence]) -> Document:
     """One text, sentences between blanks; a mention may reach over several."""
-    text, spans, words, first_words = "", [], [], []
+    text = ""
+    spans: list[tuple[int, int]] = []
+    words: list[Word] = []
+    first_words: list[int] = []
     for sentence in sentences:
         start = len(text) + bool(text)
         text = f"{text} {sentence.text}" if text else sentence.text

@@ -121,7 +121,8 @@ def _aligned(model: TextModel, sentences: Sequence[Labelled], source: str) -> li
 
 
 def _first_words(order: Sequence[int], sentences: Sequence[Labelled], most: int) -> list[int]:
-    taken, words = [], 0
+    taken: list[int] = []
+    words = 0
     for i in order:
         if words >= most and len(taken) > 1:
             break

@@ -9,7 +9,6 @@ Shapes: B = 1 text, Hq query heads, L tokens with the special ones, P pairs of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,8 +64,7 @@ def mark(model: TextModel, text: str) -> Marked:
     letters = [any(c.isalnum() for c in piece) and not s for piece, s in zip(pieces, special, strict=True)]
     breaks = [not word and ("\n" in piece or s) for piece, word, s in zip(pieces, letters, special, strict=True)]
     marks = [
-        not word and not line and bool(piece.strip())
-        for piece, word, line in zip(pieces, letters, breaks, strict=True)
+        not word and not line and bool(piece.strip()) for piece, word, line in zip(pieces, letters, breaks, strict=True)
     ]
     ahead, behind = len(model.before), len(model.after)
 
@@ -267,5 +265,3 @@ class _Taken:
 def above_chance(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
     """(score - chance) / (1 - chance), at least 0: 0 for chance and 1 for always."""
     return np.asarray(np.maximum(0.0, (score - chance) / (1 - chance)))
-
-

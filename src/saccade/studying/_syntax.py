@@ -24,13 +24,13 @@ from ._tally import Tally
 from ._treebank import Sentence
 
 DIRECTIONS = ("dependent to head", "head to dependent")
-ALL = "all but punct"
+ALL = "all"  # relations but "punct"
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Syntax:
-    """Relations of a treebank against heads. ``tallies[relation, direction]``; `ALL` sums relations but "punct"."""
+    """Relations of a treebank against heads. ``tallies[relation, direction]``; `ALL` sums all but "punct"."""
 
     model: str
     causal: bool  # heads only look back: cases whose answer comes later are left out, `ahead` counts them

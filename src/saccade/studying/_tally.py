@@ -19,16 +19,16 @@ class Answer(NamedTuple):
     """How often something is right about a kind of case."""
 
     right: int
-    count: int
+    cases: int
 
     @property
     def share(self) -> float:
-        return self.right / self.count if self.count else float("nan")
+        return self.right / self.cases if self.cases else float("nan")
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 %, Wilson's, cases taken as independent."""
-        return wilson(self.right, self.count)
+        return wilson(self.right, self.cases)
 
 
 @dataclass(eq=False)

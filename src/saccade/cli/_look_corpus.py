@@ -1,0 +1,194 @@
+"""Studies of many texts in `saccade look`: heads over a corpus, relations, antecedents, probes."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._errors import UserError, require
+
+if TYPE_CHECKING:
+    from ..looking import TextModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Studies of many texts"""
+
+    corpus: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILES", help="Score every head over text files, or folders of .txt files."),
+    ] = None
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="DIR_OR_HUB_ID", help="With --corpus: what changed from --model to this checkpoint."),
+    ] = None
+    syntax: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Heads against the relations of a treebank in CoNLL-U.")
+    ] = None
+    coreference: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Heads against antecedents: JSON lines, or CoNLL-U of CorefUD."),
+    ] = None
+    probe: Annotated[
+        Path | None,
+        typer.Option(metavar="LABELS", help="What each layer knows: lines of word, tab, label; or a .conllu."),
+    ] = None
+    column: Annotated[str, typer.Option(help="The column of a .conllu to probe for: upos or deprel.")] = "upos"
+    texts: Annotated[int, typer.Option(help="Pieces of the corpus at most, spread evenly over it.")] = 64
+    tokens: Annotated[int, typer.Option(help="Tokens of a piece at most.")] = 256
+    words: Annotated[int, typer.Option(help="Words at most that a probe takes.")] = 10_000
+    seed: Annotated[int, typer.Option(help="Of random repeats, splits and intervals.")] = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether any study is wanted."""
+        return any((self.corpus, self.syntax, self.coreference, self.probe, self.against))
+
+
+def study(
+    options: Study, model: str | None, *, text: list[str] | None, out: Path | None, force: bool, as_numbers: bool
+) -> None:
+    """Run the studies that are asked for, print tables (or JSON), and write the numbers to `out`."""
+    files = _checked(options, text)
+    target = _target(out, force=force)
+    from ..looking import open_model
+
+    subject = open_model(model)
+    found = dict(_studies(options, subject, files, quiet=as_numbers))
+    if target is not None:
+        _write(target, found)
+    if as_numbers:
+        typer.echo(json.dumps(_numbers(found), separators=(",", ":"), allow_nan=False))
+    else:
+        _print(found, out)
+
+
+def _checked(options: Study, text: list[str] | None) -> list[Path]:
+    """The files of the corpus; what can be known to be wrong is told before any work."""
+    if text and not options.corpus:
+        raise UserError(f"a study reads files, not a TEXT; {text[0]!r} came: --corpus {text[0]}")
+    if options.against is not None and not options.corpus:
+        raise UserError("--against compares two checkpoints over texts; name them with --corpus")
+    for name in ("texts", "tokens", "words"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} {getattr(options, name)}: at least 1 is needed")
+    files = [*(options.corpus or ()), *map(Path, text or ())]  # the shell makes several words of *.txt
+    for path in (*files, options.syntax, options.coreference, options.probe):
+        if path is not None and not path.exists():
+            raise UserError(f"{path}: no such file")
+    if options.syntax or any(p and p.suffix in (".conllu", ".conll") for p in (options.coreference, options.probe)):
+        require("conllu", "study")
+    if options.probe:
+        require("sklearn", "study")
+    return files
+
+
+def _target(out: Path | None, *, force: bool) -> Path | None:
+    if out is None:
+        return None
+    if out.suffix.lower() not in (".csv", ".json"):
+        raise UserError(f"--out {out}: the numbers of a study are written to a .csv or a .json")
+    from ..viewer import check_target
+
+    return check_target(out, force=force)
+
+
+def _studies(options: Study, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
+    """(name, study), one after the other."""
+    from .. import studying
+    from ..studying.tables import shown_progress
+
+    if files:
+        yield from _corpus(options, model, files, quiet=quiet)
+    if options.syntax:
+        sentences = studying.read_treebank(options.syntax)
+        with shown_progress("sentences", quiet=quiet) as told:
+            yield "syntax", studying.study_syntax(model, sentences, source=str(options.syntax), progress=told)
+    if options.coreference:
+        documents = studying.read_coreference(options.coreference)
+        with shown_progress("documents", quiet=quiet) as told:
+            source = str(options.coreference)
+            yield "coreference", studying.study_coreference(model, documents, source=source, progress=told)
+    if options.probe:
+        labelled = studying.read_labels(options.probe, options.column)
+        with shown_progress("sentences and probes", quiet=quiet) as told:
+            yield (
+                "probe",
+                studying.study_probe(
+                    model, labelled, seed=options.seed, most=options.words, source=str(options.probe), progress=told
+                ),
+            )
+
+
+def _corpus(options: Study, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
+    from ..looking import open_model
+    from ..studying import compare, cut, read_files, study_corpus
+    from ..studying.tables import shown_progress
+
+    documents = read_files(files)
+    other = None if options.against is None else open_model(options.against)
+    models = [model] if other is None else [model, other]
+    texts = cut(documents, models, tokens=options.tokens, most=options.texts)
+    scores = []
+    for each in models:
+        with shown_progress(f"texts, {each.name}", quiet=quiet) as told:
+            scores.append(study_corpus(each, texts, seed=options.seed, progress=told))
+    yield "corpus", scores[0]
+    if other is not None:
+        yield "against", scores[1]
+        yield "comparison", compare(*scores)
+
+
+def _numbers(found: dict[str, Any]) -> dict[str, Any]:
+    from ..studying import as_numbers
+
+    return {"format": 1, **{name: as_numbers(each) for name, each in found.items()}}
+
+
+def _write(target: Path, found: dict[str, Any]) -> None:
+    from ..studying import COLUMNS, as_rows
+    from ..viewer import write_whole
+
+    if target.suffix.lower() == ".json":
+        write_whole(target, (json.dumps(_numbers(found), indent=1, allow_nan=False) + "\n").encode())
+        return
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for name, each in found.items():
+        if name in ("corpus", "against", "syntax", "coreference"):
+            writer.writerows(as_rows(each))
+    write_whole(target, lines.getvalue().encode())
+
+
+def _print(found: dict[str, Any], out: Path | None) -> None:
+    from rich.console import Console
+
+    from ..studying import tables
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
+    console = Console(highlight=False)
+    printers: dict[str, Callable[[Console, Any], None]] = {
+        "corpus": tables.print_corpus,
+        "against": tables.print_corpus,
+        "comparison": tables.print_comparison,
+        "syntax": tables.print_syntax,
+        "coreference": tables.print_coreference,
+        "probe": tables.print_probe,
+    }
+    for number, (name, each) in enumerate(found.items()):
+        if number:
+            console.print()
+        printers[name](console, each)
+    if out is not None:
+        console.print(f"\nNumbers  {out}", soft_wrap=True)

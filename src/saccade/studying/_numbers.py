@@ -1,0 +1,186 @@
+"""The numbers of studies, for programs: plain dictionaries for JSON, rows for CSV."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ._compare import Comparison
+from ._coreference import Coreference
+from ._corpus import THIRDS, CorpusScores, mean
+from ._probe import Probe
+from ._scores import SCORES
+from ._syntax import Syntax
+from ._tally import Answer, Tally
+
+QUANTILES = (0.1, 0.5, 0.9)
+COLUMNS = ("study", "model", "score", "layer", "head", "value", "deviation", "chance", "count")
+
+
+def as_numbers(study: CorpusScores | Comparison | Syntax | Coreference | Probe) -> dict[str, Any]:
+    """What `saccade look --json` prints of a study; docs/studying.md says what each entry is. None: not known."""
+    made: dict[str, Any]
+    if isinstance(study, CorpusScores):
+        made = _corpus(study)
+    elif isinstance(study, Comparison):
+        made = _comparison(study)
+    elif isinstance(study, Syntax):
+        made = _syntax(study)
+    elif isinstance(study, Coreference):
+        made = _coreference(study)
+    else:
+        made = _probe(study)
+    return _plain(made)
+
+
+def as_rows(study: CorpusScores | Syntax | Coreference) -> Iterator[tuple[Any, ...]]:
+    """One row of `COLUMNS` for every head and score, relation ("nsubj, dependent to head") or kind of mention."""
+    if isinstance(study, CorpusScores):
+        for name in SCORES:
+            held = study.mean(name), study.deviation(name), study.by_chance(name), study.counts(name)
+            for layer, head in np.argwhere(np.isfinite(held[0])).tolist():
+                yield ("corpus", study.model, name, layer, head, *(_number(x[layer, head]) for x in held))
+        return
+    kind = "syntax" if isinstance(study, Syntax) else "coreference"
+    for key, tally in study.tallies.items():
+        name = key if isinstance(key, str) else ", ".join(key)
+        for layer, heads in enumerate(study.heads):
+            for head in range(heads):
+                answer = tally.of_head(layer, head)
+                yield (kind, study.model, name, layer, head, answer.share, None, None, answer.cases)
+
+
+def _corpus(study: CorpusScores) -> dict[str, Any]:
+    heads = []
+    for layer, count in enumerate(study.heads):
+        for head in range(count):
+            role, decided_by = study.role(layer, head)
+            scores = {name: _head(study, name, layer, head) for name in SCORES}
+            heads.append({"layer": layer, "head": head, "role": role, "decided_by": decided_by, "scores": scores})
+    return {
+        "model": study.model,
+        "texts": [{"name": name, "tokens": n} for name, n in zip(study.texts, study.tokens, strict=True)],
+        "skipped": list(study.skipped),
+        "thirds": {name: _thirds(study, name) for name in SCORES},
+        "heads": heads,
+    }
+
+
+def _head(study: CorpusScores, name: str, layer: int, head: int) -> dict[str, Any]:
+    at = layer, head
+    return {
+        "mean": study.mean(name)[at],
+        "deviation": study.deviation(name)[at],
+        "half_width": study.half_width(name)[at],
+        "quantiles": dict(zip(map(str, QUANTILES), study.quantiles(name, QUANTILES)[:, layer, head], strict=True)),
+        "chance": study.by_chance(name)[at],
+        "above_chance": study.above(name)[at],
+        "texts": study.counts(name)[at],
+    }
+
+
+def _thirds(study: CorpusScores, name: str) -> dict[str, Any]:
+    values = study.thirds(name)
+    return {
+        third: {"mean": mean(values[:, k]), "deviation": values[:, k].std(ddof=1) if len(values) > 1 else None}
+        for k, third in enumerate(THIRDS)
+    }
+
+
+def _comparison(study: Comparison) -> dict[str, Any]:
+    thirds = {}
+    for name in SCORES:
+        difference, wide = study.thirds(name)
+        thirds[name] = {third: {"difference": difference[k], "half_width": wide[k]} for k, third in enumerate(THIRDS)}
+    return {
+        "before": study.before.model,
+        "after": study.after.model,
+        "texts": list(study.before.texts),
+        "by_head": study.by_head,
+        "thirds": thirds,
+        "changes": [change._asdict() for change in study.changes()] if study.by_head else [],
+    }
+
+
+def _tally(tally: Tally) -> dict[str, Any]:
+    layer, head = tally.best
+    offset, answer = tally.best_offset
+    of_head, of_offset = tally.held_out
+    return {
+        "cases": tally.total,
+        "best": {"layer": layer, "head": head, **_answer(tally.of_head(layer, head)), "held_out": _answer(of_head)},
+        "offset": {"offset": offset, **_answer(answer), "held_out": _answer(of_offset)},
+        "heads": [[tally.of_head(i, j).right for j in range(count)] for i, count in enumerate(tally.heads)],
+    }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {"right": answer.right, "cases": answer.cases, "share": answer.share, "interval": list(answer.interval)}
+
+
+def _syntax(study: Syntax) -> dict[str, Any]:
+    return {
+        "model": study.model,
+        "causal": study.causal,
+        "sentences": study.sentences,
+        "too_long": study.too_long,
+        "words": study.words,
+        "missing": study.missing,
+        "together": study.together,
+        "relations": [
+            {"relation": name, "direction": way, "ahead": study.ahead[name, way], **_tally(tally)}
+            for (name, way), tally in study.tallies.items()
+        ],
+    }
+
+
+def _coreference(study: Coreference) -> dict[str, Any]:
+    return {
+        "model": study.model,
+        "documents": study.documents,
+        "pieces": study.pieces,
+        "words": study.words,
+        "missing": study.missing,
+        "out_of_reach": study.out_of_reach,
+        "kinds": [
+            {
+                "kind": kind,
+                **_tally(tally),
+                "nearest": _answer(study.nearest[kind]),
+                "same_word": _answer(study.same_word[kind]),
+            }
+            for kind, tally in study.tallies.items()
+        ],
+    }
+
+
+def _probe(study: Probe) -> dict[str, Any]:
+    return {
+        "model": study.model,
+        "labels": list(study.labels),
+        "majority": {
+            "label": study.majority,
+            "accuracy": study.majority_accuracy,
+            "interval": list(study.majority_interval),
+        },
+        "words": dict(zip(("learned", "tested"), study.words, strict=True)),
+        "sentences": dict(zip(("learned", "tested"), study.sentences, strict=True)),
+        "left_out": {"not_needed": study.left, "too_long": study.too_long, "words": study.missing},
+        "layers": [{**layer._asdict(), "selectivity": layer.selectivity} for layer in study.layers],
+    }
+
+
+def _number(value: Any) -> Any:
+    number = value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    return _number(value)

@@ -1,0 +1,312 @@
+"""Studies in a terminal: tables that fit the width and say what is in them; plain where output is no terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ._compare import Change, Comparison
+from ._coreference import Coreference
+from ._corpus import ROLES, THIRDS, CorpusScores, mean
+from ._probe import Probe
+from ._scores import SCORES
+from ._syntax import ALL, DIRECTIONS, Syntax
+from ._tally import Answer, Tally
+
+CHANGES = 12  # of a comparison
+SHOWN = 0.005  # a difference that two decimals show
+RELATIONS, LEAST = 14, 20  # of a treebank: so many, each with so many cases where there are such
+STRONGEST = 6  # heads of a role
+NAMED = 0.05  # so far above chance a head must be to be named
+WAYS = dict(zip(DIRECTIONS, ("dep→head", "head→dep"), strict=True))
+
+
+@contextmanager
+def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error where that is a terminal; what it gives is told how many of how many are done."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal, transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# Many texts
+
+
+def print_corpus(console: Console, study: CorpusScores) -> None:
+    """The scores of thirds of the layers, the strongest heads, and the heads by role."""
+    heads = sum(study.heads)
+    _title(console, f"{study.model}: {study.layers} layers, {heads} heads, on {_texts(study)}")
+    _note(console, "average weight on each kind of token, mean ± standard deviation over texts")
+    wide = max(1, min(3, (console.width - 52) // 13))
+    table = _table("", "chance", *THIRDS, "strongest heads")
+    for name in SCORES:
+        chance, thirds = mean(study.chance[name].reshape(-1, 1))[0], study.thirds(name)
+        if np.isnan(thirds).all():
+            continue
+        spread = [_spread(mean(thirds[:, k]), thirds[:, k].std(ddof=1) if len(thirds) > 1 else math.nan)
+                  for k in range(3)]  # fmt: skip
+        table.add_row(
+            name,
+            "-" if name in ("broad", "dormant") else _short(chance),
+            *spread,
+            "  ".join(_strongest(study, name, wide)),
+        )
+    console.print(table)
+    absent = [name for name in SCORES if np.isnan(study.scores[name]).all()]
+    if absent:
+        _note(console, f"nothing to see: {', '.join(absent)}")
+    if study.skipped:
+        _note(console, f"left out, too short: {len(study.skipped)} texts")
+    console.print()
+    _print_roles(console, study)
+
+
+def _texts(study: CorpusScores) -> str:
+    return f"{len(study.texts)} text{'s' * (len(study.texts) != 1)}, {sum(study.tokens):,} tokens"
+
+
+def _strongest(study: CorpusScores, name: str, count: int) -> list[str]:
+    above, average, spread = study.above(name), study.mean(name), study.deviation(name)
+    ranked = [at for at in _ranked(above) if above[at] >= NAMED][:count]
+    return [f"{layer}.{head} {_spread(average[layer, head], spread[layer, head])}" for layer, head in ranked]
+
+
+def _ranked(values: np.ndarray) -> list[tuple[int, int]]:
+    """(layer, head), the largest values first."""
+    known = np.argwhere(np.isfinite(values)).tolist()
+    return sorted(((i, j) for i, j in known), key=lambda at: (-values[at], at))
+
+
+def _print_roles(console: Console, study: CorpusScores) -> None:
+    by_role: dict[str, list[tuple[float, int, int]]] = {}
+    for layer, heads in enumerate(study.heads):
+        for head in range(heads):
+            role, decided_by = study.role(layer, head)
+            by_role.setdefault(role, []).append((float(study.mean(decided_by)[layer, head]), layer, head))
+    _title(console, "What the heads are for")
+    table = _table("role", "heads", "strongest: layer.head and score")
+    order = [name for rule in ROLES for name in rule.roles]
+    for role in [*(name for name in order if name in by_role), "mixed"]:
+        held = sorted(by_role.get(role, []), key=lambda entry: (-entry[0], entry[1:]))
+        if held and role == "mixed":
+            table.add_row(role, str(len(held)), "none of these clearly")
+        elif held:
+            shown = "  ".join(f"{layer}.{head} {_short(score)}" for score, layer, head in held[:STRONGEST])
+            table.add_row(role, str(len(held)), shown)
+    console.print(table)
+
+
+# Two checkpoints
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """What changed from the one to the other: thirds of the layers, and the heads that changed most."""
+    before, after = comparison.before, comparison.after
+    _title(console, f"{before.model} -> {after.model}, on the same {_texts(before)}")
+    _note(console, "difference of the mean weight, ± half of its 95 % interval over texts")
+    table = _table("", *THIRDS)
+    for name in SCORES:
+        difference, wide = comparison.thirds(name)
+        if np.isfinite(difference).any():
+            table.add_row(name, *(_signed(d, w) for d, w in zip(difference, wide, strict=True)))
+    console.print(table)
+    console.print()
+    if not comparison.by_head:
+        _note(console, "the two have other layers or heads: only thirds of the layers can be compared")
+        return
+    changes = comparison.changes()
+    largest = [change for change in changes[:CHANGES] if abs(change.difference) >= SHOWN]
+    if not largest:
+        _note(console, f"no score of any head changed by {SHOWN} or more")
+        return
+    _title(console, "Heads that changed most")
+    table = _table("head", "score", "before", "after", "difference")
+    for change in largest:
+        table.add_row(*_change(change))
+    console.print(table)
+    certain = sum(change.certain for change in changes)
+    _note(console, f"* not 0, even with {len(changes):,} comparisons at once (95 %, Bonferroni): {certain:,} of them")
+
+
+def _change(change: Change) -> tuple[str, ...]:
+    mark = " *" if change.certain else ""
+    difference = _signed(change.difference, change.half_width) + mark
+    return (f"{change.layer}.{change.head}", change.score, _short(change.before), _short(change.after), difference)
+
+
+# Relations and antecedents
+
+
+def print_syntax(console: Console, study: Syntax) -> None:
+    """For each frequent relation the head that finds it best, beside the best fixed offset."""
+    _title(console, f"{study.model}: relations of {study.sentences:,} sentences, {study.words:,} words")
+    _note(
+        console,
+        "share of words whose most attended other word is the right one, and the\nsame of the word at the best fixed offset",
+    )
+    table = _table("relation", "", "cases", "head", "right", "95 %", "anew", "offset", "right", "anew")
+    names = study.relations(LEAST)[: RELATIONS + 1] or study.relations()[: RELATIONS + 1]
+    for name in names:
+        for direction in DIRECTIONS:
+            tally = study.tallies.get((name, direction))
+            if tally is not None:
+                offset, answer = tally.best_offset
+                table.add_row(name, WAYS[direction], *_best(tally), f"{offset:+d}", _short(answer.share),
+                              _short(tally.held_out[1].share))  # fmt: skip
+    console.print(table)
+    _note(console, "anew: the best of one half of the sentences, asked about the other half")
+    for text in _left_out(study, len(names)):
+        _note(console, text)
+
+
+def _left_out(study: Syntax, shown: int) -> Iterator[str]:
+    if study.causal:
+        ahead = sum(study.ahead[ALL, way] for way in DIRECTIONS)
+        known = sum(study.total(ALL, way) for way in DIRECTIONS)
+        yield f"this model only looks back: {ahead:,} of {ahead + known:,} cases, with the answer ahead, are not asked"
+    if study.too_long:
+        yield f"left out, longer than the model reads: {study.too_long:,} sentences"
+    if study.missing:
+        yield f"left out, without a token: {study.missing:,} words"
+    if study.together:
+        yield f"left out, two words in the same tokens: {study.together:,} cases"
+    others = len(study.relations()) - shown
+    if others:
+        yield f"{others} less frequent relations are in --json"
+
+
+def print_coreference(console: Console, study: Coreference) -> None:
+    """The head that looks from mentions to antecedents best, beside what takes no model."""
+    _title(console, f"{study.model}: antecedents in {study.documents:,} documents, {study.words:,} words")
+    _note(console, "share of mentions whose most attended other word belongs to an antecedent")
+    table = _table("mention", "cases", "head", "right", "95 %", "anew", "offset", "right", "nearest", "same word")
+    for kind, tally in sorted(study.tallies.items(), key=lambda entry: (-entry[1].total, entry[0])):
+        offset, answer = tally.best_offset
+        table.add_row(kind, *_best(tally), f"{offset:+d}", _short(answer.share), _short(study.nearest[kind].share),
+                      _short(study.same_word[kind].share))  # fmt: skip
+    console.print(table)
+    _note(console, "anew: the best of one half of the texts, asked about the other half")
+    _note(console, "nearest: the mention before; same word: the one before with the same head word")
+    if study.out_of_reach:
+        _note(console, f"left out, no antecedent that the model reads with it: {study.out_of_reach:,} mentions")
+    if study.missing:
+        _note(console, f"without a token: {study.missing:,} words")
+
+
+def _best(tally: Tally) -> tuple[str, ...]:
+    """cases, head, right, 95 %, held out."""
+    layer, head = tally.best
+    answer = tally.of_head(layer, head)
+    return (
+        f"{tally.total:,}",
+        f"{layer}.{head}",
+        _short(answer.share),
+        _interval(answer),
+        _short(tally.held_out[0].share),
+    )
+
+
+def _interval(answer: Answer) -> str:
+    return _range(*answer.interval)
+
+
+# Layers
+
+
+def print_probe(console: Console, study: Probe) -> None:
+    """What a linear probe of each layer gets right."""
+    _title(console, f"{study.model}: linear probes for {len(study.labels)} labels")
+    learned, tested = study.words
+    _note(
+        console,
+        f"learned from {learned:,} words of {study.sentences[0]:,} sentences, "
+        f"tested on {tested:,} words of {study.sentences[1]:,} others; 95 % intervals over sentences",
+    )
+    table = _table("layer", "right", "95 %", "over layer 0", "control", "selectivity")
+    low, high = study.majority_interval
+    table.add_row(f"(all {study.majority})", _short(study.majority_accuracy), _range(low, high))
+    for layer in study.layers:
+        low, high = layer.interval
+        over = f"{layer.gain:+.2f}"
+        if math.isfinite(layer.gain_interval[0]):
+            over += " ({:+.2f} to {:+.2f})".format(*layer.gain_interval)
+        table.add_row(
+            "0 (embedding)" if layer.layer == 0 else str(layer.layer),
+            _short(layer.accuracy) + ("" if layer.converged else "?"),
+            _range(low, high),
+            over if layer.layer else "",
+            _short(layer.control),
+            f"{layer.selectivity:+.2f}",
+        )
+    console.print(table)
+    if not all(layer.converged for layer in study.layers):
+        _note(console, "? the optimizer stopped before its end")
+    if study.left or study.too_long or study.missing:
+        _note(console, f"left out: {study.left:,} sentences not needed, {study.too_long:,} too long, "
+                       f"{study.missing:,} words without a token or a label")  # fmt: skip
+
+
+# Text in cells
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        right = column in ("cases", "chance", "before", "after", "offset", "heads")
+        table.add_column(column, justify="right" if right else "left", no_wrap=number < 2, style="bold" * (number == 0))
+    return table
+
+
+def _title(console: Console, text: str) -> None:
+    console.print(Text(text, style="bold"))
+
+
+def _note(console: Console, text: str) -> None:
+    console.print(Text(text, style="dim"))
+
+
+def _short(value: Any) -> str:
+    """Two decimals, no leading zero; a dash for what is not known."""
+    value = float(value)
+    if not math.isfinite(value):
+        return "-"
+    text = f"{value:.2f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def _spread(value: Any, spread: Any) -> str:
+    return _short(value) if not math.isfinite(float(spread)) else f"{_short(value)}±{_short(spread)}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{_short(low)}-{_short(high)}".replace("1.00", "1") if math.isfinite(low) else "-"
+
+
+def _signed(value: Any, wide: Any) -> str:
+    if not math.isfinite(float(value)):
+        return "-"
+    around = f" ±{_short(wide)}" if math.isfinite(float(wide)) else ""
+    return f"{'+' if value >= 0 else '-'}{_short(abs(float(value)))}{around}"
+
+
+__all__: Sequence[str] = [
+    "print_comparison",
+    "print_coreference",
+    "print_corpus",
+    "print_probe",
+    "print_syntax",
+    "shown_progress",
+]
