@@ -10,16 +10,19 @@ from ._explain import Plan, explain
 from ._masks import *  # noqa: F403
 from ._statistics import Statistics, statistics
 from ._weights import attention_weights
+from .accelerating import Acceleration, accelerate
 from .watching import watch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ALiBi",
+    "Acceleration",
     "Dropout",
     "Plan",
     "RelativeBias",
     "Statistics",
+    "accelerate",
     "attention",
     "attention_weights",
     "attention_with_lse",

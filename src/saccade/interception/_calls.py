@@ -46,14 +46,14 @@ class SdpaCall(NamedTuple):
         is a bias: -inf hides a key, `finfo.min` is a number like any other, as in PyTorch. A mask and `is_causal`
         together hide what either hides, as PyTorch's fused kernel for CPUs has it; its others refuse the two.
         """
-        found = _tensors(self.query, self.key, self.value, self.enable_gqa)
+        found = _tensors(_cast(self.query), _cast(self.key), _cast(self.value), self.enable_gqa)
         if isinstance(found, str):
             return found
         query, key, value, leading = found
         mask: Mask | None = None
         bias: Tensor | None = None
         if self.attn_mask is not None:
-            hidden = _hidden(self.attn_mask, (*leading, key.shape[2]), query.dtype)
+            hidden = _hidden(_cast(self.attn_mask), (*leading, key.shape[2]), query.dtype)
             if isinstance(hidden, str):
                 return hidden
             mask, bias = hidden
@@ -79,6 +79,15 @@ class Meaning(NamedTuple):
     def shaped(self, out: Tensor) -> Tensor:
         """(B, Hq, Lq, ...) with the axes that the caller of F.sdpa expects."""
         return out if len(self.leading) == 3 else out.reshape(*self.leading, *out.shape[3:])
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """As autocast casts what F.sdpa is given."""
+    kind = tensor.device.type
+    if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(kind):
+        return tensor
+    as_it_is = tensor.dtype == torch.float64 or not tensor.is_floating_point()
+    return tensor if as_it_is else tensor.to(torch.get_autocast_dtype(kind))
 
 
 def _hidden(given: Tensor, whole: tuple[int, ...], dtype: torch.dtype) -> tuple[Mask | None, Tensor | None] | str:
