@@ -12,6 +12,7 @@ from .._biases import Placement
 from .._call import Call
 from .._reference import _logits, _seen_and_bias
 from ._asked import Asked
+from ._places import positions
 from ._rows import Rows
 
 
@@ -23,63 +24,68 @@ def refuses(call: Call, asked: Asked) -> str | None:
 def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
     seen, bias = _seen_and_bias(call)
     seen = seen & (bias != -torch.inf)
-    shape = seen.shape
     logits = torch.where(seen, _logits(call, seen) + bias, -torch.inf)
-    sink = logits.new_full((1, call.heads, 1), -torch.inf)
-    if call.sink is not None:
-        sink = call.sink.to(logits.dtype)[None, :, None]
-    terms = torch.cat([logits, sink[..., None].expand(*shape[:3], 1)], -1)
     empty = ~(logits != -torch.inf).any(-1)
-    lse = torch.where(empty, -torch.inf, torch.logsumexp(terms, -1))
     spoiled = ~empty & (torch.isnan(logits) | (logits == torch.inf)).any(-1)
-    lse = torch.where(spoiled, torch.nan, lse)
-    log_p = logits - torch.where(empty, 0.0, lse)[..., None]
-    p = torch.where(seen, torch.exp(log_p), 0.0)
+    log_p, sink, lse = _softmax(call, logits, empty, spoiled)
+    p = torch.where(seen & ~empty[..., None], torch.exp(log_p), 0.0)
     keys = torch.arange(call.length_k, device=call.device)
-    index = torch.arange(call.length_q, device=call.device)
-    at = (index + (standing if isinstance(standing, int) else standing.view(-1, 1, 1)))[..., None]  # (B, 1, Lq, 1)
+    at = positions(torch.arange(call.length_q, device=call.device), standing)[:, None, :, None]  # (B|1, 1, Lq, 1)
 
     def mass(chosen: Tensor) -> Tensor:
-        return torch.where(spoiled, torch.nan, torch.where(chosen.expand(shape), p, 0.0).sum(-1))
+        return torch.where(spoiled, torch.nan, torch.where(chosen.expand(p.shape), p, 0.0).sum(-1))
 
     masses = {
         "self": mass(keys == at),
         "previous": mass(keys == at - 1),
         "next": mass(keys == at + 1),
         "first": mass((keys == first[:, None])[:, None, None]),
-        "sink": torch.where(empty, 0.0, torch.exp(sink - torch.where(empty, 0.0, lse))),
+        "sink": torch.where(empty, 0.0, torch.exp(sink)),
     }
     for number, name in enumerate(asked.groups):
         assert asked.members is not None
         masses[name] = mass(asked.members[:, None, None, number])
     bad = seen & ~torch.isfinite(logits)
     fine = seen & ~bad
-    top = torch.sort(logits, dim=-1, descending=True, stable=True)
-    width = min(asked.top, call.length_k)
-    known = top.values[..., :width] != -torch.inf
-    fill = (0, asked.top - width)
-    top_weights = torch.where(known, p.gather(-1, top.indices[..., :width]), 0.0)
-    top_keys = torch.where(known, top.indices[..., :width], -1)
+    best = _greatest(logits, -torch.inf)
+    top_weights, top_keys = _top(logits, p, asked.top)
     return Rows(
         lse=lse,
         entropy=torch.where(p == 0, 0.0, -p * log_p).sum(-1),
         largest=_greatest(p, 0.0),
-        largest_at=torch.where(
-            empty, -1, torch.where(spoiled, _first(bad), _first(logits == _greatest(logits, 0.0)[..., None]))
-        ),
-        smallest=-_greatest(torch.where(seen, -p, -torch.inf), 0.0),
+        largest_at=torch.where(empty, -1, torch.where(spoiled, _first(bad), _first(logits == best[..., None]))),
+        smallest=torch.where(empty, 0.0, -_greatest(torch.where(seen, -p, -torch.inf), 0.0)),
         distance=(p * (at - keys).abs()).sum(-1),
         mass=masses,
         low=-_greatest(torch.where(fine, -logits, -torch.inf), -torch.inf),
         high=_greatest(torch.where(fine, logits, -torch.inf), -torch.inf),
         bad=bad.sum(-1),
         bad_at=_first(bad),
-        top_weights=torch.nn.functional.pad(top_weights, fill),
-        top_keys=torch.nn.functional.pad(top_keys, fill, value=-1),
-        pivot=torch.zeros_like(lse),
-        rest=lse,
+        top_weights=top_weights,
+        top_keys=top_keys,
+        pivot=torch.where(empty, 0.0, best),
+        rest=torch.where(empty, 0.0, -_greatest(log_p, 0.0)),
         received=p.sum(2) if asked.received else None,
     )
+
+
+def _softmax(call: Call, logits: Tensor, empty: Tensor, spoiled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p (B, Hq, Lq, Lk), the sink's (B, Hq, Lq) and lse; no -inf - -inf is formed for an empty row."""
+    sink = logits.new_full((call.heads,), -torch.inf) if call.sink is None else call.sink.to(logits.dtype)
+    terms = torch.cat([logits, sink[None, :, None, None].expand(*logits.shape[:3], 1)], -1)
+    terms = torch.where(empty[..., None], 0.0, terms)
+    log_p = torch.where(spoiled[..., None], torch.nan, torch.log_softmax(terms, -1))
+    lse = torch.where(spoiled, torch.nan, torch.logsumexp(terms, -1))
+    return log_p[..., :-1], log_p[..., -1], torch.where(empty, -torch.inf, lse)
+
+
+def _top(logits: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest weights and their keys, of equals the first; 0 and -1 where there are not so many."""
+    order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    at, known = order.indices[..., :count], order.values[..., :count] != -torch.inf
+    weights, keys = torch.where(known, p.gather(-1, at), 0.0), torch.where(known, at, -1)
+    more = (0, count - keys.shape[-1])
+    return torch.nn.functional.pad(weights, more), torch.nn.functional.pad(keys, more, value=-1)
 
 
 def _greatest(entries: Tensor, otherwise: float) -> Tensor:
