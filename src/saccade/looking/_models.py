@@ -22,6 +22,10 @@ from ..nn import Observation
 LayerObserver = Callable[[int, AttentionCall], None]
 
 
+class UnreadableCheckpoint(Exception):
+    """Files that transformers cannot make a model or a tokenizer of, or cannot find; the message says why."""
+
+
 class Tokens(NamedTuple):
     """A text's tokens without the special ones around it: ``ids[i]`` stands for the characters ``spans[i]``."""
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from ..models import load
-from ._models import OwnModel, TextModel
+from ..models import LanguageModel, ModelConfig, load
+from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS
+from ._models import OwnModel, TextModel, UnreadableCheckpoint
 
+FILES = "config.json, model.safetensors and tokenizer.json"
 FORMS = (
-    "a folder with config.json, model.safetensors and tokenizer.json works, of Saccade's or of transformers, "
+    f"--model takes a folder of {FILES}, as `saccade train lm` or as save_pretrained of transformers writes them, "
     "or a name on the Hugging Face hub such as org/name"
 )
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def open_model(source: str | Path | None = None) -> TextModel:
@@ -34,36 +37,57 @@ def open_model(source: str | Path | None = None) -> TextModel:
         return _from_folder(folder)
     if folder.exists():
         raise ValueError(f"{source}: is a file; {FORMS}")
-    if not _HUB_ID.fullmatch(str(source)) or str(source).startswith("."):
+    if not _HUB_ID.fullmatch(str(source)):
         raise FileNotFoundError(f"{source}: no such model folder; {FORMS}")
     return _from_hub(str(source))
 
 
 def _from_folder(folder: Path) -> TextModel:
-    if not _is_of_transformers(folder):
-        return OwnModel(load(folder))
-    return _read(str(folder), local=True)
-
-
-def _is_of_transformers(folder: Path) -> bool:
-    """Its config.json names a `model_type`; Saccade's own does not."""
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{path}: missing from the model folder; {FORMS}")
+    config = _settings(path)
+    if config is None or "model_type" not in config:
+        return OwnModel(_own(folder, config))
+    _require_transformers(str(folder))
+    from ._transformers import read_checkpoint
+
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
+        return read_checkpoint(str(folder), local=True)
+    except UnreadableCheckpoint as error:
+        missing = [name for name in (WEIGHTS, TOKENIZER) if not (folder / name).exists()]
+        lacks = f"; {' and '.join(missing)}: missing from the model folder" if missing else ""
+        raise ValueError(f"{folder}: {error}{lacks}") from None
+
+
+def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
+    if config is not None and not config.keys() & {field.name for field in dataclasses.fields(ModelConfig)}:
+        raise ValueError(
+            f"{folder / CONFIG}: of no form known here: neither the settings of Saccade nor a model_type; {FORMS}"
+        )
+    return load(folder)
+
+
+def _settings(path: Path) -> dict[str, Any] | None:
+    """What config.json holds; None where it is damaged, which `load` knows how to say."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        return False
-    return isinstance(config, dict) and "model_type" in config
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def _from_hub(name: str) -> TextModel:
-    return _read(name, local=False)
-
-
-def _read(source: str, *, local: bool) -> TextModel:
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f'{source}: this needs transformers, which is not installed: pip install "saccade[hf]"')
+    _require_transformers(name)
     from ._transformers import read_checkpoint
 
-    return read_checkpoint(source, source, local=local)
+    try:
+        return read_checkpoint(name, local=False)
+    except UnreadableCheckpoint as error:
+        works = f"a folder works without the hub: {FILES}, copied to ./my-model, is --model ./my-model"
+        raise ValueError(f"{name}: no folder here, and no model from the Hugging Face hub ({error}); {works}") from None
+
+
+def _require_transformers(source: str) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError(f'{source}: this needs transformers, which is not installed: pip install "saccade[hf]"')

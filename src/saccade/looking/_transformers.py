@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._tap import AttentionCall
-from ._models import LayerObserver, TextModel, Tokens, weights_of
+from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, weights_of
 from ._observing import calls_told_to
 
 _PROBE = "The cat sat on the mat."
@@ -32,8 +32,9 @@ class Checkpoint(TextModel):
             lacks = "does not tell which characters a token stands for; a tokenizer.json is needed"
             raise ValueError(f"{name}: its {kind} {lacks}")
         self.name = name
-        self._module = _reader(module)
+        self._module: Any = _reader(module)
         self._tokenizer = tokenizer
+        self._vocabulary: int = self._module.get_input_embeddings().num_embeddings
         self.special = _special(tokenizer)
         self.before, self.after = _around(tokenizer)
         self.context = _context(self._module, tokenizer)
@@ -45,6 +46,11 @@ class Checkpoint(TextModel):
 
     def encode(self, text: str) -> Tokens:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        if max(found["input_ids"], default=0) >= self._vocabulary:
+            token = self.written(max(found["input_ids"]))
+            raise ValueError(
+                f"{self.name}: the tokenizer has a token {token!r} that the model, with {self._vocabulary:,}, does not"
+            )
         return Tokens(found["input_ids"], [(start, stop) for start, stop in found["offset_mapping"]])
 
     def written(self, token: int) -> str:
@@ -84,25 +90,56 @@ class Checkpoint(TextModel):
         return tuple(heads), not any(looks_ahead)
 
 
-def read_checkpoint(name: str, source: str, *, local: bool) -> Checkpoint:
-    """The checkpoint in the folder, or with the hub's id, ``source``; ``name`` is what messages call it."""
+def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
+    """The checkpoint in the folder, or with the hub's id, ``source``.
+
+    Raises:
+        UnreadableCheckpoint: what transformers says against it, in one line. ValueError: weights that are missing or
+            not finite, a tokenizer without characters, a model without attention that can be seen.
+    """
+    with _quiet():
+        module, tokenizer, missing = _loaded(source, local)
+        # What sits on top of the layers may be missing: a checkpoint that predicts words has no pooler.
+        missing = sorted(name for name in missing if "pooler" not in name)
+        if missing:
+            more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
+            raise ValueError(
+                f"{source}: its weights do not fit its config.json: {', '.join(missing[:3])}{more} missing"
+            )
+        spoilt = [name for name, tensor in module.state_dict().items() if not _finite(tensor)]
+        if spoilt:
+            raise ValueError(f"{source}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
+        return Checkpoint(source, module, tokenizer)
+
+
+def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
+    """The model, its tokenizer, and the names of the weights that the files lack."""
     import transformers
 
-    with _quiet():
+    what = "configuration"
+    try:
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+        what = "tokenizer"
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, local_files_only=local)
-        module, loaded = transformers.AutoModel.from_pretrained(
+        what = "weights"
+        module, report = transformers.AutoModel.from_pretrained(
             source, config=config, local_files_only=local, output_loading_info=True
         )
-    # What sits on top of the layers may be missing: a checkpoint that predicts words has no pooler.
-    missing = sorted(key for key in loaded["missing_keys"] if "pooler" not in key)
-    if missing:
-        more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
-        raise ValueError(f"{name}: its weights do not fit its configuration: {', '.join(missing[:3])}{more} missing")
-    return Checkpoint(name, module, tokenizer)
+    except Exception as error:  # of a dozen libraries below, some of which raise bare Exception
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnreadableCheckpoint(f"{what}: {lines[0].rstrip('.')}") from error
+    # Without its files a tokenizer may come to life all the same, knowing nothing but special tokens.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UnreadableCheckpoint("tokenizer: it knows no word")
+    return module, tokenizer, list(report["missing_keys"])
 
 
-def _reader(module: Any) -> nn.Module:
+def _finite(tensor: Tensor) -> bool:
+    # A sum is quick, and tells unless it overflows.
+    return not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def _reader(module: Any) -> Any:
     """The part that reads a text: of an encoder-decoder the encoder."""
     return module.get_encoder() if module.config.is_encoder_decoder else module
 

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 def as_json(look: Look) -> dict[str, Any]:
     """What ``saccade look --json`` prints.
 
-    ``format`` 1; ``text``; ``model``; ``causal``: whether no word looks at a later one; ``source`` ("" or where the text
-    came from); ``words``: each with ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (how many)
-    and ``special`` (a token of the model's own, such as ``<s>``); ``findings``: ``kind``, ``sentence``, ``value``,
-    ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key`` are indices
-    of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``: ``layer``, ``head``, ``role``,
-    ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot tell), ``entropy`` (nats) and
-    ``weights``: row q holds the weights of word q on the words it sees, the first ones, to 6 decimals.
+    ``format`` 1; ``text``; ``model``; ``causal``: whether no word looks at a later one; ``source``: "" or where the
+    text came from; ``words``: each with ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (how
+    many) and ``special`` (a token of the model's own, such as ``<s>``); ``findings``: ``kind``, ``sentence``,
+    ``value``, ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key``
+    are indices of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``: ``layer``, ``head``,
+    ``role``, ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot tell), ``entropy``
+    (nats) and ``weights``: row q holds the weights of word q on the words it sees, the first ones, to 6 decimals.
     """
     seen = look.seen
     return {

@@ -1,7 +1,7 @@
 """The report: one HTML file that needs nothing else, not even a connection.
 
-Weights go into it as bytes of hundredths, one lower triangle a head, so every number on the page is the number in the
-sentences. A long text is cut to the stretch that tells most, and the page says so.
+Weights go into it as bytes of hundredths, those on the words that each word sees, so every number on the page is the
+number in the sentences. A long text is cut to the stretch that tells most, and the page says so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SIZES = ((30, "short"), (90, "middle"))
 
 def render_report(look: Look, version: str) -> str:
     """The whole page as a string; nothing of the text can leave its place as text."""
-    start, stop = look.span(_most_words(look))
-    columns = [0, *range(start, stop)]
-    heads = [_head(look, layer, head) for layer in range(look.seen.layers) for head in range(look.seen.heads)]
+    span = look.span(_most_words(look))
+    columns = look.columns(_most_words(look))
+    heads = [_head(look, layer, head) for layer, head in look.seen.places()]
     place = {word: i for i, word in enumerate(columns)}
     focus = {"layer": look.layer, "head": look.head, "query": place.get(look.query, len(columns) - 1)}
     return _template().render(
@@ -42,7 +42,9 @@ def render_report(look: Look, version: str) -> str:
         facts=_facts(look),
         passage=_passage(look, columns),
         size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
-        note=_note(look, columns),
+        note=_note(look, span),
+        causal=look.seen.causal,
+        around=list(dict.fromkeys(word.label for word in look.seen.words if word.special)),
         findings=[{"sentence": f.sentence, "link": _link(f, place)} for f in look.findings],
         heads=heads,
         columns=min(look.seen.heads, 8),
@@ -72,8 +74,7 @@ def _embed(data: dict[str, Any]) -> Markup:
 def _data(look: Look, columns: list[int], heads: list[dict[str, Any]], focus: dict[str, Any]) -> dict[str, Any]:
     return {
         "words": [look.seen.words[i].label for i in columns],
-        "layers": look.seen.layers,
-        "perLayer": look.seen.heads,
+        "causal": look.seen.causal,
         "heads": [{"layer": h["layer"], "head": h["head"], "about": h["about"]} for h in heads],
         "focus": focus,
         "weights": base64.b64encode(_hundredths(look, columns)).decode("ascii"),
@@ -81,15 +82,18 @@ def _data(look: Look, columns: list[int], heads: list[dict[str, Any]], focus: di
 
 
 def _hundredths(look: Look, columns: list[int]) -> bytes:
-    """Per head the rows of the lower triangle, one byte a weight."""
-    q, k = np.tril_indices(len(columns))
+    """Per head its rows, the lower triangle or the square, one byte a weight."""
+    everything = np.ones((len(columns), len(columns)), dtype=bool)
+    q, k = np.nonzero(np.tril(everything) if look.seen.causal else everything)
     at = np.array(columns)
-    w = look.seen.weights[:, :, at[q], at[k]].astype(np.float64)
+    layer, head = np.array(list(look.seen.places())).T
+    w = look.seen.weights[layer[:, None], head[:, None], at[q], at[k]].astype(np.float64)
     return np.floor(w * 100 + 0.5).clip(0, 100).astype(np.uint8).tobytes()
 
 
 def _most_words(look: Look) -> int:
-    return int((2 * MOST_WEIGHTS / (look.seen.layers * look.seen.heads)) ** 0.5) - 1
+    cells = MOST_WEIGHTS / look.seen.count * (2 if look.seen.causal else 1)
+    return max(1, int(cells**0.5) - len(look.columns(1)))
 
 
 def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
@@ -130,7 +134,7 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
 def _facts(look: Look) -> str:
     seen = look.seen
     parts = [
-        f"{len(seen.words) - 1:,} words and marks",
+        f"{len(seen.ordinary):,} words and marks",
         f"{seen.pieces:,} tokens",
         look.model,
         f"{seen.layers} layers × {seen.heads} heads",  # noqa: RUF001
@@ -146,26 +150,31 @@ def _title(text: str) -> str:
 def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
     """The text in runs: words with their number on the page, and what stands between them."""
     words, text = look.seen.words, look.seen.text
-    runs = [{"i": 0, "text": words[0].label, "breaks": False}]
-    if columns[1] > 1:
-        runs.append({"i": None, "text": "… ", "breaks": False})
-    for i, at in enumerate(columns[1:], 1):
+    runs: list[dict[str, Any]] = []
+
+    def between(piece: str) -> None:
+        runs.append({"i": None, "text": piece, "breaks": False, "special": False})
+
+    for i, at in enumerate(columns):
         word = words[at]
-        line_break = not word.text.strip("\n")
-        runs.append({"i": i, "text": word.label if line_break else word.text, "breaks": line_break})
+        if at and columns[i - 1] != at - 1:
+            between("… ")
+        line_break = not word.special and not word.text.strip("\n")
+        shown = word.label if line_break or word.special else word.text
+        runs.append({"i": i, "text": shown, "breaks": line_break, "special": word.special})
         after = words[at + 1].start if at + 1 < len(words) else len(text)
-        runs.append({"i": None, "text": text[word.stop : after], "breaks": False})
+        between(text[word.stop : after] if at >= look.seen.ordinary[0] else "")
     if columns[-1] < len(words) - 1:
-        runs.append({"i": None, "text": " …", "breaks": False})
+        between(" …")
     return runs
 
 
-def _note(look: Look, columns: list[int]) -> str:
-    total = len(look.seen.words) - 1
-    if len(columns) - 1 == total:
+def _note(look: Look, span: tuple[int, int]) -> str:
+    total = len(look.seen.ordinary)
+    if span[1] - span[0] == total:
         return ""
     return (
-        f"This page holds the words {columns[1]:,} to {columns[-1]:,} of {total:,}, "
+        f"This page holds the words {look.number(span[0]):,} to {look.number(span[1] - 1):,} of {total:,}, "
         f"where layer {look.layer} head {look.head} tells most. Sentences and averages are about the whole text."
     )
 

@@ -1,27 +1,29 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { words, heads, layers, perLayer } = data;
+  const { words, heads, causal } = data;
   const size = words.length;
-  const triangle = (size * (size + 1)) / 2;
+  const perHead = causal ? (size * (size + 1)) / 2 : size * size;
   const bytes = Uint8Array.from(atob(data.weights), (c) => c.charCodeAt(0));
   const $ = (id) => document.getElementById(id);
   const passage = $("passage"), map = $("map");
   const spans = [...passage.querySelectorAll(".w")];
   const tiles = [...document.querySelectorAll(".tile")];
   const links = [...document.querySelectorAll(".findings a")];
-  let head = data.focus.layer * perLayer + data.focus.head;
+  const at = (layer, number) => heads.findIndex((h) => h.layer === layer && h.head === number);
+  let head = at(data.focus.layer, data.focus.head);
   let word = data.focus.query;
 
-  // Hundredths: row q of a head holds the keys 0..q.
-  const weight = (h, q, k) => (k > q ? 0 : bytes[h * triangle + (q * (q + 1)) / 2 + k]);
+  // Hundredths: row q of a head holds the keys 0..q, or all of them where words look ahead.
+  const end = (q) => (causal ? q + 1 : size);
+  const weight = (h, q, k) => (k >= end(q) ? 0 : bytes[h * perHead + (causal ? (q * (q + 1)) / 2 : q * size) + k]);
   const number = (n) => (n >= 100 ? "1.00" : "." + String(n).padStart(2, "0"));
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function partners(h, i) {
     const from = [], by = [];
-    for (let k = 0; k <= i; k++) if (weight(h, i, k)) from.push([k, weight(h, i, k)]);
-    for (let q = i + 1; q < size; q++) if (weight(h, q, i)) by.push([q, weight(h, q, i)]);
+    for (let k = 0; k < size; k++) if (weight(h, i, k)) from.push([k, weight(h, i, k)]);
+    for (let q = 0; q < size; q++) if (q !== i && weight(h, q, i)) by.push([q, weight(h, q, i)]);
     const larger = (a, b) => b[1] - a[1] || a[0] - b[0];
     return [from.sort(larger), by.sort(larger)];
   }
@@ -47,7 +49,7 @@
   function read(into, h, i) {
     const [from, by] = partners(h, i);
     into.replaceChildren(`In layer ${heads[h].layer} head ${heads[h].head} `, quoted("b", i), " looks at ", list(from, 5));
-    if (i + 1 < size) into.append("; looked at by ", list(by, 5));
+    if (!causal || i + 1 < size) into.append("; looked at by ", list(by, 5));
     into.append(".");
   }
 
@@ -63,8 +65,8 @@
       const s = spans[j];
       s.classList.add(kind);
       s.classList.toggle("strong", kind === "from" && n >= 78);
-      s.style.setProperty("--a", Math.max(0.06, n / 100));
-      if (n >= 5) s.dataset.n = number(n);
+      s.style.setProperty(kind === "from" ? "--a" : "--b", Math.max(0.06, n / 100));
+      if (n >= 5 && !s.dataset.n) s.dataset.n = number(n);
     };
     from.forEach(mark("from"));
     by.forEach(mark("by"));
@@ -103,36 +105,40 @@
       const canvas = tile.firstElementChild;
       canvas.width = canvas.height = size;
       const context = canvas.getContext("2d"), image = context.createImageData(size, size);
-      for (let q = 0; q < size; q++) for (let k = 0; k <= q; k++) {
+      for (let q = 0; q < size; q++) for (let k = 0; k < end(q); k++) {
         image.data.set([r, g, b, 2.55 * weight(h, q, k)], 4 * (q * size + k));
       }
       context.putImageData(image, 0, 0);
     });
   }
 
-  // The large map: a triangle, each row ending in its word, right above that word's own column
+  // The large map: a triangle, each row ending in its word, right above that word's own column; or a square, each row
+  // and each column with its word
 
-  let cell = 0;
+  let cell = 0, top = 0;
   function drawMap(chosen) {
     const room = map.parentElement.clientWidth, scale = window.devicePixelRatio || 1;
     const context = map.getContext("2d");
     const font = (px) => `${px}px ${css("--serif")}`;
     context.font = font(16);
-    // The last words must fit beside the triangle: the label of row q starts at column q + 1.
-    const longest = Math.max(...words.map((w, q) => context.measureText(w).width / 16 * 0.9 - (size - 1 - q)));
+    // The last words must fit beside the map: the label of row q starts at column end(q).
+    const longest = Math.max(...words.map((w, q) => context.measureText(w).width / 16 * 0.9 - (size - end(q))));
     const across = size + Math.max(0.5, longest) + 0.6, labels = room / across >= 8.5 || size <= 100;
     // Words must stay readable: rather a map that scrolls sideways than one without them, unless there are too many.
     cell = labels ? Math.max(8.5, Math.min(34, room / across)) : room / size;
     const text = Math.min(16, cell * 0.86), width = labels ? Math.max(room, cell * across) : room;
+    top = causal || !labels ? 0 : Math.ceil(longest * cell) + 6;
+    const height = top + Math.ceil(cell * size) + 2;
     map.style.width = width + "px";
-    map.style.height = Math.ceil(cell * size) + 2 + "px";
+    map.style.height = height + "px";
     map.width = Math.round(width * scale);
-    map.height = Math.round((Math.ceil(cell * size) + 2) * scale);
+    map.height = Math.round(height * scale);
     context.scale(scale, scale);
+    context.translate(0, top);
     const ink = css("--ink"), quiet = css("--quiet"), accent = css("--accent-rgb"), line = css("--line");
     const gap = cell > 8 ? 1 : 0;
     for (let q = 0; q < size; q++) {
-      for (let k = 0; k <= q; k++) {
+      for (let k = 0; k < end(q); k++) {
         const n = weight(head, q, k);
         context.fillStyle = n ? `rgba(${accent}, ${Math.max(0.05, n / 100)})` : line;
         if (n) context.fillRect(k * cell, q * cell, cell - gap, cell - gap);
@@ -150,17 +156,24 @@
         context.textAlign = "left";
         context.textBaseline = "middle";
         context.fillStyle = q === chosen || weight(head, chosen, q) >= 20 ? ink : quiet;
-        context.fillText(words[q], (q + 1) * cell + Math.max(3, cell * 0.2), q * cell + cell / 2);
+        context.fillText(words[q], end(q) * cell + Math.max(3, cell * 0.2), q * cell + cell / 2);
+        if (top) {
+          context.save();
+          context.translate(q * cell + cell / 2, -4);
+          context.rotate(-Math.PI / 2);
+          context.fillText(words[q], 0, 0);
+          context.restore();
+        }
       }
     }
     context.strokeStyle = ink;
     context.lineWidth = cell > 8 ? 1.5 : 1;
-    context.strokeRect(0.75, chosen * cell + 0.25, (chosen + 1) * cell - 1.5, Math.max(1, cell - 1));
+    context.strokeRect(0.75, chosen * cell + 0.25, end(chosen) * cell - 1.5, Math.max(1, cell - 1));
   }
 
   function rowAt(event) {
     const box = map.getBoundingClientRect();
-    const q = Math.floor((event.clientY - box.top) / cell);
+    const q = Math.floor((event.clientY - box.top - top) / cell);
     return q >= 0 && q < size ? q : null;
   }
 
@@ -187,8 +200,9 @@
       if (map.getBoundingClientRect().top > innerHeight - 120) $("large-name").scrollIntoView({ block: "start", behavior: "smooth" });
     });
     tile.addEventListener("keydown", (e) => {
-      const to = h + ({ ...steps, ArrowUp: -perLayer, ArrowDown: perLayer }[e.key] || 0);
-      if (to === h || to < 0 || to >= layers * perLayer) return;
+      const down = { ArrowUp: -1, ArrowDown: 1 }[e.key];
+      const to = down ? at(heads[h].layer + down, heads[h].head) : h + (steps[e.key] || 0);
+      if (to === h || to < 0 || to >= heads.length) return;
       e.preventDefault();
       choose(to, word);
       tiles[to].focus();
@@ -200,8 +214,9 @@
 
   function follow(scroll) {
     const m = /^#(\d+)\.(\d+)(?:\.(\d+))?$/.exec(location.hash);
-    if (!m || m[1] >= layers || m[2] >= perLayer) return false;
-    choose(m[1] * perLayer + Number(m[2]), Math.min(Number(m[3] ?? word), size - 1), false);
+    const to = m ? at(Number(m[1]), Number(m[2])) : -1;
+    if (to < 0) return false;
+    choose(to, Math.min(Number(m[3] ?? word), size - 1), false);
     if (scroll) passage.scrollIntoView({ block: "center", behavior: "smooth" });
     return true;
   }
