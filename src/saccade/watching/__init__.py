@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from ._aggregates import Aggregate
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
-from ._record import CallRecord, CallSite, GradientRecord
+from ._file import load
+from ._kept import KeptCall
+from ._monitor import AttentionMonitor
+from ._monitor_log import Histogram, Log, TensorBoardLog
+from ._observations import Observations
+from ._record import CallRecord, CallSite, GradientRecord, Unobserved
 from ._watch import Watched, watch
 
-__all__ = ["Alarm", "Alarms", "CallRecord", "CallSite", "GradientRecord", "Thresholds", "Watched", "watch"]
+__all__ = [
+    "Aggregate",
+    "Alarm",
+    "Alarms",
+    "AttentionMonitor",
+    "CallRecord",
+    "CallSite",
+    "GradientRecord",
+    "Histogram",
+    "KeptCall",
+    "Log",
+    "Observations",
+    "TensorBoardLog",
+    "Thresholds",
+    "Unobserved",
+    "Watched",
+    "load",
+    "watch",
+]

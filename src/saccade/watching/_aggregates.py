@@ -83,10 +83,11 @@ class Running:
         held = (self.count, self.mean, self.squares, self.least, self.most)
         return Running(order, *(torch.cat([own, fill])[where] for own, fill in zip(held, fills, strict=True)))
 
-    def of_head(self, head: int) -> dict[str, Aggregate]:
-        """By name."""
-        columns = [x[:, head].tolist() for x in (self.count, self.mean, self.squares, self.least, self.most)]
-        return {name: _aggregate(*numbers) for name, *numbers in zip(self.names, *columns, strict=True)}
+    def of_heads(self) -> list[dict[str, Aggregate]]:
+        """For each head, its statistics by name."""
+        held = (self.count, self.mean, self.squares, self.least, self.most)
+        heads = torch.stack(held).permute(2, 1, 0).tolist()
+        return [{name: _aggregate(*numbers) for name, numbers in zip(self.names, head, strict=True)} for head in heads]
 
 
 def _aggregate(count: float, mean: float, squares: float, least: float, most: float) -> Aggregate:

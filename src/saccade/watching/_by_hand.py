@@ -28,7 +28,7 @@ from .._masks import FromTensor
 from . import _thread
 from ._four_axes import Arranged, Layout, alike
 from ._padded import real_rows
-from ._products import Product, product_of
+from ._products import Product, View, product_of
 from ._scores import Scores, changed_by
 from ._seen import SeenCall, Used
 
@@ -170,18 +170,24 @@ class ByHand:
         mask = FromTensor(functools.reduce(torch.logical_and, masks)) if masks else None
         bias = None if scores.bias is None else layout.scores(scores.bias)
         used = {
-            "query": Used(own.factors[0], lambda gradient: layout.own(own.views[0](gradient))),
-            "key": Used(own.factors[1], lambda gradient: layout.own(own.views[1](gradient))),
-            "value": Used(
-                product.factors[1], lambda gradient: layout.own(product.views[1](gradient).transpose(-2, -1))
-            ),
-            "out": Used(result, lambda gradient: layout.own(product.out(gradient))),
+            "query": _used(own.factors[0], own.views[0], layout),
+            "key": _used(own.factors[1], own.views[1], layout),
+            "value": _used(product.factors[1], product.views[1], layout, turned=True),
+            "out": _used(result, product.out, layout),
         }
         real = real_rows(mask, bias, query.shape[2], key.shape[2], self._within_one)
         return SeenCall(
             query.detach(), key.detach(), value.detach(), mask, bias, scores.scale, None, None, weights.dropout,
             layout.queries(product.out(result.detach())), self._source, None, used, real,
         )  # fmt: skip
+
+
+def _used(factor: Tensor, view: View, layout: Layout, turned: bool = False) -> Used:
+    def seen_as(gradient: Tensor) -> Tensor:
+        seen = view(gradient)
+        return layout.own(seen.transpose(-2, -1) if turned else seen)
+
+    return Used(factor, seen_as)
 
 
 def _by_difference(scores: Scores, logits: Tensor) -> Scores:

@@ -65,9 +65,9 @@ class Sight(TorchFunctionMode):
             query, key, value = meaning.query, meaning.key, meaning.value
             shape = (*query.shape[:3], value.shape[-1])
             used = {
-                "query": _as_shaped(given.query, query),
-                "key": _as_shaped(given.key, key),
-                "value": _as_shaped(given.value, value),
+                "query": _as_shaped(given.query, query.shape),
+                "key": _as_shaped(given.key, key.shape),
+                "value": _as_shaped(given.value, value.shape),
                 "out": Used(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
             }
             call = SeenCall(
@@ -96,11 +96,11 @@ class Sight(TorchFunctionMode):
             self._self_attention = before
 
 
-def _as_shaped(given: Tensor, seen: Tensor) -> Used:
-    """What the model gave, whose gradient is summed over the axes that the call broadcast it along."""
-    if given is seen or given.shape == seen.shape:
+def _as_shaped(given: Tensor, shape: torch.Size) -> Used:
+    """What the model gave; where the call broadcast it, its gradient has the heads that it has itself."""
+    if given.shape == shape or given.numel() != shape.numel():
         return Used(given)
-    return Used(given, None if given.numel() != seen.numel() else lambda gradient: gradient.reshape(seen.shape))
+    return Used(given, lambda gradient: gradient.reshape(shape))
 
 
 def _is_kernel(func: Any) -> bool:

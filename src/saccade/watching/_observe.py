@@ -18,7 +18,6 @@ from ._aggregates import Running
 from ._seen import counted
 
 Groups = Mapping[str, Tensor] | Callable[[_tap.AttentionCall], Mapping[str, Tensor] | None]
-STEP = "step"
 
 
 @dataclass(frozen=True)
@@ -44,37 +43,38 @@ def observed(call: _tap.AttentionCall, asked: Asked) -> tuple[Statistics, Tensor
     return seen, torch.where(seen.counted, norms, 0.0).sum((0, 2)) / rows
 
 
-def row_samples(seen: Statistics) -> Running:
+def row_samples(seen: Statistics, heads: tuple[int, ...]) -> Running:
     """A sample for each counted row: entropy, evenness, largest weight, distance and the masses."""
     names = [name for name in seen.names if name not in ("lse", "keys_seen")]
     samples = torch.stack([seen.of(name) for name in names])
-    count = seen.counted.expand(samples.shape)
-    if "evenness" in names:
-        count = count.clone()
-        count[names.index("evenness")] &= seen.keys_seen > 1
-    return Running.of(names, samples, count & samples.isfinite())
+    counted = (seen.counted & seen.lse.isfinite()).expand(samples.shape).clone()
+    counted[names.index("evenness")] &= seen.keys_seen > 1
+    if len(heads) < samples.shape[2]:
+        samples, counted = samples[:, :, heads], counted[:, :, heads]
+    return Running.of(names, samples, counted)
 
 
-def step_samples(seen: Statistics, out_norm: Tensor) -> Running:
+def step_samples(seen: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> Running:
     """One sample for each head: extremes of the logits, norms, shares of what is not finite."""
-    heads = seen.heads
+    held = seen.heads
     values = {
-        "logits.max": heads["logits"]["max"],
-        "logits.min": heads["logits"]["min"],
-        "query.norm": heads["query"]["norm"],
-        "key.norm": heads["key"]["norm"],
-        "value.norm": heads["value"]["norm"],
+        "logits.max": held["logits"]["max"],
+        "logits.min": held["logits"]["min"],
+        "query.norm": held["query"]["norm"],
+        "key.norm": held["key"]["norm"],
+        "value.norm": held["value"]["norm"],
         "out.norm": out_norm,
-        **{f"{what}.nonfinite": heads[what]["nonfinite"] for what in ("query", "key", "value", "logits")},
+        **{f"{what}.nonfinite": held[what]["nonfinite"] for what in ("query", "key", "value", "logits")},
     }
     if seen.received is not None:
-        rows = seen.counted.sum(2).clamp(min=1)
-        values["received.max"] = (seen.received.amax(2) / rows).amax(0)
-    return of_step(values, out_norm.shape[0])
+        rows = seen.counted.sum(2, keepdim=True).clamp(min=1)
+        values["received.max"] = (seen.received / rows).amax((0, 2))
+    return of_step(values, out_norm.shape[0], heads)
 
 
-def of_step(values: Mapping[str, Tensor], heads: int) -> Running:
+def of_step(values: Mapping[str, Tensor], of_all: int, heads: tuple[int, ...]) -> Running:
     """One sample for each head of values (H,); key and value heads are repeated for the query heads that read them."""
-    lines = [value.repeat_interleave(heads // value.shape[0]) for value in values.values()]
-    wide = torch.stack([line.to(lines[0].dtype) for line in lines])[:, None, :, None]
+    lines = [value.repeat_interleave(of_all // value.shape[0]) for value in values.values()]
+    wide = torch.stack([line.to(lines[0].dtype) for line in lines])
+    wide = (wide if len(heads) == of_all else wide[:, heads])[:, None, :, None]
     return Running.of(tuple(values), wide, wide.isfinite())

@@ -76,5 +76,27 @@ class GradientRecord:
     gradients: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Unobserved:
+    """Something that was not seen: how often, and why."""
+
+    count: int
+    reason: str
+
+
+class Counts:
+    """Steps, and what was not seen in them."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.observed = 0
+        self.unobserved: dict[str, Unobserved] = {}
+
+    def missed(self, name: str, reason: str) -> None:
+        """Count something that was not seen."""
+        before = self.unobserved[name].count if name in self.unobserved else 0
+        self.unobserved[name] = Unobserved(before + 1, reason)
+
+
 OnRecord = Callable[[CallRecord], None]
 OnGradients = Callable[[GradientRecord], None]

@@ -10,23 +10,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ._record import CallSite
+from ._record import CallSite, Counts
 from ._thread import suspended
-
-
-@dataclass(frozen=True)
-class Unobserved:
-    """Something that was not seen: how often, and why."""
-
-    count: int
-    reason: str
-
 
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
 SCRIPTED = "TorchScript, and what it calls is not seen"
@@ -39,13 +29,15 @@ class Walk:
     Args:
         model: what is watched.
         every: steps 0, every, 2 * every, ... are observed.
+        counts: where steps, and what was not seen, are counted.
         on_enter, on_leave: called when an observed step begins, and when it has ended or failed.
     """
 
     def __init__(
-        self, model: nn.Module, every: int, on_enter: Callable[[], None], on_leave: Callable[[], None]
+        self, model: nn.Module, every: int, counts: Counts, on_enter: Callable[[], None], on_leave: Callable[[], None]
     ) -> None:
-        self._model, self._every, self._on_enter, self._on_leave = model, every, on_enter, on_leave
+        self._model, self._every, self._counts = model, every, counts
+        self._on_enter, self._on_leave = on_enter, on_leave
         self._undo: list[Callable[[], None]] = []
         self._scripted: list[str] = []
         self._thread = 0
@@ -53,10 +45,7 @@ class Walk:
         self._calls: Counter[str] = Counter()  # of each path, in this step
         self._visits: Counter[str] = Counter()
         self.observing = False
-        self.steps = 0  # begun so far
-        self.observed = 0
-        self.sites: dict[str, CallSite] = {}
-        self.unobserved: dict[str, Unobserved] = {}
+        self._sites: dict[str, CallSite] = {}
 
     def install(self) -> None:
         """Hooks on the model, for this thread."""
@@ -77,11 +66,6 @@ class Walk:
         self._scripted.clear()
         self._stop()
 
-    def missed(self, name: str, reason: str) -> None:
-        """Count what was not seen."""
-        before = self.unobserved[name].count if name in self.unobserved else 0
-        self.unobserved[name] = Unobserved(before + 1, reason)
-
     @property
     def path(self) -> str:
         """Of the innermost module that runs."""
@@ -98,13 +82,13 @@ class Walk:
         self._calls[path] += 1
         order = self._calls[path]
         name = path if order == 1 else f"{path}#{order}"
-        if name not in self.sites:
-            self.sites[name] = CallSite(name, path, order, self._layer(path), source)
-        return self.sites[name]
+        if name not in self._sites:
+            self._sites[name] = CallSite(name, path, order, self._layer(path), source)
+        return self._sites[name]
 
     def _layer(self, path: str) -> int:
         number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-        first = int(number[1]) if number else len({site.path for site in self.sites.values()} - {path})
+        first = int(number[1]) if number else len({site.path for site in self._sites.values()} - {path})
         return first + max(0, self._visits[path] - 1)
 
     def begin(self, path: str, module: nn.Module, *_: Any) -> None:
@@ -113,7 +97,7 @@ class Walk:
             return
         if threading.get_ident() != self._thread:
             if module is self._model:
-                self.missed(path, ELSEWHERE)
+                self._counts.missed(path, ELSEWHERE)
             return
         if module is self._model or not self._stack:
             self._stop()
@@ -134,15 +118,15 @@ class Walk:
             self._stop()
 
     def _start(self) -> None:
-        self.observing = self.steps % self._every == 0
-        self.steps += 1
+        self.observing = self._counts.steps % self._every == 0
+        self._counts.steps += 1
         if not self.observing:
             return
         self._calls.clear()
         self._visits.clear()
-        self.observed += 1
+        self._counts.observed += 1
         for path in self._scripted:
-            self.missed(path, SCRIPTED)
+            self._counts.missed(path, SCRIPTED)
         self._on_enter()
 
     def _stop(self) -> None:
@@ -161,7 +145,7 @@ class Walk:
                 self.begin(path, module)
                 try:
                     if self.observing:
-                        self.missed(path, COMPILED)
+                        self._counts.missed(path, COMPILED)
                     with suspended():
                         return call(*args, **kwargs)
                 finally:

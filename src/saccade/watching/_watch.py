@@ -6,43 +6,62 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import _tap
+from .._masks._data import describe, whole
+from .._statistics import Statistics
 from . import _thread
-from ._aggregates import Running
-from ._observe import Asked, Groups, observed, row_samples, step_samples
-from ._record import CallRecord, CallSite, OnGradients, OnRecord
-from ._walk import Unobserved, Walk
+from ._alarms import Alarm, Alarms
+from ._alarms_thresholds import Thresholds
+from ._gradients import Gradients
+from ._hugging import attention_functions
+from ._kept import kept_of
+from ._observations import Observations, Place
+from ._observe import Asked, Groups, observed, of_step, row_samples, step_samples
+from ._record import CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
+from ._seen import used_in
+from ._walk import Walk
+
+Chosen = Callable[[CallSite, int], bool]
+NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"
 
 
-class Watched:
-    """What `watch` saw. A context manager; it can be entered again, and goes on counting then.
+@dataclass(frozen=True)
+class Choice:
+    """What is watched, and who is told."""
 
-    Attributes:
-        calls: the places where attention was seen, in the order of their first appearance.
-        aggregates: by call name, see `Running`.
-        unobserved: by name, what was not seen, how often and why.
-        steps: forwards begun; `steps_observed` of them were observed.
-    """
+    every: int
+    layers: Chosen | None
+    heads: tuple[int, ...] | None
+    keep: Chosen | None
+    gradients: bool
+    on_record: OnRecord | None
+    on_gradients: OnGradients | None
 
-    def __init__(
-        self, model: nn.Module, every: int, asked: Asked, on_record: OnRecord | None, on_gradients: OnGradients | None
-    ) -> None:
-        self._asked, self._on_record, self._on_gradients = asked, on_record, on_gradients
-        self._walk = Walk(model, every, lambda: _thread.begin(self), lambda: _thread.end(self))
+
+class Watched(Observations):
+    """A watch on a model, and what it saw. A context manager; entered again, it goes on counting."""
+
+    def __init__(self, model: nn.Module, asked: Asked, choice: Choice, alarms: Alarms | None) -> None:
+        super().__init__()
+        self._asked, self._choice, self._judge = asked, choice, alarms
+        self._walk = Walk(model, choice.every, self, lambda: _thread.begin(self), lambda: _thread.end(self))
+        self._gradients = Gradients(self._told_gradients)
         self._open: contextlib.ExitStack | None = None
-        self._rows: dict[str, Running] = {}
-        self._steps: dict[str, Running] = {}
 
     def __enter__(self) -> Watched:
         if self._open is not None:
-            raise RuntimeError("watch: this watch is on already; make another one")
+            raise RuntimeError("watch: this watch is on already; for one inside of it, call watch(model) again")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(attention_functions())
             stack.callback(self._walk.remove)
             self._walk.install()
             self._open = stack.pop_all()
@@ -56,51 +75,129 @@ class Watched:
             opened.close()
 
     @property
-    def calls(self) -> list[CallSite]:
-        return list(self._walk.sites.values())
-
-    @property
-    def unobserved(self) -> dict[str, Unobserved]:
-        return self._walk.unobserved
-
-    @property
-    def steps(self) -> int:
-        return self._walk.steps
-
-    @property
-    def steps_observed(self) -> int:
-        return self._walk.observed
+    def alarms(self) -> list[Alarm]:
+        return [] if self._judge is None else self._judge.fired
 
     @property
     def module(self) -> nn.Module | None:
+        """The innermost module that runs."""
         return self._walk.module
 
     def missed_here(self, what: str, reason: str) -> None:
         """Something in the module that runs was not seen."""
-        self._walk.missed(f"{self._walk.path}: {what}" if self._walk.path else what, reason)
+        self.missed(f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
     def observe(self, call: _tap.AttentionCall) -> None:
-        """An attention call has happened."""
-        site = self._walk.site(call.source)
+        """An attention call has happened in a forward of the model."""
+        site, step, choice = self._walk.site(call.source), self.steps - 1, self._choice
+        if choice.layers is not None and not choice.layers(site, step):
+            return
         with torch.no_grad(), torch._C.DisableTorchFunction():
             try:
                 seen, out_norm = observed(call, self._asked)
-                self._add(site, seen, out_norm)
-            except Exception as error:
-                self._walk.missed(site.name, f"{type(error).__name__}: {error}")
+            except Exception as error:  # what fails here must not end a training run: it is named and counted
+                self.missed(site.name or "the model", f"{type(error).__name__}: {error}")
                 return
-        if self._on_record is not None:
-            step = self._walk.steps - 1
-            self._on_record(CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm))
+            self._add(call, site, step, seen, out_norm)
+        if choice.gradients and not self._gradients.listen(site, step, used_in(call)):
+            self.missed(f"{site.name}: gradients", NO_GRAPH)
+        record = CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm)
+        if self._judge is not None:
+            self._judge.observe(record)
+        if choice.on_record is not None:
+            choice.on_record(record)
 
-    def _add(self, site: CallSite, seen: Any, out_norm: Any) -> None:
-        for held, new in ((self._rows, row_samples(seen)), (self._steps, step_samples(seen, out_norm))):
-            held[site.name] = held[site.name].join(new) if site.name in held else new
+    def _add(self, call: _tap.AttentionCall, site: CallSite, step: int, seen: Statistics, out_norm: Tensor) -> None:
+        heads, chosen = call.query.shape[1], self._choice.heads
+        watched = tuple(range(heads)) if chosen is None else tuple(head for head in chosen if head < heads)
+        place = self._places.setdefault(site.name, Place(site, watched, heads))
+        if seen.counted.numel():
+            place.add("rows", row_samples(seen, place.heads))
+            place.add("steps", step_samples(seen, out_norm, place.heads))
+        if self._choice.keep is not None and self._choice.keep(site, step):
+            place.kept = kept_of(call, seen.lse, step)
+
+    def _told_gradients(self, record: GradientRecord) -> None:
+        place = self._places[record.name]
+        found = {f"{n}.gradient": norm for n, norm in record.gradients.items() if place.of_all % norm.shape[0] == 0}
+        if found:
+            place.add("gradients", of_step(found, place.of_all, place.heads))
+        if self._judge is not None:
+            self._judge.observe_gradients(record)
+        if self._choice.on_gradients is not None:
+            self._choice.on_gradients(record)
 
 
 def watch(
-    model: nn.Module, *, every: int = 1, top: int = 0, received: bool = False, groups: Groups | None = None,
-    histograms: Any = None, on_record: OnRecord | None = None, on_gradients: OnGradients | None = None,
+    model: nn.Module, *, every: int = 1, layers: Any = None, heads: Sequence[int] | None = None, keep: Any = None,
+    gradients: bool = False, top: int = 0, received: bool = False, groups: Groups | None = None, histograms: Any = None,
+    alarms: bool | Thresholds = True, on_record: OnRecord | None = None, on_gradients: OnGradients | None = None,
 ) -> Watched:  # fmt: skip
-    """Observe every attention call in the forwards of `model` while a block runs."""
-    return Watched(model, every, Asked(top, received, groups, histograms), on_record, on_gradients)
+    """Observe every attention call in the forwards of a model while a block runs.
+
+    ::
+
+        with saccade.watch(model) as watched:
+            for batch in batches:
+                model(**batch)
+        print(watched)
+
+    Seen are the calls of Saccade's modules, of F.scaled_dot_product_attention, of nn.MultiheadAttention with and
+    without weights, of nn.TransformerEncoder, of Hugging Face models with any attention implementation, and attention
+    written by hand as matrix product, softmax, matrix product. What could not be seen stands in `unobserved`. Outputs
+    do not change, to the bit, but where PyTorch's modules would take their native fast path: on this thread they do not
+    meanwhile, and padded positions then hold other numbers.
+
+    Only forwards of the model and of modules within it are watched, on the thread that entered the block, and a
+    checkpointed region is not counted again when backward repeats it. Watches nest, and each sees everything.
+
+    Args:
+        model: the module whose forwards are watched.
+        every: observe every n-th step, starting with the first; a step is one forward of the model, or of a module
+            within it that is called by itself. Other steps cost next to nothing.
+        layers: which calls: None is all; layer numbers, names or paths (with * and ? as in file names), or a function
+            of `CallSite` and step.
+        heads: which query heads are aggregated; None is all.
+        keep: which calls to keep q, k, lse and the rest of, so that `weights` can compute any part of their map: True
+            for all, or as `layers`. Of each call the latest is kept.
+        gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
+            that runs after the block.
+        top, received, groups, histograms: as in `saccade.statistics`, for `on_record`; groups may be a function of the
+            `AttentionCall`.
+        alarms: whether to look for what is wrong; `Thresholds` to say when.
+        on_record: called with a `CallRecord` after each observed call.
+        on_gradients: called with a `GradientRecord` for each call that a backward pass reached, when it has ended.
+
+    Raises:
+        TypeError: model is not a module, or a choice is of another kind.
+        ValueError: every below 1, a negative head.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
+    choice = Choice(
+        whole(every, "every", least=1), _chosen(layers, "layers"),
+        None if heads is None else tuple(whole(head, "heads", least=0) for head in heads),
+        _chosen(keep, "keep"), gradients, on_record, on_gradients,
+    )  # fmt: skip
+    thresholds = alarms if isinstance(alarms, Thresholds) else None
+    return Watched(model, Asked(top, received, groups, histograms), choice, Alarms(thresholds) if alarms else None)
+
+
+def _chosen(given: Any, name: str) -> Chosen | None:
+    """What `layers` and `keep` take, as a function; None where nothing is chosen."""
+    if given is None or given is False:
+        return None
+    if given is True:
+        return lambda site, step: True
+    if callable(given):
+        return lambda site, step: bool(given(site, step))
+    wanted = [given] if isinstance(given, (str, int)) else list(given)
+    if not all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in wanted):
+        raise TypeError(f"{name} must be layer numbers, names or paths, or a function, got {describe(given)}")
+    return lambda site, step: any(_fits(site, one) for one in wanted)
+
+
+def _fits(site: CallSite, wanted: str | int) -> bool:
+    if isinstance(wanted, int):
+        return site.layer == wanted
+    return fnmatchcase(site.name, wanted) or fnmatchcase(site.path, wanted)

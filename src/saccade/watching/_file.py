@@ -1,0 +1,169 @@
+"""Observations as one safetensors file: numbers as tensors, everything else as JSON in its header.
+
+Nothing in the file is code, and reading it runs none. A kept mask or bias is written as what it was made of.
+
+Shapes: S statistics, H watched heads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._aggregates import Running
+from ._alarms import Alarm
+from ._kept import KeptCall
+from ._masks_stored import Tensors, Unstorable, read_bias, read_mask, stored_bias, stored_mask
+from ._observations import Observations, Place
+from ._record import CallSite, Unobserved
+
+FORMAT, VERSION = "saccade-watched", 1
+
+
+def save(seen: Observations, path: str | Path) -> dict[str, str]:
+    """Write `seen` to `path`, whole or not at all. Gives what could not be stored, and why."""
+    from safetensors.torch import save_file
+
+    tensors: Tensors = {}
+    left_out: dict[str, str] = {}
+    places = [_stored_place(number, place, tensors, left_out) for number, place in enumerate(seen._places.values())]
+    contents = {
+        "version": VERSION,
+        "steps": seen.steps,
+        "observed": seen.observed,
+        "places": places,
+        "unobserved": {name: [missed.count, missed.reason] for name, missed in seen.unobserved.items()},
+        "alarms": [_plain(alarm.to_dict()) for alarm in seen.alarms],
+        "left_out": left_out,
+    }
+    target = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        save_file(tensors, temporary, metadata={FORMAT: json.dumps(contents, allow_nan=False)})
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return left_out
+
+
+def load(path: str | Path) -> Observations:
+    """What `Observations.save` wrote, on the CPU: `table`, `weights`, `print`, ... work as they did.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, not of this format, or of a later version; the message names the file.
+    """
+    import safetensors
+
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"{source}: no such file (expected one that saccade.watch(...).save wrote)")
+    try:
+        with safetensors.safe_open(source, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it has no iterator
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{source}: damaged, or no safetensors file ({error})") from None
+    if FORMAT not in header:
+        raise ValueError(f"{source}: a safetensors file, but not one that saccade.watch(...).save wrote")
+    try:
+        contents = json.loads(header[FORMAT])
+        version = contents["version"]
+        if version == VERSION:
+            return _read(contents, tensors)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ValueError(f"{source}: damaged, its header does not fit its tensors ({error!r})") from None
+    raise ValueError(f"{source}: written in version {version} of the format, this Saccade reads {VERSION}")
+
+
+def _stored_place(number: int, place: Place, tensors: Tensors, left_out: dict[str, str]) -> dict[str, Any]:
+    prefix = f"{number}"
+    for kind, running in place.running.items():
+        held = (running.count, running.mean, running.squares, running.least, running.most)
+        tensors[f"{prefix}.{kind}"] = torch.stack([part.cpu().double() for part in held])
+    kept: dict[str, Tensor] = {}
+    stored = None
+    if place.kept is not None:
+        try:
+            stored = _stored_call(place.kept, f"{prefix}.kept", kept)
+            tensors.update(kept)
+        except Unstorable as reason:
+            left_out[place.site.name] = str(reason)
+    return {
+        "site": asdict(place.site),
+        "heads": list(place.heads),
+        "of_all": place.of_all,
+        "statistics": {kind: list(running.names) for kind, running in place.running.items()},
+        "kept": stored,
+    }
+
+
+def _stored_call(call: KeptCall, prefix: str, tensors: Tensors) -> dict[str, Any]:
+    for name in ("query", "key", "lse", "sink"):
+        tensor = getattr(call, name)
+        if tensor is not None:
+            tensors[f"{prefix}.{name}"] = tensor.cpu().contiguous()
+    sizes = (*call.query.shape[:3], call.key.shape[2])
+    return {
+        "step": call.step,
+        "mask": stored_mask(call.mask, f"{prefix}.mask", sizes, tensors),
+        "bias": stored_bias(call.bias, f"{prefix}.bias", tensors),
+        "scale": call.scale,
+        "softcap": call.softcap,
+    }
+
+
+def _read(contents: Mapping[str, Any], tensors: Tensors) -> Observations:
+    seen = Observations()
+    seen.steps, seen.observed = int(contents["steps"]), int(contents["observed"])
+    seen.unobserved = {name: Unobserved(int(n), str(why)) for name, (n, why) in contents["unobserved"].items()}
+    seen._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
+    for number, stored in enumerate(contents["places"]):
+        place = _read_place(stored, str(number), tensors)
+        seen._places[place.site.name] = place
+    return seen
+
+
+def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Place:
+    place = Place(CallSite(**stored["site"]), tuple(stored["heads"]), int(stored["of_all"]))
+    for kind, names in stored["statistics"].items():
+        held = tensors[f"{prefix}.{kind}"]
+        if held.shape != (5, len(names), len(place.heads)):
+            raise ValueError(f"{prefix}.{kind} has shape {tuple(held.shape)}")
+        place.running[kind] = Running(tuple(names), *held.unbind())
+    if stored["kept"] is not None:
+        place.kept = _read_call(stored["kept"], f"{prefix}.kept", tensors)
+    return place
+
+
+def _read_call(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> KeptCall:
+    return KeptCall(
+        int(stored["step"]), tensors[f"{prefix}.query"], tensors[f"{prefix}.key"], tensors[f"{prefix}.lse"],
+        read_mask(stored["mask"], tensors), read_bias(stored["bias"], tensors), stored["scale"], stored["softcap"],
+        tensors.get(f"{prefix}.sink"),
+    )  # fmt: skip
+
+
+# JSON has no NaN and no infinity: an alarm may hold them.
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(held) for key, held in value.items()}
+    return repr(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def _numbers(value: Any) -> Any:
+    """`_plain` undone for the two tables of numbers that an alarm has."""
+    tables = {key: {name: float(x) for name, x in value[key].items()} for key in ("numbers", "limits")}
+    return {**value, **tables}

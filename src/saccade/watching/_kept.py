@@ -1,0 +1,96 @@
+"""One attention call, kept: what it takes to compute any part of its map again.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import _tap
+from .._biases import Bias, TensorBias, as_bias
+from .._masks import Mask
+from .._masks._data import whole
+from .._weights import Chosen, attention_weights
+from ._seen import counted
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KeptCall:
+    """Copies of what went into the weights of one call. Nothing in it has a graph."""
+
+    step: int
+    query: Tensor  # (B, Hq, Lq, D)
+    key: Tensor  # (B, Hkv, Lk, D)
+    lse: Tensor  # (B, Hq, Lq)
+    mask: Mask | None
+    bias: Bias | None
+    scale: float | None
+    softcap: float | None
+    sink: Tensor | None  # (Hq,)
+
+    def weights(self, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
+        """(B, rows, keys) of one head, or (B, heads, rows, keys); rows that are padding or see nothing are 0."""
+        found = attention_weights(
+            self.query, self.key, self.mask, rows=rows, keys=keys, heads=head, bias=self.bias, scale=self.scale,
+            softcap=self.softcap, sink=self.sink,
+        )  # fmt: skip
+        one = head is not None and hasattr(head, "__index__") and not (isinstance(head, Tensor) and head.dim() > 0)
+        return found[:, 0] if one and whole(head, "head") is not None else found
+
+    def __repr__(self) -> str:
+        batch, heads, rows, width = self.query.shape
+        sizes = f"B={batch}, Hq={heads}, Hkv={self.key.shape[1]}, Lq={rows}, Lk={self.key.shape[2]}, D={width}"
+        return f"KeptCall(step {self.step}, {sizes}, mask={self.mask!r}, bias={self.bias!r})"
+
+    def to(self, device: torch.device | str) -> KeptCall:
+        """The same on `device`."""
+        return KeptCall(
+            self.step, self.query.to(device), self.key.to(device), self.lse.to(device),
+            None if self.mask is None else self.mask.to(device), _bias_to(self.bias, device), self.scale, self.softcap,
+            None if self.sink is None else self.sink.to(device),
+        )  # fmt: skip
+
+
+def kept_of(call: _tap.AttentionCall, lse: Tensor, step: int) -> KeptCall:
+    """Copies: a cache is overwritten, parameters learn, and masks given as tensors are edited."""
+    return KeptCall(
+        step, _copy(call.query), _copy(call.key), lse.clone(), counted(call), _own_bias(as_bias(call.bias)), call.scale,
+        call.softcap, None if call.sink is None else _copy(call.sink),
+    )  # fmt: skip
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _own_bias(bias: Bias | None) -> Bias | None:
+    """A copy, in which axes that were expanded are stored once."""
+    if bias is None:
+        return None
+    if isinstance(bias, TensorBias):
+        return TensorBias(_compact(bias.parameter.detach()))
+    own = copy.copy(bias)
+    own.parameter = _copy(bias.parameter)
+    return own
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    for axis in range(tensor.dim()):
+        if tensor.shape[axis] > 1 and tensor.stride(axis) == 0:
+            tensor = tensor.narrow(axis, 0, 1)
+    return _copy(tensor)
+
+
+def _bias_to(bias: Bias | None, device: torch.device | str) -> Bias | None:
+    if bias is None:
+        return None
+    moved = copy.copy(bias)
+    moved.parameter = bias.parameter.to(device)
+    if isinstance(bias.offset, Tensor):
+        moved.offset = bias.offset.to(device)
+    return moved

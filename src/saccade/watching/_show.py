@@ -1,0 +1,209 @@
+"""Observations as text and as a table for a notebook.
+
+A cell holds the least and the greatest of the heads' means; a notebook shows the median as well.
+"""
+
+from __future__ import annotations
+
+import html as html_
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ._aggregates import Aggregate
+
+if TYPE_CHECKING:
+    from ._observations import Observations
+
+Head = dict[str, Aggregate]
+MOST_LINES = 12  # of alarms, and of what was not seen
+NAME = 44  # characters of a call's name
+
+
+class Column(NamedTuple):
+    """A heading, what it means, and one number for a head."""
+
+    title: str
+    meaning: str
+    of: Callable[[Head], float | None]
+
+
+def _mean(name: str) -> Callable[[Head], float | None]:
+    return lambda head: head[name].mean if name in head and head[name].count else None
+
+
+def _sink(head: Head) -> float | None:
+    parts = [_mean(name)(head) for name in ("mass.first", "mass.sink")]
+    return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
+
+
+COLUMNS = (
+    Column("entropy", "entropy of a row in nats", _mean("entropy")),
+    Column("largest", "largest weight of a row", _mean("largest")),
+    Column("first+sink", "weight on the first key and the learned sink", _sink),
+    Column("self", "weight on the row's own key", _mean("mass.self")),
+    Column("previous", "weight on the key before", _mean("mass.previous")),
+    Column("distance", "mean distance of a row to what it looks at, in tokens", _mean("distance")),
+    Column("max logit", "largest logit of all steps", lambda head: _extreme(head, "logits.max")),
+    Column("out", "norm of the output", _mean("out.norm")),
+    Column("grad q", "norm of the gradient of the queries", _mean("query.gradient")),
+    Column("grad k", "norm of the gradient of the keys", _mean("key.gradient")),
+    Column("grad out", "norm of the gradient of the output", _mean("out.gradient")),
+)
+
+
+def _extreme(head: Head, name: str) -> float | None:
+    return head[name].max if name in head and head[name].count else None
+
+
+class Line(NamedTuple):
+    """One call: its layer, name, number of heads, and for each column the heads' numbers."""
+
+    layer: int
+    name: str
+    heads: int
+    numbers: list[list[float]]
+
+
+def lines_of(seen: Observations) -> tuple[list[Column], list[Line]]:
+    """The columns that any call has numbers for, and the calls."""
+    held = [(place.site, list(heads.values())) for place, heads in zip(
+        seen._places.values(), seen.aggregates.values(), strict=True)]  # fmt: skip
+    columns = [c for c in COLUMNS if any(c.of(head) is not None for _, heads in held for head in heads)]
+    lines = [
+        Line(site.layer, site.name or "(the model)", len(heads), [
+            [number for head in heads if (number := column.of(head)) is not None] for column in columns
+        ])
+        for site, heads in held
+    ]  # fmt: skip
+    return columns, lines
+
+
+def headline(seen: Observations) -> str:
+    """How much was seen, in a sentence."""
+    steps = f"{seen.observed} of {seen.steps} step{'s' * (seen.steps != 1)}"
+    if not seen.steps:
+        return (
+            "Nothing observed: no forward of the model ran inside of the watched block on the thread that entered it."
+        )
+    if not seen.calls:
+        reason = "what was not seen stands below" if seen.unobserved else "the model called no attention"
+        return f"Nothing observed in {steps}: {reason}."
+    count = len(seen.calls)
+    return f"{count} attention call{'s' * (count != 1)} a step, {steps} observed."
+
+
+def text(seen: Observations) -> str:
+    """The summary that `print` shows."""
+    parts = [headline(seen), *_alarms(seen)]
+    columns, lines = lines_of(seen)
+    if lines:
+        rows = [["layer", "call", "heads", *(column.title for column in columns)]]
+        for line in lines:
+            rows.append([str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)])
+        parts += ["", *aligned(rows), "", "Each cell: least to greatest over the heads, of the mean over all rows."]
+    return "\n".join([*parts, *_unobserved(seen)])
+
+
+def _alarms(seen: Observations) -> list[str]:
+    if not seen.alarms:
+        return []
+    order = {"error": 0, "warning": 1, "note": 2}
+    found = sorted(seen.alarms, key=lambda alarm: order[alarm.severity])
+    shown = [f"  {alarm}" for alarm in found[:MOST_LINES]]
+    rest = len(found) - len(shown)
+    counts = [(kind, sum(alarm.severity == kind for alarm in found)) for kind in order]
+    title = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts if count)
+    return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
+
+
+def _unobserved(seen: Observations) -> list[str]:
+    if not seen.unobserved:
+        return []
+    found = sorted(seen.unobserved.items(), key=lambda item: -item[1].count)
+    shown = [f"  {name or 'the model'} ({missed.count}): {missed.reason}" for name, missed in found[:MOST_LINES]]
+    rest = len(found) - len(shown)
+    return ["", "Not observed:", *shown, *([f"  ... and {rest} more in .unobserved"] if rest else [])]
+
+
+def grid(seen: Observations, statistic: str) -> str:
+    """A line for each call, a column for each head."""
+    names = {name for heads in seen.aggregates.values() for head in heads.values() for name in head}
+    if statistic not in names:
+        known = ", ".join(sorted(names)) or "none, nothing was observed"
+        raise ValueError(f"statistic must be one of {known}; got {statistic!r}")
+    every = sorted({head for place in seen._places.values() for head in place.heads})
+    rows = [["layer", "call", *(f"head {head}" for head in every)]]
+    for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True):
+        cells = [_mean(statistic)(heads[head]) if head in heads else None for head in every]
+        shown = ["" if cell is None else short(cell) for cell in cells]
+        rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *shown])
+    return "\n".join(aligned(rows))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns; names (the second one) stand to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 1 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def short(number: float) -> str:
+    """Three significant digits, without more zeros than that takes."""
+    if number and abs(number) < 0.001:
+        return f"{number:.0e}"
+    return f"{number:.3g}" if abs(number) < 1000 else f"{number:.4g}"
+
+
+def _range(numbers: Sequence[float]) -> str:
+    if not numbers:
+        return ""
+    low, high = short(min(numbers)), short(max(numbers))
+    return low if low == high else f"{low}..{high}"
+
+
+def _clipped(name: str) -> str:
+    return name if len(name) <= NAME else f"...{name[3 - NAME :]}"
+
+
+_STYLE = "border-collapse:collapse;font-size:90%;font-variant-numeric:tabular-nums"
+_CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid rgba(128,128,128,.3)"
+
+
+def html(seen: Observations) -> str:
+    """The same for a notebook: median, and least to greatest in grey."""
+    columns, lines = lines_of(seen)
+    parts = [f"<p>{html_.escape(headline(seen))}</p>", *_list(_alarms(seen)[1:])]
+    if lines:
+        titles = [("layer", ""), ("call", ""), ("heads", ""), *((c.title, c.meaning) for c in columns)]
+        head = "".join(f'<th style="{_CELL}" title="{html_.escape(note)}">{title}</th>' for title, note in titles)
+        body = "".join(f"<tr>{''.join(_cells(line))}</tr>" for line in lines)
+        table = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        parts.append(f'<div style="overflow-x:auto">{table}</div>')
+    return "".join([*parts, *_list(_unobserved(seen)[1:])])
+
+
+def _cells(line: Line) -> list[str]:
+    left = _CELL.replace("text-align:right", "text-align:left")
+    cells = [f'<td style="{_CELL}">{line.layer}</td>', f'<td style="{left}">{html_.escape(line.name)}</td>']
+    return [*cells, f'<td style="{_CELL}">{line.heads}</td>', *(_median(numbers) for numbers in line.numbers)]
+
+
+def _median(numbers: Sequence[float]) -> str:
+    if not numbers:
+        return f'<td style="{_CELL}"></td>'
+    around = f' <span style="opacity:.6">{_range(numbers)}</span>' if len(numbers) > 1 else ""
+    return f'<td style="{_CELL}">{short(statistics.median(numbers))}{around}</td>'
+
+
+def _list(lines: Sequence[str]) -> list[str]:
+    """A title and its lines."""
+    if not lines:
+        return []
+    items = "".join(f"<li>{html_.escape(line.strip())}</li>" for line in lines[1:])
+    return [f"<p>{html_.escape(lines[0])}</p><ul>{items}</ul>"]
