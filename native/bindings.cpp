@@ -226,6 +226,37 @@ void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle val
     kernels().backward(call);
 }
 
+// rows: numbers (12, B, Hq, Lq), largest_at, nonfinite, nonfinite_at. groups: (address, count, strides of group and item, mass).
+// best: (top, weights, keys). Addresses may be 0 where there is nothing.
+void statistics(nb::tuple shared, nb::handle query, nb::handle key, int64_t placement, Pointer placements, Pointer first,
+                nb::handle groups, nb::handle rows, nb::handle best, Pointer received) {
+    const Shared given(shared);
+    Statistics call;
+    call.problem = given.problem;
+    const Problem& p = call.problem;
+    const int64_t rows_count = p.batch * p.heads * p.length_q;
+    call.query = memory<Input>(query, given.query, "query");
+    call.key = memory<Input>(key, given.key, "key");
+    call.placement = placement, call.placements = reinterpret_cast<const int64_t*>(placements);
+    call.first = reinterpret_cast<const int64_t*>(first);
+    const Whole<5> group(groups, "groups");
+    call.groups.data = reinterpret_cast<const uint8_t*>(group.at[0]), call.groups.count = group.at[1];
+    call.groups.group = group.at[2], call.groups.batch = group.at[3], call.groups.mass = reinterpret_cast<float*>(group.at[4]);
+    const Whole<4> row(rows, "rows");
+    call.numbers = reinterpret_cast<float*>(row.at[0]), call.largest_at = reinterpret_cast<int64_t*>(row.at[1]);
+    call.nonfinite = reinterpret_cast<int64_t*>(row.at[2]), call.nonfinite_at = reinterpret_cast<int64_t*>(row.at[3]);
+    const Whole<3> top(best, "best");
+    call.top = top.at[0], call.top_weights = reinterpret_cast<float*>(top.at[1]), call.top_keys = reinterpret_cast<int64_t*>(top.at[2]);
+    call.received = reinterpret_cast<float*>(received);
+    if (call.groups.count < 0 || call.top < 0) refuse("a negative number of groups or of top keys");
+    const bool lacks_rows = !(call.numbers && call.largest_at && call.nonfinite && call.nonfinite_at);
+    const bool lacks_groups = call.groups.count && !((call.groups.data || !p.length_k) && call.groups.mass);
+    if (rows_count && (lacks_rows || lacks_groups || (call.top && !(call.top_weights && call.top_keys)))) refuse("statistics have no memory");
+    if (!kernels().statistics) refuse("this build has no statistics");
+    nb::gil_scoped_release released;
+    kernels().statistics(call);
+}
+
 void exp2(Pointer from, Pointer to, int64_t count) {
     if (count < 0 || (count && !(from && to))) refuse("exp2 has no memory");
     if (!kernels().exp2) refuse("this build has no exp2");
@@ -262,6 +293,7 @@ NB_MODULE(_native, module) {
                "Switch to 'auto', to a set of `sets()`, or, at one's own risk, to a compiled one as 'name!'.");
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
     module.def("backward", &backward, "Its gradients.");
+    module.def("statistics", &statistics, "Statistics of its weights.");
     module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
                "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");
     module.def("exp2", &saccade::exp2, "from"_a, "to"_a, "count"_a, "The kernels' own 2**x of float32 numbers, for tests.");

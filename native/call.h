@@ -91,12 +91,57 @@ struct Backward {
     int64_t d_bias_batch = 0, d_bias_head = 0, d_bias_row = 0, d_bias_key = 0;
 };
 
+// Statistics of the weights p_ij = exp(s_ij) / (exp sink + sum_j exp s_ij), before dropout. Row i stands at key i + placed(b).
+// Results are (B, Hq, Lq) contiguous where nothing else is said; rows that see no key hold 0.
+struct Statistics {
+    enum Number {
+        lse,       // without the sink; -inf on rows that see no key
+        sink,      // the sink's share
+        entropy,   // -sum p log p over keys, nats
+        largest,   // max p and min p over visible keys
+        smallest,
+        distance,  // sum p |i + placement - j|
+        own,       // p of key i + placement, of the one before and the one after it, and of first[b]; 0: not visible
+        previous,
+        next,
+        first_key,
+        lowest,    // range of the finite visible logits; +inf and -inf where there is none
+        highest,
+        numbers_count
+    };
+
+    Problem problem;  // value_width and dropout mean nothing here
+    Input query, key;
+    const int64_t* placements = nullptr;  // (B,), or null: `placement` for every item
+    int64_t placement = 0;
+    const int64_t* first = nullptr;  // (B,): one key for each item, -1: none; or null
+
+    // Key j of item b is in a group where data[group * groups.group + b * groups.batch + j] is not 0.
+    struct {
+        const uint8_t* data = nullptr;
+        int64_t count = 0, group = 0, batch = 0;
+        float* mass = nullptr;  // (count, B, Hq, Lq): sum of p over the group's keys
+    } groups;
+
+    float* numbers = nullptr;         // (numbers_count, B, Hq, Lq)
+    int64_t* largest_at = nullptr;    // first key with the largest logit, -1 on rows that see no key, nonfinite_at where p is NaN
+    int64_t* nonfinite = nullptr;     // visible logits that are NaN or infinite; how many, and the first one's key or -1
+    int64_t* nonfinite_at = nullptr;
+    int64_t top = 0;                  // keys with the largest weights: (B, Hq, Lq, top), of equal logits the smaller key first
+    float* top_weights = nullptr;     // 0, and key -1, after the last visible key
+    int64_t* top_keys = nullptr;
+    float* received = nullptr;        // (B, Hq, Lk): sum of p over rows; or null
+
+    int64_t placed(int64_t b) const { return placements ? placements[b] : placement; }
+};
+
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
     const char* name = nullptr;  // "baseline", "avx2", "avx512", "avx512_bf16"
     void (*forward)(const Forward&);   // packs keys, any lengths
     void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
     void (*backward)(const Backward&);
+    void (*statistics)(const Statistics&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

@@ -7,6 +7,7 @@
 #include "decode.h"
 #include "forward.h"
 #include "peak.h"
+#include "statistics.h"
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -22,6 +23,7 @@ constexpr Kernels table(const char* name) {
     kernels.forward = forward;
     kernels.decode = decode;
     kernels.backward = backward;
+    kernels.statistics = statistics;
     kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;
     kernels.peak_bf16 = peak_bf16;

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._biases import Placement
 from .._call import Call
-from . import native
+from . import _kernels, native
+from ._kernels import Settings, _address, _at, _float, _Scores, _shared, readable
 
 MOST_TOP = 32  # keys kept of each row, at most
+
+# In the order of native/call.h, Statistics::Number.
+_NUMBERS = (
+    "lse", "sink", "entropy", "largest", "smallest", "distance", "own", "previous", "next", "first", "lowest",
+    "highest",
+)  # fmt: skip
 
 
 class NativeStatistics(NamedTuple):
@@ -51,7 +59,13 @@ class NativeStatistics(NamedTuple):
 
 def refuses(call: Call, top: int = 0) -> str | None:
     """Why the kernels have no statistics of this call, or None."""
-    return native.refuses(call) or "this native build has no statistics"
+    if (reason := native.refuses(call)) is not None:
+        return reason
+    if native._watched():
+        return "a compiler or a dispatch mode is watching, and the native statistics are no operator that it could see"
+    if not hasattr(_kernels.module, "statistics"):
+        return "this native build is older than its statistics"
+    return None if top <= MOST_TOP else f"the native kernels keep at most {MOST_TOP} keys of each row, and top is {top}"
 
 
 def run(
@@ -64,6 +78,62 @@ def run(
         placement: row i stands at key index i + placement; an int or one per item (B,).
         first: int64 (B,), one key index per item; -1 or None for none.
         groups: bool (G, B | 1, Lk), which keys belong to each group.
+        received: whether `received` is wanted, for which every product is computed once more.
         top: how many keys with the largest weights of each row, at most `MOST_TOP`.
     """
-    raise NotImplementedError
+    query, key = readable(call.query.detach()), readable(call.key.detach())
+    bias, seen = call.bias, native.lowered(call.mask, query, key)
+    settings = Settings(
+        call.mask, seen, None if bias is None else bias.form(), 0 if bias is None else call.placement, call.scale,
+        call.softcap, None, (0, 0),
+    )  # fmt: skip
+    scores, sink = _Scores.of(settings, query, key, None if bias is None else bias.parameter), _float(call.sink)
+    placed = (placement, None) if isinstance(placement, int) else (0, _per_item(placement, call.batch))
+    first = None if first is None else _per_item(first, call.batch)
+    groups = None if groups is None else groups.contiguous()
+    made = _Memory(query, key.shape[2], 0 if groups is None else len(groups), received, top)
+    _kernels.module.statistics(
+        _shared(settings, query, key, key, scores, sink), _at(query), _at(key), placed[0], _address(placed[1]),
+        _address(first), _members(groups, made.groups), tuple(map(_address, (made.numbers, *made.places))),
+        (top, _address(made.top_weights), _address(made.top_keys)), _address(made.received),
+    )  # fmt: skip
+    return made.named()
+
+
+def _per_item(number: Tensor, batch: int) -> Tensor:
+    return number.to(torch.int64).expand(batch).contiguous()
+
+
+def _members(groups: Tensor | None, mass: Tensor) -> tuple[int, ...]:
+    """What native/bindings.cpp calls groups."""
+    if groups is None:
+        return 0, 0, 0, 0, 0
+    count, items, keys = groups.shape
+    return groups.data_ptr(), count, items * keys, 0 if items == 1 else keys, mass.data_ptr()
+
+
+class _Memory:
+    """What the kernels write, not filled."""
+
+    def __init__(self, query: Tensor, keys: int, groups: int, received: bool, top: int) -> None:
+        lead, by_key = query.shape[:3], (*query.shape[:2], keys)
+
+        def numbers(*shape: int) -> Tensor:
+            return query.new_empty(shape, dtype=torch.float32)
+
+        def places(*shape: int) -> Tensor:
+            return query.new_empty(shape, dtype=torch.int64)
+
+        self.numbers, self.places = numbers(len(_NUMBERS), *lead), [places(*lead) for _ in range(3)]
+        self.groups = numbers(groups, *lead)
+        self.received = numbers(*by_key) if received else None
+        self.top_weights = numbers(*lead, top) if top else None
+        self.top_keys = places(*lead, top) if top else None
+
+    def named(self) -> NativeStatistics:
+        numbers = dict(zip(_NUMBERS, self.numbers.unbind(0), strict=True))
+        largest_at, nonfinite, nonfinite_at = self.places
+        return NativeStatistics(
+            **numbers, largest_at=largest_at, nonfinite=nonfinite, nonfinite_at=nonfinite_at, groups=self.groups,
+            received=self.received, top_weights=self.top_weights, top_keys=self.top_keys,
+        )  # fmt: skip
