@@ -14,6 +14,8 @@ import typer
 
 from .. import __version__
 from ._errors import UserError, require
+from ._look_corpus import Study, study
+from ._options import Grouped, flattened
 
 if TYPE_CHECKING:
     from ..looking import Look, TextModel
@@ -32,10 +34,11 @@ class Given(NamedTuple):
 
 
 def register(app: typer.Typer) -> None:
-    app.command("look")(look)
+    app.command("look", cls=Grouped)(flattened(look))
 
 
 def look(
+    studies: Study,
     text: Annotated[
         list[str] | None,
         typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
@@ -59,8 +62,13 @@ def look(
     ] = None,
     last: Annotated[int | None, typer.Option("--to", metavar="N", help="The last word to read.")] = None,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the report goes; a .png or .svg is drawn beside it for papers.")
-    ] = REPORT,
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the report goes; a .png or .svg is drawn beside it for papers; the numbers of a study as .csv "
+            f"or .json.  [default: {REPORT}]",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False,
     as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
 ) -> None:
@@ -68,9 +76,13 @@ def look(
 
     Words are counted with their punctuation. Standard input is read only for - or when no TEXT is given.
     """
+    if studies.asked:
+        study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
+        return
     given = _cut(_given(text), first, last)
     wanted = _parse_head(head)
-    figure, report = (out, REPORT) if out.suffix.lower() in (".png", ".svg") else (None, out)
+    is_figure = out is not None and out.suffix.lower() in (".png", ".svg")
+    figure, report = (out, REPORT) if is_figure else (None, out or REPORT)
     if figure:
         require("matplotlib", "plot")
     seen = _look(given, model, wanted, first, targets=[p for p in (report, figure) if p], force=force)
