@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..looking import TextModel
 
 LARGEST_FILE = 64 * 2**20  # bytes
+LONGEST_WORD = 64  # characters; more without a blank are taken for a script without blanks
 CHARACTERS = 8  # for each token that fits, at first; more where they turn out longer
 
 
@@ -66,26 +67,39 @@ def cut(documents: Sequence[Text], models: Sequence[TextModel], *, tokens: int, 
 
 
 def _pieces(document: Text, models: Sequence[TextModel], tokens: int, count: int) -> list[Text]:
+    """The whole document where so many pieces hold it, else pieces that begin at even distances."""
+    found, end = _pieces_from([0] * count, document, models, tokens)
+    if document.text[end:].strip():
+        length = len(document.text)
+        starts = [_start_of_word(document.text, k * length // count) for k in range(count)]
+        found, _ = _pieces_from(starts, document, models, tokens)
+    return found
+
+
+def _pieces_from(
+    starts: Sequence[int], document: Text, models: Sequence[TextModel], tokens: int
+) -> tuple[list[Text], int]:
+    """Pieces that begin at `starts`, or where the one before ends if that is later; and where the last one ends."""
     text, end, found = document.text, 0, []
-    for k in range(count):
-        start = max(end, _next_word(text, k * len(text) // count))
-        start += len(text[start:]) - len(text[start:].lstrip())
+    for start in starts:
+        start = max(start, end)
+        while start < len(text) and text[start].isspace():
+            start += 1
         if start >= len(text):
             break
         end = min(fitting(model, text, start, tokens) for model in models)
         end = start + len(text[start:end].rstrip())
         if end > start:
             found.append(Text(f"{document.name}:{start}", text[start:end]))
-    return found
+    return found, end
 
 
-def _next_word(text: str, at: int) -> int:
-    """From `at` on, behind the blank before it or after it."""
-    if at == 0 or text[at - 1].isspace():
-        return at
-    while at < len(text) and not text[at].isspace():
-        at += 1
-    return at
+def _start_of_word(text: str, at: int) -> int:
+    """Of the word that holds `at`; `at` itself in a script without blanks."""
+    start = at
+    while start > 0 and not text[start - 1].isspace():
+        start -= 1
+    return start if at - start <= LONGEST_WORD else at
 
 
 def fitting(model: TextModel, text: str, start: int, tokens: int) -> int:

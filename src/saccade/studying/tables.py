@@ -155,7 +155,8 @@ def print_syntax(console: Console, study: Syntax) -> None:
     _title(console, f"{study.model}: relations of {study.sentences:,} sentences, {study.words:,} words")
     _note(
         console,
-        "share of words whose most attended other word is the right one, and the\nsame of the word at the best fixed offset",
+        "share of words whose most attended other word is the right one, and the\n"
+        "same of the word at the best fixed offset",
     )
     table = _table("relation", "", "cases", "head", "right", "95 %", "anew", "offset", "right", "anew")
     names = study.relations(LEAST)[: RELATIONS + 1] or study.relations()[: RELATIONS + 1]
