@@ -7,7 +7,7 @@ from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._file import load
 from ._kept import KeptCall
-from ._monitor import AttentionMonitor
+from ._monitor import AttentionMonitor, Monitoring
 from ._monitor_log import Histogram, Log, TensorBoardLog
 from ._observations import Observations
 from ._record import CallRecord, CallSite, GradientRecord, Unobserved
@@ -24,6 +24,7 @@ __all__ = [
     "Histogram",
     "KeptCall",
     "Log",
+    "Monitoring",
     "Observations",
     "TensorBoardLog",
     "Thresholds",

@@ -198,9 +198,9 @@ def vanishing_gradients(
 
         gain_q = sqrt(n) |dq| |q| / (L |v| |do|),    gain_k = sqrt(n) |dk| |k| / (L |v| |do|),
 
-    with L the largest logit, of the order of scale |q| |k|, and n the keys a row sees, does not change with the scale of
-    the loss, of the logits or of the values. It is near 1 / sqrt(D) where weights are even (n terms of 1 / n each, of
-    random sign), and goes to 0 as they become one-hot.
+    with L the largest logit, of the order of scale |q| |k|, and n the keys a row sees, does not change with the scale
+    of the loss, of the logits or of the values. It is near 1 / sqrt(D) where weights are even (n terms of 1 / n each,
+    of random sign), and goes to 0 as they become one-hot.
     """
     for head in range(reading.heads):
         size = reading.logit[head] * reading.value[head] * gradients["out"][head] / math.sqrt(reading.keys[head])

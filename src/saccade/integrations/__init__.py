@@ -1,0 +1,1 @@
+"""Saccade inside other frameworks: Hugging Face transformers (`transformers`, `trainer`), Lightning (`lightning`)."""

@@ -1,0 +1,114 @@
+"""The training monitor as a callback of the transformers Trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..watching import Alarm, AttentionMonitor, Histogram, Monitoring
+from ..watching._monitor_log import tensorboard_in
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise ImportError('transformers: is not installed (pip install "saccade[hf]")') from None
+
+FOLDER = "attention"
+
+
+class TrainerLog:
+    """Writes numbers and text through `Trainer.log`, and so to everything that the Trainer reports to."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._log(dict(values))
+
+    def histograms(self, values: Mapping[str, Histogram], step: int) -> None: ...
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        self._log({tag: text})
+
+    def _log(self, values: dict[str, Any]) -> None:
+        control = self._trainer.control
+        due = control.should_log
+        self._trainer.log(values)
+        # The Trainer takes any log for the one that was due.
+        control.should_log = due
+
+
+class AttentionCallback(TrainerCallback):
+    """Watches the attention of a model in every n-th optimizer step of a transformers Trainer.
+
+    ::
+
+        trainer = Trainer(model, args, train_dataset=..., callbacks=[AttentionCallback(every=50)])
+
+    What is written, and when alarms fire, stands at `AttentionMonitor`. It goes to TensorBoard, into the folder
+    `attention` within the Trainer's own (TENSORBOARD_LOGGING_DIR, or `runs` in its output folder). What else the
+    Trainer reports to gets the numbers through `callback.report_to(trainer)`. Steps are counted as the Trainer does,
+    from 1; of a step with accumulated gradients all batches are watched. Checkpoints are those of the Trainer alone:
+    after a resume alarms compare with what comes then.
+
+    The Trainer does not tell callbacks of exceptions. If one ends the training in a watched step, call `close()`, or
+    train again: till then the forwards of the model are still being watched.
+
+    Args:
+        log: as in `AttentionMonitor`; None is TensorBoard in the folder above.
+        options: the fields of `Monitoring`; after an alarm of `stop_on` the trainer is asked to stop.
+    """
+
+    def __init__(self, log: Any = None, **options: Any):
+        super().__init__()
+        Monitoring(**options)  # what is wrong with them is said before training
+        self._given, self._options = log, options
+        self.monitor: AttentionMonitor | None = None
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """All that have fired so far."""
+        return [] if self.monitor is None else self.monitor.alarms
+
+    def report_to(self, trainer: Any) -> AttentionCallback:
+        """Write through `trainer.log` instead of to a log of its own; histograms, which it does not take, are lost."""
+        self._given = TrainerLog(trainer)
+        return self
+
+    def close(self) -> None:
+        """Stop watching, if an exception has ended the training in a watched step."""
+        if self.monitor is not None:
+            self.monitor.end()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        self.close()
+        self.monitor = None
+        if state.is_world_process_zero:
+            log = _own_log(args, state) if self._given is None else self._given
+            self.monitor = AttentionMonitor(model, log, **self._options)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.end()
+            self.monitor.begin(state.global_step + 1, _loss_scale(optimizer))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.close()
+        if self.monitor is not None and self.monitor.should_stop is not None:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.close()
+
+
+def _own_log(args: Any, state: Any) -> Any:
+    folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or Path(args.output_dir) / "runs"
+    return tensorboard_in(Path(folder).expanduser() / FOLDER, first_step=state.global_step + 1)
+
+
+def _loss_scale(optimizer: Any) -> float:
+    """What Accelerate multiplies the loss by; 1 but for float16."""
+    scaler = getattr(optimizer, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
