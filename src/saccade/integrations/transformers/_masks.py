@@ -58,8 +58,9 @@ def saccade_mask(
 
 def _traced() -> bool:
     """Whether values of tensors may not be looked at."""
-    special = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or bool(special)
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    return bool(torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
 def _kept(attention_mask: Tensor | None, frame: Frame) -> Tensor | None:
