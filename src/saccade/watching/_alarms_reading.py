@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -77,7 +77,9 @@ class Reading:
         if not any(few):
             return self
         numbers = {field.name: getattr(self, field.name) for field in fields(self)[1:-1]}
-        kept = {n: tuple(math.nan if no else x for no, x in zip(few, row, strict=True)) for n, row in numbers.items()}
+        kept: dict[str, Any] = {
+            n: tuple(math.nan if no else x for no, x in zip(few, row, strict=True)) for n, row in numbers.items()
+        }
         return replace(self, **kept)
 
 

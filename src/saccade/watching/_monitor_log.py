@@ -110,7 +110,7 @@ def tensorboard_in(folder: str | os.PathLike[str] | None, first_step: int | None
     from torch.utils.tensorboard import SummaryWriter
 
     log_dir = None if folder is None else str(Path(folder))
-    return TensorBoardLog(SummaryWriter(log_dir, purge_step=first_step))  # type: ignore[no-untyped-call]
+    return TensorBoardLog(SummaryWriter(log_dir, purge_step=first_step))
 
 
 def as_log(given: Any) -> Log:
