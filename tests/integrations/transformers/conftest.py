@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from integrations.transformers.judge import judging
 
+from integrations.transformers.judge import judging
 from saccade.integrations.transformers import register, unregister
 
 

@@ -46,6 +46,7 @@ LLAMA = {
     "hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 14, "num_hidden_layers": 2,
     "intermediate_size": 37, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 59, "pad_token_id": 0,
 }  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 150000.0}
 
 
 def _vit() -> Any:
@@ -76,7 +77,7 @@ FAMILIES = [
     ),
     Family(
         "gpt-oss",
-        _text("GptOssConfig", **LLAMA, sliding_window=5, num_local_experts=3, num_experts_per_tok=2, rope_parameters={"rope_type": "default", "rope_theta": 150000.0}),
+        _text("GptOssConfig", **LLAMA, sliding_window=5, num_local_experts=3, num_experts_per_tok=2, rope_parameters=PLAIN),
         "GptOssForCausalLM", generates=True, causal=True,
     ),
     Family("vit", _vit, "ViTForImageClassification", reads="pixels"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from integrations.transformers.families import BY_NAME, FAMILIES, batch, make, padding, real
 
+from integrations.transformers.families import BY_NAME, FAMILIES, batch, make, padding, real
 from saccade.integrations.transformers import _attention, register, unregister
 
 NAMES = [family.name for family in FAMILIES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from integrations.transformers.families import BY_NAME, FAMILIES, batch, make
 
 pytestmark = pytest.mark.usefixtures("registered")

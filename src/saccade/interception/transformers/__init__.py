@@ -5,8 +5,9 @@ A model asks transformers' `AttentionInterface` for its function, and calls
 whichever implementation was chosen; `functions_wrapped_by` puts a wrapper around every function a model is handed.
 """
 
+from ._errors import UnknownAttention
 from ._mask_tensor import MaskTensor
-from ._meaning import AttentionMeaning, UnknownAttention, meaning_of
+from ._meaning import AttentionMeaning, meaning_of
 from ._wrapping import functions_wrapped_by
 
 __all__ = ["AttentionMeaning", "MaskTensor", "UnknownAttention", "functions_wrapped_by", "meaning_of"]

@@ -111,7 +111,9 @@ def _readers() -> dict[CodeType | None, Callable[[dict[str, Any], Frame], Read]]
 def _inner(masking_utils: Any, factory: str) -> CodeType | None:
     """The code of the function that a factory makes; None where this version has no such factory."""
     code = getattr(getattr(masking_utils, factory, None), "__code__", None)
-    inside = [] if code is None else [const for const in code.co_consts if isinstance(const, CodeType)]
+    constants = () if code is None else code.co_consts
+    codes = [const for const in constants if isinstance(const, CodeType)]
+    inside = [const for const in codes if not const.co_name.startswith("<")]  # and no generator expression
     return inside[0] if len(inside) == 1 else None
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..._masks import Mask
+from ._errors import UnknownAttention
 
 _SUMS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
 _SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
@@ -54,7 +55,7 @@ class MaskTensor(Tensor):
         if func in _SAME:
             return args[0]
         if func in _SUMS and any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
-            raise TypeError(
+            raise UnknownAttention(
                 "a boolean mask (True = attend) is being added to scores: this model computes attention itself, and "
                 'does not look its function up, so that attn_implementation="saccade" cannot reach it; use "eager"'
             )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._masks import Causal, Documents, FromTensor, Mask, Padding, Predicate, Window
+from ._errors import UnknownAttention
 from ._mask_functions import Unreadable, of_block_mask
 from ._mask_tensor import MaskTensor
 
@@ -37,10 +38,6 @@ REFUSED = {
     "indices": "chosen keys for each query are not supported outside of a mask",
     "block_indices": "chosen blocks of keys for each query are not supported outside of a mask",
 }
-
-
-class UnknownAttention(ValueError):
-    """An attention call that asks for something which has no meaning here; the message names it."""
 
 
 @dataclass(frozen=True, eq=False)
