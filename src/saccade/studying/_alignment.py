@@ -8,6 +8,7 @@ Shapes: Hq query heads, L tokens with the special ones, U units, N words that ar
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,12 +46,12 @@ def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> Alig
     """The words ``text[start:stop]``, in order, on the tokens of ``model``; blanks belong to the word after them."""
     found = model.encode(text)
     ahead = len(model.before)
-    owners = [_owners(words, span) for span in found.spans]
+    owners = _owners(words, found.spans)
     units: list[list[int]] = []  # the words of each
     starts: list[int] = []
     waiting = 0  # the first token that belongs to no word yet
     for piece, (first, last) in enumerate(owners):
-        if first == last:
+        if first >= last:
             continue
         if units and first <= units[-1][-1]:
             units[-1] = [*range(units[-1][0], max(last, units[-1][-1] + 1))]
@@ -66,10 +67,10 @@ def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> Alig
     return Aligned(ids, (*starts, ahead + len(found.ids)), tuple(unit_of))
 
 
-def _owners(words: Sequence[tuple[int, int]], span: tuple[int, int]) -> tuple[int, int]:
-    """The words first <= w < last that share characters with a token's."""
-    held = [w for w, (start, stop) in enumerate(words) if start < span[1] and span[0] < stop]
-    return (held[0], held[-1] + 1) if held else (0, 0)
+def _owners(words: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each token the words first <= w < last with which it shares characters."""
+    starts, stops = [start for start, _ in words], [stop for _, stop in words]
+    return [(bisect_right(stops, start), bisect_left(starts, stop)) for start, stop in spans]
 
 
 def most_attended(call: AttentionCall, aligned: Aligned, asked: Sequence[int]) -> np.ndarray:

@@ -154,7 +154,10 @@ def _moved(head: int | None, by: int) -> int | None:
 
 
 def _brackets(sentence: Sentence, word: Word, place: int) -> Iterator[tuple[str, str]]:
-    """("(", ")" or "()", entity) in the order they are written; parts of a mention in parts ([1/2]) stand alone."""
+    """("(", ")" or "()", entity) in the order they are written.
+
+    Of a mention in parts (`e1[1/2]`) the first part stands for it: the others would be antecedents of each other.
+    """
     given = word.misc.get("Entity")
     if not given:
         return
@@ -162,8 +165,9 @@ def _brackets(sentence: Sentence, word: Word, place: int) -> Iterator[tuple[str,
     if sum(len(bracket) for bracket in re.findall(r"[()]", given)) != sum(1 + bool(a and b) for a, b, _ in parts):
         _refuse(sentence, word, place, f"has Entity={given}, which is not CorefUD's")
     for opened, closed, alone in parts:
-        name = (opened or alone.split("-")[0]).split("[")[0]
-        yield ("()" if closed else "(") if opened else ")", name
+        name, _, part = (opened or alone.split("-")[0]).partition("[")
+        if not part or part.startswith("1/"):
+            yield ("()" if closed else "(") if opened else ")", name
 
 
 def _refuse(sentence: Sentence, word: Word, place: int, what: str) -> None:
