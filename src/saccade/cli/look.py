@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -33,16 +34,50 @@ class Given(NamedTuple):
     source: str
 
 
+class Wanted(NamedTuple):
+    """The head and the rows to map, and the first word that is read."""
+
+    head: tuple[int, int] | None
+    rows: tuple[int, int] | None
+    first: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A look at one text"""
+
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYER.HEAD", help="The head to map, as 2.5: layer 2 head 5.  [default: the most telling]"
+        ),
+    ] = None
+    first: Annotated[
+        int | None, typer.Option("--from", metavar="N", help="The first word to read, counted from 1.")
+    ] = None
+    last: Annotated[int | None, typer.Option("--to", metavar="N", help="The last word to read.")] = None
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N-M",
+            help="Of what is read, the words to map, with all the rest around them.  [default: all; of a text of more "
+            "than 1,000 words, those around what tells most]",
+        ),
+    ] = None
+
+
 def register(app: typer.Typer) -> None:
     app.command("look", cls=Grouped)(flattened(look))
 
 
 def look(
-    studies: Study,
+    *,
     text: Annotated[
         list[str] | None,
         typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
     ] = None,
+    chosen: Chosen,
+    studies: Study,
     model: Annotated[
         str | None,
         typer.Option(
@@ -51,16 +86,6 @@ def look(
             "[default: the embedded model]",
         ),
     ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LAYER.HEAD", help="The head to map, as 2.5: layer 2 head 5.  [default: the most telling]"
-        ),
-    ] = None,
-    first: Annotated[
-        int | None, typer.Option("--from", metavar="N", help="The first word to read, counted from 1.")
-    ] = None,
-    last: Annotated[int | None, typer.Option("--to", metavar="N", help="The last word to read.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -77,15 +102,17 @@ def look(
     Words are counted with their punctuation. Standard input is read only for - or when no TEXT is given.
     """
     if studies.asked:
+        if chosen != Chosen():
+            raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")
         study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
         return
-    given = _cut(_given(text), first, last)
-    wanted = _parse_head(head)
+    given = _cut(_given(text), chosen.first, chosen.last)
+    wanted = Wanted(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
     is_figure = out is not None and out.suffix.lower() in (".png", ".svg")
     figure, report = (out, REPORT) if is_figure else (None, out or REPORT)
     if figure:
         require("matplotlib", "plot")
-    seen = _look(given, model, wanted, first, targets=[p for p in (report, figure) if p], force=force)
+    seen = _look(given, model, wanted, targets=[p for p in (report, figure) if p], force=force)
     _write(seen, report, figure)
     if as_numbers:
         from ..viewer import as_json
@@ -203,15 +230,16 @@ def _parse_head(head: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _look(
-    given: Given,
-    model: str | None,
-    head: tuple[int, int] | None,
-    first: int | None,
-    *,
-    targets: list[Path],
-    force: bool,
-) -> Look:
+def _parse_rows(rows: str | None) -> tuple[int, int] | None:
+    if rows is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", rows.strip())
+    if not match:
+        raise UserError(f"--rows {rows}: expected the first and the last word, such as 201-240")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path], force: bool) -> Look:
     from ..looking import look as look_through
     from ..looking import open_model
     from ..viewer import check_target
@@ -219,9 +247,9 @@ def _look(
     for target in targets:
         check_target(target, force=force)
     opened = open_model(model)
-    _check_length(opened, given.text, first or 1)
+    _check_length(opened, given.text, wanted.first)
     name = "embedded model" if model is None else f"model {opened.name}"
-    return look_through(opened, given.text, head, name=name, source=given.source)
+    return look_through(opened, given.text, wanted.head, rows=wanted.rows, name=name, source=given.source)
 
 
 def _check_length(model: TextModel, text: str, first: int) -> None:
@@ -276,14 +304,25 @@ def _next(seen: Look, given: Given, model: str | None, figure: Path | None) -> l
     others = [
         (f.layer, f.head) for f in seen.findings if f.layer is not None and (f.layer, f.head) != (seen.layer, seen.head)
     ]
-    layer, head = others[0] if others else ((seen.layer + 1) % seen.seen.layers, seen.head)
+    below = ((seen.layer + 1) % seen.seen.layers, seen.head)
+    layer, head = others[0] if others else below if below in seen.seen.places() else (seen.layer, seen.head)
     beginning = " ".join(given.text.split()[:5]).rstrip(".,;:!?")
     drawing = "map.png" if figure and figure.suffix.lower() == ".svg" else "map.svg"
+    writes = _command("generate", *options, *_again(beginning))
     return [
         _command("look", *options, "--head", f"{layer}.{head}", *given.again),
         _command("look", *options, "--out", drawing, *given.again),
-        _command("generate", *options, *_again(beginning)),
+        writes if seen.generates else _command("look", *options, *_elsewhere(seen), *given.again),
     ]
+
+
+def _elsewhere(seen: Look) -> list[str]:
+    """Options for what else there is to see: another part of a long text, the numbers of a short one."""
+    if seen.whole is None:
+        return ["--json"]
+    first, last = seen.runs(range(len(seen.seen.words)))[-1]
+    start = last + 1 if last < seen.words else 1
+    return ["--rows", f"{start}-{min(start + last - first, seen.words)}"]
 
 
 def _again(text: str) -> list[str]:

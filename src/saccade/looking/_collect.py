@@ -6,7 +6,7 @@ Shapes: B batch, H query heads, L tokens and W words, the special ones included.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,13 +24,16 @@ class AttentionMap:
     ``weights[layer, head, q, k]`` is how much word ``q`` looked at word ``k``: summed over the pieces of the key
     word, averaged over the pieces of the query word, so every row sums to 1. The special tokens of the model are
     words too: ``<s>`` is word 0 of Saccade's models. Where layers differ in heads, those a layer lacks are all 0.
+
+    Of a part of a longer text ``at`` are the numbers of its words in all of it, and rows miss what went elsewhere.
     """
 
     text: str
     words: tuple[Word, ...]
     weights: np.ndarray
     causal: bool = True  # whether no word looks at a later one
-    by_layer: tuple[int, ...] = field(default=())  # heads of each layer; () where all have as many
+    by_layer: tuple[int, ...] = ()  # heads of each layer; () where all have as many
+    at: tuple[int, ...] = ()  # indices of the words among those of the whole text; () where these are all
 
     @property
     def layers(self) -> int:
@@ -61,6 +64,11 @@ class AttentionMap:
     def ordinary(self) -> np.ndarray:
         """The words of the text: indices of those that are no special token."""
         return np.flatnonzero([not word.special for word in self.words])
+
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """(start, stop): the words between the special tokens around the text."""
+        return int(self.ordinary[0]), int(self.ordinary[-1]) + 1
 
     @property
     def seen_by(self) -> np.ndarray:

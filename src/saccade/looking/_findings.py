@@ -56,7 +56,7 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
     copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
     candidates = [*_links(seen, gain), *_copies(seen, gain, copies), *_habits(seen, habits)]
     sink = _sink(seen, habits)
-    chosen = [*_diverse(candidates, limit - len(sink)), *sink]
+    chosen = [*diverse(candidates, limit - len(sink)), *sink]
     return chosen or [_nothing(seen)]
 
 
@@ -77,7 +77,7 @@ def _ordinal(n: int) -> str:
     return f"{n}{ending}"
 
 
-def _diverse(candidates: list[Finding], limit: int) -> list[Finding]:
+def diverse(candidates: list[Finding], limit: int) -> list[Finding]:
     """The best of each kind, then a second link from another head and word if there is room."""
     ranked = sorted(candidates, key=lambda f: -f.telling)
     chosen: list[Finding] = []
@@ -110,16 +110,19 @@ def _links(seen: AttentionMap, gain: np.ndarray) -> Iterator[Finding]:
     for layer, head, i in np.argwhere((weights >= MAIN) & (gains >= CLEAR)):
         at, to = int(q[i]), int(k[i])
         if largest[layer, head, at] == to:
-            yield _link("look", seen, int(layer), int(head), at, to, float(worth[layer, head, i]))
+            yield _link(seen, int(layer), int(head), at, to, float(worth[layer, head, i]))
 
 
-def _link(kind: str, seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> Finding:
+def _link(seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> Finding:
     value = float(seen.weights[layer, head, q, k])
+    sentence = looks(name_of(seen, q), name_of(seen, k), value, layer, head)
+    return Finding("look", sentence, value, gain, layer, head, q, k)
+
+
+def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
+    """A sentence about the largest weight of a row."""
     how = "mostly" if hundredths(value) >= 100 * MOST else "most"
-    sentence = (
-        f"{name_of(seen, q)} looks {how} at {name_of(seen, k)} ({short_number(value)}) in layer {layer} head {head}"
-    )
-    return Finding(kind, _capital(sentence), value, gain, layer, head, q, k)
+    return capital(f"{query} looks {how} at {key} ({short_number(value)}) in layer {layer} head {head}")
 
 
 def _copies(seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]]) -> Iterator[Finding]:
@@ -136,7 +139,7 @@ def _copies(seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]])
                 where = f"({short_number(value)}) in layer {layer} head {head}"
                 sentence = f"{name_of(seen, q)} looks {way} at {name_of(seen, j)} {where}"
                 yield Finding(
-                    "same", _capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
+                    "same", capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
                 )
 
 
@@ -152,7 +155,7 @@ def _copy(
         yield Finding("copy", f"Head {layer}.{head} copies what followed last time: {looks}", value, 2 * worth, *at)
     elif value >= MAIN:
         sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(seen, k - 1)}"
-        yield Finding("copy", _capital(sentence), value, worth, *at)
+        yield Finding("copy", capital(sentence), value, worth, *at)
 
 
 HABITS = {
@@ -208,22 +211,23 @@ def _sink(seen: AttentionMap, habits: dict[str, np.ndarray]) -> list[Finding]:
         return []
     first = seen.words[0]
     kind = "token" if first.special else "word"
-    out = _resting(seen, habits["sink"], "sink", f"on the first {kind}: {name_of(seen, 0)} gets")
+    out = resting(seen.count, habits["sink"], "sink", f"on the first {kind}: {name_of(seen, 0)} gets")
     others = [i for i, word in enumerate(seen.words) if word.special and i]
     if others:
         named = len(others) == 1
         where = (
             f"on {name_of(seen, others[0])}: it gets" if named else "on the special tokens after the first: they get"
         )
-        out += _resting(seen, habits["special"], "special", where)
+        out += resting(seen.count, habits["special"], "special", where)
     return out
 
 
-def _resting(seen: AttentionMap, means: np.ndarray, kind: str, where: str) -> list[Finding]:
-    resting = int((means > MOST).sum())
-    verb = "rests" if resting == 1 else "rest"
-    sentence = f"{resting} of {seen.count} heads {verb} {where} more than half"
-    return [Finding(kind, sentence, resting, 0.0)] if resting else []
+def resting(count: int, means: np.ndarray, kind: str, where: str) -> list[Finding]:
+    """How many of ``count`` heads have an average of more than half there, if any has."""
+    found = int((means > MOST).sum())
+    verb = "rests" if found == 1 else "rest"
+    sentence = f"{found} of {count} heads {verb} {where} more than half"
+    return [Finding(kind, sentence, found, 0.0)] if found else []
 
 
 def _nothing(seen: AttentionMap) -> Finding:
@@ -237,5 +241,5 @@ def _nothing(seen: AttentionMap) -> Finding:
     return Finding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)
 
 
-def _capital(sentence: str) -> str:
+def capital(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..models import LanguageModel
-from ._collect import AttentionMap, collect
+from ._collect import AttentionMap, collect, read
 from ._findings import Finding, find
-from ._models import TextModel, as_text_model
+from ._findings_whole import find_in_whole, name_in_whole
+from ._models import OwnModel, TextModel, as_text_model
+from ._numbers import short_number
 from ._roles import ROLE_NAMES
 from ._scores import here, telling
+from ._whole import Link, Whole, look_again, survey
+
+MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
+MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte
+LEAST_OUTSIDE, MOST_OUTSIDE = 0.1, 5  # of what the words of a part look at outside of it, what is told
+PART = 40  # words of the map of a longer text, unless others are asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +30,8 @@ class Look:
     """A text as a model attends to it: the map, the findings, the roles of the heads and the head to show large.
 
     ``roles`` is what ``measure_roles`` returned, None where the roles of this model were never measured.
-    ``query`` is the word a viewer selects first.
+    ``query`` is the word a viewer selects first. Of a text too long for a map of all its words ``seen`` is a part, and
+    ``whole`` holds what was found of all of it, ``outside`` what the words of the part look at elsewhere.
     """
 
     seen: AttentionMap
@@ -33,10 +42,24 @@ class Look:
     query: int
     model: str = "embedded model"
     source: str = ""
+    whole: Whole | None = None
+    outside: Sequence[str] = ()
+    generates: bool = True  # whether `saccade generate` can go on with the text
 
     @cached_property
     def habits(self) -> dict[str, np.ndarray]:
-        return here(self.seen)
+        """(layers, heads) by name: `here` of the map, or of all tokens of a text of which the map is a part."""
+        return here(self.seen) if self.whole is None else self.whole.habits
+
+    @property
+    def words(self) -> int:
+        """How many words the text has, special tokens not counted."""
+        return len(self.seen.ordinary) if self.whole is None else len(self.whole.ordinary)
+
+    @property
+    def pieces(self) -> int:
+        """How many tokens the text has, special ones not counted."""
+        return self.seen.pieces if self.whole is None else self.whole.pieces
 
     @cached_property
     def gain(self) -> np.ndarray:
@@ -50,12 +73,12 @@ class Look:
 
     def habit(self, name: str, layer: int, head: int) -> float | None:
         """The head's own score ``name`` on this text, None where the text cannot tell (no repeated word, say)."""
-        value = float(self.habits[name][layer, head])
+        value = float(self.habits[name][layer, head]) if name in self.habits else np.nan
         return None if np.isnan(value) else value
 
     def span(self, size: int) -> tuple[int, int]:
         """The ``size`` neighbouring words (start, stop) of the text in which the shown head is most telling."""
-        low, high = int(self.seen.ordinary[0]), int(self.seen.ordinary[-1]) + 1
+        low, high = self.seen.stretch
         if high - low <= size:
             return low, high
         sums = np.zeros((len(self.seen.words) + 1,) * 2)
@@ -68,13 +91,30 @@ class Look:
 
     def columns(self, size: int) -> list[int]:
         """The words of ``span(size)`` and beside them the first token and the special ones around the text."""
-        low, high = int(self.seen.ordinary[0]), int(self.seen.ordinary[-1]) + 1
+        low, high = self.seen.stretch
         around = [*range(low), 0, *range(high, len(self.seen.words))]
         return sorted({*around, *range(*self.span(size))})
 
     def number(self, i: int) -> int:
         """The number of word ``i`` in the text, counted from 1; special tokens before the text are not counted."""
-        return i - int(self.seen.ordinary[0]) + 1
+        leading = next(n for n, word in enumerate(self.seen.words) if not word.special)
+        return (self.seen.at[i] if self.seen.at else i) - leading + 1
+
+    def runs(self, columns: Sequence[int]) -> list[tuple[int, int]]:
+        """(first, last) of the numbers of those words, special tokens left out, run by run."""
+        start, stop = self.seen.stretch
+        out: list[tuple[int, int]] = []
+        for number in (self.number(i) for i in columns if start <= i < stop):
+            if out and number == out[-1][1] + 1:
+                out[-1] = (out[-1][0], number)
+            else:
+                out.append((number, number))
+        return out
+
+    def part(self, columns: Sequence[int]) -> str:
+        """Which words these are, as ``words 1 to 20 and 2,164 to 2,183 of 3,024``."""
+        runs = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in self.runs(columns)]
+        return f"words {' and '.join([', '.join(runs[:-1]), runs[-1]] if len(runs) > 1 else runs)} of {self.words:,}"
 
     def looking(self, columns: Sequence[int]) -> list[int]:
         """Those of the words ``columns`` whose rows say anything: not that of a token which sees itself alone."""
@@ -86,25 +126,100 @@ def look(
     text: str,
     head: tuple[int, int] | None = None,
     *,
+    rows: tuple[int, int] | None = None,
     name: str = "embedded model",
     source: str = "",
 ) -> Look:
     """Look at ``text`` through ``model``; ``head`` (layer, head) is the one to show large, else the most telling one.
 
-    Raises ValueError for a text without words or too long for the model and for a head that does not exist.
+    A text of more than 1,000 words, or of so many that the map of every head would take half a gigabyte, is not held
+    as a map: what is said of it comes from statistics in linear memory, and the map is that of a part. ``rows`` (first,
+    last) are the words of the part, counted from 1 and read with the whole text around them, also of a short text.
+
+    Raises ValueError for a text without words or too long for the model, and for a head or words that do not exist.
     """
     model = as_text_model(model)
     check_head(model, head)
     _check_roles(model)
-    seen = collect(model, text)
+    tokens, words = read(model, text)
+    if rows is None and fits_a_map(model, len(words)):
+        found = _of_a_map(model, collect(model, text), head)
+    else:
+        found = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
+    return replace(found, model=name, source=source, generates=isinstance(model, OwnModel))
+
+
+def fits_a_map(model: TextModel, words: int) -> bool:
+    return words <= MOST_WORDS and sum(model.heads) * words**2 <= MOST_WEIGHTS
+
+
+def _of_a_map(model: TextModel, seen: AttentionMap, head: tuple[int, int] | None) -> Look:
     findings = find(seen, model.roles)
     first = next((f for f in findings if f.layer is not None and head in (None, f.place)), None)
     layer, number = head or (first.place if first else (0, 0))
     query = first.query if first else None
     if query is None:
-        gain = telling(seen.weights[layer, number], seen.causal).max(-1)[seen.ordinary]
-        query = int(seen.ordinary[gain.argmax()])
-    return Look(seen, findings, model.roles, layer, number, query, name, source)
+        query = _most_telling(seen, layer, number)
+    return Look(seen, findings, model.roles, layer, number, query)
+
+
+def _most_telling(seen: AttentionMap, layer: int, head: int) -> int:
+    gain = telling(seen.weights[layer, head], seen.causal).max(-1)[seen.ordinary]
+    return int(seen.ordinary[gain.argmax()])
+
+
+def _of_a_part(
+    model: TextModel, ids: list[int], whole: Whole, head: tuple[int, int] | None, rows: tuple[int, int] | None
+) -> Look:
+    link = next((link for link in whole.links if head in (None, (link.layer, link.head))), None)
+    layer, number = head or ((link.layer, link.head) if link else (0, 0))
+    chosen = _words_around(whole, link) if rows is None else _asked(whole, rows)
+    around = {0, *range(whole.leading), *range(int(whole.ordinary[-1]) + 1, len(whole.words))}
+    columns = sorted({*around, *chosen})
+    links = [(link.layer, link.head, link.query) for link in whole.links]
+    part = look_again(model, ids, whole, columns, links, (layer, number))
+    words = tuple(whole.words[i] for i in columns)
+    by_layer = () if len(set(model.heads)) == 1 else model.heads
+    seen = AttentionMap(whole.text, words, part.weights, model.causal, by_layer, tuple(columns))
+    place = {at: i for i, at in enumerate(columns)}
+    findings = [_placed(finding, place) for finding in find_in_whole(whole, part, model.roles)]
+    query = next((f.query for f in findings if f.query is not None and f.place == (layer, number)), None)
+    if query is None:
+        query = _most_telling(seen, layer, number)
+    outside = [_elsewhere(whole, *found) for found in part.outside if found[2] >= LEAST_OUTSIDE]
+    return Look(
+        seen, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE]
+    )  # fmt: skip
+
+
+def _elsewhere(whole: Whole, query: int, key: int, value: float) -> str:
+    return f"{name_in_whole(whole, query)} looks at {name_in_whole(whole, key)} {short_number(value)}"
+
+
+def _asked(whole: Whole, rows: tuple[int, int]) -> Iterable[int]:
+    total = len(whole.ordinary)
+    first, last = rows
+    if not 1 <= first <= last <= total:
+        raise ValueError(f"rows: {first} to {last} are no words of this text, which has 1 to {total:,}")
+    if last - first >= MOST_WORDS or whole.count * (last - first + 1) ** 2 > MOST_WEIGHTS:
+        most = min(MOST_WORDS, int((MOST_WEIGHTS / whole.count) ** 0.5))
+        raise ValueError(f"rows: {first} to {last} are {last - first + 1:,} words; a map of this model holds {most:,}")
+    return range(first + whole.leading - 1, last + whole.leading)
+
+
+def _words_around(whole: Whole, link: Link | None) -> Iterable[int]:
+    """The words around both ends of a link; the first words where nothing stands out."""
+    low, stop = whole.leading, int(whole.ordinary[-1]) + 1
+    if link is None:
+        return range(low, min(low + PART, stop))
+    sides = (range(max(low, i - PART // 4), min(stop, i + PART // 4)) for i in (link.query, link.key))
+    return {i for side in sides for i in side}
+
+
+def _placed(finding: Finding, place: dict[int, int]) -> Finding:
+    """The finding with its words as indices of the part's; without those that are not in it."""
+    query, key = (None if i is None else place.get(i) for i in (finding.query, finding.key))
+    return replace(finding, query=query, key=key)
 
 
 def check_head(model: TextModel, head: tuple[int, int] | None) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from ..looking import Look, Word
+
+
+MOST_RECEIVING = 20
 
 
 def as_json(look: Look) -> dict[str, Any]:
@@ -18,6 +23,11 @@ def as_json(look: Look) -> dict[str, Any]:
     are indices of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``: ``layer``, ``head``,
     ``role``, ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot tell), ``entropy``
     (nats) and ``weights``: row q holds the weights of word q on the words it sees, the first ones, to 6 decimals.
+
+    ``whole`` is null, or of a text too long for a map of all of it: how many ``words`` and ``tokens`` it has; ``part``:
+    the first and last of each run of words that ``words`` and ``weights`` are of (rows miss what fell elsewhere); the
+    words that ``received`` most, with their ``number`` in the text (0 and less: special tokens before it) and their
+    share of all heads' weight; and ``outside``: sentences about the shown head. ``here`` is of all of the text.
     """
     seen = look.seen
     return {
@@ -29,7 +39,25 @@ def as_json(look: Look) -> dict[str, Any]:
         "words": [_word(w) for w in seen.words],
         "findings": [dict(vars(f)) for f in look.findings],
         "shown": {"layer": look.layer, "head": look.head},
+        "whole": _whole(look),
         "heads": [_head(look, layer, head) for layer, head in seen.places()],
+    }
+
+
+def _whole(look: Look) -> dict[str, Any] | None:
+    whole = look.whole
+    if whole is None:
+        return None
+    most = np.argsort(-whole.received, kind="stable")[:MOST_RECEIVING]
+    return {
+        "words": look.words,
+        "tokens": look.pieces,
+        "part": look.runs(range(len(look.seen.words))),
+        "received": [
+            {"text": whole.words[i].text, "number": whole.number(int(i)), "share": round(float(whole.received[i]), 6)}
+            for i in most
+        ],
+        "outside": list(look.outside),
     }
 
 

@@ -43,6 +43,7 @@ def render_report(look: Look, version: str) -> str:
         passage=_passage(look, columns),
         size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
         note=_note(look, span),
+        outside=list(look.outside),
         causal=look.seen.causal,
         around=list(dict.fromkeys(word.label for word in look.seen.words if word.special)),
         findings=[{"sentence": f.sentence, "link": _link(f, place)} for f in look.findings],
@@ -134,8 +135,8 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
 def _facts(look: Look) -> str:
     seen = look.seen
     parts = [
-        f"{len(seen.ordinary):,} words and marks",
-        f"{seen.pieces:,} tokens",
+        f"{look.words:,} words and marks",
+        f"{look.pieces:,} tokens",
         look.model,
         f"{seen.layers} layers × {seen.heads} heads",  # noqa: RUF001
     ]
@@ -152,31 +153,34 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
     words, text = look.seen.words, look.seen.text
     runs: list[dict[str, Any]] = []
 
+    def whole_at(i: int) -> int:
+        return look.seen.at[i] if look.seen.at else i
+
     def between(piece: str) -> None:
         runs.append({"i": None, "text": piece, "breaks": False, "special": False})
 
     for i, at in enumerate(columns):
         word = words[at]
-        if at and columns[i - 1] != at - 1:
-            between("… ")
+        if i and whole_at(at) != whole_at(columns[i - 1]) + 1:
+            between(" … ")
         line_break = not word.special and not word.text.strip("\n")
         shown = word.label if line_break or word.special else word.text
         runs.append({"i": i, "text": shown, "breaks": line_break, "special": word.special})
-        after = words[at + 1].start if at + 1 < len(words) else len(text)
-        between(text[word.stop : after] if at >= look.seen.ordinary[0] else "")
+        if not word.special and i + 1 < len(columns) and whole_at(columns[i + 1]) == whole_at(at) + 1:
+            between(text[word.stop : words[columns[i + 1]].start])
     if columns[-1] < len(words) - 1:
         between(" …")
     return runs
 
 
 def _note(look: Look, span: tuple[int, int]) -> str:
-    total = len(look.seen.ordinary)
-    if span[1] - span[0] == total:
+    if span[1] - span[0] == look.words:
         return ""
-    return (
-        f"This page holds the words {look.number(span[0]):,} to {look.number(span[1] - 1):,} of {total:,}, "
-        f"where layer {look.layer} head {look.head} tells most. Sentences and averages are about the whole text."
-    )
+    words = f"This page holds the {look.part(range(*span))}"
+    about = "Sentences and averages are about the whole text."
+    if look.whole is None:
+        return f"{words}, where layer {look.layer} head {look.head} tells most. {about}"
+    return f"{words}, read with all others around them: the rest of a row went to words that are not here. {about}"
 
 
 def _link(finding: Finding, place: dict[int, int]) -> str:

@@ -30,6 +30,7 @@ SHORT_ROLES = {
     "broad": "broad",
     "mixed": "mixed",
 }
+HABITS = {"previous": "prev", "next": "next", "self": "self", "sink": "1st", "special": "spec", "delimiter": "del"}
 _NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate": "dup"}
 _SHADES = "░▒▓█"
 _ACCENT = "bold #4f8cff"
@@ -51,10 +52,10 @@ def print_look(console: Console, look: Look) -> None:
 
 def _facts(look: Look) -> Text:
     seen = look.seen
-    words = len(seen.ordinary)
+    words = look.words
     parts = [
-        f"{words} word{'s' * (words != 1)} and marks" if words > 1 else "1 word",
-        f"{seen.pieces} token{'s' * (seen.pieces != 1)}",
+        f"{words:,} words and marks" if words > 1 else "1 word",
+        f"{look.pieces:,} token{'s' * (look.pieces != 1)}",
         f"{look.model}, {seen.layers} layers x {seen.heads} heads",
     ]
     return Text(", ".join(parts) + (f", {look.source}" if look.source else ""))
@@ -77,15 +78,17 @@ def print_map(console: Console, look: Look) -> None:
     seen = look.seen
     labels = [_clip(word.label, LONGEST_LABEL) for word in seen.words]
     _print_title(console, look)
+    if look.whole:
+        part = look.part(range(len(labels)))
+        console.print(Text(f"{part}; the rest of a row falls on other words", style="dim"))
     cell = min(WIDEST_CELL, (console.width - 1 - max(map(cell_len, labels))) // len(labels))
     if cell >= DIGIT_CELL:
         lines = _digit_lines(look, labels, cell, _colours(console))
     else:
         room = _room(look, labels, console.width)
         start, stop = look.span(room)
-        if stop - start < len(seen.ordinary):
-            part = f"words {look.number(start)} to {look.number(stop - 1)} of {look.number(int(seen.ordinary[-1]))}"
-            console.print(Text(f"{part}, where this head tells most", style="dim"))
+        if (start, stop) != seen.stretch:
+            console.print(Text(f"{look.part(range(start, stop))}, where this head tells most", style="dim"))
         draw = _block_lines if seen.causal else _square_lines
         lines = draw(look, labels, look.columns(room), _colours(console))
     for line in lines:
@@ -93,12 +96,15 @@ def print_map(console: Console, look: Look) -> None:
         console.print(line, soft_wrap=True, highlight=False)
     if cell < DIGIT_CELL and not _colours(console):
         console.print(Text("░ .05  ▒ .25  ▓ .50  █ .75 and more", style="dim"))
+    for i, said in enumerate(look.outside):
+        text = Text.assemble(("Outside " if i == 0 else "        ", "dim"), said)
+        console.print(text, highlight=False, soft_wrap=console.width >= text.cell_len)
 
 
 def _room(look: Look, labels: list[str], width: int) -> int:
     """How many words fit in cells of two, beside the special ones, the labels and, in a square, the numbers."""
     around = len(look.columns(1)) - 1
-    numbers = 0 if look.seen.causal else len(str(len(labels))) + 1
+    numbers = 0 if look.seen.causal else len(str(look.words)) + 1
     return max(1, (width - 1 - max(map(cell_len, labels)) - numbers) // BLOCK_CELL - around)
 
 
@@ -155,13 +161,14 @@ def _block_lines(look: Look, labels: list[str], columns: list[int], colours: boo
 def _square_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
     """Where words look ahead there is no room for a word at its column: both carry its number, the last two digits."""
     weights = look.seen.weights[look.layer, look.head]
-    digits = len(str(max(columns)))
-    lines = [Text("".join(f"{k % 100:02d}" for k in columns), style="dim")]
+    numbers = {k: "" if look.seen.words[k].special else str(look.number(k)) for k in columns}
+    digits = max(map(len, numbers.values()))
+    lines = [Text("".join(f"{number[-2:]:>2}" for number in numbers.values()), style="dim")]
     for q in columns:
         line = Text()
         for k in columns:
             line.append(*_block_cell(float(weights[q, k]), colours))
-        line.append(f" {q:>{digits}}", style="dim")
+        line.append(f" {numbers[q]:>{digits}}", style="dim")
         line.append(" " + labels[q], style="dim" if look.seen.words[q].special else "")
         lines.append(line)
     return lines
@@ -197,7 +204,7 @@ def print_heads(console: Console, look: Look) -> None:
     if look.roles:
         legend = "role; its score when measured, and in this text; entropy in this text (nats)"
     else:
-        legend = "roles were not measured for this model; entropy here in nats"
+        legend = "roles were not measured for this model; where most of the weight goes here; entropy here (nats)"
     console.print(Text(legend, style="dim"))
     for first in range(0, seen.heads, per_line):
         heads = range(first, min(first + per_line, seen.heads))
@@ -218,12 +225,19 @@ def _head_lines(look: Look, layer: int, heads: range, left: int, cell: int) -> l
         role = look.measured(layer, h)
         mixed = role is None or role["role"] == "mixed"
         style = _ACCENT if (layer, h) == (look.layer, look.head) else "dim" if mixed else "bold"
-        lines[0].append(_pad(SHORT_ROLES[role["role"]] if role else "?", cell), style=style)
+        lines[0].append(_pad(SHORT_ROLES[role["role"]] if role else _habit(look, layer, h), cell), style=style)
         lines[1].append(_pad(_scores(look, role) if role else "", cell), style="dim" if mixed else "")
         lines[2].append(_pad(f"{look.habits['entropy'][layer, h]:.2f}", cell), style="dim")
     for line in lines:
         line.rstrip()
     return lines if look.roles else [lines[0], lines[2]]
+
+
+def _habit(look: Look, layer: int, head: int) -> str:
+    """The largest of the head's average weights in this text, for a model whose roles are not known."""
+    values = {name: look.habit(name, layer, head) or 0.0 for name in HABITS}
+    best = max(values, key=lambda name: values[name])
+    return f"{HABITS[best]} {short_number(values[best])}"
 
 
 def _scores(look: Look, role: dict[str, Any]) -> str:

@@ -1,0 +1,122 @@
+"""A few plain sentences about a text too long for a map: what all of it says, each with the number it stands on.
+
+Words are named with their number in the text. Averages are over tokens; a link is the exact weight of its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ._findings import MAIN, MOST, Finding, capital, diverse, looks, resting
+from ._numbers import hundredths, short_number
+from ._whole import Link, Part, Row, Whole
+
+HABITS = {
+    "previous": "looks one token back",
+    "next": "looks one token ahead",
+    "self": "stays on the token itself",
+}
+
+
+def find_in_whole(whole: Whole, part: Part, roles: dict[str, Any] | None = None, limit: int = 7) -> list[Finding]:
+    """The most telling findings, as `find` has them on a map; never an empty list.
+
+    ``query`` and ``key`` are indices of the whole's words. Kinds are those of `find` and two more: "gathers" is a
+    head's average on word ``key`` of one token over the other tokens that see it, "received" the share of all heads'
+    weight that ``key`` received.
+    """
+    copying = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
+    rows = {(row.layer, row.head, row.query): row for row in part.rows}
+    candidates = [
+        *(
+            finding
+            for link in whole.links
+            if (row := rows.get((link.layer, link.head, link.query)))
+            for finding in _link(whole, link, row, copying)
+        ),
+        *_habits(whole),
+    ]
+    closing = [*_received(whole), *_sink(whole)]
+    chosen = [*diverse(candidates, limit - len(closing)), *closing]
+    return chosen or [Finding("nothing", f"Nothing stands out: no weight of {short_number(MAIN)} or more", MAIN, 0.0)]
+
+
+def name_in_whole(whole: Whole, i: int) -> str:
+    """The word in quotes with its number: ``'cat' (word 2,013)``."""
+    word = whole.words[i]
+    return f"'{word.label}'" if word.special else f"'{word.label}' (word {whole.number(i):,})"
+
+
+def _link(whole: Whole, link: Link, row: Row, copying: set[tuple[int, int]]) -> Iterator[Finding]:
+    q, k, layer, head = link.query, link.key, link.layer, link.head
+    value = float(row.weights[k])
+    if value < MAIN:
+        return
+    names = name_in_whole(whole, q), name_in_whole(whole, k)
+    if link.kind == "look":
+        if row.weights.argmax() != k:
+            return
+        sentence = looks(*names, value, layer, head)
+    elif link.kind == "same":
+        way = "back" if k < q else "ahead"
+        sentence = f"{names[0]} looks {way} at {names[1]} ({short_number(value)}) in layer {layer} head {head}"
+    elif (layer, head) in copying and k < q:
+        about = f"{names[0]} looks at {names[1]} ({short_number(value)})"
+        sentence = f"Head {layer}.{head} copies what followed last time: {about}"
+    else:
+        where = f"in layer {layer} head {head}, the word after {name_in_whole(whole, k - 1)}"
+        sentence = f"{names[0]} looks at {names[1]} ({short_number(value)}) {where}"
+    yield Finding(link.kind, capital(sentence), value, link.gain, layer, head, q, k)
+
+
+def _habits(whole: Whole) -> Iterator[Finding]:
+    seen_by = np.arange(2, whole.length + 1) if whole.causal else np.full(whole.length, whole.length)
+    chance = float(np.mean(1 / seen_by))
+    for name, does in HABITS.items():
+        if np.isnan(whole.habits[name]).all():
+            continue
+        layer, head = _largest(whole.habits[name])
+        value = float(whole.habits[name][layer, head])
+        if value > MOST:
+            sentence = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
+            yield Finding(name, sentence, value, value * float(np.log(value / chance)), layer, head)
+    words, shares = whole.gathers
+    layer, head = _largest(shares)
+    value, k = float(shares[layer, head]), int(words[layer, head])
+    if value >= MAIN:
+        whose = "the tokens after it" if whole.causal else "the other tokens"
+        share = f"{short_number(value)} of the weight of {whose}"
+        sentence = f"Layer {layer} head {head} gathers at {name_in_whole(whole, k)}: {share}"
+        yield Finding("gathers", sentence, value, value * float(np.log(value / chance)), layer, head, None, k)
+
+
+def _largest(values: np.ndarray) -> tuple[int, int]:
+    layer, head = np.unravel_index(np.nanargmax(values), values.shape)
+    return int(layer), int(head)
+
+
+def _received(whole: Whole) -> list[Finding]:
+    """The words that all heads together look at most."""
+    first, *others = (int(i) for i in np.argsort(-whole.received, kind="stable")[:3])
+    value = float(whole.received[first])
+    if hundredths(value) < 2:
+        return []
+    then = [f"{name_in_whole(whole, i)} {short_number(whole.received[i])}" for i in others if whole.received[i] >= 0.01]
+    sentence = f"{name_in_whole(whole, first)} gets {short_number(value)} of the weight of all heads"
+    sentence += f", then {' and '.join(then)}" if then else ""
+    return [Finding("received", capital(sentence), value, 0.0, key=first)]
+
+
+def _sink(whole: Whole) -> list[Finding]:
+    kind = "token" if whole.words[0].special else "word"
+    where = f"on the first {kind}: {name_in_whole(whole, 0)} gets"
+    out = resting(whole.count, whole.habits["sink"], "sink", where)
+    others = [i for i, word in enumerate(whole.words) if word.special and i]
+    if others:
+        one = f"on {name_in_whole(whole, others[0])}: it gets"
+        where = one if len(others) == 1 else "on the special tokens after the first: they get"
+        out += resting(whole.count, whole.habits["special"], "special", where)
+    return out
