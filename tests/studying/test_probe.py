@@ -114,7 +114,7 @@ def test_a_probe_finds_what_is_there_and_nothing_in_noise(planted):
 
 def test_the_same_seed_gives_the_same_probe(planted):
     model, given = planted
-    assert study_probe(model, given, seed=1) .layers == study_probe(model, given, seed=1).layers  # fmt: skip
+    assert study_probe(model, given, seed=1).layers == study_probe(model, given, seed=1).layers  # fmt: skip
     assert study_probe(model, given, seed=1).layers != study_probe(model, given, seed=2).layers
 
 
@@ -139,8 +139,7 @@ def test_only_as_many_words_as_asked_for(planted):
     assert found.left == 48
 
 
-def test_a_word_has_one_random_label_in_the_control_task(planted):
-    model, given = planted
+def test_a_word_has_one_random_label_in_the_control_task():
     forms = np.array(["a", "b", "a", "c", "b"] * 20)
     labels = np.array(["A", "B", "B", "C", "B"] * 20)
     held_out = np.zeros(100, dtype=bool)

@@ -13,9 +13,11 @@ from saccade.studying._syntax import ALL, DIRECTIONS
 UP, DOWN = DIRECTIONS
 # (form, head counted from 1, relation)
 TREES = [
-    [("the", 2, "det"), ("cat", 3, "nsubj"), ("saw", 0, "root"), ("a", 6, "det"), ("big", 6, "amod"), ("dog", 3, "obj")],
+    [("the", 2, "det"), ("cat", 3, "nsubj"), ("saw", 0, "root"), ("a", 6, "det"), ("big", 6, "amod"),
+     ("dog", 3, "obj")],
     [("dogs", 2, "nsubj"), ("bark", 0, "root"), (".", 2, "punct")],
-    [("the", 3, "det"), ("old", 3, "amod"), ("man", 4, "nsubj"), ("ate", 0, "root"), ("it", 4, "obj"), (".", 4, "punct")],
+    [("the", 3, "det"), ("old", 3, "amod"), ("man", 4, "nsubj"), ("ate", 0, "root"), ("it", 4, "obj"),
+     (".", 4, "punct")],
 ]  # fmt: skip
 
 

@@ -11,6 +11,10 @@ def line(number, form, head="_", relation="_", misc="_", tag="_"):
     return "\t".join([str(number), form, "_", tag, "_", "_", str(head), relation, "_", misc])
 
 
+def spelled(*forms):
+    return [line(number, form) for number, form in enumerate(forms, 1)]
+
+
 def write(tmp_path, *lines, name="bank.conllu"):
     path = tmp_path / name
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -57,8 +61,8 @@ def test_words_that_do_not_spell_their_range_share_it(tmp_path):
 
 
 def test_space_after_a_range_is_the_ranges(tmp_path):
-    lines = [line("1-2", "can't", misc="SpaceAfter=No"), line(1, "ca", 0, "root"), line(2, "n't", 1, "advmod"), line(3, "!", 1, "punct")]  # fmt: skip
-    (sentence,) = read_treebank(write(tmp_path, *lines))
+    lines = [line("1-2", "can't", misc="SpaceAfter=No"), line(1, "ca", 0, "root"), line(2, "n't", 1, "advmod")]
+    (sentence,) = read_treebank(write(tmp_path, *lines, line(3, "!", 1, "punct")))
     assert sentence.text == "can't!"
     assert (sentence.words[1].start, sentence.words[1].stop) == (2, 5)
 
@@ -85,11 +89,12 @@ def test_several_sentences_and_line_ends(tmp_path):
         (["# only a comment", ""], r"bank.conllu: holds no sentence in CoNLL-U"),
         ([""], r"bank.conllu: holds no sentence in CoNLL-U"),
         (
-            ["# sent_id = s9", "# text = The cat sat", line(1, "The", 2, "det"), line(2, "dog", 3, "nsubj"), line(3, "sat", 0, "root")],
-            r"sentence s9: its tokens do not spell its text: from token 2 'dog' on they give 'dog sat', the text has 'cat sat'",
+            ["# sent_id = s9", "# text = The cat sat", *spelled("The", "dog", "sat")],
+            r"sentence s9: its tokens do not spell its text: from token 2 'dog' on they give 'dog sat', the text has "
+            r"'cat sat'",
         ),
         (
-            ["# sent_id = s9", "# text = The cat", line(1, "The", 2, "det"), line(2, "cat", 3, "nsubj"), line(3, "sat", 0, "root")],
+            ["# sent_id = s9", "# text = The cat", *spelled("The", "cat", "sat")],
             r"sentence s9: .* from token 3 'sat' on they give",
         ),
     ],

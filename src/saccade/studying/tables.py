@@ -47,8 +47,8 @@ def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int,
 
 def print_corpus(console: Console, study: CorpusScores) -> None:
     """The scores of thirds of the layers, the strongest heads, and the heads by role."""
-    heads = sum(study.heads)
-    _title(console, f"{study.model}: {study.layers} layers, {heads} heads, on {_texts(study)}")
+    size = f"{_count(study.layers, 'layer')}, {_count(sum(study.heads), 'head')}"
+    _title(console, f"{study.model}: {size}, on {_texts(study)}")
     _note(console, "average weight on each kind of token, mean ± standard deviation over texts")
     wide = max(1, min(3, (console.width - 52) // 13))
     table = _table("", "chance", *THIRDS, "strongest heads")
@@ -69,13 +69,13 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
     if absent:
         _note(console, f"nothing to see: {', '.join(absent)}")
     if study.skipped:
-        _note(console, f"left out, too short: {len(study.skipped)} texts")
+        _note(console, f"left out, too short: {_count(len(study.skipped), 'text')}")
     console.print()
     _print_roles(console, study)
 
 
 def _texts(study: CorpusScores) -> str:
-    return f"{len(study.texts)} text{'s' * (len(study.texts) != 1)}, {sum(study.tokens):,} tokens"
+    return f"{_count(len(study.texts), 'text')}, {_count(sum(study.tokens), 'token')}"
 
 
 def _strongest(study: CorpusScores, name: str, count: int) -> list[str]:
@@ -152,7 +152,7 @@ def _change(change: Change) -> tuple[str, ...]:
 
 def print_syntax(console: Console, study: Syntax) -> None:
     """For each frequent relation the head that finds it best, beside the best fixed offset."""
-    _title(console, f"{study.model}: relations of {study.sentences:,} sentences, {study.words:,} words")
+    _title(console, f"{study.model}: relations of {_count(study.sentences, 'sentence')}, {_count(study.words, 'word')}")
     _note(
         console,
         "share of words whose most attended other word is the right one, and the\n"
@@ -179,19 +179,21 @@ def _left_out(study: Syntax, shown: int) -> Iterator[str]:
         known = sum(study.total(ALL, way) for way in DIRECTIONS)
         yield f"this model only looks back: {ahead:,} of {ahead + known:,} cases, with the answer ahead, are not asked"
     if study.too_long:
-        yield f"left out, longer than the model reads: {study.too_long:,} sentences"
+        yield f"left out, longer than the model reads: {_count(study.too_long, 'sentence')}"
     if study.missing:
-        yield f"left out, without a token: {study.missing:,} words"
+        yield f"left out, without a token: {_count(study.missing, 'word')}"
     if study.together:
-        yield f"left out, two words in the same tokens: {study.together:,} cases"
+        yield f"left out, two words in the same tokens: {_count(study.together, 'case')}"
     others = len(study.relations()) - shown
     if others:
-        yield f"{others} less frequent relations are in --json"
+        yield f"{_count(others, 'less frequent relation')} in --json"
 
 
 def print_coreference(console: Console, study: Coreference) -> None:
     """The head that looks from mentions to antecedents best, beside what takes no model."""
-    _title(console, f"{study.model}: antecedents in {study.documents:,} documents, {study.words:,} words")
+    _title(
+        console, f"{study.model}: antecedents in {_count(study.documents, 'document')}, {_count(study.words, 'word')}"
+    )
     _note(console, "share of mentions whose most attended other word belongs to an antecedent")
     table = _table("mention", "cases", "head", "right", "95 %", "anew", "offset", "right", "nearest", "same word")
     for kind, tally in sorted(study.tallies.items(), key=lambda entry: (-entry[1].total, entry[0])):
@@ -202,9 +204,9 @@ def print_coreference(console: Console, study: Coreference) -> None:
     _note(console, "anew: the best of one half of the texts, asked about the other half")
     _note(console, "nearest: the mention before; same word: the one before with the same head word")
     if study.out_of_reach:
-        _note(console, f"left out, no antecedent that the model reads with it: {study.out_of_reach:,} mentions")
+        _note(console, f"left out, no antecedent that the model reads with it: {_count(study.out_of_reach, 'mention')}")
     if study.missing:
-        _note(console, f"without a token: {study.missing:,} words")
+        _note(console, f"without a token: {_count(study.missing, 'word')}")
 
 
 def _best(tally: Tally) -> tuple[str, ...]:
@@ -229,13 +231,13 @@ def _interval(answer: Answer) -> str:
 
 def print_probe(console: Console, study: Probe) -> None:
     """What a linear probe of each layer gets right."""
-    _title(console, f"{study.model}: linear probes for {len(study.labels)} labels")
-    learned, tested = study.words
-    _note(
-        console,
-        f"learned from {learned:,} words of {study.sentences[0]:,} sentences, "
-        f"tested on {tested:,} words of {study.sentences[1]:,} others; 95 % intervals over sentences",
+    _title(console, f"{study.model}: linear probes for {_count(len(study.labels), 'label')}")
+    learned, tested = (
+        f"{_count(words, 'word')} of {_count(sentences, 'sentence')}"
+        for words, sentences in zip(study.words, study.sentences, strict=True)
     )
+    _note(console, f"learned from {learned}, tested on {tested}")
+    _note(console, "95 %: intervals over sentences; control: random labels for word types")
     table = _table("layer", "right", "95 %", "over layer 0", "control", "selectivity")
     low, high = study.majority_interval
     table.add_row(f"(all {study.majority})", _short(study.majority_accuracy), _range(low, high))
@@ -255,9 +257,12 @@ def print_probe(console: Console, study: Probe) -> None:
     console.print(table)
     if not all(layer.converged for layer in study.layers):
         _note(console, "? the optimizer stopped before its end")
-    if study.left or study.too_long or study.missing:
-        _note(console, f"left out: {study.left:,} sentences not needed, {study.too_long:,} too long, "
-                       f"{study.missing:,} words without a token or a label")  # fmt: skip
+    out = {"not needed": study.left, "too long": study.too_long}
+    left = [f"{_count(number, 'sentence')} {why}" for why, number in out.items() if number]
+    if study.missing:
+        left.append(f"{_count(study.missing, 'word')} without a token or a label")
+    if left:
+        _note(console, f"left out: {', '.join(left)}")
 
 
 # Text in cells
@@ -277,6 +282,10 @@ def _title(console: Console, text: str) -> None:
 
 def _note(console: Console, text: str) -> None:
     console.print(Text(text, style="dim"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _short(value: Any) -> str:
