@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import problems
-from saccade._backends import _kernels
+from problems import NATIVE
 
 
 @pytest.fixture
@@ -33,9 +33,6 @@ def prepared(request) -> str:
     if request.param == "native":
         request.getfixturevalue("monkeypatch").setattr(problems, "DTYPE", torch.float32)
     return request.param.split(" ")[0]
-
-
-NATIVE = pytest.param("native", marks=pytest.mark.skipif(_kernels.module is None, reason="no native build"))
 
 
 @pytest.fixture(params=("reference", "chunked", "chunked in small tiles", NATIVE))

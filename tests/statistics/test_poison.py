@@ -67,7 +67,8 @@ def test_a_key_reaches_only_rows_that_see_it(poison, backend):
     for name, (clean, found) in rows.items():
         assert torch.equal(clean[0], found[0]) and torch.equal(clean[1, :4], found[1, :4]), name
         assert torch.equal(clean[1, heads, :7], found[1, heads, :7]), name
-        assert torch.equal(torch.isnan(found), bad), name
+        # the next key is hidden from each row: what a row does not see weighs nothing, whatever else it sees
+        assert torch.equal(torch.isnan(found), bad & (name != "mass.next")), name
     assert (after.largest_at[bad] == 7).all()
     assert torch.equal(torch.isnan(after.top_weights).all(-1), bad)
     assert (after.top_keys[bad] == -1).all()

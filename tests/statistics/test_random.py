@@ -11,9 +11,9 @@ import torch
 import dense_statistics
 import saccade
 from native import drawing
-from saccade._backends import _kernels
+from problems import NATIVE
 
-BACKENDS = ["chunked", pytest.param("native", marks=pytest.mark.skipif(_kernels.module is None, reason="no build"))]
+BACKENDS = ["chunked", NATIVE]
 WORK = 2**19  # the judge's B Hq Lq Lk, times the widths
 
 

@@ -19,9 +19,9 @@ from .._call import Call
 from .._checks import make_call
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
-from . import _dense, _fused, _heads, _tiled
+from . import _dense, _fused, _tiled
 from ._asked import Asked, make_asked
-from ._places import first_key, padded_rows, standing
+from ._heads import Vectors, per_head
 from ._result import Statistics
 from ._rows import Rows
 from ._sight import Sight, sight_of
@@ -66,8 +66,10 @@ def statistics(
         call = _alone(call)
         asked = make_asked(call, groups, received, top, histograms)
         module = choose(call, asked, backend)
-        with torch.autocast(call.device.type, enabled=False):
-            return _statistics(call, asked, module, value is not None)
+        if torch._C._is_any_autocast_enabled():  # to enter it costs as much as all else of a small call
+            with torch.autocast(call.device.type, enabled=False):
+                return _statistics(call, asked, module, value is not None)
+        return _statistics(call, asked, module, value is not None)
 
 
 def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
@@ -79,14 +81,15 @@ def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
 
 
 def _alone(call: Call) -> Call:
-    """The same numbers without a graph, a tangent or what torch.func's derivatives put around a tensor."""
+    """The same numbers without tangents and without what torch.func's derivatives put around a tensor."""
+    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
+        return call
     bias = call.bias
     if bias is not None:
         bias = copy.copy(bias)
         bias.parameter = _bare(bias.parameter, "bias")
     sink = None if call.sink is None else _bare(call.sink, "sink")
-    tensors = (_bare(getattr(call, name), name) for name in ("query", "key", "value"))
-    query, key, value = tensors
+    query, key, value = (_bare(getattr(call, name), name) for name in ("query", "key", "value"))
     return replace(call, query=query, key=key, value=value, bias=bias, sink=sink)
 
 
@@ -94,9 +97,7 @@ def _bare(tensor: Tensor, name: str) -> Tensor:
     tensor = unwrapped(tensor)
     if of_vmap(tensor):
         raise ValueError(f"{name}: torch.vmap runs over it, and statistics are of its values; loop over it instead")
-    if forward_ad._current_level >= 0:
-        tensor = forward_ad.unpack_dual(tensor).primal
-    return tensor.detach()
+    return forward_ad.unpack_dual(tensor).primal if forward_ad._current_level >= 0 else tensor
 
 
 def choose(call: Call, asked: Asked, backend: str) -> Any:
@@ -112,16 +113,13 @@ def choose(call: Call, asked: Asked, backend: str) -> Any:
 
 
 def _statistics(call: Call, asked: Asked, module: Any, has_value: bool) -> Statistics:
-    seen, keys = sight_of(call)
-    rows: Rows = module.rows(call, asked, standing(call), first_key(keys, call.device))
+    sight = sight_of(call)
+    rows: Rows = module.rows(call, asked, sight.standing, sight.first)
     counted = rows.lse != -torch.inf
     if asked.top:
         spoiled = torch.isnan(rows.lse)[..., None]
-        rows = replace(
-            rows,
-            top_weights=torch.where(spoiled, torch.nan, rows.top_weights),
-            top_keys=torch.where(spoiled, -1, rows.top_keys),
-        )
+        top_weights = torch.where(spoiled, torch.nan, rows.top_weights)
+        rows = replace(rows, top_weights=top_weights, top_keys=torch.where(spoiled, -1, rows.top_keys))
     return Statistics(
         shape=(call.batch, call.heads, call.length_q, call.length_k),
         lse=rows.lse,
@@ -129,32 +127,30 @@ def _statistics(call: Call, asked: Asked, module: Any, has_value: bool) -> Stati
         largest=rows.largest,
         largest_at=rows.largest_at,
         distance=rows.distance,
-        keys_seen=seen,
+        keys_seen=sight.seen,
         counted=counted,
-        padded=padded_rows(call.mask, call.length_q, call.device),
+        padded=sight.padded,
         mass=rows.mass,
         top_weights=rows.top_weights,
         top_keys=rows.top_keys,
         received=rows.received,
-        heads=_per_head(call, asked, rows, counted, Sight(seen, keys), has_value),
+        heads=_per_head(call, asked, rows, counted, sight, has_value),
     )
 
 
 def _per_head(
     call: Call, asked: Asked, rows: Rows, counted: Tensor, sight: Sight, has_value: bool
 ) -> dict[str, dict[str, Tensor]]:
-    real = None if bool(counted.all()) else counted
     keys = sight.keys
     if keys is not None and keys.shape[1] > 1:
         keys = keys.unflatten(1, (call.kv_heads, -1)).any(2)
-    vectors = {"query": (call.query, real), "key": (call.key, keys)}
+    vectors = {
+        "query": Vectors.of(call.query, None if bool(counted.all()) else counted),
+        "key": Vectors.of(call.key, keys),
+    }
     if has_value:
-        vectors["value"] = call.value, keys
-    found = {name: _heads.of_vectors(*given, name in asked.histograms) for name, given in vectors.items()}
-    seen = sight.seen.expand(counted.shape)
-    pairs = seen.sum((0, 2))
-    found["logits"] = _heads.of_logits(rows, pairs)
-    found["weights"] = _heads.of_weights(rows, seen, counted, pairs)
+        vectors["value"] = Vectors.of(call.value, keys)
+    found = per_head(vectors, asked.histograms, rows, counted, sight.seen)
     if asked.histograms & {"logits", "weights"}:
         _tiled.add_histograms(call, asked, rows, found)
     return found

@@ -33,18 +33,18 @@ def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
     at = positions(torch.arange(call.length_q, device=call.device), standing)[:, None, :, None]  # (B|1, 1, Lq, 1)
 
     def mass(chosen: Tensor) -> Tensor:
-        return torch.where(spoiled, torch.nan, torch.where(chosen.expand(p.shape), p, 0.0).sum(-1))
+        return torch.where(chosen.expand(p.shape), p, 0.0).sum(-1)
 
     masses = {
         "self": mass(keys == at),
         "previous": mass(keys == at - 1),
         "next": mass(keys == at + 1),
         "first": mass((keys == first[:, None])[:, None, None]),
-        "sink": torch.where(empty, 0.0, torch.exp(sink)),
+        "sink": torch.zeros_like(lse) if call.sink is None else torch.where(empty, 0.0, torch.exp(sink)),
     }
     for number, name in enumerate(asked.groups):
         assert asked.members is not None
-        masses[name] = mass(asked.members[:, None, None, number])
+        masses[name] = torch.where(spoiled, torch.nan, mass(asked.members[:, None, None, number]))
     bad = seen & ~torch.isfinite(logits)
     fine = seen & ~bad
     best = _greatest(logits, -torch.inf)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .._backends import _native_statistics
-from .._backends._native_statistics import MOST_TOP, NativeStatistics
 from .._biases import Placement
 from .._call import Call
 from ._asked import Asked
@@ -18,22 +17,18 @@ from ._rows import Rows
 
 def refuses(call: Call, asked: Asked) -> str | None:
     """Why the kernels cannot do this call, or None."""
-    if asked.top > MOST_TOP:
-        return f"the native kernels keep at most {MOST_TOP} keys of each row, and top is {asked.top}"
     return _native_statistics.refuses(call, asked.top)
 
 
 def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
+    groups = None if asked.members is None else asked.members.transpose(0, 1)
     found = _native_statistics.run(
-        call,
-        standing,
-        first=first.expand(call.batch),
-        groups=None if asked.members is None else asked.members.transpose(0, 1),
-        received=asked.received,
-        top=asked.top,
-    )
+        call, standing, first=first, groups=groups, received=asked.received, top=asked.top
+    )  # fmt: skip
     lse = found.lse if call.sink is None else _with_sink(found.lse, call.sink)
-    none = found.lse.new_zeros(*found.lse.shape, 0)
+    mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
+    mass |= {"sink": found.sink, **dict(zip(asked.groups, found.groups.unbind(0), strict=True))}
+    top_weights, top_keys = found.top_weights, found.top_keys
     return Rows(
         lse=lse,
         entropy=found.entropy,
@@ -41,14 +36,14 @@ def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
         largest_at=found.largest_at,
         smallest=found.smallest,
         distance=found.distance,
-        mass=_mass(found, asked),
+        mass=mass,
         low=found.lowest,
         high=found.highest,
         bad=found.nonfinite,
         bad_at=found.nonfinite_at,
-        top_weights=none if found.top_weights is None else found.top_weights,
-        top_keys=none.long() if found.top_keys is None else found.top_keys,
-        pivot=torch.zeros((), device=lse.device),
+        top_weights=lse.new_zeros(*lse.shape, 0) if top_weights is None else top_weights,
+        top_keys=found.nonfinite.new_zeros(*lse.shape, 0) if top_keys is None else top_keys,
+        pivot=None,
         rest=lse,
         received=found.received,
     )
@@ -57,9 +52,3 @@ def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
 def _with_sink(lse: Tensor, sink: Tensor) -> Tensor:
     """The whole denominator's; rows that see no key keep -inf."""
     return torch.where(lse == -torch.inf, lse, torch.logaddexp(lse, sink.to(lse.dtype)[None, :, None]))
-
-
-def _mass(found: NativeStatistics, asked: Asked) -> dict[str, Tensor]:
-    mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
-    mass["sink"] = found.sink
-    return mass | {name: found.groups[number] for number, name in enumerate(asked.groups)}

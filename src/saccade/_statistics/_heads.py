@@ -1,9 +1,15 @@
-"""Ranges, norms, non-finite entries per head.
+"""Ranges, norms and non-finite entries per head.
+
+Nearly always everything is finite, and then the ranges say so: how much is not, and where the first of it is, is
+worked out only where one of them is no number. (All of a small model's attention takes as long as some of these sums.)
 
 Shape legend: B items, H heads (Hq or Hkv), L rows or keys, D width.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,50 +17,94 @@ from torch import Tensor
 from ._histograms import even_bins, even_edges, tally
 from ._rows import Rows
 
+Numbers = dict[str, Tensor]
 
-def of_vectors(tensor: Tensor, real: Tensor | None, histogram: bool) -> dict[str, Tensor]:
-    """min, max, norm, nonfinite, nonfinite_at of (B, H, L, D) over the real vectors, bool (B|1, H|1, L), None: all."""
-    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    batch, heads, length, width = wide.shape
-    norms = torch.linalg.vector_norm(wide, dim=-1)
-    rows = None if real is None else real.expand(batch, heads, length)
-    low, high = _range(wide, rows)
-    entries = width * (wide.new_full((heads,), batch * length) if rows is None else rows.sum((0, 2)))
-    finite = bad = None
-    if not _sound(low, high):
-        finite, bad = _sorted_out(wide, rows)
-        low, high = _range_of(wide, finite)
-        rows = finite.all(-1)
-    found = {"min": low, "max": high, "norm": _average(norms, rows)} | _nonfinite(bad, entries, norms)
-    if histogram:
-        edges = even_edges(low, high)
-        inside = finite if finite is not None or rows is None else rows[..., None]
-        found |= {"edges": edges, "counts": tally(even_bins(wide, edges), inside, edges)}
+
+class Vectors(NamedTuple):
+    entries: Tensor  # (B, H, L, D), float32 at least
+    real: Tensor | None  # bool (B, H, L), None: all are
+
+    @classmethod
+    def of(cls, tensor: Tensor, real: Tensor | None) -> Vectors:
+        """`real` is (B|1, H|1, L)."""
+        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        return cls(wide, None if real is None else real.expand(wide.shape[:3]))
+
+    @property
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self.entries, dim=-1)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest entry of each head, both (H,); +inf and -inf where nothing is real."""
+        entries, real = self
+        if not entries.numel():
+            return entries.new_full((entries.shape[1],), torch.inf), entries.new_full((entries.shape[1],), -torch.inf)
+        if real is None:
+            return entries.amin((0, 2, 3)), entries.amax((0, 2, 3))
+        low, high = entries.amin(-1), entries.amax(-1)
+        return _amin(torch.where(real, low, torch.inf)), _amax(torch.where(real, high, -torch.inf))
+
+
+def per_head(
+    vectors: dict[str, Vectors], histograms: Collection[str], rows: Rows, counted: Tensor, seen: Tensor
+) -> dict[str, Numbers]:
+    """What `Statistics.heads` holds, but for the histograms of logits and weights.
+
+    `counted` (B, Hq, Lq) are the rows that see a key, `seen` (B|1, Hq|1, Lq|1) says how many keys.
+    """
+    ranges = {name: these.range() for name, these in vectors.items()}
+    sound = bool(torch.isfinite(torch.cat([bound for pair in ranges.values() for bound in pair])).all())
+    found = {
+        name: _sound(these, ranges[name]) if sound else _exactly(these, name in histograms)
+        for name, these in vectors.items()
+    }
+    for name in vectors:
+        if sound and name in histograms:
+            found[name] |= _histogram(vectors[name].entries, vectors[name].real, found[name])
+    found["logits"] = {"min": _amin(rows.low), "max": _amax(rows.high)}
+    if bool(rows.bad.any()):
+        fine = counted & ~torch.isnan(rows.largest)
+        logits, weights = _bad_pairs(rows, seen.expand(counted.shape))
+    else:
+        fine = counted
+        logits = weights = _none_bad(found["query"]["min"])
+    found["logits"] |= logits
+    low, high = torch.where(fine, rows.smallest, torch.inf), torch.where(fine, rows.largest, -torch.inf)
+    found["weights"] = {"min": _amin(low), "max": _amax(high)} | weights
     return found
 
 
-def _range(wide: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    if not wide.numel():
-        return wide.new_full((wide.shape[1],), torch.inf), wide.new_full((wide.shape[1],), -torch.inf)
-    if rows is None:
-        return wide.amin((0, 2, 3)), wide.amax((0, 2, 3))
-    return _amin(torch.where(rows, wide.amin(-1), torch.inf)), _amax(torch.where(rows, wide.amax(-1), -torch.inf))
+# --- vectors ------------------------------------------------------------------------------------------------------
 
 
-def _sound(low: Tensor, high: Tensor) -> bool:
-    """Whether the ranges say that nothing real is NaN or infinite: those of nothing are +inf and -inf."""
-    return bool(((torch.isfinite(low) & torch.isfinite(high)) | (low > high)).all())
+def _sound(vectors: Vectors, bounds: tuple[Tensor, Tensor]) -> Numbers:
+    """Of vectors that are all finite."""
+    low, high = bounds
+    return {"min": low, "max": high, "norm": _average(vectors.norms, vectors.real)} | _none_bad(low)
 
 
-def _sorted_out(wide: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which entries of real vectors are finite and which are not."""
-    finite = torch.isfinite(wide)
-    return (finite, ~finite) if rows is None else (finite & rows[..., None], ~finite & rows[..., None])
+def _exactly(vectors: Vectors, histogram: bool) -> Numbers:
+    """Of vectors some entries of which are not finite, or none of which are real."""
+    entries, real = vectors
+    finite = torch.isfinite(entries)
+    bad = ~finite
+    if real is not None:
+        finite, bad = finite & real[..., None], bad & real[..., None]
+    heads, (batch, _, length, width) = entries.shape[1], entries.shape
+    vectors_of = entries.new_full((heads,), batch * length) if real is None else real.sum((0, 2))
+    low = _amin(torch.where(finite, entries, torch.inf).flatten(2))
+    high = _amax(torch.where(finite, entries, -torch.inf).flatten(2))
+    found = {"min": low, "max": high, "norm": _average(vectors.norms, finite.all(-1))}
+    found["nonfinite"] = bad.sum((0, 2, 3)).to(entries.dtype) / (vectors_of * width).clamp(min=1)
+    found["nonfinite_at"] = _first_place(bad)
+    return found | (_histogram(entries, finite, found) if histogram else {})
 
 
-def _range_of(wide: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-    low = torch.where(finite, wide, torch.inf).amin((0, 2, 3))
-    return low, torch.where(finite, wide, -torch.inf).amax((0, 2, 3))
+def _histogram(entries: Tensor, inside: Tensor | None, found: Numbers) -> Numbers:
+    edges = even_edges(found["min"], found["max"])
+    if inside is not None and inside.dim() == 3:
+        inside = inside[..., None]
+    return {"edges": edges, "counts": tally(even_bins(entries, edges), inside, edges)}
 
 
 def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
@@ -62,13 +112,28 @@ def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
     return norms.mean((0, 2)) if rows is None else torch.where(rows, norms, 0.0).sum((0, 2)) / rows.sum((0, 2))
 
 
-def _nonfinite(bad: Tensor | None, entries: Tensor, like: Tensor) -> dict[str, Tensor]:
-    """Share and first place of True in bad (B, H, L, D), per head; None is all False."""
-    if bad is None:
-        heads = like.shape[1]
-        return {"nonfinite": like.new_zeros(heads), "nonfinite_at": entries.new_full((heads, 4), -1)}
-    found = bad.sum((0, 2, 3))
-    return {"nonfinite": found.to(like.dtype) / entries.clamp(min=1), "nonfinite_at": _first_place(bad)}
+# --- logits and weights -------------------------------------------------------------------------------------------
+
+
+def _bad_pairs(rows: Rows, seen: Tensor) -> tuple[Numbers, Numbers]:
+    """Shares and first places of logits and of weights. A NaN or +inf among a row's logits spoils each weight."""
+    pairs = seen.sum((0, 2))
+    spoiled = torch.where(torch.isnan(rows.largest), seen, 0)
+    return _bad_of(rows.bad, rows.bad_at, pairs, rows.lse.dtype), _bad_of(spoiled, rows.bad_at, pairs, rows.lse.dtype)
+
+
+def _bad_of(bad: Tensor, bad_at: Tensor, pairs: Tensor, dtype: torch.dtype) -> Numbers:
+    """From how many there are in each row (B, Hq, Lq) and the key that is named there."""
+    place = _first_place((bad > 0)[..., None])
+    item, head, row, _ = place.clamp(min=0).unbind(1)
+    place = torch.where(place[:, :1] < 0, -1, torch.stack([item, head, row, bad_at[item, head, row]], 1))
+    return {"nonfinite": bad.sum((0, 2)).to(dtype) / pairs.clamp(min=1), "nonfinite_at": place}
+
+
+def _none_bad(like: Tensor) -> Numbers:
+    """Of heads (H,) without anything that is not finite."""
+    nowhere = torch.full((like.shape[0], 4), -1, dtype=torch.int64, device=like.device)
+    return {"nonfinite": torch.zeros_like(like), "nonfinite_at": nowhere}
 
 
 def _first_place(bad: Tensor) -> Tensor:
@@ -83,31 +148,8 @@ def _first_place(bad: Tensor) -> Tensor:
     return torch.where(flat.amax(1)[:, None] > 0, torch.stack([item, head, row, channel], 1), -1)
 
 
-def of_logits(rows: Rows, pairs: Tensor) -> dict[str, Tensor]:
-    """min, max, nonfinite, nonfinite_at of the logits seen; `pairs` (Hq,) is how many there are."""
-    share, place = _bad_pairs(rows.bad, rows.bad_at, pairs, rows.lse)
-    return {"min": _amin(rows.low), "max": _amax(rows.high), "nonfinite": share, "nonfinite_at": place}
-
-
-def of_weights(rows: Rows, seen: Tensor, counted: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-    """The same of the weights. A NaN or +inf among a row's logits makes each of its weights NaN."""
-    spoiled = torch.isnan(rows.largest)
-    share, place = _bad_pairs(torch.where(spoiled, seen, 0), rows.bad_at, pairs, rows.lse)
-    fine = counted & ~spoiled
-    low, high = torch.where(fine, rows.smallest, torch.inf), torch.where(fine, rows.largest, -torch.inf)
-    return {"min": _amin(low), "max": _amax(high), "nonfinite": share, "nonfinite_at": place}
-
-
-def _bad_pairs(bad: Tensor, bad_at: Tensor, pairs: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """From how many there are in each row and the first key of them, both (B, Hq, Lq)."""
-    share = bad.sum((0, 2)).to(like.dtype) / pairs.clamp(min=1)
-    place = _first_place((bad > 0)[..., None])
-    item, head, row, _ = place.clamp(min=0).unbind(1)
-    key = bad_at[item, head, row] if bad_at.numel() else row
-    return share, torch.where(place[:, :1] < 0, -1, torch.stack([item, head, row, key], 1))
-
-
 def _amin(rows: Tensor) -> Tensor:
+    """(B, H, n) to (H,)."""
     return rows.amin((0, 2)) if rows.numel() else rows.new_full((rows.shape[1],), torch.inf)
 
 

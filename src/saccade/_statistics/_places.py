@@ -52,10 +52,3 @@ def _padded(mask: Mask | None, start: int, length: int, device: torch.device) ->
     found = [_padded(part, start, length, device) for part in mask.parts] if isinstance(mask, And) else []
     some = [rows for rows in found if rows is not None]
     return None if not some else some[0] if len(some) == 1 else torch.stack(torch.broadcast_tensors(*some)).any(0)
-
-
-def first_key(keys: Tensor | None, device: torch.device) -> Tensor:
-    """The first of `keys`, bool (B|1, H|1, Lk) or None for all, in each item: int64 (B|1,); 0 where there is none."""
-    if keys is None or not keys.shape[2]:
-        return torch.zeros(1, dtype=torch.int64, device=device)
-    return keys.any(1).to(torch.uint8).argmax(1)

@@ -149,7 +149,7 @@ class Statistics:
             "keys": keys,
             "rows": {"counted": self.rows_counted, "empty": self.rows_empty, "padded": self.rows_padded},
             "mean": {name: _plain(self.mean(name)) for name in self.names},
-            "heads_of": {what: {name: _plain(x) for name, x in held.items()} for what, held in self.heads.items()},
+            "per_head": {what: {name: _plain(x) for name, x in held.items()} for what, held in self.heads.items()},
         }
 
     def __repr__(self) -> str:

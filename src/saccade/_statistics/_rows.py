@@ -29,8 +29,8 @@ class Rows:
     bad_at: Tensor  # int64, the first key of them, -1
     top_weights: Tensor  # (B, Hq, Lq, top)
     top_keys: Tensor
-    pivot: Tensor  # p_ij = exp((s_ij - pivot_i) - rest_i), more exact than s_ij - lse_i where lse is large
-    rest: Tensor
+    pivot: Tensor | None  # p_ij = exp((s_ij - pivot_i) - rest_i), more exact than exp(s_ij - lse_i) where lse is large;
+    rest: Tensor  # None: 0
     received: Tensor | None = None  # (B, Hq, Lk)
 
 

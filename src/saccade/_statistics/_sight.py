@@ -5,34 +5,74 @@ Shape legend: B items, H heads, Lq / Lk lengths.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._biases import Span
+from .._biases import Placement, Span
 from .._call import Call, _stands_at
 from .._masks import Causal, FromTensor, Mask, Padding, Window, keys_seen
 from .._masks._algebra import And
+from .._masks._data import lasting
 from .._masks._placement import At
-from ._places import positions
+from ._places import padded_rows, positions, standing
 
 _ROWS, _KEYS = 256, 2048
 
 
 class Sight(NamedTuple):
-    seen: Tensor  # int64 (B|1, H|1, Lq|1)
-    keys: Tensor | None  # bool (B|1, H|1, Lk), None: every key is seen by some row
+    """What depends on the mask and the lengths alone, unless a bias of -inf hides more."""
+
+    seen: Tensor  # int64 (B|1, H|1, Lq|1), how many keys each row sees
+    keys: Tensor | None  # bool (B|1, H|1, Lk), seen by some row; None: all
+    first: Tensor  # int64 (B|1,), the first key that any row of the item sees; 0 where there is none
+    padded: Tensor  # bool (B|1, 1, Lq|1), rows that are no tokens
+    standing: Placement  # row i stands at key index i + standing
+
+
+# One mask serves every layer of a model. By identity, because to compare two masks means to compare their tensors; on
+# a CPU alone, because elsewhere a remembered tensor would have to know of streams and of graphs being captured.
+_REMEMBERED: dict[int, tuple[Any, tuple[int, int], Sight]] = {}
 
 
 def sight_of(call: Call) -> Sight:
     """What the mask shows and a bias of -inf does not hide."""
+    mask, sizes = call.mask, (call.length_q, call.length_k)
+    if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
+        return _worked_out(call)
+    known = _REMEMBERED.get(id(mask))
+    if known is not None and known[0]() is mask and known[1] == sizes:
+        return known[2]
+    found = _worked_out(call)
+    place = id(mask)
+    _REMEMBERED[place] = weakref.ref(mask, lambda _: _REMEMBERED.pop(place, None)), sizes, found
+    return found
+
+
+@lasting
+def _worked_out(call: Call) -> Sight:
     hidden = _hides(call)
     seen = None if hidden else _counted(call)
     if seen is None:
-        return _walked(call, hidden)
-    return Sight(seen, keys_seen(call.mask, call.length_q, call.length_k, device=call.device))
+        seen, keys = _walked(call, hidden)
+    else:
+        keys = keys_seen(call.mask, call.length_q, call.length_k, device=call.device)
+    return Sight(
+        seen, keys, _first(keys, call.device), padded_rows(call.mask, call.length_q, call.device), standing(call)
+    )
+
+
+def _shown(call: Call) -> Tensor | None:
+    return keys_seen(call.mask, call.length_q, call.length_k, device=call.device)
+
+
+def _first(keys: Tensor | None, device: torch.device) -> Tensor:
+    if keys is None or not keys.shape[2]:
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return keys.any(1).to(torch.uint8).argmax(1)
 
 
 def _hides(call: Call) -> bool:
@@ -112,7 +152,7 @@ def _both(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 # --- by looking ---------------------------------------------------------------------------------------------------
 
 
-def _walked(call: Call, hidden: bool) -> Sight:
+def _walked(call: Call, hidden: bool) -> tuple[Tensor, Tensor | None]:
     """Tile by tile, whatever hides what."""
     keys = [_span(start, min(start + _KEYS, call.length_k), call) for start in range(0, call.length_k, _KEYS)]
     counts, shown = [], torch.zeros(1, 1, call.length_k, dtype=torch.bool, device=call.device)
@@ -126,9 +166,9 @@ def _walked(call: Call, hidden: bool) -> Sight:
             shape = torch.broadcast_shapes(*(tile.shape[:2] for tile in tiles))
             shown = shown | torch.cat([tile.any(2).expand(*shape, -1) for tile in tiles], 2)
     if not counts:
-        return Sight(torch.zeros(1, 1, 0, dtype=torch.int64, device=call.device), shown)
+        return torch.zeros(1, 1, 0, dtype=torch.int64, device=call.device), shown
     shape = torch.broadcast_shapes(*(count.shape[:2] for count in counts))
-    return Sight(torch.cat([count.expand(*shape, -1) for count in counts], 2), shown)
+    return torch.cat([count.expand(*shape, -1) for count in counts], 2), shown
 
 
 def _span(start: int, stop: int, call: Call) -> Span:

@@ -170,6 +170,8 @@ def _finished(walk: Walk, sums: _Sums) -> Rows:
     rest, kept, share = _with_sink(torch.log(some), pivot, walk.sink)
     factor = torch.where(empty, 0.0, kept / some)
     wide = pivot[..., None], rest[..., None], empty[..., None]
+    # Of a row that sees a NaN, what it does not see still weighs 0.
+    places = torch.where(sums.found == NEGATIVE, 0.0, _weight(sums.found, *wide))
     entropy = torch.where(empty, 0.0, kept * rest - sums.shifted * factor)
     return Rows(
         lse=torch.where(empty, NEGATIVE, pivot + rest),
@@ -178,7 +180,7 @@ def _finished(walk: Walk, sums: _Sums) -> Rows:
         largest_at=torch.where(empty, -1, torch.where(torch.isnan(rest), sums.bad_at, sums.best_at)),
         smallest=_weight(sums.least, pivot, rest, empty),
         distance=sums.distance * factor,
-        mass=_masses(walk, _weight(sums.found, *wide), torch.where(empty, 0.0, share), sums.groups * factor[..., None]),
+        mass=_masses(walk, places, torch.where(empty, 0.0, share), sums.groups * factor[..., None]),
         low=sums.low,
         high=sums.high,
         bad=sums.bad,

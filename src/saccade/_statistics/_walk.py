@@ -67,7 +67,7 @@ class Walk:
     def weights(self, rows: Rows) -> Iterator[tuple[Piece, Tensor]]:
         """Every tile with its weights (B, Hq, r, c), 0 where nothing is seen, once the rows are known."""
         items = slice(*self.problem.batch)
-        pivots = rows.pivot.expand(rows.rest.shape)[items]
+        pivots = torch.zeros_like(rows.rest)[items] if rows.pivot is None else rows.pivot[items]
         rests = torch.where(rows.rest == NEGATIVE, 0.0, rows.rest)[items]
         key_spans = self.problem.key_spans()
         for span in self.problem.row_spans():

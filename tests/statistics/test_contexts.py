@@ -1,0 +1,165 @@
+"""Wherever a call is made: under autograd, autocast, inference mode, torch.func; with any strides and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwd
+from torch import Tensor
+
+import dense_statistics
+import problems
+import saccade
+from problems import NATIVE
+
+
+def tensors_of(statistics):
+    found = [getattr(statistics, field.name) for field in fields(statistics)]
+    while found:
+        thing = found.pop()
+        if isinstance(thing, dict):
+            found += thing.values()
+        elif isinstance(thing, Tensor):
+            yield thing
+
+
+def same(left, right):
+    pairs = list(zip(tensors_of(left), tensors_of(right), strict=True))
+    assert len(pairs) > 30
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def run(named, backend="auto", **more):
+    options = {
+        "value": named["value"], "bias": named.get("bias"), "sink": named.get("sink"), "top": 2, "histograms": True
+    }  # fmt: skip
+    return saccade.statistics(named["query"], named["key"], saccade.Causal(), backend=backend, **options | more)
+
+
+def drawn(**more):
+    named = problems.tensors(**more)
+    draw = torch.Generator().manual_seed(3)
+    bias, sink = torch.randn(11, 13, generator=draw), torch.randn(6, generator=draw)
+    return named | {"bias": bias.to(named["query"].dtype), "sink": sink.to(named["query"].dtype)}
+
+
+def test_nothing_has_a_graph_and_nothing_given_is_changed(backend):
+    named = drawn()
+    before = {name: tensor.clone() for name, tensor in named.items()}
+    leaves = problems.leaves(named)
+    got = run(leaves, backend)
+    assert same(got, run(named, backend))
+    assert not any(tensor.requires_grad for tensor in tensors_of(got))
+    assert all(torch.equal(named[name], before[name]) and leaves[name].grad is None for name in named)
+    assert torch.is_grad_enabled()
+
+
+def test_inference_mode(backend):
+    named = drawn()
+    with torch.inference_mode():
+        got = run({name: tensor.clone() for name, tensor in named.items()}, backend)
+    assert same(got, run(named, backend))
+
+
+def test_forward_mode_tangents_are_left_behind():
+    named = drawn()
+    with fwd.dual_level():
+        dual = {name: fwd.make_dual(tensor, torch.ones_like(tensor)) for name, tensor in named.items()}
+        got = run(dual)
+        assert all(fwd.unpack_dual(tensor).tangent is None for tensor in tensors_of(got))
+    assert same(got, run(named))
+
+
+def test_inside_of_torch_func():
+    named, seen = drawn(), []
+
+    def loss(query):
+        seen.append(run(named | {"query": query}))
+        return saccade.attention(query, named["key"], named["value"]).sum()
+
+    torch.func.grad(loss)(named["query"])
+    assert same(seen[0], run(named))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_float32(dtype, backend):
+    named = drawn(dtype=dtype)
+    got, wide = run(named, backend), {name: tensor.double() for name, tensor in named.items()}
+    assert got.entropy.dtype == got.received.dtype == got.heads["query"]["norm"].dtype == torch.float32
+    seen = saccade.Causal().dense(11, 13)
+    judge = dense_statistics.Dense(wide["query"], wide["key"], seen, bias=wide["bias"], sink=wide["sink"])
+    off = dense_statistics.bound(judge, wide["query"], wide["key"], torch.float32)
+    torch.testing.assert_close(got.entropy.double(), judge.entropy, rtol=0, atol=5 * off)
+    torch.testing.assert_close(got.received.double(), judge.received, rtol=0, atol=11 * off)
+    torch.testing.assert_close(got.mass["sink"].double(), judge.sink, rtol=0, atol=off)
+
+
+def test_float64_gives_float64():
+    got = run(drawn(dtype=torch.float64))
+    floating = {tensor.dtype for tensor in tensors_of(got) if tensor.is_floating_point()}
+    assert floating == {torch.float64}
+
+
+def test_autocast_casts_as_it_does_for_attention():
+    named = drawn(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = run(named)
+    cast = {name: named[name].bfloat16() for name in ("query", "key", "value")}
+    assert same(got, run(named | cast))
+    assert not torch.equal(got.entropy, run(named).entropy)
+
+
+def test_any_strides(backend):
+    named = drawn()
+    odd = dict(named)
+    for name in ("query", "key", "value"):
+        batch, heads, length, width = named[name].shape
+        memory = torch.full((batch, length, heads, 2 * width), float("nan"), dtype=named[name].dtype)
+        memory[..., ::2] = named[name].transpose(1, 2)
+        odd[name] = memory[..., ::2].transpose(1, 2)
+        assert odd[name].stride(-1) == 2
+    want, got = run(named, backend), run(odd, backend)
+    for name in ("lse", "entropy", "distance", "received"):
+        tiny = torch.finfo(got.lse.dtype).eps
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=64 * tiny, atol=64 * tiny)
+    assert torch.equal(got.heads["query"]["max"], want.heads["query"]["max"])
+
+
+@pytest.mark.parametrize("backend", ["chunked", NATIVE])
+def test_same_input_same_bits_whatever_the_threads(backend, threads):
+    named = drawn(rows=257, keys=263, dtype=torch.float32)
+    named["bias"] = None
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(run(named, backend))
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+def test_backends_agree():
+    """All in float32, so that all take the call: the judge's tolerance, twice."""
+    named = drawn(dtype=torch.float32)
+    got = [run(named, backend) for backend in ("reference", "chunked", "auto")]
+    wide = {name: tensor.double() for name, tensor in named.items()}
+    seen = saccade.Causal().dense(11, 13)
+    judge = dense_statistics.Dense(wide["query"], wide["key"], seen, bias=wide["bias"], sink=wide["sink"])
+    off = 2 * dense_statistics.bound(judge, wide["query"], wide["key"], torch.float32)
+    for other in got[1:]:
+        for name in ("lse", "entropy", "largest", "received"):
+            torch.testing.assert_close(getattr(other, name), getattr(got[0], name), rtol=0, atol=11 * off)
+        assert torch.equal(other.largest_at, got[0].largest_at)
+        assert torch.equal(other.top_keys, got[0].top_keys)
+        assert torch.equal(other.heads["query"]["counts"], got[0].heads["query"]["counts"])
+
+
+def test_the_biases_own_placement_is_used_where_the_mask_has_none():
+    named = problems.tensors()
+    placed = saccade.ALiBi(torch.ones(6, dtype=torch.float64)).at(5)
+    got = saccade.statistics(named["query"], named["key"], bias=placed)
+    same_place = saccade.statistics(
+        named["query"], named["key"], saccade.Window(None, None).at(5), bias=saccade.ALiBi(placed.parameter)
+    )  # fmt: skip
+    assert torch.equal(got.distance, same_place.distance)
+    assert not torch.equal(got.distance, saccade.statistics(named["query"], named["key"]).distance)
