@@ -11,6 +11,7 @@
 
 #include "scores.h"
 #include "statistics_row.h"
+#include "statistics_top.h"
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -50,8 +51,7 @@ template <class Math, class T> class StatisticsPass {
         double* groups;  // [group][rows]
         float* members;  // [group][wide]: 1 or 0
         std::vector<int64_t> present;  // groups with a member in the chunk
-        float* best;         // [rows][top], descending
-        int32_t* best_keys;  // [rows][top]
+        Best<rows> best;
         float* received;     // [wide]
     };
 
@@ -117,23 +117,20 @@ template <class Math, class T> class StatisticsPass {
     }
 
     void prepare(Block& block) const {
-        const int64_t query_size = scores.query_size(), best_size = rows * f.top, groups = f.groups.count;
-        const int64_t floats = query_size + rows * wide + groups * wide + 2 * best_size + wide;
-        char* at_ = static_cast<char*>(scratch(0, up_to(floats * 4, 64) + groups * rows * 8));
-        block.query = reinterpret_cast<unit*>(at_);
-        block.scores = reinterpret_cast<float*>(at_) + query_size;
-        block.members = block.scores + rows * wide;
-        block.received = block.members + groups * wide;
-        block.best = block.received + wide;
-        block.best_keys = reinterpret_cast<int32_t*>(block.best + best_size);
-        block.groups = reinterpret_cast<double*>(at_ + up_to(floats * 4, 64));
+        const int64_t query_size = scores.query_size(), groups = f.groups.count;
+        const int64_t bytes = up_to((query_size + rows * wide + wide + groups * wide) * 4, 64);
+        char* const memory = static_cast<char*>(scratch(0, bytes + groups * rows * 8 + Best<rows>::bytes_for(f.top)));
+        block.query = reinterpret_cast<unit*>(memory);
+        block.scores = reinterpret_cast<float*>(memory) + query_size;
+        block.received = block.scores + rows * wide;
+        block.members = block.received + wide;
+        block.groups = reinterpret_cast<double*>(memory + bytes);
     }
 
     void clear(Block& block) const {
         block.sums.clear(), block.present.clear();
         std::fill_n(block.groups, f.groups.count * rows, 0.0);
-        std::fill_n(block.best, rows * f.top, -infinity);
-        std::fill_n(block.best_keys, rows * f.top, -1);
+        if (f.top) block.best.start(f.top, block.groups + f.groups.count * rows);
     }
 
     void take_query(Block& block) const {
@@ -198,7 +195,7 @@ template <class Math, class T> class StatisticsPass {
         }
         if (highest > before) sums.top[i] = highest, sums.largest_at[i] = key_at(block, first_equal(s, seen, highest));
         note(block, i);
-        if (f.top) keep(block, i, range);
+        if (f.top) block.best.take(i, s, seen, range.highest, [&](int64_t column) { return key_at(block, column); });
         const float top = sums.top[i], pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
         if (top != before && before != -infinity) {
             const double fall = (double)before - top, carry = exp2_of((before - top) * scores.exponent);
@@ -293,34 +290,9 @@ template <class Math, class T> class StatisticsPass {
         }
     }
 
-    // --- the largest ones ---
-
-    void keep(Block& block, int64_t i, const Range& range) const {
-        const float* const s = block.scores + i * wide;
-        const Span seen = block.seen[i / team];
-        float* const best = block.best + i * f.top;
-        int32_t* const keys = block.best_keys + i * f.top;
-        const int64_t last = f.top - 1;
-        if (!(greatest(range.high()) > best[last])) return;
-        // Where many come near, as with logits that rise from key to key, most would be driven out again.
-        float bar = best[last];
-        int64_t many = 0;
-        for (int64_t j = seen.start; j < seen.stop; j += lanes) many += __builtin_popcount(above(load(s + j), bar));
-        if (many > 2 * f.top) bar = std::max(bar, range.bar(f.top));
-        for (int64_t j = seen.start; j < seen.stop; j += lanes)
-            for (uint32_t lanes_ = above(load(s + j), bar); lanes_; lanes_ &= lanes_ - 1) {
-                const int64_t column = j + __builtin_ctz(lanes_);
-                const float x = s[column];
-                if (!(x > best[last])) continue;
-                int64_t place = last;
-                for (; place > 0 && best[place - 1] < x; place--) best[place] = best[place - 1], keys[place] = keys[place - 1];
-                best[place] = x, keys[place] = (int32_t)key_at(block, column);
-            }
-    }
-
     // --- results ---
 
-    void finish(const Block& block) const {
+    void finish(Block& block) const {
         const int64_t place = (block.b * p.heads + block.h) * p.length_q + block.first, step = p.batch * p.heads * p.length_q;
         float inverse[rows];
         alignas(64) float numbers[Statistics::numbers_count][rows];
@@ -334,26 +306,27 @@ template <class Math, class T> class StatisticsPass {
                 const double mass = block.groups[group * rows + i];
                 f.groups.mass[group * step + place + i] = mass == 0 ? 0 : (float)(mass * inverse[i]);
             }
-            finish_best(block, i, place + i, inverse[i]);
+            if (f.top) finish_best(block, i, place + i, inverse[i]);
         }
         if (!f.received) return;
         for (int64_t i = 0; i < block.count; i++) pivots[place + i] = block.sums.top[i] == -infinity ? 0 : block.sums.top[i];
         std::copy_n(inverse, block.count, inverses + place);
     }
 
-    void finish_best(const Block& block, int64_t i, int64_t place, float inverse) const {
-        const float* const best = block.best + i * f.top;
+    void finish_best(Block& block, int64_t i, int64_t place, float inverse) const {
+        block.best.settle(i);
+        const int64_t count = block.best.count[i], at_ = i * block.best.room;
         float* const weights = f.top_weights + place * f.top;
+        int64_t* const keys = f.top_keys + place * f.top;
         for (int64_t n = 0; n < f.top; n++) {
-            const int32_t key = block.best_keys[i * f.top + n];
-            f.top_keys[place * f.top + n] = key;
-            weights[n] = best[n] - block.sums.top[i];
+            keys[n] = n < count ? block.best.keys[at_ + n] : -1;
+            weights[n] = n < count ? block.best.scores[at_ + n] - block.sums.top[i] : -infinity;
         }
         for (int64_t n = 0; n < f.top; n += lanes) {
             const vf weight = exp2_of(load_as_float(weights + n, f.top - n), splat(scores.exponent)) * splat(inverse);
             store_from_float(weights + n, weight, f.top - n);
         }
-        for (int64_t n = f.top; n-- > 0 && block.best_keys[i * f.top + n] < 0;) weights[n] = 0;
+        std::fill_n(weights + count, f.top - count, 0.0f);
     }
 
     // --- second stage: what keys receive ---

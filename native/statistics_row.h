@@ -10,19 +10,6 @@
 namespace saccade {
 namespace SACCADE_SET {
 
-// Lanes where x > bar; never those of a NaN.
-SACCADE_INLINE uint32_t above(vf x, float bar) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bar), _CMP_GT_OQ);
-#elif defined(__AVX2__)
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(bar), _CMP_GT_OQ));
-#else
-    uint32_t bits = 0;
-    for (int n = 0; n < lanes; n++) bits |= (uint32_t)(x[n] > bar) << n;
-    return bits;
-#endif
-}
-
 // The largest size of all entries seen, as the bits of a float: those of NaN and infinity are larger than any other.
 struct Peak {
     vu bits = {};
@@ -60,15 +47,6 @@ struct Range {
         uint32_t any = 0;
         for (int n = 0; n < lanes; n++) any |= odds[n];
         return any != 0;
-    }
-
-    // Just below a number that at least `count` scores reach: the largest of each lane are so many different ones.
-    float bar(int64_t count) const {
-        if (count > 2 * lanes) return -infinity;
-        float top[2 * lanes];
-        store(top, highest[0]), store(top + lanes, highest[1]);
-        std::nth_element(top, top + count - 1, top + 2 * lanes, [](float a, float b) { return a > b; });
-        return std::nextafter(top[count - 1], -infinity);
     }
 };
 
