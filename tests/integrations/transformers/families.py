@@ -77,7 +77,10 @@ FAMILIES = [
     ),
     Family(
         "gpt-oss",
-        _text("GptOssConfig", **LLAMA, sliding_window=5, num_local_experts=3, num_experts_per_tok=2, rope_parameters=PLAIN),
+        _text(
+            "GptOssConfig", **LLAMA, sliding_window=5, num_local_experts=3, num_experts_per_tok=2,
+            rope_parameters=PLAIN,
+        ),
         "GptOssForCausalLM", generates=True, causal=True,
     ),
     Family("vit", _vit, "ViTForImageClassification", reads="pixels"),

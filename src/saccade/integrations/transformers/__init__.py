@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,12 +27,14 @@ def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) 
         ignore: names of arguments that a model hands to its attention function and that may be passed over.
 
     Raises:
-        ValueError: another word for `attentions`.
+        ValueError: another word for `attentions`. TypeError: `ignore` is one string.
         ImportError: transformers is missing or older than 5.0.
     """
     seconds = {"weights": weights, "statistics": statistics}
     if attentions not in seconds:
         raise ValueError(f'register: attentions must be "weights" or "statistics", got {attentions!r}')
+    if isinstance(ignore, str):
+        raise TypeError(f"register: ignore must be names, as in [{ignore!r}], got {ignore!r}")
     functions, masks = _interfaces()
     functions.register(NAME, function_giving(seconds[attentions], frozenset(ignore)))
     masks.register(NAME, saccade_mask)
@@ -39,9 +42,9 @@ def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) 
 
 def unregister() -> None:
     """Take "saccade" out of transformers again. A model that is still set to it raises transformers' own KeyError."""
-    functions, masks = _interfaces()
-    functions._global_mapping.pop(NAME, None)
-    masks._global_mapping.pop(NAME, None)
+    if "transformers" in sys.modules:
+        for interface in _interfaces():
+            interface._global_mapping.pop(NAME, None)
 
 
 def _interfaces() -> tuple[Any, Any]:

@@ -5,14 +5,16 @@ Shapes: B batch, Lq / Lk lengths.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..._masks import FromTensor, Padding
-from ...interception.transformers import MaskTensor
+from ...interception.transformers import MaskTensor, UnknownAttention
 from ...interception.transformers._mask_functions import Frame, Unreadable, joined, placed, read
 
 
@@ -24,10 +26,12 @@ def saccade_mask(
 ) -> Tensor | None:  # fmt: skip
     """Who attends to whom in one forward, (B, 1, Lq, Lk): the signature of transformers' mask functions.
 
-    Never None, which would mean "causal" or "everything" by what the attention module says of itself: a model that does
-    not look its attention function up, and adds the mask to its own scores, is found out by the mask (`MaskTensor`). A
-    mask function that is not one of transformers' own becomes booleans, Lq x Lk of them. Under a compiler or a tracer
-    this is `sdpa_mask`.
+    Never None, which would mean "causal" or "everything" by what the attention module says of itself. A mask function
+    that is not one of transformers' own becomes booleans, Lq x Lk of them. Under a compiler or a tracer this is
+    `sdpa_mask`.
+
+    Raises:
+        UnknownAttention: the model computes its attention itself, and would take these booleans for numbers to add.
     """
     from transformers import masking_utils
 
@@ -43,6 +47,12 @@ def saccade_mask(
             allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip
         )  # fmt: skip
         return masking_utils.sdpa_mask(batch_size, q_length, kv_length, device=device, **given, **more)
+    kind: Any = type(more.get("config"))
+    if not _looks_up(kind):
+        raise UnknownAttention(
+            f"{kind.__name__}: models of this kind compute attention themselves, and do not look their "
+            'function up, so that attn_implementation="saccade" cannot reach them; use "eager"'
+        )
     frame = Frame(q_length, kv_length, int(q_offset), kv_offset)
     kept = _kept(attention_mask, frame)
     try:
@@ -54,6 +64,17 @@ def saccade_mask(
         mask = FromTensor(bits)
     shape = (batch_size, 1, q_length, kv_length)
     return MaskTensor(mask, shape, device, None if kept is None else _tokens(kept, frame))
+
+
+@cache
+def _looks_up(kind: type) -> bool:
+    """Whether models with this kind of config look their attention function up, as far as transformers can tell."""
+    from transformers import PreTrainedModel
+
+    file = sys.modules.get(kind.__module__.replace(".configuration_", ".modeling_"))
+    held = [] if file is None else [thing for thing in vars(file).values() if isinstance(thing, type)]
+    models = [thing for thing in held if issubclass(thing, PreTrainedModel) and thing is not PreTrainedModel]
+    return all(model._can_set_attn_implementation() for model in models)
 
 
 def _traced() -> bool:

@@ -259,7 +259,7 @@ def _refuse_unknown(module: Any, more: dict[str, Any], ignored: frozenset[str]) 
 def _known_to_eager(file: str) -> frozenset[str] | None:
     """The arguments that the eager functions of a model's file name; None where it has none."""
     held = vars(sys.modules[file]) if file in sys.modules else {}
-    eager = [thing for name, thing in held.items() if "eager" in name and inspect.isfunction(thing)]
+    eager = [thing for name, thing in held.items() if "eager_attention" in name and inspect.isfunction(thing)]
     if not eager:
         return None
     return frozenset(name for function in eager for name in inspect.signature(function).parameters)
