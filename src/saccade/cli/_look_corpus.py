@@ -50,8 +50,8 @@ class Study:
 
     @property
     def asked(self) -> bool:
-        """Whether any study is wanted."""
-        return any((self.corpus, self.syntax, self.coreference, self.probe, self.against))
+        """Whether any of these options was given."""
+        return self != Study()
 
 
 def study(
@@ -76,6 +76,8 @@ def _checked(options: Study, text: list[str] | None) -> list[Path]:
     """The files of the corpus; what can be known to be wrong is told before any work."""
     if text and not options.corpus:
         raise UserError(f"a study reads files, not a TEXT; {text[0]!r} came: --corpus {text[0]}")
+    if not (options.corpus or options.syntax or options.coreference or options.probe or options.against):
+        raise UserError("nothing to study came; name it with --corpus, --syntax, --coreference or --probe")
     if options.against is not None and not options.corpus:
         raise UserError("--against compares two checkpoints over texts; name them with --corpus")
     for name in ("texts", "tokens", "words"):
