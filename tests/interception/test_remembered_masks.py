@@ -13,7 +13,7 @@ import torch
 
 from saccade import FromTensor, Padding
 from saccade.interception import _masks
-from saccade.interception._masks import mask_of
+from saccade.interception._masks import hiding, mask_of
 
 B, H, LQ, LK = 2, 3, 5, 7
 WHOLE = B, H, LQ, LK
@@ -104,3 +104,23 @@ def test_each_thread_remembers_for_itself(dense):
     thread.join()
     assert there[0] is not here
     assert there[0] == here
+
+
+def test_a_float_mask_that_only_hides_is_a_mask(dense, keep):
+    for see, kind in ((keep.expand(B, H, 1, LK), Padding), (dense, FromTensor), (dense[0, 0], FromTensor)):
+        scores = torch.zeros(see.shape).masked_fill(~see, -torch.inf)
+        mask = hiding(scores, WHOLE)
+        assert isinstance(mask, kind)
+        assert says(mask, see[:, :1] if see.dim() == 4 else see)
+        assert hiding(scores, WHOLE) is mask
+        scores.view(-1)[3] = -1.0
+        assert hiding(scores, WHOLE) is None
+
+
+def test_a_float_mask_that_adds_or_learns_or_differs_by_head_is_a_bias(dense):
+    hidden = torch.zeros(dense.shape).masked_fill(~dense, -torch.inf)
+    lowest = hidden.clamp(min=torch.finfo(torch.float32).min)
+    by_head = torch.zeros(B, H, 1, LK)
+    by_head[1, 2, 0, 3] = -torch.inf
+    for scores in (hidden + 1, hidden * torch.nan, lowest, by_head, hidden.clone().requires_grad_()):
+        assert hiding(scores, WHOLE) is None

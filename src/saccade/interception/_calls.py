@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._masks import Causal, Mask
-from ._masks import broadcast, mask_of
+from ._masks import broadcast, hiding, mask_of
 
 _CAUSAL = Causal()
 _TOP_LEFT = Causal().at(0)
@@ -43,7 +43,8 @@ class SdpaCall(NamedTuple):
         """The call in Saccade's terms, or in a few words why it has none (mostly what PyTorch would refuse).
 
         Rows that see no key are 0 in Saccade; in PyTorch they are 0, NaN or a mean, as the kernel has it. A float mask
-        is a bias: -inf hides a key, `finfo.min` is a number like any other, as in PyTorch. A mask and `is_causal`
+        is a bias: -inf hides a key, `finfo.min` is a number like any other, as in PyTorch. One that holds only 0 and
+        -inf may be given as a mask, which means the same. A mask and `is_causal`
         together hide what either hides, as PyTorch's fused kernel for CPUs has it; its others refuse the two.
         """
         found = _tensors(_cast(self.query), _cast(self.key), _cast(self.value), self.enable_gqa)
@@ -97,6 +98,9 @@ def _hidden(given: Tensor, whole: tuple[int, ...], dtype: torch.dtype) -> tuple[
         return mask if isinstance(mask, str) else (mask, None)
     if given.dtype not in (torch.float32, dtype):
         return f"attn_mask is {given.dtype}, which PyTorch refuses beside {dtype}"
+    mask_only = hiding(given, whole)
+    if mask_only is not None:
+        return mask_only if isinstance(mask_only, str) else (mask_only, None)
     bias = broadcast(given, whole)
     return bias if isinstance(bias, str) else (None, bias)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +58,44 @@ def broadcast(mask: Tensor, whole: tuple[int, ...]) -> Tensor | str:
 
 def mask_of(given: Tensor, whole: tuple[int, ...]) -> Mask | str:
     """The mask value of a boolean tensor that broadcasts to `whole`, (..., Hq, Lq, Lk), or why it has none."""
+    mask = _remembered(given, whole, _made)
+    assert mask is not None
+    return mask
+
+
+def hiding(given: Tensor, whole: tuple[int, ...]) -> Mask | str | None:
+    """The mask value of a float tensor that hides keys and adds nothing (it holds 0 and -inf), None for any other.
+
+    `nn.MultiheadAttention` makes such ones of boolean masks. It is looked for where looking is cheap beside attention:
+    one line for all queries, or one table for all heads.
+    """
+    if given.requires_grad or given.device.type != "cpu" or torch.compiler.is_compiling() or not given.numel():
+        return None
+    return _remembered(given, whole, _hides)
+
+
+def _hides(given: Tensor, whole: tuple[int, ...]) -> Mask | str | None:
+    tensor = broadcast(given, whole)
+    if isinstance(tensor, str):
+        return tensor
+    tensor = _told_once(tensor)
+    if tensor.shape[2] == 1 and bool((tensor == tensor[:, :1]).all()):
+        tensor = tensor[:, :1]
+    line = tensor[0, 0, 0]
+    if tensor.shape[1] > 1 or not bool(_only_hides(line)) or not bool(_only_hides(tensor)):
+        return None
+    return _made(tensor == 0, (*tensor.shape[:2], *whole[-2:]))
+
+
+def _only_hides(tensor: Tensor) -> Tensor:
+    return ((tensor == 0) | (tensor == -math.inf)).all()
+
+
+def _remembered(
+    given: Tensor, whole: tuple[int, ...], make: Callable[[Tensor, tuple[int, ...]], Mask | str | None]
+) -> Mask | str | None:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _transformed(given):
-        return _made(given, whole)
+        return make(given, whole)
     source = given if given._base is None else given._base
     where = (id(source), given.storage_offset(), given.shape, given.stride(), whole)
     entries, version = _THREAD.entries, None if given.is_inference() else given._version
@@ -66,7 +103,7 @@ def mask_of(given: Tensor, whole: tuple[int, ...]) -> Mask | str:
     known = entry is not None and entry.source() is source and entry.version == version
     if entry is not None and known and (version is not None or _same(entry.mask, given, whole)):
         return entry.mask
-    mask = _made(given, whole)
+    mask = make(given, whole)
     if isinstance(mask, Mask):
         while len(entries) >= _MOST:
             entries.pop(next(iter(entries)), None)
@@ -101,7 +138,7 @@ def _told_once(tensor: Tensor) -> Tensor:
 def _same(mask: Mask, given: Tensor, whole: tuple[int, ...]) -> bool:
     """Whether a remembered value still says what the tensor says."""
     tensor = broadcast(given, whole)
-    if isinstance(tensor, str) or tensor.device.type != "cpu":
+    if isinstance(tensor, str) or tensor.device.type != "cpu" or tensor.dtype != torch.bool:
         return False
     tensor = _told_once(tensor)
     if isinstance(mask, Padding):
