@@ -112,7 +112,7 @@ def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds
             "warning",
             head,
             f"{sharp:.0%} of the rows give at least {limits.sharp:g} of their weight to one key, with logits up to "
-            f"{logit:.3g}; so do {len(heads)} of the layer's {reading.heads} heads",
+            f"{logit:.3g}; {len(heads)} of the layer's {reading.heads} heads are like that",
             {"sharp_rows": sharp, "logit": logit, "heads": float(len(heads))},
             {"sharp_rows": limits.sharp_rows, "wide": limits.wide, "majority": limits.majority},
         )
