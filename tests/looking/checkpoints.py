@@ -109,7 +109,8 @@ def _bytes(special):
 
 def _sentence_pieces():
     inner = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    split = [pre_tokenizers.Metaspace(prepend_scheme="first", split=True), pre_tokenizers.Punctuation()]
+    inner.pre_tokenizer = pre_tokenizers.Sequence(split)
     inner.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     special = ["<unk>", "<s>", "</s>"]
     pieces = [f"<0x{i:02X}>" for i in range(256)]

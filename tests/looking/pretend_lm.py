@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import torch
 
 import saccade
+from saccade._tap import AttentionCall
+from saccade.looking import TextModel, Tokens
 from saccade.nn import Observation
 
 ALWAYS = 60.0  # a logit so large that nothing else gets weight
@@ -54,6 +56,16 @@ def _earlier(tokens, shift):
     for i, token in enumerate(tokens.tolist()):
         before = [j for j in range(1, i) if tokens[j] == token and j + shift <= i]
         out[i, before[-1] + shift if before else 0] = ALWAYS
+    return out
+
+
+def following(tokens):
+    return ALWAYS * torch.diag(torch.ones(len(tokens) - 1), 1)
+
+
+def last(tokens):
+    out = torch.zeros(len(tokens), len(tokens))
+    out[:, -1] = ALWAYS
     return out
 
 
@@ -114,3 +126,41 @@ class PretendLM:
         self.model = _Decoder(patterns, context)
         self.tokenizer = Pieces(size)
         self.heads = None
+
+
+class PretendText(TextModel):
+    """The same patterns in a model that may look ahead, with special tokens around the text or none.
+
+    ``patterns[layer]`` may have different numbers of heads. Special tokens have the ids 90 and up.
+    """
+
+    def __init__(self, patterns, *, causal=False, before=("[CLS]",), after=("[SEP]",), context=700, size=1000):
+        names = [*before, *after]
+        self.name, self.patterns, self.causal, self.context = "pretended", patterns, causal, context
+        self.heads = tuple(len(heads) for heads in patterns)
+        self.names = {90 + i: name for i, name in enumerate(dict.fromkeys(names))}
+        ids = {name: i for i, name in self.names.items()}
+        self.before, self.after = tuple(ids[name] for name in before), tuple(ids[name] for name in after)
+        self.special = frozenset(self.names)
+        self.pieces = Pieces(size)
+        self._module = torch.nn.Linear(1, 1)
+
+    @property
+    def module(self):
+        return self._module
+
+    def encode(self, text):
+        found = self.pieces.encode(text)
+        return Tokens(found.ids, found.spans)
+
+    def written(self, token):
+        return self.names[token]
+
+    def _forward(self, tokens, observe):
+        length = tokens.shape[1]
+        assert length <= self.context
+        for layer, heads in enumerate(self.patterns):
+            key = torch.eye(length).expand(len(tokens), len(heads), length, length)
+            query = torch.stack([torch.stack([head(row) for head in heads]) for row in tokens])
+            mask = saccade.Causal() if self.causal else None
+            observe(layer, AttentionCall(query, key, key, mask, None, 1.0, None, None, 0.0, query, "pretended"))

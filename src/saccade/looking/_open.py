@@ -63,7 +63,7 @@ def _from_folder(folder: Path) -> TextModel:
 def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
     if config is not None and not config.keys() & {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(
-            f"{folder / CONFIG}: of no form known here: neither the settings of Saccade nor a model_type; {FORMS}"
+            f"{folder / CONFIG}: neither the settings of a Saccade model nor a model_type of transformers; {FORMS}"
         )
     return load(folder)
 

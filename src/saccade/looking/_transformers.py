@@ -116,14 +116,15 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
     """The model, its tokenizer, and the names of the weights that the files lack."""
     import transformers
 
+    where = {"local_files_only": local, "trust_remote_code": False}  # nobody is asked whether foreign code may run
     what = "configuration"
     try:
-        config = transformers.AutoConfig.from_pretrained(source, local_files_only=local)
+        config = transformers.AutoConfig.from_pretrained(source, **where)
         what = "tokenizer"
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, local_files_only=local)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         what = "weights"
         module, report = transformers.AutoModel.from_pretrained(
-            source, config=config, local_files_only=local, output_loading_info=True
+            source, config=config, output_loading_info=True, **where
         )
     except Exception as error:  # of a dozen libraries below, some of which raise bare Exception
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -1,0 +1,297 @@
+"""Tiny checkpoints of transformers, against the weights that transformers itself gives out."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import checkpoints
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from saccade.looking import as_text_model, collect, open_model, words_that_fit
+from saccade.models import load
+
+TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
+MAKERS = {name: getattr(checkpoints, name) for name in ("bert", "roberta", "gpt2", "llama", "t5")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = MAKERS[name](tmp_path_factory.mktemp("models") / name)
+        return made[name]
+
+    return get
+
+
+def dense(path, text):
+    """transformers' own tokens and eager weights: ids, special, characters of each, (layers, heads, L, L)."""
+    with checkpoints.quiet():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        model = transformers.AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+    found = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt")
+    reader = model.get_encoder() if model.config.is_encoder_decoder else model
+    with torch.no_grad():
+        out = reader(input_ids=found["input_ids"], output_attentions=True)
+    weights = torch.cat(out.attentions).double().numpy()
+    return found["special_tokens_mask"][0].bool().tolist(), found["offset_mapping"][0].tolist(), weights
+
+
+def on_words(special, spans, weights, words):
+    """Weights summed over the key's tokens and averaged over the query's, one pair of words after the other."""
+    ordinary = [i for i, name in enumerate(words) if name.start < name.stop]
+    members = {i: [] for i in range(len(words))}
+    around = [i for i in range(len(words)) if i not in ordinary]
+    for token, (is_special, (start, stop)) in enumerate(zip(special, spans, strict=True)):
+        if is_special:
+            members[around.pop(0)].append(token)
+        else:  # a token is of the word in which its last character is, or after it
+            members[next(i for i in ordinary if words[i].stop >= max(stop, start + 1))].append(token)
+    out = np.zeros((*weights.shape[:2], len(words), len(words)))
+    for q, k in np.ndindex(len(words), len(words)):
+        out[:, :, q, k] = weights[:, :, members[q]][..., members[k]].sum(-1).mean(-1)
+    return out
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_words_and_weights_are_those_of_transformers(folder, name, implementation, tmp_path):
+    path = folder(name)
+    config = json.loads((path / "config.json").read_text())
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    for file in path.iterdir():
+        (chosen / file.name).symlink_to(file)
+    (chosen / "config.json").unlink()
+    (chosen / "config.json").write_text(json.dumps(config | {"_attn_implementation": implementation}))
+    model = open_model(chosen)
+    assert model.module.config._attn_implementation == implementation
+    seen = collect(model, TEXT)
+    expected = on_words(*dense(path, TEXT), seen.words)
+    assert seen.weights.shape == expected.shape
+    # Both are float32 softmaxes over fewer than 64 tokens, of logits up to a few hundred: each rounds by 2^-24 of its
+    # logit, and a weight follows its logit.
+    assert np.abs(seen.weights - expected).max() < 300 * 2**-22
+    assert np.abs(seen.weights.sum(-1) - 1).max() < 1e-5
+    assert seen.causal == (not np.triu(expected, 1).any()) == (name in ("gpt2", "llama"))
+    assert [word.text for word in seen.words if not word.special] == re.findall(r"\w+|[^\w\s]", TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "context"),
+    [("bert", ["[CLS]"], ["[SEP]"], 41), ("roberta", ["<s>"], ["</s>"], 39), ("gpt2", [], [], 43),
+     ("llama", ["<s>"], [], 47), ("t5", [], ["</s>"], None)],
+)  # fmt: skip
+def test_what_stands_around_a_text_and_how_long_it_may_be(folder, name, before, after, context):
+    model = open_model(str(folder(name)))
+    written = [[model.written(token) for token in around] for around in (model.before, model.after)]
+    assert written == [before, after] and model.context == context and model.name == str(folder(name))
+    assert model.layers == len(model.heads) and len(set(model.heads)) == 1
+    if context is None:
+        assert words_that_fit(model, "sat " * 2000) == 2000
+        return
+    room = model.room
+    assert room == context - len(before) - len(after)
+    ids = model.encode("sat " * context).ids[:room]
+    model.run(model.whole(ids), lambda layer, call: None)  # the longest there is runs
+    fit = words_that_fit(model, "sat " * 2 * context)
+    assert 0 < fit <= room
+    collect(model, "sat " * fit)
+    with pytest.raises(ValueError, match=rf"this model reads {room} tokens at once, .* first {fit} words"):
+        collect(model, "sat " * (fit + 1))
+
+
+def test_special_tokens_spelled_in_a_text_are_themselves(folder):
+    seen = collect(open_model(folder("bert")), "The cat [SEP] the dog")
+    assert [(w.text, w.special) for w in seen.words] == [
+        ("[CLS]", True), ("The", False), ("cat", False), ("[SEP]", True), ("the", False), ("dog", False),
+        ("[SEP]", True),
+    ]  # fmt: skip
+    assert seen.pieces == 4 and list(seen.ordinary) == [1, 2, 4, 5]
+
+
+def test_an_unknown_word_is_a_word(folder):
+    seen = collect(open_model(folder("bert")), "The \u732b sat")
+    assert [(w.text, w.special) for w in seen.words][1:4] == [("The", False), ("\u732b", False), ("sat", False)]
+
+
+def test_opening_and_running_leaves_nothing_behind(folder):
+    from transformers.modeling_utils import AttentionInterface
+    from transformers.utils import logging
+
+    before = AttentionInterface.get_interface, torch.nn.functional.scaled_dot_product_attention
+    told = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    model = open_model(folder("llama"))
+    model.module.layers[1].train()
+
+    def fail(layer, call):
+        assert not model.module.layers[1].training
+        assert not call.out.requires_grad
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        model.run(model.whole([5, 6, 7]), fail)
+    assert model.module.layers[1].training and not model.module.layers[0].training
+    assert (AttentionInterface.get_interface, torch.nn.functional.scaled_dot_product_attention) == before
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == told
+
+
+def test_batches_of_one_length(folder):
+    model = open_model(folder("llama"))
+    tokens = torch.tensor([[1, 30, 31, 32, 33], [1, 40, 41, 42, 43]])
+    together, alone = [], []
+    model.run_weights(tokens, lambda layer, weights: together.append(weights))
+    model.run_weights(tokens[1:], lambda layer, weights: alone.append(weights))
+    assert [w.shape for w in together] == [(2, 6, 5, 5)] * 3
+    for both, one in zip(together, alone, strict=True):
+        assert torch.allclose(both[1:], one, atol=1e-5)
+
+
+def test_the_embedded_model_is_one_of_them():
+    assert open_model().name == "embedded" and open_model().causal
+    lm = load()
+    assert as_text_model(lm).lm is lm and as_text_model(open_model()).layers == lm.model.config.layers
+
+
+# What cannot be opened
+
+
+def copy(source, target):
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_folders_that_are_none(tmp_path):
+    form = "a folder of config.json, model.safetensors and tokenizer.json, as `saccade train lm` or as save_pretrained"
+    with pytest.raises(FileNotFoundError, match=rf"config.json: missing from the model folder; .* {form}"):
+        open_model(tmp_path)
+    for name in ("nowhere", "./no/where", "no/where/at-all", str(tmp_path / "no")):
+        with pytest.raises(FileNotFoundError, match=rf"{name}: no such model folder; .* {form} .* org/name"):
+            open_model(name)
+    (tmp_path / "config.json").write_text('{"hello": 1}')
+    with pytest.raises(ValueError, match=rf"config.json: neither .* nor a model_type .* {form}"):
+        open_model(tmp_path)
+    with pytest.raises(ValueError, match=rf"config.json: is a file; .* {form}"):
+        open_model(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json: damaged, not JSON"):
+        open_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "nothing-known"}')
+    with pytest.raises(
+        ValueError, match=r"configuration: .*nothing-known.*; model.safetensors and tokenizer.json: missing"
+    ):
+        open_model(tmp_path)
+
+
+def test_damaged_files(tmp_path, folder):
+    cut = copy(folder("bert"), tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"cut: weights: .*file not fully covered"):
+        open_model(cut)
+    (cut / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model.safetensors: missing from the model folder"):
+        open_model(cut)
+    garbled = copy(folder("gpt2"), tmp_path / "garbled")
+    (garbled / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"garbled: tokenizer: "):
+        open_model(garbled)
+    for file in garbled.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"garbled: tokenizer: .*tokenizer.json: missing from the model folder"):
+        open_model(garbled)
+
+
+def test_weights_that_do_not_fit(tmp_path, folder):
+    wrong = copy(folder("bert"), tmp_path / "wrong")
+    weights = safetensors.torch.load_file(wrong / "model.safetensors")
+    missing = {name: tensor for name, tensor in weights.items() if "layer.1.attention.self.query" not in name}
+    safetensors.torch.save_file(missing, wrong / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"wrong: its weights do not fit its config.json: .*layer.1.*query.bias, .* missing"
+    ):
+        open_model(wrong)
+    without_pooler = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
+    assert len(without_pooler) < len(weights)
+    safetensors.torch.save_file(without_pooler, wrong / "model.safetensors", {"format": "pt"})
+    assert open_model(wrong).layers == 2
+    spoilt = {**weights, "embeddings.word_embeddings.weight": weights["embeddings.word_embeddings.weight"] / 0}
+    safetensors.torch.save_file(spoilt, wrong / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"wrong: damaged, embeddings.word_embeddings.weight holds weights that are not"
+    ):
+        open_model(wrong)
+
+
+def test_a_tokenizer_of_another_model(tmp_path, folder):
+    wrong = copy(folder("bert"), tmp_path / "wrong")
+    (wrong / "tokenizer.json").write_bytes((folder("llama") / "tokenizer.json").read_bytes())
+    (wrong / "tokenizer_config.json").write_bytes((folder("llama") / "tokenizer_config.json").read_bytes())
+    with pytest.raises(ValueError, match=r"the tokenizer has a token '.*' that the model, with 90, does not"):
+        open_model(wrong)
+
+
+def test_a_model_without_attention(tmp_path):
+    path = checkpoints.mamba(tmp_path / "mamba")
+    with pytest.raises(ValueError, match=r"mamba: no attention call could be seen in MambaModel: it has none, or"):
+        open_model(path)
+
+
+TOLD = (
+    "some-org/some_model-1.5: no folder here, and no model from the Hugging Face hub (",
+    "a folder works without the hub: config.json, model.safetensors and tokenizer.json, copied to ./my-model, "
+    "is --model ./my-model",
+)
+
+
+def test_a_hub_that_says_no(monkeypatch):
+    def refuse(source, *, local_files_only, trust_remote_code):
+        assert source == "some-org/some_model-1.5" and not local_files_only and trust_remote_code is False
+        raise OSError("No such thing.\nAnd a long explanation.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(ValueError) as told:
+        open_model("some-org/some_model-1.5")
+    assert str(told.value) == f"{TOLD[0]}configuration: No such thing); {TOLD[1]}"
+
+
+def test_a_folder_is_never_looked_up(folder, monkeypatch):
+    asked = []
+    inner = transformers.AutoConfig.from_pretrained
+
+    def remember(source, *, local_files_only, **more):
+        asked.append((source, local_files_only))
+        return inner(source, local_files_only=local_files_only, **more)
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", remember)
+    open_model(folder("bert"))
+    assert set(asked) == {(str(folder("bert")), True)}
+
+
+@pytest.mark.slow
+def test_a_hub_that_cannot_be_reached(tmp_path):
+    code = "from saccade.looking import open_model; open_model('some-org/some_model-1.5')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    told = done.stderr.strip().splitlines()[-1]
+    assert told.startswith(f"ValueError: {TOLD[0]}") and told.endswith(TOLD[1])
+
+
+def test_without_transformers(folder, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for source in (folder("bert"), "org/name"):
+        with pytest.raises(ValueError, match=r'needs transformers, .* pip install "saccade\[hf\]"'):
+            open_model(source)
