@@ -49,7 +49,7 @@ def row_samples(seen: Statistics, heads: tuple[int, ...]) -> Running:
     samples = torch.stack([seen.of(name) for name in names])
     counted = (seen.counted & seen.lse.isfinite()).expand(samples.shape).clone()
     counted[names.index("evenness")] &= seen.keys_seen > 1
-    if len(heads) < samples.shape[2]:
+    if heads != tuple(range(samples.shape[2])):
         samples, counted = samples[:, :, heads], counted[:, :, heads]
     return Running.of(names, samples, counted)
 
@@ -76,5 +76,5 @@ def of_step(values: Mapping[str, Tensor], of_all: int, heads: tuple[int, ...]) -
     """One sample for each head of values (H,); key and value heads are repeated for the query heads that read them."""
     lines = [value.repeat_interleave(of_all // value.shape[0]) for value in values.values()]
     wide = torch.stack([line.to(lines[0].dtype) for line in lines])
-    wide = (wide if len(heads) == of_all else wide[:, heads])[:, None, :, None]
+    wide = (wide if heads == tuple(range(of_all)) else wide[:, heads])[:, None, :, None]
     return Running.of(tuple(values), wide, wide.isfinite())

@@ -6,7 +6,7 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -176,7 +176,7 @@ def watch(
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
     choice = Choice(
         whole(every, "every", least=1), _chosen(layers, "layers"),
-        None if heads is None else tuple(whole(head, "heads", least=0) for head in heads),
+        None if heads is None else tuple(dict.fromkeys(whole(head, "heads", least=0) for head in heads)),
         _chosen(keep, "keep"), gradients, on_record, on_gradients,
     )  # fmt: skip
     thresholds = alarms if isinstance(alarms, Thresholds) else None
@@ -191,7 +191,7 @@ def _chosen(given: Any, name: str) -> Chosen | None:
         return lambda site, step: True
     if callable(given):
         return lambda site, step: bool(given(site, step))
-    wanted = [given] if isinstance(given, (str, int)) else list(given)
+    wanted = [given] if isinstance(given, (str, int)) or not isinstance(given, Iterable) else list(given)
     if not all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in wanted):
         raise TypeError(f"{name} must be layer numbers, names or paths, or a function, got {describe(given)}")
     return lambda site, step: any(_fits(site, one) for one in wanted)

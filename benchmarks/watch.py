@@ -1,0 +1,199 @@
+"""What `saccade.watch` costs: forwards with every step observed, and training steps of which every 50th is.
+
+    python benchmarks/watch.py [--rounds 15] [--threads 0] [--thread-time] [--out benchmarks/results/watch.md]
+
+Three models of 6 layers, width 512, 8 heads of 64, on 4 sequences of 512 tokens: a Saccade decoder, a BERT of
+transformers with its sdpa attention, and PyTorch's nn.TransformerEncoder. Ways take turns within each round, in an
+order that turns too; ratios are medians of the rounds' ratios. Outputs are checked to be equal, to the bit, before
+anything is timed.
+
+`--thread-time` counts the CPU time of one thread instead of time on the clock: for a machine that does other things.
+
+Shapes: B items, L tokens, E width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import saccade
+from saccade.nn import AttentionConfig, BlockConfig, Decoder
+
+LAYERS, WIDTH, HEADS, ITEMS, LENGTH, EVERY = 6, 512, 8, 4, 512, 50
+OUT = Path(__file__).parent / "results" / "watch.md"
+
+Run = Callable[[Tensor], Tensor]
+Way = Callable[[], float]
+Context = Callable[[nn.Module], contextlib.AbstractContextManager[object]]
+
+
+def decoder() -> tuple[nn.Module, Run]:
+    model = Decoder(BlockConfig(AttentionConfig(WIDTH, HEADS)), LAYERS)
+    return model, model
+
+
+def bert() -> tuple[nn.Module, Run]:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=64, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH,
+    )  # fmt: skip
+    model = BertModel(config, add_pooling_layer=False)
+    return model, lambda x: model(inputs_embeds=x).last_hidden_state
+
+
+def encoder() -> tuple[nn.Module, Run]:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, batch_first=True)
+    model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+    return model, model
+
+
+MODELS = {"Saccade decoder": decoder, "BERT (transformers, sdpa)": bert, "nn.TransformerEncoder": encoder}
+
+FORWARDS: dict[str, Context] = {
+    "not watched": lambda model: contextlib.nullcontext(),
+    "every step": lambda model: saccade.watch(model),
+    "every step, without alarms": lambda model: saccade.watch(model, alarms=False),
+    "every step, received and top 8": lambda model: saccade.watch(model, received=True, top=8),
+}
+TRAININGS: dict[str, Context] = {
+    "not watched": lambda model: contextlib.nullcontext(),
+    f"every {EVERY}th step, with gradients": lambda model: saccade.watch(model, every=EVERY, gradients=True),
+    "every step, with gradients": lambda model: saccade.watch(model, gradients=True),
+}
+
+
+def forward(run: Run, x: Tensor, steps: int) -> None:
+    with torch.no_grad():
+        for _ in range(steps):
+            run(x)
+
+
+def train(run: Run, x: Tensor, steps: int) -> None:
+    for _ in range(steps):
+        run(x).square().mean().backward()
+
+
+def check(model: nn.Module, run: Run, x: Tensor) -> None:
+    """Watched, the model gives the same; in training mode, where no native fast path differs, without dropout."""
+    plain = run(x)
+    with saccade.watch(model, gradients=True) as watched:
+        seen = run(x)
+    assert torch.equal(plain, seen)
+    assert len(watched.calls) == LAYERS and not watched.unobserved
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "dropout_prob", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def measured(
+    model: nn.Module, ways: dict[str, Context], work: Callable[[int], None], steps: dict[str, int], rounds: int,
+    clock: Callable[[], float],
+) -> dict[str, list[float]]:  # fmt: skip
+    """Seconds a step for each way, round by round."""
+    work(1)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        names = list(ways)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with ways[name](model):
+                start = clock()
+                work(steps[name])
+                taken[name].append((clock() - start) / steps[name])
+    return taken
+
+
+def ratios(taken: dict[str, list[float]]) -> Iterator[tuple[str, float, float]]:
+    """Name, median seconds, and the median of the ratios to the first way."""
+    first = next(iter(taken.values()))
+    for name, seconds in taken.items():
+        yield name, statistics.median(seconds), statistics.median(a / b for a, b in zip(seconds, first, strict=True))
+
+
+def table(title: str, results: dict[str, dict[str, list[float]]]) -> list[str]:
+    lines = [f"| {title} | way | a step | ratio |", "|---|---|---|---|"]
+    for model, taken in results.items():
+        for name, seconds, ratio in ratios(taken):
+            lines.append(f"| {model} | {name} | {1e3 * seconds:.1f} ms | {ratio:.3f} |")
+    return lines
+
+
+def page(forwards: list[str], trainings: list[str], rounds: int, thread_time: bool) -> str:
+    clock = "CPU time of one thread" if thread_time else "Time on the clock"
+    lines = [
+        "# What watching costs",
+        "",
+        f"Models of {LAYERS} layers, width {WIDTH}, {HEADS} heads of {WIDTH // HEADS}, float32, on {ITEMS} sequences "
+        f"of {LENGTH} tokens. {clock}, medians of {rounds} rounds in which the ways take turns; ratios are medians of "
+        "the rounds' ratios. Outputs were checked to be equal to the bit first.",
+        "",
+        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {_processor()}.",
+        "",
+        "    python benchmarks/watch.py",
+        "",
+        *forwards,
+        "",
+        f"Forward and backward; the way that observes every {EVERY}th step runs {EVERY} of them in each round.",
+        "",
+        *trainings,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=0, help="0: PyTorch's own number")
+    parser.add_argument("--thread-time", action="store_true")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    if options.threads or options.thread_time:
+        torch.set_num_threads(options.threads or 1)
+    clock = time.thread_time if options.thread_time else time.perf_counter
+    forwards, trainings = {}, {}
+    for name in options.models:
+        torch.manual_seed(0)
+        model, run = MODELS[name]()
+        without_dropout(model.train())
+        x = torch.randn(ITEMS, LENGTH, WIDTH)
+        check(model, run, x)
+        each = dict.fromkeys(FORWARDS, 1)
+        forwards[name] = measured(model, FORWARDS, lambda n, r=run, x=x: forward(r, x, n), each, options.rounds, clock)
+        if not options.no_training:
+            each = {way: EVERY if str(EVERY) in way or way == "not watched" else 2 for way in TRAININGS}
+            work = lambda n, r=run, x=x: train(r, x, n)  # noqa: E731
+            trainings[name] = measured(model, TRAININGS, work, each, max(3, options.rounds // 5), clock)
+    text = page(table("forward", forwards), table("training", trainings), options.rounds, options.thread_time)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
