@@ -45,7 +45,7 @@ _BIAS_PAIRS, _BIAS_WIDTHS = 2**21, 128  # and the least of D + Dv
 
 def taken(call: SdpaCall) -> Meaning | str:
     """What the call means, where Saccade takes it; otherwise why not."""
-    return _foreign(call) or small(call) or _undefined(call) or _interrupted() or _meant(call)
+    return _foreign(call) or _interrupted() or small(call) or _undefined(call) or _meant(call)
 
 
 def _foreign(call: SdpaCall) -> str | None:
