@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pretend import PretendModel, evenly, first, itself, randomly
 
-from saccade.looking import open_model, split_words
+from saccade.looking import open_model, split_words, weights_of
 from saccade.looking._models import Tokens
 from saccade.studying import _alignment as alignment
 from saccade.studying._alignment import Missing, align, most_attended
@@ -126,6 +126,18 @@ def test_most_attended_is_the_definition(lengths, seed, causal):
     if causal:
         dense = dense.tril() / dense.tril().sum(-1, keepdim=True)
     assert np.array_equal(found, looked_at(dense.numpy(), aligned, asked))
+
+
+@pytest.mark.parametrize("kind", [bert, gpt2, llama])
+def test_checkpoints_answer_as_their_dense_weights_say(kind, tmp_path):
+    model = open_model(kind(tmp_path))
+    text = "The old man isn't on the catalogues."
+    aligned = align(model, text, split_words(text))
+    asked = list(range(aligned.units))
+    dense = []
+    model.run(torch.tensor([aligned.ids]), lambda layer, call: dense.append(weights_of(call)[0].double().numpy()))
+    for found, weights in zip(asked_of(model, aligned, asked), dense, strict=True):
+        assert np.array_equal(found, looked_at(weights, aligned, asked))
 
 
 def test_itself_and_special_tokens_are_left_out():

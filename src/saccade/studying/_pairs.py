@@ -44,7 +44,8 @@ def pair_weights(call: AttentionCall, lse: Tensor, rows: Tensor, keys: Tensor) -
 def _weights(call: Call, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     heads = torch.arange(call.heads, device=call.device)[:, None]
     of_key = heads[:, 0] // (call.heads // call.kv_heads)
-    products = (call.query[0, :, rows].to(lse.dtype) * call.key[0, of_key][:, keys].to(lse.dtype)).sum(-1)
+    query, key = call.query[0, :, rows], call.key[0][of_key[:, None], keys]  # (Hq, P, D)
+    products = (query.to(lse.dtype) * key.to(lse.dtype)).sum(-1)
     logits = call.scale * products
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
