@@ -7,47 +7,10 @@ import re
 
 import numpy as np
 import pytest
-import torch
-from pretend_lm import PretendText, at_ids, broad, duplicate, following, itself, last, previous, repeat, sink
+from pretend_lm import PretendText, at_ids, broad, following, itself, last, previous, sink
+from pretend_random import KINDS, TEXTS, random_model
 
 from saccade.looking import collect, find, here, look, name_of, short_number, telling
-
-TEXTS = [
-    "The cat sat on the mat, and the dog sat on the cat.",
-    "When the rain came, the old house was dark; when the sun came, the old man was gone.",
-    "a b a b a c a b.",
-    "Nobody!",
-    "Well, well,\nwell: 'tis Anne, Anne's Anne.",
-]
-AHEAD = {"before": ("[CLS]",), "after": ("[SEP]",)}
-NOTHING = {"before": (), "after": (), "causal": True}
-ENDING = {"before": (), "after": ("</s>",)}  # T5's encoder
-PAIR = {"before": ("[CLS]",), "after": ("[SEP]", "[SEP]")}
-KINDS = {"ahead": AHEAD, "nothing": NOTHING, "ending": ENDING, "pair": PAIR}
-
-
-def later_duplicate(tokens):
-    out = duplicate(tokens)
-    for i, token in enumerate(tokens.tolist()):
-        after = [j for j in range(i + 1, len(tokens)) if tokens[j] == token and token < 90]
-        if after:
-            out[i], out[i, after[0]] = 0, 60
-    return out
-
-
-def random_model(seed, kind, size=1000):
-    def noisy(habit, strength, number):
-        def pattern(tokens):
-            draw = torch.Generator().manual_seed(1000 * seed + number)
-            return habit(tokens) / 60 * strength + 3 * torch.randn(len(tokens), len(tokens), generator=draw)
-
-        return pattern
-
-    habits = [previous, itself, sink, broad, later_duplicate, repeat, following, last]
-    layers = [[noisy(h, 5 + i, i) for i, h in enumerate(habits)], [noisy(h, 10, 50 + i) for i, h in enumerate(habits)]]
-    layers[1] = layers[1][:5]  # layers may differ in heads
-    return PretendText(layers, size=size, **KINDS[kind])
-
 
 NAME = r"((?:[Tt]he \S+ )?'[^ ]+')"
 NUMBER = r"(\.\d\d|1\.00)"
@@ -141,7 +104,7 @@ def test_habits_of_patterns_that_look_ahead():
 
 
 def test_habits_without_a_start_token():
-    seen = collect(PretendText([[sink, broad, previous]], **NOTHING), "the dog saw the cat")
+    seen = collect(PretendText([[sink, broad, previous]], **KINDS["nothing"]), "the dog saw the cat")
     habits = {name: values[0] for name, values in here(seen).items()}
     assert [w.text for w in seen.words] == ["the", "dog", "saw", "the", "cat"] and seen.words[0].first == 0
     assert math.isclose(habits["sink"][0], 1, rel_tol=1e-6)
