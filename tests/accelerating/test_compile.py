@@ -8,10 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
 
 import saccade
+from saccade.accelerating._answers import _WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("every_size")
 
@@ -135,11 +138,29 @@ def test_with_inductor():
     close(compiled(x), expected)
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_multihead_attention_compiles(need_weights):
+@pytest.mark.parametrize("masked", [False, True])
+def test_multihead_attention_into_which_the_compiler_does_not_look(masked):
     attention, x = nn.MultiheadAttention(12, 3, batch_first=True), torch.randn(2, 5, 12)
-    expected = attention(x, x, x, need_weights=need_weights)
+    ignored = torch.arange(5)[None] >= torch.tensor([5, 3])[:, None] if masked else None
+    expected, _ = attention(x, x, x, need_weights=False, key_padding_mask=ignored)
+    graphs = []
+
+    def keep(graph, example):
+        graphs.append(graph.graph)
+        return make_boxed_func(graph.forward)
+
     with saccade.accelerate() as run:
-        compiled = torch.compile(attention, fullgraph=True, backend="eager")
-        close(compiled(x, x, x, need_weights=need_weights), expected)
-    assert (run.taken, run.calls) == (int(not need_weights), 1), str(run)
+        compiled = torch.compile(attention, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+        with torch.no_grad():
+            close(compiled(x, x, x, need_weights=False, key_padding_mask=ignored)[0], expected)
+    assert run.taken == run.traced == run.calls > 0
+    assert any("saccade" in str(node.target) for graph in graphs for node in graph.nodes)
+
+
+def test_compiled_multihead_attention_with_weights_says_so():
+    attention, x = nn.MultiheadAttention(12, 3, batch_first=True), torch.randn(2, 5, 12)
+    expected = attention(x, x, x)
+    with saccade.accelerate() as run:
+        close(torch.compile(attention, fullgraph=True, backend="aot_eager")(x, x, x), expected)
+    assert run.taken == 0
+    assert set(run.left) == {_WEIGHTS}

@@ -24,8 +24,8 @@ class Acceleration:
     Attributes:
         backends: calls taken, by the backend of Saccade that computed them.
         left: calls left to PyTorch, by the reason.
-        traced: how many of all of these torch.compile saw. It sees a call once for each graph that it compiles; when
-            the graphs run nothing is counted.
+        traced: how many of all of these torch.compile saw. It sees a call once for each graph that it compiles (those
+            of nn.MultiheadAttention, into which it does not look, more often); when graphs run nothing is counted.
     """
 
     def __init__(self) -> None:

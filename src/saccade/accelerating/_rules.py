@@ -19,6 +19,8 @@ import math
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._device import DeviceContext
@@ -30,6 +32,7 @@ SMALL = "too small for the kernels to be faster"
 EMPTY = "nothing to compute"
 FEW_QUERIES = "too few queries for the kernels to be faster"
 FEW_KEYS_READ = "few queries and too few keys for the kernels to be faster"
+FAKE = "tensors without values: nothing is computed"
 BIAS = "a float mask, with which the kernels are not faster"
 
 _ROWS, _PAIRS = 96, 2**17  # float32, least: queries, and pairs of a query and a key in all heads
@@ -54,7 +57,9 @@ def _foreign(call: SdpaCall) -> str | None:
         return _kernels.missing
     query, key, value, mask = call[:4]
     if not (_plain(query) and _plain(key) and _plain(value) and (mask is None or _plain(mask))):
-        return "a tensor is of a kind of its own (a subclass, nested, sparse)"
+        return (
+            FAKE if isinstance(query, FakeTensor) else "a tensor is of a kind of its own (a subclass, nested, sparse)"
+        )
     if query.device.type != "cpu":
         return f"on {query.device.type}, where PyTorch's kernels are the best there are"
     if _dtype(query) not in _kernels.TYPES:
@@ -63,7 +68,10 @@ def _foreign(call: SdpaCall) -> str | None:
 
 
 def _plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided
+    if type(tensor) in (Tensor, Parameter):
+        return tensor.layout is torch.strided
+    # What compilers trace with, where they do not look into the code: torch.export, nn.MultiheadAttention.
+    return torch.compiler.is_compiling() and isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def _dtype(query: Tensor) -> torch.dtype:
