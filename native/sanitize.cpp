@@ -12,6 +12,7 @@
 #include "dispatch.h"
 #include "parallel.h"
 #include "sanitize_oracle.h"
+#include "sanitize_statistics.h"
 
 namespace saccade::sanitize {
 namespace {
@@ -195,6 +196,19 @@ void check_backward(Case& c, uint64_t seed, const Expected& expected) {
         judge.fault("differs by threads", 1, 0, 0);
 }
 
+void check_statistics(const Case& c, uint64_t seed) {
+    const auto compute = [&](int threads) {
+        Random random(seed);
+        return StatisticsRun(c, random, threads);
+    };
+    const StatisticsRun run = compute(c.problem.threads), alone = compute(1);
+    Judge judge(c, seed, "statistics");
+    StatisticsCheck<Judge>(c, run, judge);
+    if (!same(run.numbers, alone.numbers) || !same(run.mass, alone.mass) || !same(run.received, alone.received) ||
+        !same(run.top_weights, alone.top_weights) || !same(run.top_keys, alone.top_keys) || !same(run.largest_at, alone.largest_at))
+        judge.fault("differs by threads", 1, 0, 0);
+}
+
 void check_exp2(uint64_t seed) {
     Random random(seed);
     const int64_t count = draw(random, 0, 70);
@@ -214,6 +228,7 @@ void check(uint64_t seed) {
     if (set.forward) check_forward(c, seed, expected, "forward", set.forward);
     if (set.decode && p.length_q * p.group() <= 16) check_forward(c, seed, expected, "decode", set.decode);
     if (set.forward && set.backward) check_backward(c, seed, expected);
+    if (set.statistics) check_statistics(c, seed);
     if (set.exp2) check_exp2(seed);
 }
 

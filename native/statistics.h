@@ -188,9 +188,11 @@ template <class Math, class T> class StatisticsPass {
         RowSums<rows>& sums = block.sums;
         const Range range = block.hidden ? range_of<true>(s, seen) : range_of<false>(s, seen);
         const float before = sums.top[i], highest = greatest(range.high());
-        if (block.suspect || range.odd()) inspect(block, i);
-        else if (highest > -infinity) {
-            sums.lowest[i] = std::min(sums.lowest[i], -greatest(-range.low));
+        if (block.suspect || range.odd()) {
+            inspect(block, i);
+        } else if (highest > -infinity) {
+            const float lowest = -greatest(-range.low);
+            sums.lowest[i] = std::min(sums.lowest[i], lowest), sums.least[i] = std::min(sums.least[i], lowest);
             sums.highest[i] = std::max(sums.highest[i], highest);
         }
         if (highest > before) sums.top[i] = highest, sums.largest_at[i] = key_at(block, first_equal(s, seen, highest));
@@ -281,6 +283,7 @@ template <class Math, class T> class StatisticsPass {
                 if (block.partial[n] && !(block.bits[i][n] >> j & 1)) continue;
                 if (p.bias.form != Bias::none && bias.at(start + j, 1)[0] == -infinity) continue;
                 const float x = block.scores[i * wide + n * grain + j];
+                if (x < sums.least[i]) sums.least[i] = x;
                 if (x - x == 0) {
                     sums.lowest[i] = std::min(sums.lowest[i], x), sums.highest[i] = std::max(sums.highest[i], x);
                 } else if (sums.nonfinite[i]++ == 0) {

@@ -85,13 +85,14 @@ template <int rows> struct RowSums {
     double total[rows], entropy[rows], distance[rows];         // S, E, sum e^(s - m) |own - j|
     float top[rows];                                           // m; +inf with such a score
     float lowest[rows], highest[rows];                         // of finite scores
+    float least[rows];                                         // of those that are not NaN
     float own[rows], previous[rows], next[rows], first[rows];  // scores; -inf: not seen
     int64_t largest_at[rows], nonfinite[rows], nonfinite_at[rows];
 
     void clear() {
         for (double* x : {total, entropy, distance}) std::fill_n(x, rows, 0.0);
         for (float* x : {top, highest, own, previous, next, first}) std::fill_n(x, rows, -infinity);
-        std::fill_n(lowest, rows, infinity);
+        for (float* x : {lowest, least}) std::fill_n(x, rows, infinity);
         std::fill_n(nonfinite, rows, 0);
         for (int64_t* x : {largest_at, nonfinite_at}) std::fill_n(x, rows, -1);
     }
@@ -127,7 +128,7 @@ template <int rows> struct RowSums {
             };
             put(N::entropy, maximum(zero, entropy));
             put(N::largest, weight);
-            put(N::smallest, weight_of(lowest));
+            put(N::smallest, weight_of(least));
             put(N::distance, share * load(distances + i));
             put(N::own, weight_of(own)), put(N::previous, weight_of(previous)), put(N::next, weight_of(next));
             put(N::first_key, weight_of(first));

@@ -121,7 +121,8 @@ def _part(draw, size: Sizes, generator: torch.Generator):
     if kind == "prefix":
         return Prefix(some(keys, batch))
     if kind == "documents":
-        return Documents(torch.tensor(some(3, batch * rows)).view(batch, rows), torch.tensor(some(3, keys)).sort()[0])
+        queries = torch.tensor(some(3, batch * rows), dtype=torch.int64).view(batch, rows)
+        return Documents(queries, torch.tensor(some(3, keys), dtype=torch.int64).sort()[0])
     if kind == "global":
         return Global(some(keys, 3)) | Window(3, 3)
     if kind == "sparse":
