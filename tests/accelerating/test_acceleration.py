@@ -173,3 +173,12 @@ def test_handlers_around_it_see_only_what_is_left(x):
     with sdpa_handled_by(lambda call, proceed: seen.append(call) or proceed()), saccade.accelerate():
         call(x), call(x.double())
     assert [call.query.dtype for call in seen] == [torch.float64]
+
+
+@pytest.mark.usefixtures("every_size")
+def test_a_backend_that_is_named_computes(x):
+    seen = []
+    expected = saccade.attention(x, x, x, backend="sdpa")
+    with saccade.accelerate() as run, sdpa_handled_by(lambda call, proceed: seen.append(call) or proceed()):
+        assert torch.equal(saccade.attention(x, x, x, backend="sdpa"), expected)
+    assert run.calls == 0 and not seen

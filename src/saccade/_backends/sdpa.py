@@ -16,6 +16,7 @@ from .._biases import TensorBias
 from .._call import Call
 from .._masks import Causal, FromTensor, Padding
 
+_SDPA = F.scaled_dot_product_attention  # PyTorch's own, whoever answers for it later: this backend may have been named
 LINE = 64  # bytes: float32 and float64 matrices that begin on no such line are multiplied by other kernels
 
 
@@ -87,7 +88,7 @@ def run(call: Call) -> tuple[Tensor, None]:
     if keys is not None:
         key, value = (torch.where(_by_kv_head(keys, call), x, 0.0) for x in (key, value))
     causal = isinstance(call.mask, Causal) and call.length_q > 1
-    out = F.scaled_dot_product_attention(
+    out = _SDPA(
         query, key, value, attn_mask=scores, is_causal=causal, scale=call.scale, enable_gqa=call.heads != call.kv_heads
     )
     # Kernels differ on rows without keys (0, NaN, a mean): the contract says 0, in value and gradient.
