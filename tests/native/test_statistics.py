@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -339,6 +341,32 @@ def test_the_lse_is_the_forward_pass_s(instructions):
     leaves = question.draw.leaves
     _, lse = attention_with_lse(leaves["query"], leaves["key"], leaves["value"], Causal(), backend="native")
     assert apart(ask(question).lse, lse.double()).max() <= 2.0**-22 * lse.abs().max()
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+MEASURED = """
+import torch
+from saccade import Window
+from saccade._backends import _native_statistics
+from saccade._checks import make_call
+from saccade.benchmarking.memory import growth
+
+def calling(length):
+    x = torch.ones(1, 1, length, 64)
+    call = make_call(x, x, x, Window(50, 50), bias=None, scale=None, softcap=None, sink=None, dropout=0.0)
+    return lambda: _native_statistics.run(call, 0, received=True, top=8)
+
+calling(64)()
+print(growth(calling(65_536))[0])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
+def test_memory_of_65536_rows_is_linear():
+    """Keys in the kernels' order 16.8 MB, 12 numbers and 3 places a row 4.7 MB, top 6.3 MB; the weights were 17 GB."""
+    done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, timeout=120)
+    assert 16e6 < int(done.stdout) < 50e6
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------
