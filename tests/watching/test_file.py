@@ -1,4 +1,4 @@
-"""One safetensors file: what comes back is what was written, masks and biases too; damaged and foreign ones are refused."""
+"""One safetensors file: what comes back is what was written, masks and biases too; damaged and foreign ones, refused."""
 
 from __future__ import annotations
 

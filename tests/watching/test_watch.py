@@ -272,6 +272,30 @@ def test_an_interrupt_leaves_nothing_on():
     assert names(seen) == ["0.layers.0.attn"]
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_steps_go_on_after_an_interrupt(every):
+    class Interrupted(Model):
+        interrupts = False
+
+        def forward(self, x):
+            x = super().forward(x)
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return x
+
+    model = Interrupted(1)
+    holder, x = nn.ModuleList([model]), torch.randn(B, L, E)
+    with saccade.watch(holder, every=every) as seen:
+        model(x)
+        model.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        model.interrupts = False
+        model(x)
+    assert seen.steps == 3
+    assert seen.aggregates["0.layers.0.attn"][0]["logits.max"].count == (3 if every == 1 else 2)
+
+
 def test_what_the_callback_raises_is_raised():
     def complain(record):
         raise RuntimeError("told")

@@ -45,6 +45,8 @@ class Walk:
         self._calls: Counter[str] = Counter()  # of each path, in this step
         self._visits: Counter[str] = Counter()
         self.observing = False
+        self._skipping = False
+        self._outermost: nn.Module | None = None  # of the step that runs
         self._sites: dict[str, CallSite] = {}
 
     def install(self) -> None:
@@ -93,34 +95,39 @@ class Walk:
 
     def begin(self, path: str, module: nn.Module, *_: Any) -> None:
         """A module's forward begins."""
-        if torch.compiler.is_compiling() or recomputing():
+        if torch.compiler.is_compiling():
+            return
+        anew = module is self._model or module is self._outermost  # an interrupt may have kept us from seeing its end
+        if (self._skipping and not anew) or recomputing():
             return
         if threading.get_ident() != self._thread:
             if module is self._model:
                 self._counts.missed(path, ELSEWHERE)
             return
-        if module is self._model or not self._stack:
+        if anew or self._outermost is None:
             self._stop()
-            self._start()
-        self._stack.append((path, module))
+            self._start(module)
         if self.observing:
+            self._stack.append((path, module))
             self._visits[path] += 1
 
     def end(self, path: str, module: nn.Module, *_: Any) -> None:
         """It has ended, or failed."""
-        if torch.compiler.is_compiling() or recomputing() or threading.get_ident() != self._thread:
+        if torch.compiler.is_compiling() or (self._skipping and module is not self._outermost) or recomputing():
             return
-        if not any(running is module for _, running in self._stack):
+        if threading.get_ident() != self._thread:
             return
-        while self._stack.pop()[1] is not module:
-            pass
-        if not self._stack:
+        if module is self._outermost:
             self._stop()
+        elif any(running is module for _, running in self._stack):
+            while self._stack.pop()[1] is not module:
+                pass
 
-    def _start(self) -> None:
+    def _start(self, module: nn.Module) -> None:
         self.observing = self._counts.steps % self._every == 0
+        self._skipping, self._outermost = not self.observing, module
         self._counts.steps += 1
-        if not self.observing:
+        if self._skipping:
             return
         self._calls.clear()
         self._visits.clear()
@@ -133,6 +140,7 @@ class Walk:
         if self.observing:
             self.observing = False
             self._on_leave()
+        self._skipping, self._outermost = False, None
         self._stack.clear()
 
     def _around(self, path: str, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
