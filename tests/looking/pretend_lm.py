@@ -131,14 +131,16 @@ class PretendLM:
 class PretendText(TextModel):
     """The same patterns in a model that may look ahead, with special tokens around the text or none.
 
-    ``patterns[layer]`` may have different numbers of heads. Special tokens have the ids 90 and up.
+    ``patterns[layer]`` may have different numbers of heads. Special tokens have the ids ``SPECIAL`` and up.
     """
+
+    SPECIAL = 10_000
 
     def __init__(self, patterns, *, causal=False, before=("[CLS]",), after=("[SEP]",), context=700, size=1000):
         names = [*before, *after]
         self.name, self.patterns, self.causal, self.context = "pretended", patterns, causal, context
         self.heads = tuple(len(heads) for heads in patterns)
-        self.names = {90 + i: name for i, name in enumerate(dict.fromkeys(names))}
+        self.names = {self.SPECIAL + i: name for i, name in enumerate(dict.fromkeys(names))}
         ids = {name: i for i, name in self.names.items()}
         self.before, self.after = tuple(ids[name] for name in before), tuple(ids[name] for name in after)
         self.special = frozenset(self.names)

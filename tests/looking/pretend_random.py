@@ -22,7 +22,7 @@ KINDS = {"ahead": AHEAD, "nothing": NOTHING, "ending": ENDING, "pair": PAIR}
 def later_duplicate(tokens):
     out = duplicate(tokens)
     for i, token in enumerate(tokens.tolist()):
-        after = [j for j in range(i + 1, len(tokens)) if tokens[j] == token and token < 90]
+        after = [j for j in range(i + 1, len(tokens)) if tokens[j] == token and token < PretendText.SPECIAL]
         if after:
             out[i], out[i, after[0]] = 0, 60
     return out

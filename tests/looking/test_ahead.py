@@ -119,7 +119,7 @@ def test_resting_on_sep():
     model = PretendText([[last, last, broad]])
     said = [f.sentence for f in look(model, TEXTS[1]).findings]
     assert said == ["2 of 3 heads rest on '[SEP]': it gets more than half"]
-    model = PretendText([[at_ids({91}), broad]], after=("[SEP]", "[SEP]"))
+    model = PretendText([[at_ids({PretendText.SPECIAL + 1}), broad]], after=("[SEP]", "[SEP]"))
     said = [f.sentence for f in look(model, TEXTS[1]).findings]
     assert said == ["1 of 2 heads rests on the special tokens after the first: they get more than half"]
 

@@ -168,7 +168,7 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
         runs.append({"i": i, "text": shown, "breaks": line_break, "special": word.special})
         if not word.special and i + 1 < len(columns) and whole_at(columns[i + 1]) == whole_at(at) + 1:
             between(text[word.stop : words[columns[i + 1]].start])
-    if columns[-1] < len(words) - 1:
+    if whole_at(columns[-1]) < len(words if look.whole is None else look.whole.words) - 1:
         between(" …")
     return runs
 

@@ -198,7 +198,7 @@ def _fill(weight: float) -> Style:
 def print_heads(console: Console, look: Look) -> None:
     """Layers x heads: the role, the score that decided it, the same score here, and the entropy here in nats."""
     seen = look.seen
-    left, cell = 6, 9
+    left, cell = 6, 9 if look.roles else 10
     per_line = max(1, (console.width - left) // cell)
     console.print(Text("What each head is for", style="bold"))
     if look.roles:
