@@ -173,10 +173,10 @@ def test_a_layer_without_its_scale_is_saturated_and_half_of_its_heads_are_enough
 def test_entropy_that_fell_in_the_whole_layer_has_collapsed(alarms):
     q, k, v = tensors(width=64)
     assert alarms.observe(record(q, k, v)) == []
-    found = alarms.observe(record(q * 20, k, v, step=1))
+    found = alarms.observe(record(q * 40, k, v, step=1))
     collapsed = [alarm for alarm in found if alarm.kind == "entropy collapse"]
     assert places(collapsed) == [("entropy collapse", head) for head in range(H)]
-    _, weights = dense(q * 20, k)
+    _, weights = dense(q * 40, k)
     evenness = -(weights * weights.clamp(min=1e-300).log()).sum(-1).mean((0, 2)) / math.log(L)
     assert [alarm.numbers["evenness"] for alarm in collapsed] == pytest.approx(evenness.tolist(), rel=1e-4)
     assert collapsed[0].numbers["layer_evenness"] == pytest.approx(evenness.mean().item(), rel=1e-4)
@@ -184,7 +184,7 @@ def test_entropy_that_fell_in_the_whole_layer_has_collapsed(alarms):
 
 def test_entropy_that_was_never_there_has_not_collapsed(alarms):
     q, k, v = tensors(width=64)
-    found = [alarms.observe(record(q * 20, k, v, step=step)) for step in range(3)]
+    found = [alarms.observe(record(q * 40, k, v, step=step)) for step in range(3)]
     assert {alarm.kind for fired in found for alarm in fired} == {"saturated softmax"}
 
 
@@ -200,7 +200,7 @@ def gradients(q, k, v, name="blocks.7.attention", step=0) -> GradientRecord:
 
 def test_gradients_vanish_through_one_hot_weights_and_only_there(alarms):
     q, k, v = tensors()
-    q[:, 2] *= 3000
+    q[:, 2] *= 1e6
     alarms.observe(record(q, k, v))
     (alarm,) = alarms.observe_gradients(gradients(q, k, v))
     assert (alarm.kind, alarm.head) == ("vanishing gradients", 2)
@@ -220,9 +220,9 @@ def test_what_comes_through_to_queries_and_keys_does_not_depend_on_scales(alarms
 
 def test_gradients_that_were_not_measured_are_not_judged(alarms):
     q, k, v = tensors()
-    told = gradients(q * 3000, k, v)
+    told = gradients(q * 1e6, k, v)
     assert alarms.observe_gradients(told) == []  # no forward pass was seen
-    alarms.observe(record(q * 3000, k, v))
+    alarms.observe(record(q * 1e6, k, v))
     without = dataclasses.replace(told, gradients={n: g for n, g in told.gradients.items() if n != "key"})
     assert alarms.observe_gradients(without) == []
     nothing = dataclasses.replace(told, gradients={n: g * 0 for n, g in told.gradients.items()})
@@ -231,7 +231,7 @@ def test_gradients_that_were_not_measured_are_not_judged(alarms):
 
 def test_gradients_of_fewer_key_heads_count_for_the_query_heads_that_read_them(alarms):
     q, k, v = torch.randn(B, 6, L, D), torch.randn(B, 2, L, D), torch.randn(B, 2, L, D)
-    q[:, 3:] *= 3000
+    q[:, 3:] *= 1e6
     alarms.observe(record(q, k, v))
     assert places(alarms.observe_gradients(gradients(q, k, v))) == [("vanishing gradients", h) for h in (3, 4, 5)]
 
@@ -398,13 +398,13 @@ def test_what_heads_did_before_can_be_kept_and_given_back():
     before.observe(record(q, k, v))
     after = Alarms()
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    assert {alarm.kind for alarm in after.observe(record(q * 30, k, v))} == {
+    assert {alarm.kind for alarm in after.observe(record(q * 40, k, v))} == {
         "entropy collapse",
         "saturated softmax",
         "logit growth",
     }
     new = Alarms()
-    assert {alarm.kind for alarm in new.observe(record(q * 30, k, v))} == {"saturated softmax"}
+    assert {alarm.kind for alarm in new.observe(record(q * 40, k, v))} == {"saturated softmax"}
 
 
 # --- the values --------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds)
     mean = statistics.fmean(reading.evenness[head] for head in heads)
     before = statistics.fmean(past[head].highest_evenness for head in heads)
     collapsed = mean <= min(limits.evenness, limits.fallen * before)
-    if not (collapsed and statistics.median(reading.logit[head] for head in heads) >= limits.wide):
+    if not (collapsed and statistics.median(reading.logit[head] for head in heads) >= limits.learned):
         return
     for head, (evenness, own) in enumerate(zip(reading.evenness, past, strict=True)):
         if evenness <= limits.evenness:
@@ -95,14 +95,15 @@ def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds)
                     "layer_evenness": mean,
                     "logit": reading.logit[head],
                 },
-                {"evenness": limits.evenness, "fallen": limits.fallen, "wide": limits.wide},
+                {"evenness": limits.evenness, "fallen": limits.fallen, "learned": limits.learned},
             )
 
 
 def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
     """Most heads of the layer give nearly all weight to one key in most rows, by logits far apart."""
     pairs = list(zip(reading.sharp, reading.logit, strict=True))
-    heads = [h for h, (sharp, logit) in enumerate(pairs) if sharp >= limits.sharp_rows and logit >= limits.wide]
+    allowed = [limits.wide if own.highest_evenness < limits.even else limits.learned for own in past]
+    heads = [h for h, (sharp, logit) in enumerate(pairs) if sharp >= limits.sharp_rows and logit >= allowed[h]]
     if len(heads) < max(1, limits.majority * reading.heads):
         return
     for head in heads:
@@ -114,7 +115,7 @@ def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds
             f"{sharp:.0%} of the rows give at least {limits.sharp:g} of their weight to one key, with logits up to "
             f"{logit:.3g}; {len(heads)} of the layer's {reading.heads} heads are like that",
             {"sharp_rows": sharp, "logit": logit, "heads": float(len(heads))},
-            {"sharp_rows": limits.sharp_rows, "wide": limits.wide, "majority": limits.majority},
+            {"sharp_rows": limits.sharp_rows, "logit": allowed[head], "majority": limits.majority},
         )
 
 

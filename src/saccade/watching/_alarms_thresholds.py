@@ -20,8 +20,12 @@ class Thresholds:
             0.05, a fifth of what it is at most.
         sharp_rows: share of such rows from which a head is saturated. Healthy heads reach it (looking at the
             previous token takes a weight near 1): see `majority`.
-        wide: the largest logit of a saturated or collapsed head. Healthy layers stay below: the median head of the
-            embedded model's layers reaches 28, of small models after 1,500 steps 34.
+        wide: the largest logit of a saturated head that never was even (see `even`): it did not learn that, it began
+            so. Healthy layers stay below: the median head of the embedded model's layers reaches 28, of small models
+            after 1,500 steps 34.
+        even: the highest evenness so far of a head that was even once. New heads have 0.8 to 1.
+        learned: the largest logit of saturated and collapsed heads that were even once. A layer all of whose heads
+            learned to find one key reaches 75, in the best of health.
         majority: share of a layer's heads that must be saturated. One sharp head is a head with a task; when half
             of a layer is, it is the layer.
         evenness: entropy over its greatest value, averaged over a layer, at which entropy has collapsed. Zhai et al.
@@ -46,7 +50,8 @@ class Thresholds:
             to a sink (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"). Trained models
             have such heads: a note.
         gain: what comes through of the gradient to queries and keys (see `vanishing_gradients`) below which it has
-            vanished. Healthy heads have about 1 / sqrt(D), 0.06 to 0.5.
+            vanished. Even heads have about 1 / sqrt(D), 0.06 to 0.5; those that have learned a task to the end, and
+            get hardly any gradient for it, 0.0003.
         clear: readings in a row without the cause after which an alarm is over.
     """
 
@@ -55,6 +60,8 @@ class Thresholds:
     sharp: float = 0.95
     sharp_rows: float = 0.5
     wide: float = 50.0
+    even: float = 0.5
+    learned: float = 90.0
     majority: float = 0.5
     evenness: float = 0.1
     fallen: float = 1 / 3
@@ -67,7 +74,7 @@ class Thresholds:
     dead: float = 0.999
     silent: float = 1e-3
     sink: float = 0.5
-    gain: float = 1e-3
+    gain: float = 1e-4
     clear: int = 3
 
     def __post_init__(self) -> None:
