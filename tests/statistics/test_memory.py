@@ -78,6 +78,6 @@ for length in (2048, 4096):
 def test_the_peak_of_the_process_grows_with_length(backend):
     done = subprocess.run([sys.executable, "-c", PEAK, backend], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
-    # 2 heads of 4096 rows of some 40 numbers of 8 bytes, thrice over for what is joined, and some 20 tiles of both heads
-    # at once; the matrices of one number are 128 MiB
+    # 2 heads of 4096 rows of some 40 numbers of 8 bytes, thrice over for what is joined, and some 20 tiles of both
+    # heads at once; the matrices of one number are 128 MiB
     assert first + second < 3 * 2 * 4096 * 40 * 8 + 20 * 2 * 256 * 256 * 8, (first, second)
