@@ -1,4 +1,4 @@
-"""One safetensors file: what comes back is what was written, masks and biases too; damaged and foreign ones, refused."""
+"""One safetensors file: what comes back is what was written, masks and biases too; damaged and foreign ones not."""
 
 from __future__ import annotations
 

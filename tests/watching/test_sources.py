@@ -282,6 +282,10 @@ def test_scores_changed_in_a_way_without_a_name():
 
 
 EINSUM = {
+    "added in the product": lambda q, k, v: torch.bmm(
+        torch.zeros(1, L, L).baddbmm(batch1=q.flatten(0, 1), batch2=k.flatten(0, 1).mT, beta=0.5).softmax(-1),
+        mat2=v.flatten(0, 1),
+    ).unflatten(0, (B, H)),
     "bhqk": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
     "values first": lambda q, k, v: torch.einsum(
         "bhjd,bhij->bhid", v, torch.einsum("bhjd,bhid->bhij", k, q).softmax(-1)
@@ -306,6 +310,69 @@ def test_products_in_other_words(name):
     seen = watched(model, x)
     query, key, _ = model.parts(x)
     check(seen, "", dense(query, key, scale=1.0))
+
+
+def test_what_baddbmm_adds_is_scaled():
+    def function(q, k, v):
+        scores = torch.baddbmm(BIAS.repeat(B, 1, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0.5, alpha=0.3)
+        return (scores.softmax(-1) @ v.flatten(0, 1)).unflatten(0, (B, H))
+
+    model, x = Calls(function), torch.randn(B, L, E)
+    query, key, _ = model.parts(x)
+    check(watched(model, x), "", dense(query, key, scale=0.3, bias=0.5 * BIAS))
+
+
+def test_looking_that_fails_is_counted_and_the_model_runs_on(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("broken")
+
+    for name in ("_by_hand.product_of", "_mode.SdpaCall.meaning"):
+        monkeypatch.setattr(f"saccade.watching.{name}", broken)
+    model = nn.Sequential(Calls(by_hand(lambda s: s)), Calls(F.scaled_dot_product_attention))
+    x = torch.randn(B, L, E)
+    expected = model(x)
+    with saccade.watch(model) as seen:
+        assert torch.equal(model(x), expected)
+    assert not seen.calls
+    assert {name.split(":")[0] for name in seen.unobserved} == {"0", "1"}
+    assert seen.unobserved["1: F.scaled_dot_product_attention"].reason == "RuntimeError: broken"
+
+
+@torch.no_grad()
+def test_weights_that_are_gone_before_the_end_are_counted():
+    class Unused(nn.Module):
+        def forward(self, x):
+            (x @ x.mT).softmax(-1)
+            return x
+
+    model = nn.Sequential(Unused(), nn.Linear(E, E))
+    with saccade.watch(model) as seen:
+        model(torch.randn(B, L, E))
+    assert seen.unobserved["0: softmax"].count == 1
+    assert "no product of the weights with values" in seen.unobserved["0: softmax"].reason
+
+
+@torch.inference_mode()
+def test_what_is_seen_in_inference_mode_can_be_used_outside():
+    model, x = Calls(F.scaled_dot_product_attention), torch.randn(B, L, E)
+    with saccade.watch(model, keep=True) as seen:
+        model(x)
+        with torch.inference_mode(False):
+            again = model(x.clone())
+    with torch.inference_mode(False):
+        weights = seen.weights("")
+        (weights * torch.ones_like(weights, requires_grad=True)).sum().backward()
+    assert again.shape == (B, L, E)
+
+
+@pytest.mark.parametrize("call", [F.scaled_dot_product_attention, by_hand(lambda s: s * D**-0.5), saccade.attention])
+def test_under_autocast(call):
+    model, x = Calls(call), torch.randn(B, L, E)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = watched(model, x)
+        query, key, _ = model.parts(x)
+    # The logits of attention by hand are rounded to bfloat16, to 8 bits.
+    check(seen, "", dense(query, key), tolerance=2e-2)
 
 
 def test_queries_that_share_a_key_head_by_hand():

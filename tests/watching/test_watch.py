@@ -507,6 +507,16 @@ def test_a_compiled_function_around_a_watched_model():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_trace_holds_nothing_of_the_watch():
+    model, x = Model(1), torch.randn(B, L, E)
+    with saccade.watch(model) as seen:
+        traced = torch.jit.trace(model, x, check_trace=False)
+    plain = torch.jit.trace(model, x, check_trace=False)
+    assert [node.kind() for node in traced.inlined_graph.nodes()] == [n.kind() for n in plain.inlined_graph.nodes()]
+    assert not seen.calls and "traced" in seen.unobserved[""].reason
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_is_said_to_be_unseen():
     model = nn.Sequential(torch.jit.trace(Layer(), torch.randn(B, L, E)), Layer())
     with saccade.watch(model) as seen:

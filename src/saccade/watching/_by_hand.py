@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _tap
 from .._masks import FromTensor
 from . import _thread
 from ._four_axes import Arranged, Layout, alike
 from ._padded import real_rows
-from ._products import Product, View, product_of
+from ._products import PRODUCTS, Product, View, product_of
 from ._scores import Scores, changed_by
 from ._seen import SeenCall, Used
 
@@ -52,6 +51,7 @@ class ByHand:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Tensor], Scores | Weights]] = {}
+        self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
         self._heads: int | None = None
         self._within_one: bool | None = None
         self._source = "attention by hand"
@@ -66,27 +66,30 @@ class ByHand:
         finally:
             self._source, self._heads, self._within_one = before
 
-    def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call a function, and follow what it makes of scores and weights."""
+    def concerns(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a function may be part of attention: most are not, and must cost nothing."""
+        if func in _SOFTMAX or func in PRODUCTS:
+            return True
+        return bool(self._known) and any(id(arg) in self._known for arg in args)
+
+    def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> SeenCall | None:
+        """Follow what a function has made of scores and weights; the attention call that it completes."""
         if func in _SOFTMAX:
-            return self._softmax(func, args, kwargs)
+            self._softmax(args, kwargs, result)
+            return None
         product = product_of(func, args, kwargs)
         if product is not None:
-            return self._product(product, func, args, kwargs)
-        if not self._known:
-            return func(*args, **kwargs)
-        at = next((place for place, arg in enumerate(args) if id(arg) in self._known), None)
-        before = None if at is None else self._known[id(args[at])][1]
-        result = func(*args, **kwargs)
-        if before is not None and at is not None and isinstance(result, Tensor):
-            self._follow(before, at, func, args, kwargs, result)
-        return result
+            return self._product(product, result)
+        at = next((place for place, arg in enumerate(args) if id(arg) in self._known), None) if self._known else None
+        if at is not None and isinstance(result, Tensor):
+            self._follow(self._known[id(args[at])][1], at, func, args, kwargs, result)
+        return None
 
     def ended(self) -> None:
         """The forward has ended: weights that met no values were not attention, or one that is not known."""
-        for _, found in list(self._known.values()):
-            if isinstance(found, Weights):
-                _thread.missed("softmax", UNUSED)
+        for unused in self._open.values():
+            unused()
+        self._open.clear()
         self._known.clear()
 
     def _of(self, tensor: Any) -> Scores | Weights | None:
@@ -103,34 +106,35 @@ class ByHand:
             if (what if isinstance(what, Scores) else what.scores).product is product:
                 del self._known[key]
 
-    def _product(self, product: Product, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _product(self, product: Product, result: Tensor) -> SeenCall | None:
         weights = self._of(product.factors[0])
-        result = func(*args, **kwargs)
-        if isinstance(weights, Weights):
-            if product.over_last:
-                self._forget(weights.scores.product)
-                self._finish(weights, product, result)
+        if isinstance(weights, Weights) and product.over_last:
+            self._forget(weights.scores.product)
+            self._open.pop(id(weights.scores.product), None)
+            call = self._call(weights, product, result)
+            if isinstance(call, SeenCall):
+                return call
+            _thread.missed(self._source, call)
         elif product.natural and weights is None:
             lead = tuple(result.shape[:-2])
             bias = None if product.added is None else Arranged(product.added.detach(), lead)
             self._remember(result, Scores(product, lead, product.alpha, bias=bias))
-        return result
+        return None
 
-    def _softmax(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+    def _softmax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
         logits = args[0] if args else kwargs.get("input")
         axis = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(logits, Tensor) or axis not in (-1, logits.dim() - 1):
-            return result
+            return
         scores = self._of(logits)
         if isinstance(scores, Scores):
             if scores.changed:
                 scores = _by_difference(scores, logits)
             self._forget(scores.product)
+            self._open[id(scores.product)] = _thread.missing("softmax", UNUSED)
             self._remember(result, Weights(scores, tuple(result.shape[:-2])))
         elif logits.dim() in (3, 4):
             _thread.missed("softmax", UNKNOWN)
-        return result
 
     def _follow(
         self, before: Scores | Weights, at: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
@@ -145,15 +149,6 @@ class ByHand:
             self._remember(result, replace(before, lead=lead, dropout=dropout))
         else:
             self._remember(result, replace(changed_by(before, at, func, args, kwargs), lead=lead))
-
-    def _finish(self, weights: Weights, product: Product, result: Tensor) -> None:
-        with _tap.aside() as observers, torch.no_grad(), torch._C.DisableTorchFunction():
-            call = self._call(weights, product, result)
-            if isinstance(call, str):
-                _thread.missed(self._source, call)
-                return
-            for observer in observers:
-                observer(call)
 
     def _call(self, weights: Weights, product: Product, result: Tensor) -> SeenCall | str:
         scores = weights.scores

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import _tap
@@ -39,10 +40,10 @@ def _telling(function: Function) -> Function:
             return function(module, query, key, value, attention_mask, **more)
         with _tap.aside() as observers:
             given = function(module, query, key, value, attention_mask, **more)
-            call = _call(function, module, query, key, value, attention_mask, given, more)
-            if isinstance(call, str):
-                _thread.missed(_name(function), call)
-            else:
+            call: SeenCall | None = None
+            with torch.no_grad(), torch._C.DisableTorchFunction(), _thread.counted_if_it_fails(_name(function)):
+                call = _call(function, module, query, key, value, attention_mask, given, more)
+            if call is not None:
                 for observer in observers:
                     observer(call)
         return given
@@ -53,13 +54,10 @@ def _telling(function: Function) -> Function:
 def _call(
     function: Function, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, given: Any,
     more: dict[str, Any],
-) -> SeenCall | str:  # fmt: skip
-    from ..interception.transformers import UnknownAttention, meaning_of
+) -> SeenCall:  # fmt: skip
+    from ..interception.transformers import meaning_of
 
-    try:
-        meaning = meaning_of(module, query, key, value, attention_mask, **more)
-    except UnknownAttention as unknown:
-        return str(unknown)
+    meaning = meaning_of(module, query, key, value, attention_mask, **more)
     out = given[0]  # (B, Lq, Hq, Dv)
     used = {"query": Used(query), "key": Used(key), "value": Used(value), "out": Used(out, _rows_inside)}
     return SeenCall(

@@ -22,6 +22,7 @@ from . import _thread
 from ._by_hand import ByHand
 from ._padded import real_rows
 from ._seen import SeenCall, Used
+from ._thread import counted_if_it_fails
 
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _MHA = F.multi_head_attention_forward
@@ -48,36 +49,48 @@ class Sight(TorchFunctionMode):
             return self._multi_head(func, args, kwargs)
         if _is_kernel(func):
             _thread.missed(str(func), "an attention kernel was called by itself")
-        return self._by_hand.sees(func, args, kwargs)
+        if not self._by_hand.concerns(func, args):
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        call: SeenCall | None = None
+        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
+            call = self._by_hand.sees(func, args, kwargs, result)
+        if call is not None:
+            _tell(call)
+        return result
 
     def ended(self) -> None:
         """The forward has ended: what was begun by hand and never finished was not attention that is known."""
         self._by_hand.ended()
 
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        with _tap.aside() as observers:
+        with _tap.aside():
             out = func(*args, **kwargs)
-            given = SdpaCall.of(*args, **kwargs)
-            meaning = "a torch.func transform is at work" if _transformed() else given.meaning()
-            if isinstance(meaning, str):
-                _thread.missed("F.scaled_dot_product_attention", meaning)
-                return out
-            query, key, value = meaning.query, meaning.key, meaning.value
-            shape = (*query.shape[:3], value.shape[-1])
-            used = {
-                "query": _as_shaped(given.query, query.shape),
-                "key": _as_shaped(given.key, key.shape),
-                "value": _as_shaped(given.value, value.shape),
-                "out": Used(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
-            }
-            call = SeenCall(
-                query, key, value, meaning.mask, meaning.bias, meaning.scale, None, None, meaning.dropout,
-                out.detach().reshape(shape), "F.scaled_dot_product_attention", None, used,
-                real_rows(meaning.mask, meaning.bias, query.shape[2], key.shape[2], self._self_attention),
-            )  # fmt: skip
-            for observer in observers:
-                observer(call)
+        call: SeenCall | None = None
+        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("F.scaled_dot_product_attention"):
+            call = self._seen(SdpaCall.of(*args, **kwargs), out)
+        if call is not None:
+            _tell(call)
         return out
+
+    def _seen(self, given: SdpaCall, out: Tensor) -> SeenCall | None:
+        meaning = "a torch.func transform is at work" if _transformed() else given.meaning()
+        if isinstance(meaning, str):
+            _thread.missed("F.scaled_dot_product_attention", meaning)
+            return None
+        query, key, value = meaning.query, meaning.key, meaning.value
+        shape = (*query.shape[:3], value.shape[-1])
+        used = {
+            "query": _as_shaped(given.query, query.shape),
+            "key": _as_shaped(given.key, key.shape),
+            "value": _as_shaped(given.value, value.shape),
+            "out": Used(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
+        }
+        return SeenCall(
+            query, key, value, meaning.mask, meaning.bias, meaning.scale, None, None, meaning.dropout,
+            out.detach().reshape(shape), "F.scaled_dot_product_attention", None, used,
+            real_rows(meaning.mask, meaning.bias, query.shape[2], key.shape[2], self._self_attention),
+        )  # fmt: skip
 
     def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
@@ -94,6 +107,12 @@ class Sight(TorchFunctionMode):
                 return entered(*args, **kwargs)
         finally:
             self._self_attention = before
+
+
+def _tell(call: SeenCall) -> None:
+    with _tap.aside() as observers:
+        for observer in observers:
+            observer(call)
 
 
 def _as_shaped(given: Tensor, shape: torch.Size) -> Used:

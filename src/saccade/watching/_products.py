@@ -36,8 +36,15 @@ class Product(NamedTuple):
 
 def product_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Product | None:
     """The product that a call computes, None where it computes none that this knows."""
-    make = _KNOWN.get(func)
-    return None if make is None else make(*args, **kwargs)
+    make = PRODUCTS.get(func)
+    if make is None:
+        return None
+    names = {**_NAMES, "input": "added" if make is _baddbmm else "left"}
+    return make(*args, **{names.get(name, name): value for name, value in kwargs.items()})
+
+
+# PyTorch's names for the factors, which some write out.
+_NAMES = {"other": "right", "mat2": "right", "batch1": "left", "batch2": "right"}
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -48,19 +55,18 @@ def _turned(tensor: Tensor) -> Tensor:
     return tensor.transpose(-2, -1)
 
 
-def _matmul(*factors: Any, **more: Any) -> Product | None:
-    given = [*factors, *more.values()]
-    if len(given) < 2 or not all(isinstance(factor, Tensor) and factor.dim() > 1 for factor in given[:2]):
+def _matmul(left: Any, right: Any, **_: Any) -> Product | None:
+    if not all(isinstance(factor, Tensor) and factor.dim() > 1 for factor in (left, right)):
         return None
-    left, right = given[:2]
     return Product(left.detach(), _turned(right.detach()), (left, right), (_same, _turned), _same)
 
 
 def _baddbmm(added: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1, **_: Any) -> Product | None:
     found = _matmul(left, right)
-    if found is None or beta not in (0, 1):
+    if found is None or not isinstance(added, Tensor):
         return None
-    return found._replace(alpha=float(alpha), added=added if beta else None)
+    scaled = None if beta == 0 else added.detach() if beta == 1 else added.detach() * beta
+    return found._replace(alpha=float(alpha), added=scaled)
 
 
 def _einsum(equation: Any, *operands: Any, **_: Any) -> Product | None:
@@ -94,7 +100,7 @@ def _permuted(axes: str, wanted: list[str]) -> View:
     return lambda tensor: tensor.permute(order)
 
 
-_KNOWN: dict[Any, Callable[..., Product | None]] = {
+PRODUCTS: dict[Any, Callable[..., Product | None]] = {
     torch.matmul: _matmul,
     torch.bmm: _matmul,
     Tensor.matmul: _matmul,

@@ -6,7 +6,7 @@ Observers hang on `_tap` and the mode stands on PyTorch's stack only while a wat
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from .. import _tap
 class Watcher(Protocol):
     def observe(self, call: _tap.AttentionCall) -> None: ...
 
-    def missed_here(self, what: str, reason: str) -> None: ...
+    def missing(self, what: str, reason: str) -> Callable[[], None]: ...
 
     @property
     def module(self) -> nn.Module | None: ...
@@ -42,9 +42,29 @@ def tell(call: _tap.AttentionCall) -> None:
         watcher.observe(call)
 
 
+def missing(what: str, reason: str) -> Callable[[], None]:
+    """What counts, when it is called, something as not seen at the place where the model is now."""
+    counts = [watcher.missing(what, reason) for watcher in THREAD.watchers]
+
+    def count() -> None:
+        for one in counts:
+            one()
+
+    return count
+
+
 def missed(what: str, reason: str) -> None:
-    for watcher in THREAD.watchers:
-        watcher.missed_here(what, reason)
+    """Count it at once."""
+    missing(what, reason)()
+
+
+@contextmanager
+def counted_if_it_fails(what: str) -> Iterator[None]:
+    """What fails in the looking must not fail in the model: it is named and counted as not seen."""
+    try:
+        yield
+    except Exception as error:
+        missed(what, f"{type(error).__name__}: {error}")
 
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")

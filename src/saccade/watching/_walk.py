@@ -20,6 +20,7 @@ from ._thread import suspended
 
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
 SCRIPTED = "TorchScript, and what it calls is not seen"
+TRACED = "being traced by torch.jit, and a watch would be part of the trace"
 ELSEWHERE = "a forward on another thread than the one that watches"
 
 
@@ -103,6 +104,10 @@ class Walk:
         if threading.get_ident() != self._thread:
             if module is self._model:
                 self._counts.missed(path, ELSEWHERE)
+            return
+        if torch._C._get_tracing_state() is not None:
+            if anew or not self._stack:
+                self._counts.missed(path, TRACED)
             return
         if anew or self._outermost is None:
             self._stop()

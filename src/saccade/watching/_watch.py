@@ -6,6 +6,7 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -83,9 +84,9 @@ class Watched(Observations):
         """The innermost module that runs."""
         return self._walk.module
 
-    def missed_here(self, what: str, reason: str) -> None:
-        """Something in the module that runs was not seen."""
-        self.missed(f"{self._walk.path}: {what}" if self._walk.path else what, reason)
+    def missing(self, what: str, reason: str) -> Callable[[], None]:
+        """What counts something in the module that runs as not seen."""
+        return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
     def observe(self, call: _tap.AttentionCall) -> None:
         """An attention call has happened in a forward of the model."""
