@@ -175,6 +175,17 @@ def test_too_long_sentences_are_left_out_and_counted():
         study_probe(model, sentences(3, length=12), source="x.tsv")
 
 
+def test_labels_on_one_side_alone_are_refused(monkeypatch):
+    monkeypatch.setattr(probe, "hidden_states", lambda model, tokens: [torch.zeros(1, tokens.shape[1], WIDTH)] * 2)
+    bare = [sentence._replace(labels=(None,) * 9) for sentence in sentences(7)]
+    with pytest.raises(ValueError, match="none of the 7 sentences taken has a word with a label"):
+        study_probe(PretendModel([[evenly]]), bare)
+    order = np.random.default_rng(0).permutation(7).tolist()  # the first two are tested on
+    learned = [sentence if i in order[2:] else bare[i] for i, sentence in enumerate(sentences(7))]
+    with pytest.raises(ValueError, match="x.tsv: the words with labels are all in sentences to learn from, or all in"):
+        study_probe(PretendModel([[evenly]]), learned, source="x.tsv")
+
+
 def test_labels_that_do_not_match_the_tokens_are_refused():
     class Deaf(PretendModel):
         def encode(self, text):

@@ -141,6 +141,14 @@ def test_induction_and_duplicate_count_every_earlier_occurrence():
     assert found.chance["induction"][0, 0] == pytest.approx((1 / 14 + 2 / 14) / 2)
 
 
+def test_a_token_is_not_its_own_earlier_follower():
+    words = [f"w{k}" for k in range(11)] + ["ha", "ha", "ha"]
+    _, found = measured(PretendModel([[itself, previous]]), " ".join(words))
+    # Only the third "ha" sees a follower: the second one, which stood after the first.
+    assert found.scores["induction"][0].tolist() == pytest.approx([0, 1])
+    assert found.chance["induction"][0, 0] == pytest.approx(1 / 16)
+
+
 def test_a_head_that_looks_everywhere_alike_scores_chance():
     for causal in (True, False):
         _, found = measured(PretendModel([[evenly, previous]], causal=causal))

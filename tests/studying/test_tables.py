@@ -58,6 +58,15 @@ def test_corpus():
     assert len(roles) == 4
 
 
+def test_spread_is_over_the_texts_that_can_tell():
+    more = [*TEXTS, Text("c", TEXTS[0].text.replace("cat", "cow")[9:])]
+    found = study_corpus(PretendModel([[randomly(1), randomly(4)]], special=False), more)
+    assert found.counts("delimiter").tolist() == [[2, 2]]  # two of three have a line break
+    row = next(line for line in printed(tables.print_corpus, found) if line.startswith("delimiter"))
+    assert "±" in row.split()[3]
+    assert as_numbers(found)["thirds"]["delimiter"]["middle"]["deviation"] > 0
+
+
 def test_a_score_that_nobody_can_have_is_named():
     found = printed(tables.print_corpus, corpus([previous], causal=True))
     assert "nothing to see: next, dormant" in found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -84,9 +85,12 @@ class CorpusScores:
 
     def role(self, layer: int, head: int) -> tuple[str, str]:
         """(role, the score that decided it), by the thresholds of `saccade.looking.RULES`; see docs/studying.md."""
-        names = {name for rule in ROLES for name in rule.roles}
-        known = {name: float(self.above(name)[layer, head]) for name in names}
-        return role_of({name: 0.0 if np.isnan(x) else x for name, x in known.items()}, ROLES)
+        return role_of({name: float(above[layer, head]) for name, above in self._known.items()}, ROLES)
+
+    @cached_property
+    def _known(self) -> dict[str, np.ndarray]:
+        """What roles are decided by: (layers, heads) above chance, 0 where it could not be measured."""
+        return {name: np.nan_to_num(self.above(name)) for rule in ROLES for name in rule.roles}
 
 
 def study_corpus(

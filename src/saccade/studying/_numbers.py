@@ -10,7 +10,7 @@ import numpy as np
 
 from ._compare import Comparison
 from ._coreference import Coreference
-from ._corpus import THIRDS, CorpusScores, mean
+from ._corpus import THIRDS, CorpusScores, deviation, mean
 from ._probe import Probe
 from ._scores import SCORES
 from ._syntax import Syntax
@@ -54,12 +54,13 @@ def as_rows(study: CorpusScores | Syntax | Coreference) -> Iterator[tuple[Any, .
 
 
 def _corpus(study: CorpusScores) -> dict[str, Any]:
+    scores = {name: _by_head(study, name) for name in SCORES}
     heads = []
     for layer, count in enumerate(study.heads):
         for head in range(count):
             role, decided_by = study.role(layer, head)
-            scores = {name: _head(study, name, layer, head) for name in SCORES}
-            heads.append({"layer": layer, "head": head, "role": role, "decided_by": decided_by, "scores": scores})
+            own = {name: {what: _at(held, layer, head) for what, held in of.items()} for name, of in scores.items()}
+            heads.append({"layer": layer, "head": head, "role": role, "decided_by": decided_by, "scores": own})
     return {
         "model": study.model,
         "texts": [{"name": name, "tokens": n} for name, n in zip(study.texts, study.tokens, strict=True)],
@@ -69,25 +70,27 @@ def _corpus(study: CorpusScores) -> dict[str, Any]:
     }
 
 
-def _head(study: CorpusScores, name: str, layer: int, head: int) -> dict[str, Any]:
-    at = layer, head
+def _by_head(study: CorpusScores, name: str) -> dict[str, Any]:
+    """Arrays (layers, heads) of what is known of one score."""
     return {
-        "mean": study.mean(name)[at],
-        "deviation": study.deviation(name)[at],
-        "half_width": study.half_width(name)[at],
-        "quantiles": dict(zip(map(str, QUANTILES), study.quantiles(name, QUANTILES)[:, layer, head], strict=True)),
-        "chance": study.by_chance(name)[at],
-        "above_chance": study.above(name)[at],
-        "texts": study.counts(name)[at],
+        "mean": study.mean(name),
+        "deviation": study.deviation(name),
+        "half_width": study.half_width(name),
+        "quantiles": dict(zip(map(str, QUANTILES), study.quantiles(name, QUANTILES), strict=True)),
+        "chance": study.by_chance(name),
+        "above_chance": study.above(name),
+        "texts": study.counts(name),
     }
+
+
+def _at(held: Any, layer: int, head: int) -> Any:
+    return {k: _at(v, layer, head) for k, v in held.items()} if isinstance(held, dict) else held[layer, head]
 
 
 def _thirds(study: CorpusScores, name: str) -> dict[str, Any]:
     values = study.thirds(name)
-    return {
-        third: {"mean": mean(values[:, k]), "deviation": values[:, k].std(ddof=1) if len(values) > 1 else None}
-        for k, third in enumerate(THIRDS)
-    }
+    average, spread = mean(values), deviation(values)
+    return {third: {"mean": average[k], "deviation": spread[k]} for k, third in enumerate(THIRDS)}
 
 
 def _comparison(study: Comparison) -> dict[str, Any]:

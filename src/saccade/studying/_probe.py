@@ -98,6 +98,10 @@ def study_probe(
 
     examples = _collect(model, [(sentences[i], aligned[i]) for i in taken], told)
     held_out = examples.groups < max(1, round(HELD_OUT * len(taken)))
+    if held_out.all() or not held_out.any():
+        raise ValueError(
+            f"{source}: the words with labels are all in sentences to learn from, or all in those to test on"
+        )
     layers = _learn(examples, held_out, seed, lambda done: told(len(taken) + done))
     majority = Counter(examples.labels[~held_out].tolist()).most_common(1)[0][0]
     right = _by_group(examples.labels[held_out] == majority, examples.groups[held_out])
@@ -152,6 +156,8 @@ def _collect(
         forms += [form for _, _, form in known]
         groups += [number] * len(known)
         told(number + 1)
+    if not labels:
+        raise ValueError(f"none of the {len(texts)} sentences taken has a word with a label")
     return _Examples([np.stack(held) for held in vectors], np.array(labels), np.array(forms), np.array(groups))
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ._compare import Change, Comparison
 from ._coreference import Coreference
-from ._corpus import ROLES, THIRDS, CorpusScores, mean
+from ._corpus import ROLES, THIRDS, CorpusScores, deviation, mean
 from ._probe import Probe
 from ._scores import SCORES
 from ._syntax import ALL, DIRECTIONS, Syntax
@@ -56,8 +56,7 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
         chance, thirds = mean(study.chance[name].reshape(-1, 1))[0], study.thirds(name)
         if np.isnan(thirds).all():
             continue
-        spread = [_spread(mean(thirds[:, k]), thirds[:, k].std(ddof=1) if len(thirds) > 1 else math.nan)
-                  for k in range(3)]  # fmt: skip
+        spread = [_spread(*both) for both in zip(mean(thirds), deviation(thirds), strict=True)]
         table.add_row(
             name,
             "-" if name in ("broad", "dormant") else _short(chance),
@@ -92,10 +91,11 @@ def _ranked(values: np.ndarray) -> list[tuple[int, int]]:
 
 def _print_roles(console: Console, study: CorpusScores) -> None:
     by_role: dict[str, list[tuple[float, int, int]]] = {}
+    scores = {name: study.mean(name) for name in SCORES}
     for layer, heads in enumerate(study.heads):
         for head in range(heads):
             role, decided_by = study.role(layer, head)
-            by_role.setdefault(role, []).append((float(study.mean(decided_by)[layer, head]), layer, head))
+            by_role.setdefault(role, []).append((float(scores[decided_by][layer, head]), layer, head))
     _title(console, "What the heads are for")
     table = _table("role", "heads", "strongest: layer.head and score")
     order = [name for rule in ROLES for name in rule.roles]
