@@ -61,6 +61,33 @@ def t5(folder):
     return _saved(folder, transformers.T5Model, config, (tokenizer, names))
 
 
+def falcon(folder):
+    """Calls F.scaled_dot_product_attention itself, without asking for an attention function."""
+    config = transformers.FalconConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=3)
+    return _saved(folder, transformers.FalconModel, config, _sentence_pieces())
+
+
+def gpt_oss(folder):
+    """A sink in every head: weights of a row miss its share."""
+    config = transformers.GptOssConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, head_dim=10,
+        intermediate_size=32, num_local_experts=2, num_experts_per_tok=1, sliding_window=5,
+    )  # fmt: skip
+    return _saved(folder, transformers.GptOssModel, config, _sentence_pieces())
+
+
+def vit(folder):
+    """Reads pictures."""
+    config = transformers.ViTConfig(hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=23)
+    return _saved(folder, transformers.ViTModel, config, _sentence_pieces())
+
+
+def bloom(folder):
+    """Attention in code of its own."""
+    config = transformers.BloomConfig(hidden_size=24, n_layer=2, n_head=3)
+    return _saved(folder, transformers.BloomModel, config, _sentence_pieces())
+
+
 def mamba(folder):
     """No attention at all."""
     config = transformers.MambaConfig(hidden_size=20, state_size=5, num_hidden_layers=2)

@@ -112,7 +112,7 @@ def look(
     figure, report = (out, REPORT) if is_figure else (None, out or REPORT)
     if figure:
         require("matplotlib", "plot")
-    seen = _look(given, model, wanted, targets=[p for p in (report, figure) if p], force=force)
+    seen = _look(given, model, wanted, targets=[p for p in (report, figure) if p], force=force, quiet=as_numbers)
     _write(seen, report, figure)
     if as_numbers:
         from ..viewer import as_json
@@ -239,9 +239,10 @@ def _parse_rows(rows: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path], force: bool) -> Look:
+def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path], force: bool, quiet: bool) -> Look:
     from ..looking import look as look_through
     from ..looking import open_model
+    from ..studying.tables import shown_progress
     from ..viewer import check_target
 
     for target in targets:
@@ -249,7 +250,10 @@ def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path
     opened = open_model(model)
     _check_length(opened, given.text, wanted.first)
     name = "embedded model" if model is None else f"model {opened.name}"
-    return look_through(opened, given.text, wanted.head, rows=wanted.rows, name=name, source=given.source)
+    with shown_progress("layers", quiet=quiet) as told:
+        return look_through(
+            opened, given.text, wanted.head, rows=wanted.rows, name=name, source=given.source, progress=told
+        )
 
 
 def _check_length(model: TextModel, text: str, first: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from ..models import LanguageModel
 from ._collect import AttentionMap, collect, read
 from ._findings import Finding, find
 from ._findings_whole import find_in_whole, name_in_whole
-from ._models import OwnModel, TextModel, as_text_model
+from ._models import OwnModel, TextModel, Told, as_text_model
 from ._numbers import short_number
 from ._roles import ROLE_NAMES
 from ._scores import here, telling
@@ -129,24 +129,30 @@ def look(
     rows: tuple[int, int] | None = None,
     name: str = "embedded model",
     source: str = "",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Look:
     """Look at ``text`` through ``model``; ``head`` (layer, head) is the one to show large, else the most telling one.
 
     A text of more than 1,000 words, or of so many that the map of every head would take half a gigabyte, is not held
     as a map: what is said of it comes from statistics in linear memory, and the map is that of a part. ``rows`` (first,
     last) are the words of the part, counted from 1 and read with the whole text around them, also of a short text.
+    ``progress(done, total)`` is told after every layer of every pass over the text.
 
     Raises ValueError for a text without words or too long for the model, and for a head or words that do not exist.
     """
     model = as_text_model(model)
+    generates = isinstance(model, OwnModel)
     check_head(model, head)
     _check_roles(model)
     tokens, words = read(model, text)
-    if rows is None and fits_a_map(model, len(words)):
+    whole = rows is None and fits_a_map(model, len(words))
+    if progress:
+        model = Told(model, progress, passes=1 if whole else 2)
+    if whole:
         found = _of_a_map(model, collect(model, text), head)
     else:
         found = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
-    return replace(found, model=name, source=source, generates=isinstance(model, OwnModel))
+    return replace(found, model=name, source=source, generates=generates)
 
 
 def fits_a_map(model: TextModel, words: int) -> bool:

@@ -137,6 +137,34 @@ class OwnModel(TextModel):
         self.lm.model(tokens, observe=tell)
 
 
+class Told(TextModel):
+    """A model that tells ``progress(done, total)`` of each layer that was observed, in so many passes."""
+
+    def __init__(self, model: TextModel, progress: Callable[[int, int], None], passes: int):
+        self._model, self._progress, self._total = model, progress, passes * model.layers
+        self._done = 0
+        for name in ("name", "heads", "causal", "context", "before", "after", "special", "roles"):
+            setattr(self, name, getattr(model, name))
+
+    @property
+    def module(self) -> nn.Module:
+        return self._model.module
+
+    def encode(self, text: str) -> Tokens:
+        return self._model.encode(text)
+
+    def written(self, token: int) -> str:
+        return self._model.written(token)
+
+    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
+        def tell(layer: int, call: AttentionCall) -> None:
+            observe(layer, call)
+            self._done += 1
+            self._progress(self._done, self._total)
+
+        self._model._forward(tokens, tell)
+
+
 def as_text_model(model: TextModel | LanguageModel) -> TextModel:
     """The model itself, or a language model of Saccade's as one."""
     return model if isinstance(model, TextModel) else OwnModel(model)

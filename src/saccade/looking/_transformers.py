@@ -34,7 +34,10 @@ class Checkpoint(TextModel):
         self.name = name
         self._module: Any = _reader(module)
         self._tokenizer = tokenizer
-        self._vocabulary: int = self._module.get_input_embeddings().num_embeddings
+        table = self._module.get_input_embeddings()
+        if not isinstance(table, nn.Embedding):
+            raise ValueError(f"{name}: {type(module).__name__} reads no tokens of a text")
+        self._vocabulary = table.num_embeddings
         self.special = _special(tokenizer)
         self.before, self.after = _around(tokenizer)
         self.context = _context(self._module, tokenizer)
