@@ -18,6 +18,7 @@ def pages_with(language: str):
     return [pytest.param(page, id=page.stem) for page in PAGES if blocks(page, language)]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # Lightning's own
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

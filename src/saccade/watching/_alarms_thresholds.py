@@ -35,9 +35,9 @@ class Thresholds:
         logit: the largest logit at which growth is told: the limit of QK-Clip (Kimi K2, 2025), which rescales heads
             beyond it. Above 128 neighbouring bfloat16 numbers are 1 apart.
         grown: and how many times the head's lowest it must be.
-        diverging: a logit that alone is an error: all runs beyond 10^4 diverged in Wortsman et al. 2023
-            ("Small-scale proxies for large-scale Transformer training instabilities"); Dehghani et al. 2023
-            ("Scaling Vision Transformers to 22 Billion Parameters") saw 50,000 before theirs did.
+        diverging: a logit that alone is an error: runs beyond 10^4 diverged in Wortsman et al. 2023 ("Small-scale
+            proxies for large-scale Transformer training instabilities"), where Dehghani et al. 2023 ("Scaling Vision
+            Transformers to 22 Billion Parameters") is seen again in small models.
         uniform: evenness of a head that looks at all keys alike, while another head of its layer is below `formed`.
             In a model that has just begun all heads may be that even, and that is no fault.
         formed: see `uniform`.
