@@ -111,6 +111,22 @@ def test_padded_rows_of_self_attention_do_not_count():
     check(watched(model, x), "", dense(query, key, real[:, None, None]), counted=real[:, None])
 
 
+@pytest.mark.parametrize("number", [-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_padded_rows_whatever_number_hides_the_keys(number):
+    real = torch.tensor([7, 11, 2])[:, None] > torch.arange(L)
+    hidden = torch.zeros(B, 1, 1, L).masked_fill(~real[:, None, None], number)
+    functions = (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, hidden),
+        by_hand(lambda s: s / math.sqrt(D) + hidden),
+        by_hand(lambda s: (s / math.sqrt(D)).masked_fill(~real[:, None, None], number)),
+    )
+    x = torch.randn(B, L, E)
+    for function in functions:
+        model = Calls(function)
+        query, key, _ = model.parts(x)
+        check(watched(model, x), "", dense(query, key, real[:, None, None]), counted=real[:, None])
+
+
 MULTI = [
     {},
     {"key_padding_mask": torch.tensor([7, 11, 2])[:, None] <= torch.arange(L)},

@@ -10,6 +10,9 @@ from torch import Tensor
 from .._masks import FromTensor, Mask, Padding
 from .._masks._algebra import And
 
+# Models hide keys with -inf, the least number of a dtype, -1e9 or -1e4, and scores may have been taken off of it.
+HIDDEN = -5e3
+
 
 def real_rows(
     mask: Mask | None, bias: Tensor | None, length_q: int, length_k: int, self_attention: bool | None
@@ -41,4 +44,4 @@ def _seen_keys(mask: Mask | None) -> list[Tensor]:
 def _seen_by_bias(bias: Tensor | None) -> list[Tensor]:
     if bias is None:
         return []
-    return [(bias.detach() > float("-inf")).any(1).any(1)]
+    return [(bias.detach() > HIDDEN).any(1).any(1)]
