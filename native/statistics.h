@@ -198,26 +198,40 @@ template <class Math, class T> class StatisticsPass {
         if (highest > before) sums.top[i] = highest, sums.largest_at[i] = key_at(block, first_equal(s, seen, highest));
         note(block, i);
         if (f.top) block.best.take(i, s, seen, range.highest, [&](int64_t column) { return key_at(block, column); });
-        const float top = sums.top[i], pivot = top == -infinity ? 0 : top;  // -inf - -inf is NaN
-        if (top != before && before != -infinity) {
-            const double fall = (double)before - top, carry = exp2_of((before - top) * scores.exponent);
-            sums.entropy[i] = carry == 0 ? 0 : carry * (sums.entropy[i] + fall * sums.total[i]);
-            sums.total[i] *= carry, sums.distance[i] *= carry;
-            for (int64_t group = 0; group < f.groups.count; group++) block.groups[group * rows + i] *= carry;
-        }
+        if (sums.top[i] != before && before != -infinity) rescale(block, i, before);
+        add(block, i);
+    }
+
+    // What is summed already becomes relative to the new largest score.
+    void rescale(Block& block, int64_t i, float before) const {
+        RowSums<rows>& sums = block.sums;
+        const float top = sums.top[i];
+        const double fall = (double)before - top, carry = exp2_of((before - top) * scores.exponent);
+        sums.entropy[i] = carry == 0 ? 0 : carry * (sums.entropy[i] + fall * sums.total[i]);
+        sums.total[i] *= carry, sums.distance[i] *= carry;
+        for (int64_t group = 0; group < f.groups.count; group++) block.groups[group * rows + i] *= carry;
+    }
+
+    // The weights of a row onto its sums, run by run.
+    void add(Block& block, int64_t i) const {
+        RowSums<rows>& sums = block.sums;
+        float* const s = block.scores + i * wide;
+        const Span seen = block.seen[i / team];
+        const float pivot = sums.top[i] == -infinity ? 0 : sums.top[i];  // -inf - -inf is NaN
         const int64_t own = block.first + i + f.placed(block.b);
+        const bool kept = !block.present.empty();
         for (int n = 0; n < block.run_count; n++) {
             const Run& run = block.runs[n];
             const Span span{std::max(seen.start, run.at), std::min(seen.stop, run.at + run.width)};
             if (span.empty()) continue;
-            // |own - key| = away + |column - at|, where `at` is the column of the run that is nearest to `own`.
+            // |own - key| = away + |column - near|, both counted from the run's first one: `near` lies within the run.
             const int64_t ahead = own - run.start, near = std::min(std::max<int64_t>(ahead, 0), run.width);
             const float* const size = sizes + wide - near - run.at;
-            const bool kept = !block.present.empty();
             const Part part = block.hidden ? kept ? weigh<true, true>(s, span, size, pivot) : weigh<true, false>(s, span, size, pivot)
                                            : kept ? weigh<false, true>(s, span, size, pivot) : weigh<false, false>(s, span, size, pivot);
             sums.total[i] += part.total, sums.entropy[i] += part.entropy;
-            sums.distance[i] += part.distance + std::fabs((double)(ahead - near)) * part.total;
+            const double away = std::fabs((double)(ahead - near));
+            sums.distance[i] += part.distance + away * part.total;
         }
         for (const int64_t group : block.present) {
             const float* const member = block.members + group * wide;
