@@ -45,14 +45,14 @@ def _collected() -> bool:
 
 
 # Compilers break their graph here: traced, the tiles of one call would be thousands of operations.
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def weights(meaning: AttentionMeaning) -> Tensor:
     """(B, Hq, Lq, Lk) in the dtype of the query, as eager returns them but without dropout."""
     what = {name: given for name, given in meaning.arguments().items() if name != "dropout"}
     return attention_weights(meaning.query, meaning.key, **what).to(meaning.query.dtype)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def statistics(meaning: AttentionMeaning) -> Any:
     """`saccade.Statistics` of the call, padded queries left out where the mask tells of them."""
     from ..._statistics import statistics as of
