@@ -125,6 +125,10 @@ class Keeping:
         typer.Option("--tensorboard/--no-tensorboard", help="Write a log for TensorBoard.  [default: if installed]"),
     ] = None
     log_every: Annotated[int, typer.Option(help="Steps between its entries.")] = 10
+    watch: Annotated[
+        int | None,
+        typer.Option(help="Steps between looks at every head's attention, for the log and alarms.  [default: never]"),
+    ] = None
 
     @property
     def log(self) -> bool:
@@ -149,6 +153,7 @@ def settings_of(data: Data, learning: Learning, machine: Machine, keeping: Keepi
             improvement=keeping.improvement,
             log_every=keeping.log_every,
             tensorboard=keeping.log,
+            watch=keeping.watch,
         )
     return Settings(
         steps=learning.steps,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 import torch
 
-from ..models import LanguageModel, Sampling, generate, load, save
+from ..models import DecoderLM, LanguageModel, Sampling, generate, load, save
 from ..models.checkpoint import CARD, WEIGHTS, write_text
+from ..watching import Alarm, AttentionMonitor
 from .card import model_card
 from .data import Corpus
 from .evaluation import evaluate
@@ -93,6 +94,16 @@ class Keeper(Monitor):
         if self._log is not None:
             values = {f"gradient/{group}": norm for group, norm in gradients.items()}
             self._log.add(step, values | {f"weights/{group}": norm for group, norm in weights.items()})
+
+    def attention(self, model: DecoderLM) -> AttentionMonitor | None:
+        every = self._run.settings.looks.watch
+        if every is None:
+            return None
+        return AttentionMonitor(model, self._log or False, every=every, on_alarm=self._alarm)
+
+    def _alarm(self, alarm: Alarm) -> None:
+        if alarm.severity != "note":
+            self._reporter.warned(f"{alarm}; {alarm.advice}")
 
     def evaluated(
         self, step: int, training_loss: float, validation_loss: float, seconds: float, weights: Tensors

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import DecoderLM
+from ..watching import AttentionMonitor
 from .anomaly import Report, find_anomaly
 from .data import Corpus
 from .evaluation import evaluate
@@ -45,6 +46,10 @@ class Monitor:
     ) -> None: ...
 
     def checkpoint(self, step: int, state: dict[str, Any]) -> None: ...
+
+    def attention(self, model: DecoderLM) -> AttentionMonitor | None:
+        """What watches the model's attention, if anything does; asked once."""
+        return None
 
 
 class Diverged(ValueError):
@@ -115,6 +120,7 @@ def train(
         Stopped: `stop` said so; the monitor has been given a checkpoint of the last step.
     """
     run = _Run(model, corpus, start, settings, accelerator or accelerator_for(settings))
+    run.attention = monitor.attention(model)
     progress = Progress() if state is None else run.restore(state)
     if state is None:
         monitor.checkpoint(0, run.capture(progress))
@@ -151,6 +157,7 @@ class _Run:
         model.decoder.checkpointing = settings.execution.checkpointing
         self.model = model
         self.prepared, self.optimizer = accelerator.prepare(model, make_optimizer(model, settings))
+        self.attention: AttentionMonitor | None = None
         self.tokens = 0
         self._skipped = 0
 
@@ -179,7 +186,8 @@ class _Run:
             group["lr"] = settings.rate_at(step)
         windows = draw(step, self._corpus.training, self._start, self.model.config.vocabulary, self.context, settings)
         self.tokens = windows[:, 1:].numel()
-        loss = self._gradients(step, windows)
+        with self._watched(step):
+            loss = self._gradients(step, windows)
         norm = float(self.accelerator.clip_grad_norm_(self.prepared.parameters(), settings.clip))
         if not self._sound(loss, norm):
             self.optimizer.zero_grad()
@@ -189,6 +197,12 @@ class _Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm
+
+    def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
+        if self.attention is None:
+            return contextlib.nullcontext()
+        scaler = self.accelerator.scaler
+        return self.attention.step(step + 1, 1.0 if scaler is None else float(scaler.get_scale()))
 
     def _norms_before_clipping(self, norm: float) -> dict[str, float]:
         # Looked at afterwards, when a scaled loss has been undone, which can be done but once.

@@ -51,6 +51,25 @@ class ScalarLog:
         entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
 
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """As a SummaryWriter does; so do the next two."""
+        self.add(step, {tag: value})
+
+    def add_histogram_raw(self, tag: str, *, global_step: int, **shape: Any) -> None:
+        from torch.utils.tensorboard.summary import histogram_raw
+
+        self._summary(global_step, histogram_raw(tag, **shape))
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        from torch.utils.tensorboard.summary import text as summary_of
+
+        self._summary(step, summary_of(tag, text))
+
+    def _summary(self, step: int, summary: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._event(Event(wall_time=time.time(), step=step, summary=summary))
+
     def flush(self) -> None:
         self._attempt(lambda: self._writer.flush())
 

@@ -71,6 +71,7 @@ class Looks:
         improvement: by how much the validation loss must fall to be one.
         log_every: steps between entries in the TensorBoard log.
         tensorboard: whether to write that log.
+        watch: steps between looks at the attention of every head, with alarms; None never does.
     """
 
     every: int = 250
@@ -80,9 +81,10 @@ class Looks:
     improvement: float = 0.0
     log_every: int = 10
     tensorboard: bool = False
+    watch: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, ["every", "evaluate_windows", "checkpoint_every", "patience", "log_every"])
+        _at_least(self, 1, ["every", "evaluate_windows", "checkpoint_every", "patience", "log_every", "watch"])
         if not (math.isfinite(self.improvement) and self.improvement >= 0):
             raise ValueError(f"improvement: must be finite and not negative, got {self.improvement}")
 
@@ -132,6 +134,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, ["steps", "batch"])
+        if self.looks.watch is not None and self.execution.compile:
+            raise ValueError("watch: a compiled model cannot be watched; leave out one of watch and compile")
         for name in ("rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

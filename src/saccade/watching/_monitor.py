@@ -118,9 +118,9 @@ class AttentionMonitor:
         return self._watched is not None
 
     @contextmanager
-    def step(self, step: int) -> Iterator[None]:
+    def step(self, step: int, loss_scale: float = 1.0) -> Iterator[None]:
         """Watch forward and backward of this step if it is one to watch; `step` counts optimizer steps."""
-        self.begin(step)
+        self.begin(step, loss_scale)
         try:
             yield
         finally:
