@@ -29,7 +29,7 @@ def student(freedom: int, level: float = LEVEL) -> float:
     """The t beyond which (on both sides) a share 1 - level of Student's distribution lies.
 
     Its density in t = sqrt(freedom) tan(a) is cos(a)^(freedom - 1), so the share within is an integral over a bounded
-    range; midpoints give it to nine digits.
+    range; midpoints give it to seven digits.
     """
     angle = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
     mass = np.cos(angle) ** (freedom - 1)
