@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import fields
 
 import pytest
@@ -163,3 +165,52 @@ def test_the_biases_own_placement_is_used_where_the_mask_has_none():
     )  # fmt: skip
     assert torch.equal(got.distance, same_place.distance)
     assert not torch.equal(got.distance, saccade.statistics(named["query"], named["key"]).distance)
+
+
+def test_one_mask_serves_calls_of_several_sizes():
+    mask = saccade.Causal() & saccade.Padding([7, 13])
+    for rows, keys in ((11, 13), (13, 17), (11, 13), (11, 17)):
+        named = problems.tensors(rows=rows, keys=keys)
+        got = saccade.statistics(named["query"], named["key"], mask)
+        fresh = saccade.statistics(named["query"], named["key"], saccade.Causal() & saccade.Padding([7, 13]))
+        assert same(got, fresh)
+        assert torch.equal(got.keys_seen.expand(2, 6, rows), mask.dense(rows, keys).sum(-1).expand(2, 6, rows))
+
+
+def test_what_is_remembered_of_a_mask_goes_with_it():
+    from saccade._statistics._sight import _REMEMBERED
+
+    named, before = problems.tensors(), len(_REMEMBERED)
+    mask = saccade.Causal() & saccade.Padding([7, 11])
+    saccade.statistics(named["query"], named["key"], mask)
+    assert len(_REMEMBERED) == before + 1
+    del mask
+    gc.collect()
+    assert len(_REMEMBERED) == before
+
+
+def test_what_a_mask_shows_is_not_remembered_where_a_bias_hides_more():
+    named, mask = problems.tensors(), saccade.Causal()
+    saccade.statistics(named["query"], named["key"], mask)
+    bias = torch.zeros(11, 13, dtype=named["query"].dtype)
+    bias[:, 0] = -torch.inf
+    got = saccade.statistics(named["query"], named["key"], mask, bias=bias)
+    assert (got.keys_seen.flatten() == torch.arange(2, 13)).all()
+    assert (got.mass["first"] > 0).all()  # key 1 is the first now
+    assert (got.received[..., 0] == 0).all()
+
+
+def test_threads_share_nothing_but_masks():
+    named, mask = drawn(dtype=torch.float32), saccade.Causal()
+    found = []
+
+    def work():
+        found.extend(saccade.statistics(named["query"], named["key"], mask, top=2).entropy for _ in range(5))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    want = saccade.statistics(named["query"], named["key"], saccade.Causal()).entropy
+    assert len(found) == 15 and all(torch.equal(want, entropy) for entropy in found)

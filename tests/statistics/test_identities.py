@@ -79,14 +79,24 @@ def test_a_uniform_row(backend):
     assert (got.largest_at == 0).all()  # all are equal: the first
 
 
-def test_of_equal_logits_the_first_keys_are_named(backend):
-    query, key = draw()
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_of_equal_logits_the_first_keys_are_named(dtype, backend):
+    query, key = draw(dtype=dtype)
     key[:, :, 5:] = key[:, :, 5:6]
     key[:, :, :5] = 0
     query[...] = key.sum(2).repeat_interleave(2, 1)[:, :, None]  # so that key 5 is liked best
     got = saccade.statistics(query, key, top=6, backend=backend)
     assert (got.largest_at == 5).all()
     assert torch.equal(got.top_keys, torch.arange(5, 11).expand(got.top_keys.shape))
+
+
+def test_the_order_of_floats_as_integers_is_that_of_a_stable_sort():
+    from saccade._statistics._tiled import _greatest
+
+    pool = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e-42, -1e-42, 3e38, -3e38, -math.inf, 2.5, -2.5])
+    entries = pool[torch.randint(len(pool), (7, 5, 131))]
+    assert entries.dtype == torch.float32
+    assert torch.equal(_greatest(entries, 37), torch.argsort(entries, dim=-1, descending=True, stable=True)[..., :37])
 
 
 def test_more_asked_for_than_there_is(backend):

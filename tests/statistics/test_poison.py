@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import oracle
 import problems
 import saccade
 
@@ -140,3 +141,17 @@ def test_a_visible_minus_infinity_is_a_weight_of_zero(backend):
     assert torch.isfinite(got.entropy[0, 0, 3])
     assert got.heads["weights"]["nonfinite"].item() == 0
     assert got.heads["weights"]["min"].item() == 0
+
+
+def test_a_bucket_of_minus_infinity_hides_its_keys(backend):
+    named = problems.tensors()
+    table = torch.randn(8, 6, dtype=named["query"].dtype, generator=torch.Generator().manual_seed(1))
+    table[2, 3:] = -math.inf
+    bias = saccade.RelativeBias(table, bidirectional=True, max_distance=11)
+    dense = oracle.relative_bias(table, 11, 13, True, 11).to(table.dtype)
+    got, want = (observed(named, None, backend, bias=x) for x in (bias, dense))
+    assert torch.equal(got.keys_seen.expand(2, 6, 11), (dense != -math.inf).sum(-1).expand(2, 6, 11))
+    assert (got.heads["logits"]["nonfinite"] == 0).all() and torch.isfinite(got.heads["logits"]["min"]).all()
+    torch.testing.assert_close(got.heads["weights"]["min"], want.heads["weights"]["min"])
+    torch.testing.assert_close(got.entropy, want.entropy)
+    torch.testing.assert_close(got.mass["first"], want.mass["first"])

@@ -59,7 +59,7 @@ class Walk:
             sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, None), self.heads)
             logits, _ = logits_of(problem, sight, q, k, scores)
             seen = sight.visible
-            if scores is not None:
+            if scores is not None and problem.guarded:  # as every problem is whose bias holds -inf
                 allowed = scores != NEGATIVE
                 seen = allowed if seen is None else seen & allowed
             yield Piece(keys, logits, seen)
