@@ -76,7 +76,10 @@ def _count(backend: str | None, reason: str) -> None:
         counted(backend, reason, False)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _count_traced(backend: str | None, reason: str) -> None:
     """Run while the compiler traces, and no part of the graph: it would count on the way."""
     counted(backend, reason, True)
+
+
+# What torch.compiler.assume_constant_result does; to call it would import the compiler.
+_count_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
