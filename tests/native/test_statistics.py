@@ -362,6 +362,7 @@ print(growth(calling(65_536))[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_memory_of_65536_rows_is_linear():
     """Keys in the kernels' order 16.8 MB, 12 numbers and 3 places a row 4.7 MB, top 6.3 MB; the weights were 17 GB."""
