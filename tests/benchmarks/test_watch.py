@@ -1,0 +1,58 @@
+"""The measured page on watching: its checks and its tables, on sizes of a few milliseconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "watch.py"
+spec = importlib.util.spec_from_file_location("watch_benchmark", PATH)
+benchmark = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = benchmark
+spec.loader.exec_module(benchmark)
+
+TINY = {"LAYERS": 2, "WIDTH": 24, "HEADS": 3, "ITEMS": 2, "LENGTH": 17, "EVERY": 3}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    for name, value in TINY.items():
+        monkeypatch.setattr(benchmark, name, value)
+
+
+@pytest.mark.parametrize("name", benchmark.MODELS)
+def test_watched_models_give_the_same(tiny, name):
+    if "transformers" in name:
+        pytest.importorskip("transformers")
+    model, run = benchmark.MODELS[name]()
+    benchmark.check(benchmark.without_dropout(model.train()), run, torch.randn(2, 17, 24))
+
+
+def test_the_check_notices_a_model_that_changes(tiny):
+    model, _ = benchmark.decoder()
+    drawn = iter(range(9))
+    with pytest.raises(AssertionError):
+        benchmark.check(model, lambda x: model(x) + next(drawn), torch.randn(2, 17, 24))
+
+
+def test_ratios_are_those_of_the_rounds():
+    taken = {"not watched": [1.0, 2.0, 4.0], "every step": [1.5, 2.2, 8.0]}
+    assert list(benchmark.ratios(taken)) == [("not watched", 2.0, 1.0), ("every step", 2.2, 1.5)]
+    lines = benchmark.table("forward", {"a model": taken})
+    assert lines[3] == "| a model | every step | 2200.0 ms | 1.500 |"
+
+
+def test_ways_take_turns_with_all_their_steps(tiny):
+    model, _ = benchmark.decoder()
+    done = []
+    clock = iter(range(1000))
+    taken = benchmark.measured(
+        model, benchmark.TRAININGS, done.append, dict.fromkeys(benchmark.TRAININGS, 3), 2, lambda: next(clock)
+    )
+    assert [len(seconds) for seconds in taken.values()] == [2, 2, 2]
+    assert done == [1] + [3] * 6
+    assert taken["not watched"] == [1 / 3, 1 / 3]
