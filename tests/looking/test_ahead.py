@@ -154,3 +154,8 @@ def test_layers_with_different_heads():
     assert look(model, TEXTS[0], (0, 7)).head == 7
     with pytest.raises(ValueError, match=r"head: 1\.5 does not exist; .* the layers 0 to 1, with 5 to 8 heads each"):
         look(model, TEXTS[0], (1, 5))
+
+
+def test_what_follows_the_last_word_is_no_copy():
+    seen = collect(PretendText([[last, broad]]), "the dog saw the")
+    assert here(seen)["repeat"][0, 0] < 1e-6  # [SEP] follows the second "the", and is nothing to copy
