@@ -198,11 +198,11 @@ class AttentionMonitor:
         scalars["attention/alarms_open"] = sum(not alarm.over for alarm in self.alarms)
         text = "\n\n".join(f"{line}. {ADVICE[kind]}" for kind, line in grouped(self._new))
         try:
-            self._log.scalars(scalars, self._step)
             if histograms:
                 self._log.histograms(histograms, self._step)
             if text:
                 self._log.text("attention/alarms", text, self._step)
+            self._log.scalars(scalars, self._step)
         except Exception as error:
             self._log = Nowhere()
             LOGGER.warning("step %d: the log of the attention monitor ends here: %s", self._step, _told(error))

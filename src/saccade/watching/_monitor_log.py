@@ -45,7 +45,7 @@ def _below(at: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @runtime_checkable
 class Log(Protocol):
-    """What a monitor writes to."""
+    """What a monitor writes to. Of each watched step `scalars` comes last, and always."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -66,6 +66,8 @@ class TensorBoardLog:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, step)
+        if hasattr(self._writer, "flush"):
+            self._writer.flush()
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
         if not hasattr(self._writer, "add_histogram_raw"):
@@ -82,8 +84,6 @@ class TensorBoardLog:
     def text(self, tag: str, text: str, step: int) -> None:
         if hasattr(self._writer, "add_text"):
             self._writer.add_text(tag, text, step)
-        if hasattr(self._writer, "flush"):
-            self._writer.flush()
 
 
 class Nowhere:
