@@ -181,6 +181,20 @@ def test_a_mention_within_its_antecedent_does_not_answer():
     assert found.tallies["all"].total == 1  # She alone
 
 
+def test_overlapping_mentions_are_not_antecedents_of_each_other():
+    mentions = (Mention(0, 0, 0, "A"), Mention(4, 4, 4, "A"), Mention(7, 9, 9, "C"), Mention(9, 12, 12, "C"))
+    found = study_coreference(PretendModel([[first]]), [document(mentions=mentions)])
+    assert found.tallies["all"].total == 1 and found.out_of_reach == 0
+
+
+def test_mentions_in_one_token_cannot_be_told_apart():
+    text, words = "Ann gimme it", ((0, 3), (4, 7), (7, 9), (10, 12))  # "gim" and "me" are one token
+    mentions = (Mention(0, 0, 0, "A"), Mention(1, 1, 1, "B"), Mention(2, 2, 2, "B"), Mention(3, 3, 3, "A"))
+    found = study_coreference(PretendModel([[first]]), [Document("d", text, words, mentions)])
+    assert found.tallies["all"].total == 1  # "it" and "Ann" alone
+    assert found.out_of_reach == 1
+
+
 def test_documents_that_are_too_long_are_read_in_pieces():
     found = study_coreference(PretendModel([[looks_at(knowing)]], context=10), [document()])
     assert found.pieces == 2  # 8 words each
