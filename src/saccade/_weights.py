@@ -11,13 +11,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._backends._tiles import Problem, logits_of, look
+from ._backends._tiles import Problem, by_group, logits_of, look
 from ._backends.chunked import attend
 from ._biases import Bias, Span
 from ._call import Call, sink_lse
 from ._checks import make_call
 from ._masks import Mask
 from ._masks._data import whole
+
+_COARSE = 2.0**11  # an lse beyond it is known to 2^-13 at best in float32
 
 Chosen = int | slice | range | Sequence[int] | Tensor | None
 
@@ -67,17 +69,59 @@ def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: li
     bias = call.bias
     parameter = None if bias is None else bias.part(bias.parameter, at_rows, None, at_heads)
     _, lse = attend(problem, query, key, value, parameter)
-    lse = sink_lse(lse, sink)
+    rest = _rest(problem, query, key, parameter, lse)
+    # The sink's part of the denominator is a factor of its own: beside it, what rounding took from the lse is nothing.
+    share = None if sink is None else torch.exp(_finite(lse) - _finite(sink_lse(lse, sink)))
     key = key if at_keys is None else key[:, :, at_keys]
     if bias is not None and parameter is not None:
         parameter = bias.part(parameter, None, at_keys, None)
     with torch.autocast(call.device.type, enabled=False):
-        return _weights(problem, query, key, parameter, lse, at_keys)
+        weights = _weights(problem, query, key, parameter, lse, rest, at_keys)
+    return weights if share is None else weights * share[..., None]
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """Rows that see nothing have no weights: 0 stands for their lse, so that no -inf - -inf is formed."""
+    return torch.where(lse == float("-inf"), 0.0, lse)
+
+
+def _rest(problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor) -> Tensor | None:
+    """(B, Hq, r): what rounding took from a large lse; None where that is nothing.
+
+    Beside logits of -1e9 in a whole row (what some write for a mask) the log of n keys is lost, and n weights of 1/n
+    would become n weights of 1. It is found again as log sum_j exp(s_ij - lse_i), constant under derivatives.
+    """
+    can_look = problem.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
+    if can_look and not torch.compiler.is_compiling() and not bool((_finite(lse.detach()).abs() > _COARSE).any()):
+        return None
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        given = [None if x is None else x.detach() for x in (query, key, key, parameter, lse)]
+        (total,) = by_group(_totals, problem, *given)
+    return torch.where(total > 0, torch.log(torch.where(total > 0, total, 1.0)), 0.0)
+
+
+def _totals(problem: Problem, *given: Tensor | None) -> tuple[Tensor]:
+    """(B, Hq, r): sum_j exp(s_ij - lse_i) over all keys; by rounding it is not quite 1."""
+    query, key, _, parameter, lse = given
+    assert query is not None and key is not None and lse is not None
+    key_spans, totals = problem.key_spans(), [lse.new_zeros(*lse.shape[:2], 0)]
+    for rows in problem.row_spans():
+        q, bad_q = problem.block(query, rows)
+        total, pivot = lse.new_zeros(*lse.shape[:2], len(rows)), _finite(lse)[:, :, rows.start : rows.stop]
+        for _, keys, kind in problem.tiles(rows, key_spans):
+            k, bad_k = problem.block(key, keys)
+            scores = problem.bias_tile(parameter, rows, keys)
+            sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, None), q.shape[1])
+            logits, _ = logits_of(problem, sight, q, k, scores)
+            total = total + sight.only(torch.exp(logits - pivot[..., None])).sum(-1)
+        totals.append(total)
+    return (torch.cat(totals, 2),)
 
 
 def _weights(
-    problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor, at_keys: Tensor | None
-) -> Tensor:
+    problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor, rest: Tensor | None,
+    at_keys: Tensor | None,
+) -> Tensor:  # fmt: skip
     count, length = query.shape[2], key.shape[2]
     row_ids = torch.arange(count, device=query.device) if problem.rows is None else _tensor(problem.rows, query.device)
     key_ids = torch.arange(length, device=query.device) if at_keys is None else at_keys
@@ -88,7 +132,8 @@ def _weights(
     scores = problem.bias_tile(parameter, rows, keys)
     sight = look(problem, rows, keys, "partial", scores, (bad_q, bad_k, None), query.shape[1])
     logits, _ = logits_of(problem, sight, q, k, scores)
-    return sight.only(torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse)[..., None]))
+    shifted = logits - _finite(lse)[..., None]
+    return sight.only(torch.exp(shifted if rest is None else shifted - rest[..., None]))
 
 
 def _tensor(indices: Sequence[int] | None, device: torch.device) -> Tensor | None:

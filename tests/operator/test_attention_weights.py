@@ -109,3 +109,29 @@ def test_what_is_out_of_range_is_refused():
 def test_empty_slices():
     assert weights(CASES["plain"](), rows=slice(0, 0)).shape == (2, 3, 0, 13)
     assert weights(CASES["plain"](), keys=slice(4, 4)).shape == (2, 3, 11, 0)
+
+
+@pytest.mark.parametrize("constant", [torch.finfo(torch.float32).min, -1e9, -3e4, 1e9])
+@pytest.mark.parametrize("sink", [False, True])
+def test_rows_of_huge_logits_are_as_exact_as_others(constant, sink):
+    """Beside such a number the log of the count is lost in a float32 lse; adding it to a row changes no weight."""
+    torch.manual_seed(5)
+    query, key = torch.randn(2, 2, 3, 7), torch.randn(2, 2, 11, 7)
+    given = torch.tensor([0.3, -2.0]) if sink else None
+    bias = torch.full((3, 11), constant)
+    bias[1] = 0
+    found = saccade.attention_weights(query, key, bias=bias, sink=given)
+    logits = (query @ key.mT * 7**-0.5 + bias).double()  # rounded to float32 as the operator's are
+    if given is not None:
+        logits = torch.cat([logits, given.double()[None, :, None, None].expand(2, 2, 3, 1)], -1)
+    expected = torch.softmax(logits, -1)[..., :11]
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-7)
+    part = saccade.attention_weights(query, key, bias=bias, sink=given, rows=[2, 1], keys=[4, 0, 7], heads=[1])
+    torch.testing.assert_close(part, expected[:, 1:, [2, 1]][..., [4, 0, 7]].float(), rtol=1e-5, atol=1e-7)
+
+
+def test_weights_of_each_item_under_vmap():
+    query, key = torch.randn(3, 1, 2, 5, 7), torch.randn(3, 1, 2, 11, 7)
+    found = torch.vmap(saccade.attention_weights)(query, key)
+    one_by_one = [saccade.attention_weights(q, k) for q, k in zip(query, key, strict=True)]
+    torch.testing.assert_close(found, torch.stack(one_by_one), rtol=1e-6, atol=1e-7)
