@@ -50,6 +50,15 @@ def test_wrappers_nest_and_the_inner_with_is_called_first():
     assert calls == ["inner", "outer"] * 2
 
 
+def test_an_inner_wrapper_ends_with_its_with():
+    calls = []
+    with functions_wrapped_by(counting(calls, "outer")):
+        with pytest.raises(RuntimeError), functions_wrapped_by(counting(calls, "inner")):
+            raise RuntimeError
+        make(BY_NAME["bert"], "eager")(**batch(BY_NAME["bert"]))
+    assert calls == ["outer"] * 2
+
+
 def test_other_threads_are_not_touched():
     family, calls, seen = BY_NAME["bert"], [], []
     model, given = make(family, "eager"), batch(family)
