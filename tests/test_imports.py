@@ -34,8 +34,8 @@ LAYERS = [
 ]
 LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {
-    "accelerate", "conllu", "jinja2", "lightning", "matplotlib", "pandas", "rich", "sklearn", "tensorboard", "tokenizers",
-    "transformers", "typer",
+    "accelerate", "conllu", "jinja2", "lightning", "matplotlib", "pandas", "rich", "sklearn", "tensorboard",
+    "tokenizers", "transformers", "typer",
 }  # fmt: skip
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
