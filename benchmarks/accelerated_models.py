@@ -50,12 +50,12 @@ class Setting:
     padded: bool = False
 
 
-def settings(quick: bool, models: list[str], lengths: list[int]) -> list[Setting]:
+def settings(quick: bool, models: list[str], lengths: list[int], dtypes: list[str]) -> list[Setting]:
     made = []
     for model in models:
-        for dtype in DTYPES:
+        for dtype in dtypes:
             for length in lengths:
-                batch, layers = max(1, 512 // length), 1 if quick or length > 2048 else 4
+                batch, layers = max(1, 512 // length), 1 if quick or length > 2048 or dtype == "bf16" else 4
                 made.append(Setting(model, dtype, length, batch, layers, "forward"))
                 if model in ("BERT", "Llama") and length <= 2048:
                     made.append(Setting(model, dtype, length, batch, layers, "forward", padded=True))
@@ -280,6 +280,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="default 9, quick 3")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512, 2048, 8192])
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--cpu-time", action="store_true", help="of one thread: for a machine that others use as well")
     parser.add_argument("--out", type=Path, default=OUT, help="where the page goes; the times go beside it")
     options = parser.parse_args(arguments)
@@ -292,7 +293,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     seen, found = machine.describe(saccade.__version__, options.threads), []
     with Progress(transient=True) as progress:
-        every = settings(options.quick, options.models, options.lengths)
+        every = settings(options.quick, options.models, options.lengths, options.dtypes)
         for setting in progress.track(every, description="settings"):
             found.append(Contest(setting, now).measure(rounds))
     data = options.out.with_suffix(".json")
@@ -311,6 +312,7 @@ def command(options: argparse.Namespace, rounds: int) -> str:
     words += ["--quick"] if options.quick else []
     words += ["--cpu-time"] if options.cpu_time else []
     words += [f"--models {' '.join(options.models)}", f"--lengths {' '.join(map(str, options.lengths))}"]
+    words += [f"--dtypes {' '.join(options.dtypes)}"]
     return " ".join(words)
 
 

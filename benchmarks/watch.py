@@ -1,6 +1,6 @@
 """What `saccade.watch` costs: forwards with every step observed, and training steps of which every 50th is.
 
-    python benchmarks/watch.py [--rounds 15] [--threads 0] [--thread-time] [--out benchmarks/results/watch.md]
+    python benchmarks/watch.py [--rounds 15] [--threads 0] [--training MODEL ...] [--out benchmarks/results/watch.md]
 
 Three models of 6 layers, width 512, 8 heads of 64, on 4 sequences of 512 tokens: a Saccade decoder, a BERT of
 transformers with its sdpa attention, and PyTorch's nn.TransformerEncoder. Ways take turns within each round, in an
@@ -35,6 +35,7 @@ OUT = Path(__file__).parent / "results" / "watch.md"
 Run = Callable[[Tensor], Tensor]
 Way = Callable[[], float]
 Context = Callable[[nn.Module], contextlib.AbstractContextManager[object]]
+Results = dict[str, dict[str, list[float]]]  # by model and way
 
 
 def decoder() -> tuple[nn.Module, Run]:
@@ -67,22 +68,21 @@ FORWARDS: dict[str, Context] = {
     "every step, without alarms": lambda model: saccade.watch(model, alarms=False),
     "every step, received and top 8": lambda model: saccade.watch(model, received=True, top=8),
 }
+# The first step of a way is not timed: it is the one that a watch of every 50th step observes.
 TRAININGS: dict[str, Context] = {
     "not watched": lambda model: contextlib.nullcontext(),
-    f"every {EVERY}th step, with gradients": lambda model: saccade.watch(model, every=EVERY, gradients=True),
-    "every step, with gradients": lambda model: saccade.watch(model, gradients=True),
+    "passed over": lambda model: saccade.watch(model, every=EVERY, gradients=True),
+    "observed, with gradients": lambda model: saccade.watch(model, gradients=True),
 }
 
 
-def forward(run: Run, x: Tensor, steps: int) -> None:
+def forward(run: Run, x: Tensor) -> None:
     with torch.no_grad():
-        for _ in range(steps):
-            run(x)
+        run(x)
 
 
-def train(run: Run, x: Tensor, steps: int) -> None:
-    for _ in range(steps):
-        run(x).square().mean().backward()
+def train(run: Run, x: Tensor) -> None:
+    run(x).square().mean().backward()
 
 
 def check(model: nn.Module, run: Run, x: Tensor) -> None:
@@ -105,19 +105,21 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def measured(
-    model: nn.Module, ways: dict[str, Context], work: Callable[[int], None], steps: dict[str, int], rounds: int,
+    model: nn.Module, ways: dict[str, Context], work: Callable[[], None], before: int, rounds: int,
     clock: Callable[[], float],
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds a step for each way, round by round."""
-    work(1)
+    """Seconds of one step in each way, round by round, after `before` steps that are not timed."""
+    work()
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds):
         names = list(ways)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with ways[name](model):
+                for _ in range(before):
+                    work()
                 start = clock()
-                work(steps[name])
-                taken[name].append((clock() - start) / steps[name])
+                work()
+                taken[name].append(clock() - start)
     return taken
 
 
@@ -128,7 +130,7 @@ def ratios(taken: dict[str, list[float]]) -> Iterator[tuple[str, float, float]]:
         yield name, statistics.median(seconds), statistics.median(a / b for a, b in zip(seconds, first, strict=True))
 
 
-def table(title: str, results: dict[str, dict[str, list[float]]]) -> list[str]:
+def table(title: str, results: Results) -> list[str]:
     lines = [f"| {title} | way | a step | ratio |", "|---|---|---|---|"]
     for model, taken in results.items():
         for name, seconds, ratio in ratios(taken):
@@ -136,7 +138,14 @@ def table(title: str, results: dict[str, dict[str, list[float]]]) -> list[str]:
     return lines
 
 
-def page(forwards: list[str], trainings: list[str], rounds: int, thread_time: bool) -> str:
+def overall(trainings: Results) -> Iterator[str]:
+    """From the medians of the steps, one line for each model."""
+    for model, taken in trainings.items():
+        _, passed_over, observed = (ratio for _, _, ratio in ratios(taken))
+        yield f"- {model}: {((EVERY - 1) * passed_over + observed) / EVERY:.3f} times an unwatched one"
+
+
+def page(forwards: list[str], trainings: Results, rounds: int, thread_time: bool) -> str:
     clock = "CPU time of one thread" if thread_time else "Time on the clock"
     lines = [
         "# What watching costs",
@@ -151,9 +160,14 @@ def page(forwards: list[str], trainings: list[str], rounds: int, thread_time: bo
         "",
         *forwards,
         "",
-        f"Forward and backward; the way that observes every {EVERY}th step runs {EVERY} of them in each round.",
+        f"Forward and backward, with a watch of every {EVERY}th step and its gradients: a step that it passes over, "
+        "and one that it observes.",
         "",
-        *trainings,
+        *table("training step", trainings),
+        "",
+        f"So a run of which every {EVERY}th step is observed takes:",
+        "",
+        *overall(trainings),
     ]
     return "\n".join(lines) + "\n"
 
@@ -170,7 +184,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: PyTorch's own number")
     parser.add_argument("--thread-time", action="store_true")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--training", nargs="*", choices=list(MODELS), default=list(MODELS), help="minutes for each")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.threads or options.thread_time:
@@ -183,13 +197,10 @@ def main() -> None:
         without_dropout(model.train())
         x = torch.randn(ITEMS, LENGTH, WIDTH)
         check(model, run, x)
-        each = dict.fromkeys(FORWARDS, 1)
-        forwards[name] = measured(model, FORWARDS, lambda n, r=run, x=x: forward(r, x, n), each, options.rounds, clock)
-        if not options.no_training:
-            each = {way: EVERY if str(EVERY) in way or way == "not watched" else 2 for way in TRAININGS}
-            work = lambda n, r=run, x=x: train(r, x, n)  # noqa: E731
-            trainings[name] = measured(model, TRAININGS, work, each, max(3, options.rounds // 5), clock)
-    text = page(table("forward", forwards), table("training", trainings), options.rounds, options.thread_time)
+        forwards[name] = measured(model, FORWARDS, lambda r=run, x=x: forward(r, x), 0, options.rounds, clock)
+        if name in options.training:
+            trainings[name] = measured(model, TRAININGS, lambda r=run, x=x: train(r, x), 1, options.rounds, clock)
+    text = page(table("forward", forwards), trainings, options.rounds, options.thread_time)
     print(text)
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")

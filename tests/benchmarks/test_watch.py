@@ -46,13 +46,16 @@ def test_ratios_are_those_of_the_rounds():
     assert lines[3] == "| a model | every step | 2200.0 ms | 1.500 |"
 
 
-def test_ways_take_turns_with_all_their_steps(tiny):
+def test_ways_take_turns_and_their_first_steps_are_not_timed(tiny):
     model, _ = benchmark.decoder()
-    done = []
-    clock = iter(range(1000))
-    taken = benchmark.measured(
-        model, benchmark.TRAININGS, done.append, dict.fromkeys(benchmark.TRAININGS, 3), 2, lambda: next(clock)
-    )
-    assert [len(seconds) for seconds in taken.values()] == [2, 2, 2]
-    assert done == [1] + [3] * 6
-    assert taken["not watched"] == [1 / 3, 1 / 3]
+    done, clock = [], iter(range(1000))
+    work = lambda: done.append(None)  # noqa: E731
+    taken = benchmark.measured(model, benchmark.TRAININGS, work, 1, 2, lambda: next(clock))
+    assert taken == {way: [1, 1] for way in benchmark.TRAININGS}
+    assert len(done) == 1 + 2 * 3 * 2
+
+
+def test_a_run_is_made_of_the_steps_that_are_observed_and_passed_over(tiny):
+    taken = {"not watched": [2.0, 4.0], "passed over": [2.2, 4.0], "observed, with gradients": [3.0, 6.0]}
+    (line,) = benchmark.overall({"a model": taken})
+    assert line == "- a model: 1.200 times an unwatched one"  # (2 * 1.05 + 1.5) / 3
