@@ -182,6 +182,16 @@ class TestFourAxes:
         wrapped = MaskTensor(Causal().at(0), (B, 1, LQ, LK + 5), "cpu")
         assert torch.equal(meaning(wrapped).mask[0, 0], Causal().at(0).dense(LQ, LK + 5)[0, 0, :, :LK])
 
+    @pytest.mark.parametrize("shape", [(LQ, LK - 2), (LQ - 1, LK), (1, LK)])
+    def test_a_compact_mask_for_other_lengths_is_the_booleans_it_was_made_for(self, shape):
+        """Its causality would otherwise be placed anew, and hide other keys than the model's mask does."""
+        wrapped = MaskTensor(Causal(), (B, 1, *shape), "cpu")
+        given = meaning(wrapped)
+        assert torch.equal(given.mask, wrapped.dense())
+        if shape != (1, LK):
+            with pytest.raises(ValueError, match="mask"):
+                saccade.attention(given.query, given.key, given.value, **given.arguments())
+
     def test_rows_of_a_square_whose_own_key_is_hidden_are_padding(self):
         kept = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]).bool()
         seen = (Causal() & Padding(kept)).dense(LQ, LQ)

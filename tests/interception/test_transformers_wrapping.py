@@ -59,6 +59,33 @@ def test_an_inner_wrapper_ends_with_its_with():
     assert calls == ["outer"] * 2
 
 
+def test_blocks_may_end_in_any_order():
+    calls = []
+    outer, inner = functions_wrapped_by(counting(calls, "outer")), functions_wrapped_by(counting(calls, "inner"))
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    model, given = make(BY_NAME["bert"], "eager"), batch(BY_NAME["bert"])
+    model(**given)
+    assert calls == ["inner"] * 2
+    inner.__exit__(None, None, None)
+    with functions_wrapped_by(lambda function: function):
+        model(**given)
+    assert calls == ["inner"] * 2
+
+
+def test_a_block_that_ends_on_another_thread_is_over_on_its_own():
+    calls = []
+    block = functions_wrapped_by(counting(calls))
+    block.__enter__()
+    other = threading.Thread(target=block.__exit__, args=(None, None, None))
+    other.start()
+    other.join()
+    with functions_wrapped_by(lambda function: function):
+        make(BY_NAME["bert"], "eager")(**batch(BY_NAME["bert"]))
+    assert not calls
+
+
 def test_other_threads_are_not_touched():
     family, calls, seen = BY_NAME["bert"], [], []
     model, given = make(family, "eager"), batch(family)

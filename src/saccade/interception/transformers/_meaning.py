@@ -136,9 +136,9 @@ def _seen(given: Any, sizes: _Sizes, module: Any) -> _Seen:
     if given is None:
         return _Seen(_unmasked(sizes))
     if isinstance(given, MaskTensor):
-        if given.shape[3] <= sizes.length_k:
+        if tuple(given.shape[2:]) == (sizes.length_q, sizes.length_k):
             return _Seen(given.mask, None, None if _crosses(module) else given.tokens)
-        given = given.dense()
+        given = given.dense()  # made for other lengths: cut, broadcast or refused, as a tensor is
     if isinstance(given, Mask):
         return _Seen(given)
     if isinstance(given, Tensor) and given.dim() == 2:

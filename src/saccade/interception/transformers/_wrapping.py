@@ -10,8 +10,15 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-class _Thread(threading.local):
+class _Held:
+    """The wrappers of one thread, the innermost last. Who ends a block on another thread still reaches them."""
+
     wraps: tuple[Callable[[Function], Function], ...] = ()
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.held = _Held()
 
 
 THREAD = _Thread()
@@ -33,17 +40,19 @@ def functions_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]
         ImportError: transformers is not installed.
     """
     _install()
-    before = THREAD.wraps
-    THREAD.wraps = (*before, wrap)
+    held = THREAD.held
+    held.wraps = (*held.wraps, wrap)
     try:
         yield
     finally:
-        THREAD.wraps = before
+        # The blocks of generators end in any order: this wrapper goes, the others stay.
+        at = len(held.wraps) - 1 - held.wraps[::-1].index(wrap)
+        held.wraps = held.wraps[:at] + held.wraps[at + 1 :]
         _uninstall()
 
 
 def _wrapped(function: Function) -> Function:
-    for wrap in THREAD.wraps:
+    for wrap in THREAD.held.wraps:
         function = wrap(function)
     return function
 
@@ -66,11 +75,12 @@ def _install() -> None:
             get_interface, get_item = interface.get_interface, interface.__getitem__
 
             def wrapping_get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
-                wraps, THREAD.wraps = THREAD.wraps, ()
+                held = THREAD.held
+                wraps, held.wraps = held.wraps, ()
                 try:
                     function = get_interface(self, attn_implementation, default)
                 finally:
-                    THREAD.wraps = wraps
+                    held.wraps = wraps
                 return _wrapped(function)
 
             def wrapping_get_item(self: Any, name: Any) -> Any:
