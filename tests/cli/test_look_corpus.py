@@ -124,6 +124,9 @@ def test_numbers_in_a_file(capsys, tmp_path):
     assert float(previous["value"]) > 0.8 and previous["count"] == "1" and previous["deviation"] == ""
     told(capsys, "--corpus", "one.txt", "--texts", 1, "--out", "all.json")
     assert json.loads((tmp_path / "all.json").read_text())["corpus"]["model"] == "embedded"
+    told(capsys, "--probe", "labels.tsv", "--out", "probe.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "probe.csv").read_text())))
+    assert [(r["study"], r["layer"]) for r in rows if r["score"] == "accuracy"] == [("probe", str(i)) for i in range(5)]
     assert "all.csv exists and was not made by Saccade" in refused(capsys, "--corpus", "one.txt", "--out", "all.csv")
     told(capsys, "--corpus", "one.txt", "--texts", 1, "--out", "all.csv", "--force")
     assert not list(tmp_path.glob(".all*"))

@@ -171,3 +171,6 @@ def test_rows_for_csv(tmp_path):
     assert ("syntax", "pretend", "amod, dependent to head", 0, 1, 1.0, None, None, 2) in rows
     rows = list(as_rows(study_coreference(PretendModel([[looks_at(knowing)]]), [document()])))
     assert rows[0] == ("coreference", "pretend", "all", 0, 0, 1.0, None, None, 3)
+    rows = list(as_rows(probe()))
+    assert len(rows) == 6 and rows[0] == ("probe", "pretend", "accuracy", 0, None, 0.5, None, 0.4, 100)
+    assert rows[3][2:6] == ("control", 1, None, 0.25)

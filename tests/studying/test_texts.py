@@ -89,6 +89,13 @@ def test_pieces_are_spread_over_documents_and_over_each():
     assert starts["a"][0] == 0 and starts["a"][-1] > 1800
 
 
+def test_a_long_document_beside_many_short_ones_takes_what_they_leave():
+    documents = [*(Text(f"{i}", "one two") for i in range(20)), Text("long", "three four " * 300)]
+    names = [name.partition(":")[0] for name, _ in cut(documents, [model()], tokens=12, most=30)]
+    assert len(names) <= 30 and set(names) == {text.name for text in documents}
+    assert names.count("long") >= 9
+
+
 def test_more_documents_than_pieces():
     documents = [Text(f"{i}", f"word {i}") for i in range(10)]
     assert [name for name, _ in cut(documents, [model()], tokens=9, most=3)] == ["0:0", "3:0", "6:0"]

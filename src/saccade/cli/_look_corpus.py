@@ -167,7 +167,7 @@ def _write(target: Path, found: dict[str, Any]) -> None:
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(COLUMNS)
     for name, each in found.items():
-        if name in ("corpus", "against", "syntax", "coreference"):
+        if name != "comparison":  # the differences of what the other two hold
             writer.writerows(as_rows(each))
     write_whole(target, lines.getvalue().encode())
 

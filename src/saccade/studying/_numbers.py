@@ -36,13 +36,24 @@ def as_numbers(study: CorpusScores | Comparison | Syntax | Coreference | Probe) 
     return _plain(made)
 
 
-def as_rows(study: CorpusScores | Syntax | Coreference) -> Iterator[tuple[Any, ...]]:
-    """One row of `COLUMNS` for every head and score, relation ("nsubj, dependent to head") or kind of mention."""
+def as_rows(study: CorpusScores | Syntax | Coreference | Probe) -> Iterator[tuple[Any, ...]]:
+    """One row of `COLUMNS` for every head and score, relation ("nsubj, dependent to head") or kind of mention.
+
+    Of a probe one for every layer and "accuracy" or "control", without a head; chance is the most frequent label's.
+    """
     if isinstance(study, CorpusScores):
         for name in SCORES:
             held = study.mean(name), study.deviation(name), study.by_chance(name), study.counts(name)
             for layer, head in np.argwhere(np.isfinite(held[0])).tolist():
                 yield ("corpus", study.model, name, layer, head, *(_number(x[layer, head]) for x in held))
+        return
+    if isinstance(study, Probe):
+        for knows in study.layers:
+            for name, value, chance in (
+                ("accuracy", knows.accuracy, study.majority_accuracy),
+                ("control", knows.control, None),
+            ):
+                yield ("probe", study.model, name, knows.layer, None, value, None, chance, study.words[1])
         return
     kind = "syntax" if isinstance(study, Syntax) else "coreference"
     for key, tally in study.tallies.items():

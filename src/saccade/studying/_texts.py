@@ -62,7 +62,8 @@ def cut(documents: Sequence[Text], models: Sequence[TextModel], *, tokens: int, 
     total = sum(len(document.text) for document in documents)
     pieces: list[Text] = []
     for document in documents:
-        pieces += _pieces(document, models, tokens, max(1, most * len(document.text) // total))
+        share = (most - len(documents)) * len(document.text) // total
+        pieces += _pieces(document, models, tokens, 1 + share)
     return pieces
 
 
