@@ -42,6 +42,10 @@ class AttentionCall:
 Observer = Callable[[AttentionCall], None]
 
 
+class OnlyLooks:
+    """A `TorchFunctionMode` that changes nothing: a call may be answered past it, if the observers are told of it."""
+
+
 class _Thread(threading.local):
     observers: tuple[Observer, ...] = ()
 

@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
+from .. import _tap
 from .._backends import _kernels
 from ..interception import Meaning, SdpaCall
 
@@ -139,7 +140,8 @@ def _interrupted() -> str | None:
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return "a dispatch mode or torch.jit.trace wants to see PyTorch's operators"
     modes = torch._C._len_torch_function_stack()
-    if modes and any(not isinstance(torch._C._get_function_stack_at(n), DeviceContext) for n in range(modes)):
+    harmless = DeviceContext, _tap.OnlyLooks
+    if modes and any(not isinstance(torch._C._get_function_stack_at(n), harmless) for n in range(modes)):
         return "a TorchFunctionMode wants to see PyTorch's functions"
     return None
 

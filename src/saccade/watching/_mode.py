@@ -7,8 +7,10 @@ PyTorch's modules do not take their native fast path: on this thread alone, and 
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, has_torch_function
 
 from .. import _tap
+from .._masks import as_mask
 from ..interception import SdpaCall
 from . import _thread
 from ._by_hand import ByHand
@@ -25,10 +28,11 @@ from ._seen import SeenCall, Used
 from ._thread import counted_if_it_fails
 
 _SDPA = torch._C._nn.scaled_dot_product_attention
-_MHA = F.multi_head_attention_forward
+_MHA = inspect.unwrap(F.multi_head_attention_forward)
+SDPA = "F.scaled_dot_product_attention"
 
 
-class Sight(TorchFunctionMode):
+class Sight(_tap.OnlyLooks, TorchFunctionMode):
     """Tells `_tap` of the attention calls among the functions that it sees."""
 
     def __init__(self) -> None:
@@ -45,8 +49,8 @@ class Sight(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _SDPA:
             return self._sdpa(func, args, kwargs)
-        if func is _MHA:
-            return self._multi_head(func, args, kwargs)
+        if func is _MHA or func is F.multi_head_attention_forward:  # which someone, `accelerate` say, may have replaced
+            return self._multi_head(args, kwargs)
         if _is_kernel(func):
             _thread.missed(str(func), "an attention kernel was called by itself")
         if not self._by_hand.concerns(func, args):
@@ -63,11 +67,19 @@ class Sight(TorchFunctionMode):
         """The forward has ended: what was begun by hand and never finished was not attention that is known."""
         self._by_hand.ended()
 
+    def completed(self, call: _tap.AttentionCall) -> _tap.AttentionCall:
+        """A call that someone answered in PyTorch's place, with the rows that are tokens."""
+        if isinstance(call, SeenCall) or call.source != SDPA:
+            return call
+        own = {field.name: getattr(call, field.name) for field in fields(call)}
+        lengths = call.query.shape[2], call.key.shape[2]
+        return SeenCall(**own, real=real_rows(as_mask(call.mask), own["bias"], *lengths, self._self_attention))
+
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         with _tap.aside():
             out = func(*args, **kwargs)
         call: SeenCall | None = None
-        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("F.scaled_dot_product_attention"):
+        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(SDPA):
             call = self._seen(SdpaCall.of(*args, **kwargs), out)
         if call is not None:
             _tell(call)
@@ -76,7 +88,7 @@ class Sight(TorchFunctionMode):
     def _seen(self, given: SdpaCall, out: Tensor) -> SeenCall | None:
         meaning = "a torch.func transform is at work" if _transformed() else given.meaning()
         if isinstance(meaning, str):
-            _thread.missed("F.scaled_dot_product_attention", meaning)
+            _thread.missed(SDPA, meaning)
             return None
         query, key, value = meaning.query, meaning.key, meaning.value
         shape = (*query.shape[:3], value.shape[-1])
@@ -88,18 +100,18 @@ class Sight(TorchFunctionMode):
         }
         return SeenCall(
             query, key, value, meaning.mask, meaning.bias, meaning.scale, None, None, meaning.dropout,
-            out.detach().reshape(shape), "F.scaled_dot_product_attention", None, used,
+            out.detach().reshape(shape), SDPA, None, used,
             real_rows(meaning.mask, meaning.bias, query.shape[2], key.shape[2], self._self_attention),
         )  # fmt: skip
 
-    def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _multi_head(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
         if has_torch_function([arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]):
             _thread.missed("F.multi_head_attention_forward", "an argument has a __torch_function__ of its own")
-            return func(*args, **kwargs)
-        names = {**func.__globals__, "has_torch_function": lambda _: False}
-        entered = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
-        entered.__kwdefaults__ = func.__kwdefaults__
+            return _MHA(*args, **kwargs)
+        names = {**_MHA.__globals__, "has_torch_function": lambda _: False}
+        entered = types.FunctionType(_MHA.__code__, names, _MHA.__name__, _MHA.__defaults__, _MHA.__closure__)
+        entered.__kwdefaults__ = _MHA.__kwdefaults__
         query, key, heads = args[0], args[1], args[4]
         before, self._self_attention = self._self_attention, query is key
         try:

@@ -38,6 +38,8 @@ def tell(call: _tap.AttentionCall) -> None:
     """The observer of `_tap`: one function for all watches, so that compiled code meets the same one each time."""
     if torch.compiler.is_compiling():
         return
+    with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(call.source):
+        call = call if THREAD.mode is None else THREAD.mode.completed(call)
     for watcher in THREAD.watchers:
         watcher.observe(call)
 
