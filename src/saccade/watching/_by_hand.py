@@ -4,7 +4,8 @@
 
 Tensors are followed by identity. Of f, what scales, adds and masks with -inf is kept as scale, bias and mask; whatever
 else happens to the scores (a soft cap, a fill with -1e9, relative positions) is the bias `logits - scale q k^T`, which
-is exact to rounding. A softmax over the last axis of which nobody knows the scores is counted as unobserved.
+is exact to rounding. A softmax over the last axis of which nobody knows the scores is counted as unobserved, and so is
+one over another axis of scores.
 
 Shapes: ... leading axes, B batch, H heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -12,6 +13,7 @@ Shapes: ... leading axes, B batch, H heads, Lq / Lk lengths, D / Dv widths.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +37,7 @@ _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 _DROPOUT = {torch.dropout, F.dropout}
 UNKNOWN = "a softmax over the last axis, of scores that are no product of queries and keys as far as could be followed"
 UNUSED = "its softmax was seen, and no product of the weights with values"
+TURNED = "a softmax of scores over another axis than the last, or of scores that are not (..., queries, keys)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +46,7 @@ class Weights:
 
     scores: Scores
     lead: tuple[int, ...]
+    number: int  # of the softmax
     dropout: float = 0.0
 
 
@@ -51,6 +55,7 @@ class ByHand:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Tensor], Scores | Weights]] = {}
+        self._numbers = itertools.count()
         self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
         self._heads: int | None = None
         self._within_one: bool | None = None
@@ -70,13 +75,15 @@ class ByHand:
         """Whether a function may be part of attention: most are not, and must cost nothing."""
         if func in _SOFTMAX or func in PRODUCTS:
             return True
-        return bool(self._known) and any(id(arg) in self._known for arg in args)
+        return bool(self._known) and (any(id(arg) in self._known for arg in args) or writes(func))
 
     def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> SeenCall | None:
         """Follow what a function has made of scores and weights; the attention call that it completes."""
         if func in _SOFTMAX:
             self._softmax(args, kwargs, result)
             return None
+        if self._known and args and (writes(func) or "out" in kwargs):
+            self._written(kwargs.get("out", args[0]), result)
         product = product_of(func, args, kwargs)
         if product is not None:
             return self._product(product, result)
@@ -100,22 +107,37 @@ class ByHand:
         key = id(tensor)
         self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), what)
 
-    def _forget(self, product: Product) -> None:
-        """Everything that was followed from one product."""
+    def _forget(self, number: int) -> None:
+        """The weights of one softmax: they are one attention call, whatever else they are multiplied by."""
         for key, (_, what) in list(self._known.items()):
-            if (what if isinstance(what, Scores) else what.scores).product is product:
+            if isinstance(what, Weights) and what.number == number:
                 del self._known[key]
+
+    def _written(self, tensor: Any, result: Any) -> None:
+        """Something was written into a tensor: scores that share its memory, as views do, are no longer what they were.
+
+        What it gives back, if that is the tensor, is followed by name.
+        """
+        if not isinstance(tensor, Tensor):
+            return
+        memory = tensor.untyped_storage().data_ptr()
+        for reference, what in list(self._known.values()):
+            held = reference()
+            if held is None or held is result or isinstance(what, Weights):
+                continue
+            if held.untyped_storage().data_ptr() == memory:
+                self._remember(held, replace(what, changed=True))
 
     def _product(self, product: Product, result: Tensor) -> SeenCall | None:
         weights = self._of(product.factors[0])
         if isinstance(weights, Weights) and product.over_last:
-            self._forget(weights.scores.product)
-            self._open.pop(id(weights.scores.product), None)
+            self._forget(weights.number)
+            self._open.pop(weights.number, None)
             call = self._call(weights, product, result)
             if isinstance(call, SeenCall):
                 return call
             _thread.missed(self._source, call)
-        elif product.natural and weights is None:
+        elif weights is None:
             lead = tuple(result.shape[:-2])
             bias = None if product.added is None else Arranged(product.added.detach(), lead)
             self._remember(result, Scores(product, lead, product.alpha, bias=bias))
@@ -124,16 +146,18 @@ class ByHand:
     def _softmax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
         logits = args[0] if args else kwargs.get("input")
         axis = args[1] if len(args) > 1 else kwargs.get("dim")
-        if not isinstance(logits, Tensor) or axis not in (-1, logits.dim() - 1):
+        if not isinstance(logits, Tensor):
             return
-        scores = self._of(logits)
-        if isinstance(scores, Scores):
+        scores, last = self._of(logits), axis in (-1, logits.dim() - 1)
+        if isinstance(scores, Scores) and not (last and scores.product.natural):
+            _thread.missed("softmax", TURNED)
+        elif isinstance(scores, Scores):
             if scores.changed:
                 scores = _by_difference(scores, logits)
-            self._forget(scores.product)
-            self._open[id(scores.product)] = _thread.missing("softmax", UNUSED)
-            self._remember(result, Weights(scores, tuple(result.shape[:-2])))
-        elif logits.dim() in (3, 4):
+            number = next(self._numbers)
+            self._open[number] = _thread.missing("softmax", UNUSED)
+            self._remember(result, Weights(scores, tuple(result.shape[:-2]), number))
+        elif last and logits.dim() > 2:
             _thread.missed("softmax", UNKNOWN)
 
     def _follow(
@@ -142,6 +166,10 @@ class ByHand:
     ) -> None:  # fmt: skip
         product = (before if isinstance(before, Scores) else before.scores).product
         lead = tuple(result.shape[:-2])
+        if not product.natural:
+            if result.shape == args[at].shape:
+                self._remember(result, before)
+            return
         if tuple(result.shape[-2:]) != product.rows_and_columns or math.prod(lead) != math.prod(before.lead):
             return
         if isinstance(before, Weights):
@@ -175,6 +203,15 @@ class ByHand:
             query.detach(), key.detach(), value.detach(), mask, bias, scores.scale, None, None, weights.dropout,
             layout.queries(product.out(result.detach())), self._source, None, used, real,
         )  # fmt: skip
+
+
+def writes(func: Any) -> bool:
+    """Whether a function writes into its first argument: `mul_`, `scores[...] = x`, `scores += x`."""
+    name = getattr(func, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
+_WRITING = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imod__"})
 
 
 def _used(factor: Tensor, view: View, layout: Layout, turned: bool = False) -> Used:
