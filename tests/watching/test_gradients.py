@@ -68,6 +68,62 @@ def test_norms_by_head(name):
             assert statistics[f"{what}.gradient"].count == 2
 
 
+REAL = torch.arange(L) < torch.tensor([L, 3, 5])[:, None]
+PADDED = {
+    "F.sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, REAL[:, None, None]), H),
+    "F.sdpa, groups": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, REAL[:, None, None], enable_gqa=True), 2
+    ),
+    "saccade.attention": (lambda q, k, v: saccade.attention(q, k, v, saccade.Padding(REAL, REAL)), H),
+    "by hand": (lambda q, k, v: (q @ k.mT).masked_fill(~REAL[:, None, None], -1e9).softmax(-1) @ v, H),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padded_positions_that_the_loss_reads_do_not_count(name):
+    function, kv_heads = PADDED[name]
+    model, x, told = Projections(function, kv_heads), torch.randn(B, L, H * D), []
+    much = torch.where(REAL, 1.0, 1e4)[..., None]
+    with saccade.watch(model, gradients=True, on_gradients=told.append):
+        loss = ((model(x) + 1) * much).pow(3).sum()
+        expected = torch.autograd.grad(loss, model.tensors)
+    assert expected[3][~REAL[:, None].expand(B, H, L)].abs().max() > 1e3
+    (record,) = told
+    for gradient, what in zip(expected, ("query", "key", "value", "out"), strict=True):
+        torch.testing.assert_close(record.gradients[what], norms(gradient * REAL[:, None, :, None]))
+
+
+def test_a_tensor_that_items_share_has_the_rows_that_are_real_in_one_of_them():
+    real = torch.arange(L) < torch.tensor([4, 3, 5])[:, None]
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = nn.Parameter(torch.randn(1, H, L, D))
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(self.query, x, x, real[:, None, None])
+
+    model, x, told = Shared(), torch.randn(B, H, L, D), []
+    with saccade.watch(model, gradients=True, on_gradients=told.append):
+        model(x).pow(3).sum().backward()
+    some = (torch.arange(L) < 5)[:, None]
+    assert not torch.allclose(norms(model.query.grad), norms(model.query.grad * some), rtol=0.1)
+    torch.testing.assert_close(told[0].gradients["query"], norms(model.query.grad * some))
+
+
+def test_a_gradient_that_cannot_be_measured_is_counted_and_the_pass_goes_on(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("broken")
+
+    model, x = Projections(F.scaled_dot_product_attention), torch.randn(B, L, H * D)
+    with saccade.watch(model, gradients=True) as seen:
+        monkeypatch.setattr("saccade.watching._gradients.norms", broken)
+        model(x).sum().backward()
+    assert model.layers[0].weight.grad is not None
+    assert seen.unobserved[": gradient of query"].reason == "RuntimeError: broken"
+
+
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_multihead_attention(need_weights):
     layer, x, told = nn.MultiheadAttention(H * D, H, batch_first=True), torch.randn(B, L, H * D), []

@@ -63,6 +63,7 @@ def real(out, at):
 OWN = {
     "decoder": lambda m, n: m(tokens(n)),
     "padded": lambda m, n: real(m(tokens(n), padding=saccade.Padding(lengths())), torch.arange(L) < lengths()[:, None]),
+    "padded, and the loss reads it": lambda m, n: m(tokens(n), padding=saccade.Padding(lengths())),
     "padded on the left": lambda m, n: real(m(tokens(n), padding=saccade.Padding(LATE)), LATE),
 }
 

@@ -55,6 +55,53 @@ def test_a_line_for_each_call_with_the_range_over_heads():
     assert repr(seen) == str(seen)
 
 
+def test_lines_fit_the_page_and_every_number_is_there():
+    x = torch.randn(B, H, L, D, requires_grad=True)
+    model = Named(*(f"a_module_with_a_name_that_is_far_too_long_to_be_shown_{n}" for n in range(3)))
+    with saccade.watch(model, gradients=True) as seen:
+        model(x * 1e3).sum().backward()
+    lines = str(seen).splitlines()
+    assert max(map(len, lines)) <= 120
+    tables = [line.split() for line in lines if line.lstrip().startswith("layer ")]
+    assert len(tables) > 1  # as many as it takes
+    for title in ("entropy", "previous", "distance", "out"):
+        assert sum(title in table for table in tables) >= 1
+    assert sum(line.lstrip().startswith("2  ...") for line in lines) == len(tables)
+
+
+def test_alarms_go_on_in_the_next_line():
+    model, x = Named("x" * 60), torch.randn(B, H, L, D)
+    x[0, 0, 0, 0] = float("nan")
+    with saccade.watch(model) as seen:
+        model(x)
+    (alarm,) = seen.alarms
+    first, second = str(seen).splitlines()[3:5]
+    assert second.startswith("    ") and max(len(first), len(second)) <= 120
+    assert f"{first} {second.strip()}".strip() == str(alarm)
+    assert f"<li>{alarm}</li>" in seen._repr_html_()
+
+
+def test_the_heads_with_the_least_and_the_greatest_are_named():
+    seen = observed("one", "two", alarms=False)
+    lines = str(seen).splitlines()
+    start = lines.index("Of all heads, the least and the greatest:")
+    line = next(line.split() for line in lines[start:] if line.split()[:1] == ["entropy"])
+    means = {(n, h): seen.aggregates[n][h]["entropy"].mean for n in ("one", "two") for h in range(H)}
+    low, high = min(means, key=means.get), max(means, key=means.get)
+    assert line[1:] == [
+        short(means[low]),
+        low[0],
+        "head",
+        str(low[1]),
+        short(means[high]),
+        high[0],
+        "head",
+        str(high[1]),
+    ]
+    low, high = (choose(range(H), key=lambda h: means["two", h]) for choose in (min, max))
+    assert f'title="least: head {low}, greatest: head {high}"' in seen._repr_html_()
+
+
 def test_a_grid_has_a_column_for_each_head():
     seen = observed("one", "two", alarms=False)
     head, *lines = seen.grid("mass.self").splitlines()

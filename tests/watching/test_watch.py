@@ -182,6 +182,37 @@ def test_chosen_heads():
     assert {line["head"] for line in one.table()} == {1}
 
 
+def test_heads_and_layers_that_are_not_there_are_named(tmp_path):
+    model, x = Model(2), torch.randn(B, L, E)
+    with saccade.watch(model, heads=[1, 7]) as seen:
+        model(x)
+    assert list(seen.aggregates["layers.0.attn"]) == [1]
+    assert seen.unobserved["layers.0.attn: head 7"].reason == "the call has 2 query heads"
+    with saccade.watch(model, layers=[5]) as seen:
+        model(x)
+        model(x)
+    said = "Nothing observed in 2 of 2 steps: `layers` chose none of the 4 attention calls that there were."
+    assert str(seen) == said
+    seen.save(tmp_path / "none.safetensors")
+    assert str(saccade.watching.load(tmp_path / "none.safetensors")) == said
+
+
+def test_a_call_with_another_number_of_heads_than_before_is_counted():
+    class Changing(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model, records = Changing(), []
+    with saccade.watch(model, on_record=records.append) as seen:
+        for heads in (2, 3, 2):
+            x = torch.randn(B, heads, L, D)
+            assert torch.equal(model(x), F.scaled_dot_product_attention(x, x, x))
+    assert len(records) == 2
+    assert seen.aggregates[""][1]["logits.max"].count == 2
+    assert seen.unobserved["the model"].count == 1
+    assert "3 query heads where the one before had 2" in seen.unobserved["the model"].reason
+
+
 def test_what_is_kept_is_the_latest_of_what_was_chosen():
     model, x = Model(), torch.randn(B, L, E)
     chosen = lambda site, step: site.layer == 1 and step < 2  # noqa: E731
@@ -380,6 +411,17 @@ def test_each_thread_watches_for_itself():
     assert hooks(model) == [(0, 0, 0)] * len(hooks(model))
 
 
+def test_parts_that_run_on_another_thread_are_counted_once():
+    model, x = Model(2), torch.randn(B, L, E)
+    with saccade.watch(model) as seen:
+        for part in (model.layers[1], model.layers[1], model):
+            thread = threading.Thread(target=part, args=(x,))
+            thread.start()
+            thread.join()
+    assert not seen.calls
+    assert {name: missed.count for name, missed in seen.unobserved.items()} == {"layers.1": 2, "": 1}
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpointed_forward_is_counted_once(reentrant):
     torch.manual_seed(0)
@@ -480,6 +522,23 @@ def test_compiled_models_run_and_what_is_inside_is_said_to_be_unseen(whole):
         assert missed.count == 1 and "compiled" in missed.reason
         assert names(seen) == ([] if whole else ["layers.0.attn"])
     torch.testing.assert_close(model(x), expected)
+
+
+@torch.no_grad()
+def test_a_compiled_function_inside_of_a_model_runs_on():
+    torch.compiler.reset()
+    attend = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x), backend="eager", fullgraph=True)
+
+    class Calling(nn.Module):
+        def forward(self, x):
+            return attend(x)
+
+    model, x = Calling(), torch.randn(B, H, L, D)
+    expected = model(x)
+    for _ in range(10):  # beyond the limit of recompilations
+        with saccade.watch(model) as seen:
+            torch.testing.assert_close(model(x), expected)
+        assert seen.calls or seen.unobserved
 
 
 @torch.no_grad()

@@ -83,6 +83,7 @@ class AttentionCallback(*callback_classes()):  # type: ignore[misc]
         self.monitor = AttentionMonitor(pl_module, log, **self._options)
         if self._state is not None:
             self.monitor.load_state_dict(self._state)
+            self._state = None  # a training run that begins later is another one
         self._begun = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:

@@ -87,8 +87,8 @@ def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds)
                 ENTROPY_COLLAPSE,
                 "warning",
                 head,
-                f"entropy is {evenness:.2g} of its greatest (was {own.highest_evenness:.2g}); {mean:.2g} over the "
-                f"layer (was {before:.2g}), with logits up to {reading.logit[head]:.3g}",
+                f"entropy is down to {evenness:.2g} of the greatest possible, from {own.highest_evenness:.2g}; the "
+                f"layer's mean to {mean:.2g}, from {before:.2g}; the largest logit is {reading.logit[head]:.3g}",
                 {
                     "evenness": evenness,
                     "highest_evenness": own.highest_evenness,
@@ -128,7 +128,7 @@ def logit_growth(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
                 LOGIT_GROWTH,
                 "error" if logit >= limits.diverging else "warning",
                 head,
-                f"the largest logit is {logit:.4g}" + (f" (was {own.lowest_logit:.3g})" if grown else ""),
+                f"the largest logit is {logit:.4g}" + (f", and was as low as {own.lowest_logit:.3g}" if grown else ""),
                 {"logit": logit, "lowest_logit": own.lowest_logit},
                 {"logit": limits.logit, "grown": limits.grown, "diverging": limits.diverging},
             )
@@ -140,14 +140,14 @@ def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
     for head, (evenness, span) in enumerate(zip(reading.evenness, reading.span, strict=True)):
         flat = span <= limits.flat
         if evenness >= limits.uniform and (lowest <= limits.formed or flat):
-            why = (
-                f"its logits span {span:.2g}" if flat else f"the layer's most selective has {min(reading.evenness):.2g}"
-            )
+            why = f"while another head of this layer is at {lowest:.2g}"
+            if flat:
+                why = "for its logits are all the same" if span == 0 else f"for its logits differ by {span:.2g} at most"
             yield Finding(
                 UNIFORM,
                 "warning",
                 head,
-                f"entropy is {evenness:.4f} of its greatest: all keys alike, while {why}",
+                f"it looks at all keys alike (entropy is {evenness:.4f} of the greatest possible), {why}",
                 {"evenness": evenness, "span": span, "lowest_evenness": lowest},
                 {"uniform": limits.uniform, "formed": limits.formed, "flat": limits.flat},
             )
@@ -163,7 +163,7 @@ def dead_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Ite
             message = f"{weight:.4f} of the weight is on {place} in every row"
             yield Finding(DEAD, "warning", head, message, numbers, allowed)
         elif reading.out[head] <= limits.silent * loudest:
-            message = f"output norm is {reading.out[head]:.2g}, the layer's largest {loudest:.2g}"
+            message = f"its output has norm {reading.out[head]:.2g}, that of the layer's strongest head {loudest:.2g}"
             yield Finding(DEAD, "warning", head, message, numbers, allowed)
 
 
@@ -214,8 +214,9 @@ def vanishing_gradients(
                 VANISHING,
                 "warning",
                 head,
-                f"of the gradient at the output ({gradients['out'][head]:.2g}) {gradients['query'][head]:.2g} reaches "
-                f"the queries and {gradients['key'][head]:.2g} the keys: gains of {query:.1g} and {key:.1g}",
+                f"hardly any gradient comes through the softmax: norm {gradients['out'][head]:.2g} at the output, "
+                f"{gradients['query'][head]:.2g} at the queries and {gradients['key'][head]:.2g} at the keys "
+                f"(gains of {query:.1g} and {key:.1g})",
                 {
                     "gain_query": query,
                     "gain_key": key,

@@ -39,6 +39,7 @@ def save(seen: Observations, path: str | Path) -> dict[str, str]:
         "version": VERSION,
         "steps": seen.steps,
         "observed": seen.observed,
+        "passed_over": seen.passed_over,
         "places": places,
         "unobserved": {name: [missed.count, missed.reason] for name, missed in seen.unobserved.items()},
         "alarms": [_plain(alarm.to_dict()) for alarm in seen.alarms],
@@ -128,6 +129,7 @@ def _stored_call(call: KeptCall, prefix: str, tensors: Tensors) -> dict[str, Any
 def _read(contents: Mapping[str, Any], tensors: Tensors) -> Observations:
     seen = Observations()
     seen.steps, seen.observed = int(contents["steps"]), int(contents["observed"])
+    seen.passed_over = int(contents.get("passed_over", 0))
     seen.unobserved = {name: Unobserved(int(n), str(why)) for name, (n, why) in contents["unobserved"].items()}
     seen._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
     for number, stored in enumerate(contents["places"]):

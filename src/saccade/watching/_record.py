@@ -63,9 +63,9 @@ class GradientRecord:
 
     Attributes:
         name, path, layer, order, step: of the call, as in its `CallRecord`.
-        gradients: by "query", "key", "value", "out", the L2 norm of the gradient of the whole tensor by head: (Hq,) for
-            query and out, (Hkv,) for key and value, in float32 at least. One that needs no gradient, or that the pass
-            did not reach, is missing.
+        gradients: by "query", "key", "value", "out", the L2 norm of the gradient by head: (Hq,) for query and out, over
+            the rows that count, (Hkv,) for key and value, over the keys that such rows may see; in float32 at least.
+            One that needs no gradient, or that the pass did not reach, is missing.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Counts:
     def __init__(self) -> None:
         self.steps = 0
         self.observed = 0
+        self.passed_over = 0  # calls that `layers` did not choose
         self.unobserved: dict[str, Unobserved] = {}
 
     def missed(self, name: str, reason: str) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .. import _tap
-from .._masks import Mask, Padding, as_mask
+from .._masks import Mask, Padding, as_mask, keys_seen
 
 
 class Used(NamedTuple):
@@ -44,3 +44,12 @@ def counted(call: _tap.AttentionCall) -> Mask | None:
     keys = real.new_full((call.query.shape[0],), call.key.shape[2], dtype=int)
     rows = Padding(keys, queries=real)
     return rows if mask is None else mask & rows
+
+
+def real_keys(call: _tap.AttentionCall) -> Tensor | None:
+    """(B or 1, H or 1, Lk) bool: the keys that some row which counts may see; None: all."""
+    length_q, length_k, real = call.query.shape[2], call.key.shape[2], getattr(call, "real", None)
+    keys = keys_seen(as_mask(call.mask), length_q, length_k, device=call.query.device)
+    if real is None or length_q != length_k:
+        return keys
+    return real[:, None] if keys is None else keys & real[:, None]

@@ -1,13 +1,15 @@
 """Observations as text and as a table for a notebook.
 
-A cell holds the least and the greatest of the heads' means; a notebook shows the median as well.
+A cell holds the least and the greatest of the heads' means; a notebook shows the median as well, and where the mouse
+points which heads they are. Text keeps to `WIDTH` columns.
 """
 
 from __future__ import annotations
 
 import html as html_
 import statistics
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._aggregates import Aggregate
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Head = dict[str, Aggregate]
 MOST_LINES = 12  # of alarms, and of what was not seen
 NAME = 44  # characters of a call's name
+WIDTH = 120
 
 
 class Column(NamedTuple):
@@ -57,22 +60,23 @@ def _extreme(head: Head, name: str) -> float | None:
 
 
 class Line(NamedTuple):
-    """One call: its layer, name, number of heads, and for each column the heads' numbers."""
+    """One call: its layer, name, number of heads, and for each column the numbers by head."""
 
     layer: int
     name: str
     heads: int
-    numbers: list[list[float]]
+    numbers: list[dict[int, float]]
 
 
 def lines_of(seen: Observations) -> tuple[list[Column], list[Line]]:
     """The columns that any call has numbers for, and the calls."""
-    held = [(place.site, list(heads.values())) for place, heads in zip(
+    held = [(place.site, heads) for place, heads in zip(
         seen._places.values(), seen.aggregates.values(), strict=True)]  # fmt: skip
-    columns = [c for c in COLUMNS if any(c.of(head) is not None for _, heads in held for head in heads)]
+    columns = [c for c in COLUMNS if any(c.of(head) is not None for _, heads in held for head in heads.values())]
     lines = [
         Line(site.layer, site.name or "(the model)", len(heads), [
-            [number for head in heads if (number := column.of(head)) is not None] for column in columns
+            {head: number for head, own in heads.items() if (number := column.of(own)) is not None}
+            for column in columns
         ])
         for site, heads in held
     ]  # fmt: skip
@@ -87,7 +91,11 @@ def headline(seen: Observations) -> str:
             "Nothing observed: no forward of the model ran inside of the watched block on the thread that entered it."
         )
     if not seen.calls:
-        reason = "what was not seen stands below" if seen.unobserved else "the model called no attention"
+        reason = "the model called no attention"
+        if seen.passed_over:
+            reason = f"`layers` chose none of the {seen.passed_over} attention calls that there were"
+        if seen.unobserved:
+            reason = "what was not seen stands below"
         return f"Nothing observed in {steps}: {reason}."
     count = len(seen.calls)
     return f"{count} attention call{'s' * (count != 1)} a step, {steps} observed."
@@ -95,14 +103,53 @@ def headline(seen: Observations) -> str:
 
 def text(seen: Observations) -> str:
     """The summary that `print` shows."""
-    parts = [headline(seen), *_alarms(seen)]
+    parts = _wrapped([headline(seen), *_alarms(seen)])
     columns, lines = lines_of(seen)
     if lines:
         rows = [["layer", "call", "heads", *(column.title for column in columns)]]
         for line in lines:
             rows.append([str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)])
-        parts += ["", *aligned(rows), "", "Each cell: least to greatest over the heads, of the mean over all rows."]
-    return "\n".join([*parts, *_unobserved(seen)])
+        parts += [*_blocks(rows), "", "Each cell: least to greatest over the heads, of the mean over all rows."]
+        parts += _extremes(columns, lines)
+    return "\n".join([*parts, *_wrapped(_unobserved(seen))])
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Lines of at most `WIDTH` characters, where words are not longer; what goes on is indented."""
+    wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in (wrap.wrap(line) or [""])]
+
+
+def _blocks(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The table, in several where it is too wide: each begins with the layers and names."""
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]
+    blocks, room = [[0, 1, 2]], WIDTH + 2 - sum(widths[:3])
+    left = room
+    for column in range(3, len(widths)):
+        if widths[column] > left and len(blocks[-1]) > 3:
+            blocks.append([0, 1, 2])
+            left = room
+        blocks[-1].append(column)
+        left -= widths[column]
+    tables = [aligned([[row[column] for column in block] for row in rows]) for block in blocks]
+    return [line for table in tables for line in ("", *table)]
+
+
+def _extremes(columns: Sequence[Column], lines: Sequence[Line]) -> list[str]:
+    """Which heads of the whole model have the least and the greatest of each column."""
+    found = []
+    for place, column in enumerate(columns):
+        held = [(n, f"{_clipped(line.name, 32)} head {h}") for line in lines for h, n in line.numbers[place].items()]
+        low, high = (choose(held, key=lambda pair: pair[0]) for choose in (min, max))
+        if short(low[0]) != short(high[0]):
+            found.append([column.title, short(low[0]), low[1], short(high[0]), high[1]])
+    if not found:
+        return []
+    widths = [max(len(row[cell]) for row in found) for cell in range(4)]
+    return ["", "Of all heads, the least and the greatest:"] + [
+        f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}} {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}} {row[4]}"
+        for row in found
+    ]
 
 
 def _alarms(seen: Observations) -> list[str]:
@@ -160,15 +207,15 @@ def short(number: float) -> str:
     return f"{number:.3g}" if abs(number) < 1000 else f"{number:.4g}"
 
 
-def _range(numbers: Sequence[float]) -> str:
+def _range(numbers: Mapping[int, float]) -> str:
     if not numbers:
         return ""
-    low, high = short(min(numbers)), short(max(numbers))
+    low, high = short(min(numbers.values())), short(max(numbers.values()))
     return low if low == high else f"{low}..{high}"
 
 
-def _clipped(name: str) -> str:
-    return name if len(name) <= NAME else f"...{name[3 - NAME :]}"
+def _clipped(name: str, most: int = NAME) -> str:
+    return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
 _STYLE = "border-collapse:collapse;font-size:90%;font-variant-numeric:tabular-nums"
@@ -194,11 +241,13 @@ def _cells(line: Line) -> list[str]:
     return [*cells, f'<td style="{_CELL}">{line.heads}</td>', *(_median(numbers) for numbers in line.numbers)]
 
 
-def _median(numbers: Sequence[float]) -> str:
+def _median(numbers: Mapping[int, float]) -> str:
     if not numbers:
         return f'<td style="{_CELL}"></td>'
     around = f' <span style="opacity:.6">{_range(numbers)}</span>' if len(numbers) > 1 else ""
-    return f'<td style="{_CELL}">{short(statistics.median(numbers))}{around}</td>'
+    low, high = (choose(numbers, key=numbers.__getitem__) for choose in (min, max))
+    heads = f"least: head {low}, greatest: head {high}"
+    return f'<td style="{_CELL}" title="{heads}">{short(statistics.median(numbers.values()))}{around}</td>'
 
 
 def _list(lines: Sequence[str]) -> list[str]:

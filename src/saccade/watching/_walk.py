@@ -42,6 +42,7 @@ class Walk:
         self._undo: list[Callable[[], None]] = []
         self._scripted: list[str] = []
         self._thread = 0
+        self._elsewhere: dict[int, nn.Module] = {}  # by other threads, the outermost module that runs there
         self._stack: list[tuple[str, nn.Module]] = []
         self._calls: Counter[str] = Counter()  # of each path, in this step
         self._visits: Counter[str] = Counter()
@@ -102,7 +103,7 @@ class Walk:
         if (self._skipping and not anew) or recomputing():
             return
         if threading.get_ident() != self._thread:
-            if module is self._model:
+            if self._elsewhere.setdefault(threading.get_ident(), module) is module:
                 self._counts.missed(path, ELSEWHERE)
             return
         if torch._C._get_tracing_state() is not None:
@@ -118,6 +119,8 @@ class Walk:
 
     def end(self, path: str, module: nn.Module, *_: Any) -> None:
         """It has ended, or failed."""
+        if self._elsewhere and self._elsewhere.get(threading.get_ident()) is module:
+            del self._elsewhere[threading.get_ident()]
         if torch.compiler.is_compiling() or (self._skipping and module is not self._outermost) or recomputing():
             return
         if threading.get_ident() != self._thread:

@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import _tap
 from .._masks._data import describe, whole
-from .._statistics import Statistics
 from . import _thread
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
@@ -28,7 +27,7 @@ from ._kept import kept_of
 from ._observations import Observations, Place
 from ._observe import Asked, Groups, observed, of_step, row_samples, step_samples
 from ._record import CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
-from ._seen import used_in
+from ._seen import real_keys, used_in
 from ._walk import Walk
 
 Chosen = Callable[[CallSite, int], bool]
@@ -55,7 +54,7 @@ class Watched(Observations):
         super().__init__()
         self._asked, self._choice, self._judge = asked, choice, alarms
         self._walk = Walk(model, choice.every, self, lambda: _thread.begin(self), lambda: _thread.end(self))
-        self._gradients = Gradients(self._told_gradients)
+        self._gradients = Gradients(self._told_gradients, self.missed)
         self._open: contextlib.ExitStack | None = None
 
     def __enter__(self) -> Watched:
@@ -92,38 +91,52 @@ class Watched(Observations):
         """An attention call has happened in a forward of the model."""
         site, step, choice = self._walk.site(call.source), self.steps - 1, self._choice
         if choice.layers is not None and not choice.layers(site, step):
+            self.passed_over += 1
             return
+        keep = choice.keep is not None and choice.keep(site, step)
         with torch.no_grad(), torch._C.DisableTorchFunction():
             try:
-                seen, out_norm = observed(call, self._asked)
+                record = self._looked_at(call, site, step, keep)
             except Exception as error:  # what fails here must not end a training run: it is named and counted
                 self.missed(site.name or "the model", f"{type(error).__name__}: {error}")
                 return
-            self._add(call, site, step, seen, out_norm)
-        if choice.gradients and not self._gradients.listen(site, step, used_in(call)):
+        if choice.on_record is not None:
+            choice.on_record(record)
+
+    def _looked_at(self, call: _tap.AttentionCall, site: CallSite, step: int, keep: bool) -> CallRecord:
+        seen, out_norm = observed(call, self._asked)
+        place = self._place(site, call.query.shape[1])
+        if seen.counted.numel():
+            place.add("rows", row_samples(seen, place.heads))
+            place.add("steps", step_samples(seen, out_norm, place.heads))
+        if keep:
+            place.kept = kept_of(call, seen.lse, step)
+        if self._choice.gradients and not self._gradients.listen(
+            site, step, used_in(call), seen.counted, real_keys(call)
+        ):
             self.missed(f"{site.name}: gradients", NO_GRAPH)
         record = CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm)
         if self._judge is not None:
             self._judge.observe(record)
-        if choice.on_record is not None:
-            choice.on_record(record)
+        return record
 
-    def _add(self, call: _tap.AttentionCall, site: CallSite, step: int, seen: Statistics, out_norm: Tensor) -> None:
-        heads, chosen = call.query.shape[1], self._choice.heads
-        watched = tuple(range(heads)) if chosen is None else tuple(head for head in chosen if head < heads)
+    def _place(self, site: CallSite, heads: int) -> Place:
+        """Where the numbers of a call go."""
+        chosen = range(heads) if self._choice.heads is None else self._choice.heads
+        for head in (head for head in chosen if head >= heads):
+            self.missed(f"{site.name}: head {head}", f"the call has {heads} query heads")
+        watched = tuple(head for head in chosen if head < heads)
         place = self._places.setdefault(site.name, Place(site, watched, heads))
-        if seen.counted.numel():
-            place.add("rows", row_samples(seen, place.heads))
-            place.add("steps", step_samples(seen, out_norm, place.heads))
-        if self._choice.keep is not None and self._choice.keep(site, step):
-            place.kept = kept_of(call, seen.lse, step)
+        if place.of_all != heads:
+            raise ValueError(f"a call of {heads} query heads where the one before had {place.of_all}")
+        return place
 
     def _told_gradients(self, record: GradientRecord) -> None:
         place = self._places[record.name]
         found = {f"{n}.gradient": norm for n, norm in record.gradients.items() if place.of_all % norm.shape[0] == 0}
         if found:
             place.add("gradients", of_step(found, place.of_all, place.heads))
-        if self._judge is not None:
+        if self._judge is not None and len(found) == len(record.gradients):
             self._judge.observe_gradients(record)
         if self._choice.on_gradients is not None:
             self._choice.on_gradients(record)
