@@ -214,3 +214,46 @@ def test_threads_share_nothing_but_masks():
         worker.join()
     want = saccade.statistics(named["query"], named["key"], saccade.Causal()).entropy
     assert len(found) == 15 and all(torch.equal(want, entropy) for entropy in found)
+
+
+def test_a_compiled_function_is_left_where_it_calls_and_taken_up_after():
+    named, mask, graphs = drawn(dtype=torch.float32), saccade.Causal(), []
+
+    def backend(graph, example):
+        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def layer(query, key):
+        found = saccade.statistics(query * 2, key, mask, top=2)
+        return found, query + 1
+
+    torch._dynamo.reset()
+    try:
+        for _ in range(2):
+            got, after = layer(named["query"], named["key"])
+    finally:
+        torch._dynamo.reset()
+    assert same(got, saccade.statistics(named["query"] * 2, named["key"], mask, top=2))
+    assert torch.equal(after, named["query"] + 1)
+    assert graphs == [["mul"], ["add"]]  # before it and after it, and nothing of what it does itself
+
+
+def test_in_one_graph_it_is_refused_with_a_reason():
+    named = drawn(dtype=torch.float32)
+    compiled = torch.compile(lambda query: run(named | {"query": query}).entropy, fullgraph=True, backend="eager")
+    try:
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="saccade.statistics looks at the values of tensors"):
+            compiled(named["query"])
+    finally:
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("mask", [None, saccade.Causal(), saccade.Documents(torch.arange(13) // 5)], ids=str)
+def test_a_default_device_changes_nothing(mask, backend):
+    named = problems.tensors(rows=13)
+    want = saccade.statistics(named["query"], named["key"], mask, histograms=True, backend=backend)
+    with torch.device("meta"):
+        fresh = None if mask is None else mask.at(0)  # nothing is remembered of it
+        got = saccade.statistics(named["query"], named["key"], fresh, histograms=True, backend=backend)
+    assert same(got, want)

@@ -51,9 +51,7 @@ class NativeStatistics(NamedTuple):
     nonfinite_at: Tensor  # int64: the first key with such a logit, or -1
     groups: Tensor  # (G, B, Hq, Lq): sum over the group's keys of p_ij
     received: Tensor | None  # (B, Hq, Lk): sum_i p_ij
-    top_weights: (
-        Tensor | None
-    )  # (B, Hq, Lq, top): descending, of equal logits the smaller key first; 0 after the last key
+    top_weights: Tensor | None  # (B, Hq, Lq, top): descending, of equal logits the smaller key first; 0 after the last
     top_keys: Tensor | None  # int64 (B, Hq, Lq, top); -1 after the last key
 
 

@@ -25,10 +25,12 @@ from ._heads import Vectors, per_head
 from ._result import Statistics
 from ._rows import Rows
 from ._sight import Sight, sight_of
+from ._uncompiled import uncompiled
 
 BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
 
 
+@uncompiled("saccade.statistics looks at the values of tensors, which a graph cannot: call it outside")
 def statistics(
     query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, value: Tensor | None = None,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
@@ -40,7 +42,8 @@ def statistics(
         p_ij = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))      s_ij = softcap(scale * q_i.k_j) + bias_ij
 
     over the keys j that the mask shows to query i: what `attention` multiplies the values by, before any dropout.
-    Everything is detached; the formulas of what comes back stand at `Statistics`.
+    Everything is detached; the formulas of what comes back stand at `Statistics`. torch.compile ends its graph here and
+    goes on after it.
 
     Args:
         query, key, mask, bias, scale, softcap, sink: as `attention`.

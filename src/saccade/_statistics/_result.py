@@ -22,7 +22,7 @@ class Statistics:
 
     Numbers are float32 (float64 where the inputs are), places int64. A row is *counted* where it sees a key; rows that
     are not (padded queries, and rows that the mask leaves without a key) hold 0 everywhere, -1 where a key is named,
-    and lse = -inf. A row that sees a logit of NaN or +inf holds NaN, but for the masses on keys that it does not see;
+    and lse = -inf. A row that sees a logit of NaN or +inf holds NaN, but for the masses on single keys that it does not see;
     its `largest_at` is the first logit that is not finite, its `top_keys` are -1. Nothing here may be changed: what
     depends on the mask alone is shared by all calls with that mask.
 

@@ -65,10 +65,6 @@ def _worked_out(call: Call) -> Sight:
     )
 
 
-def _shown(call: Call) -> Tensor | None:
-    return keys_seen(call.mask, call.length_q, call.length_k, device=call.device)
-
-
 def _first(keys: Tensor | None, device: torch.device) -> Tensor:
     if keys is None or not keys.shape[2]:
         return torch.zeros(1, dtype=torch.int64, device=device)
@@ -159,9 +155,8 @@ def _walked(call: Call, hidden: bool) -> tuple[Tensor, Tensor | None]:
     for start in range(0, call.length_q, _ROWS):
         rows = _span(start, min(start + _ROWS, call.length_q), call)
         tiles = [_tile(call, rows, span, hidden) for span in keys]
-        counts.append(
-            sum((tile.sum(-1) for tile in tiles), torch.zeros(1, 1, len(rows), dtype=torch.int64).to(call.device))
-        )
+        none = torch.zeros(1, 1, len(rows), dtype=torch.int64, device=call.device)
+        counts.append(sum((tile.sum(-1) for tile in tiles), none))
         if tiles:
             shape = torch.broadcast_shapes(*(tile.shape[:2] for tile in tiles))
             shown = shown | torch.cat([tile.any(2).expand(*shape, -1) for tile in tiles], 2)
