@@ -190,3 +190,16 @@ def test_inference_mode():
             second.double(), full, rtol=0, atol=allowed(*[query.double()] * 3, None, None, torch.float32)
         )
         assert not torch.allclose(first.double(), full)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_memory_is_laid_out_as_by_pytorch(heads_first, grad):
+    """So that callers who merge the heads by a view still can."""
+    tensors = [torch.randn((2, 3, 53, 8) if heads_first else (2, 53, 3, 8)) for _ in range(3)]
+    tensors = [(tensor if heads_first else tensor.transpose(1, 2)).requires_grad_(grad) for tensor in tensors]
+    expected = F.scaled_dot_product_attention(*tensors)
+    with saccade.accelerate() as run:
+        out = F.scaled_dot_product_attention(*tensors)
+    assert run.taken == 1
+    assert out.stride() == expected.stride()

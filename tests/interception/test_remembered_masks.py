@@ -124,3 +124,9 @@ def test_a_float_mask_that_adds_or_learns_or_differs_by_head_is_a_bias(dense):
     by_head[1, 2, 0, 3] = -torch.inf
     for scores in (hidden + 1, hidden * torch.nan, lowest, by_head, hidden.clone().requires_grad_()):
         assert hiding(scores, WHOLE) is None
+
+
+def test_the_same_memory_read_as_another_dtype_is_another_mask(dense):
+    hidden = torch.zeros(dense.shape, dtype=torch.float16).masked_fill(~dense, -torch.inf)
+    assert isinstance(hiding(hidden, WHOLE), FromTensor)
+    assert hiding(hidden.view(torch.bfloat16), WHOLE) is None  # the bits of -inf are a number there

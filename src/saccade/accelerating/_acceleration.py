@@ -5,6 +5,7 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
@@ -13,6 +14,8 @@ from .._backends import _kernels
 from ..interception import mha_handled_by, sdpa_handled_by
 from ._answers import answer, answer_mha
 from ._thread import THREAD, Held
+
+_LOCK = threading.RLock()  # one may be switched off by another thread than the one that it is on for
 
 
 class Acceleration:
@@ -50,16 +53,17 @@ class Acceleration:
         Raises:
             RuntimeError: it is on already.
         """
-        if self._held is not None:
-            raise RuntimeError("this acceleration is switched on already; saccade.accelerate() makes another")
-        held = THREAD.held
-        if not held.on:
-            with ExitStack() as blocks:
-                blocks.enter_context(sdpa_handled_by(answer))
-                blocks.enter_context(mha_handled_by(answer_mha))
-                held.blocks = blocks.pop_all()
-        held.on = (*held.on, self)
-        self._held = held
+        with _LOCK:
+            if self._held is not None:
+                raise RuntimeError("this acceleration is switched on already; saccade.accelerate() makes another")
+            held = THREAD.held
+            if not held.on:
+                with ExitStack() as blocks:
+                    blocks.enter_context(sdpa_handled_by(answer))
+                    blocks.enter_context(mha_handled_by(answer_mha))
+                    held.blocks = blocks.pop_all()
+            held.on = (*held.on, self)
+            self._held = held
         return self
 
     def uninstall(self) -> None:
@@ -68,12 +72,13 @@ class Acceleration:
         Raises:
             RuntimeError: it is not on.
         """
-        if self._held is None:
-            raise RuntimeError("this acceleration is not switched on")
-        held, self._held = self._held, None
-        held.on = tuple(run for run in held.on if run is not self)
-        if not held.on:
-            held.blocks.close()
+        with _LOCK:
+            if self._held is None:
+                raise RuntimeError("this acceleration is not switched on")
+            held, self._held = self._held, None
+            held.on = tuple(run for run in held.on if run is not self)
+            if not held.on:
+                held.blocks.close()
 
     def __enter__(self) -> Acceleration:
         return self.install()

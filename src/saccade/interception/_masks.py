@@ -97,7 +97,7 @@ def _remembered(
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or _transformed(given):
         return make(given, whole)
     source = given if given._base is None else given._base
-    where = (id(source), given.storage_offset(), given.shape, given.stride(), whole)
+    where = (id(source), given.dtype, given.storage_offset(), given.shape, given.stride(), whole)
     entries, version = _THREAD.entries, None if given.is_inference() else given._version
     entry = entries.get(where)
     known = entry is not None and entry.source() is source and entry.version == version
