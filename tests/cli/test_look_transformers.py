@@ -100,6 +100,13 @@ def test_a_figure(models, capsys, tmp_path):
         assert (tmp_path / f"{name}.svg").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("name", ["map.pdf", "map.GIF", "numbers.csv"])
+def test_what_is_no_report_and_no_figure_is_not_written(capsys, tmp_path, name):
+    told = refused(capsys, SENTENCE, "--out", name)
+    assert f"--out {name}: a report is written to an .html, a figure to a .png or .svg; --json prints numbers" in told
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_long_text_and_the_words_asked_for(models, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("saccade.looking._look.MOST_WORDS", 20)
     monkeypatch.setattr("saccade.looking._look.PART", 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from huggingface_hub.utils import logging as hub
 
 from saccade.looking import as_text_model, collect, look, open_model, words_that_fit
 from saccade.models import load
@@ -234,6 +236,11 @@ def test_weights_that_do_not_fit(tmp_path, folder):
         ValueError, match=r"wrong: its weights do not fit its config.json: .*layer.1.*query.bias, .* missing"
     ):
         open_model(wrong)
+    wider = json.loads((wrong / "config.json").read_text()) | {"intermediate_size": 41}
+    (wrong / "config.json").write_text(json.dumps(wider))
+    with pytest.raises(ValueError, match=r"dense.bias has the shape \(37,\), by config.json it is \(41,\) \(6 do not"):
+        open_model(wrong)
+    (wrong / "config.json").write_text(json.dumps(wider | {"intermediate_size": 37}))
     without_pooler = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
     assert len(without_pooler) < len(weights)
     safetensors.torch.save_file(without_pooler, wrong / "model.safetensors", {"format": "pt"})
@@ -276,15 +283,19 @@ TOLD = (
 )
 
 
-def test_a_hub_that_says_no(monkeypatch):
+def test_a_hub_that_says_no(monkeypatch, capfd):
     def refuse(source, *, local_files_only, trust_remote_code):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
         assert source == "some-org/some_model-1.5" and not local_files_only and trust_remote_code is False
         raise OSError("No such thing.\nAnd a long explanation.")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
+    before = hub.get_verbosity()
     with pytest.raises(ValueError) as told:
         open_model("some-org/some_model-1.5")
     assert str(told.value) == f"{TOLD[0]}configuration: No such thing); {TOLD[1]}"
+    assert "Retrying" not in capfd.readouterr().err
+    assert hub.get_verbosity() == before
 
 
 def test_a_folder_is_never_looked_up(folder, monkeypatch):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REPORT = Path("saccade-report.html")
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
+NO_REPORTS = {".pdf", ".eps", ".gif", ".jpg", ".jpeg", ".webp", ".csv", ".json"}
 TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
 
 
@@ -109,6 +110,10 @@ def look(
     given = _cut(_given(text), chosen.first, chosen.last)
     wanted = Wanted(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
     is_figure = out is not None and out.suffix.lower() in (".png", ".svg")
+    if out is not None and out.suffix.lower() in NO_REPORTS:
+        raise UserError(
+            f"--out {out}: a report is written to an .html, a figure to a .png or .svg; --json prints numbers"
+        )
     figure, report = (out, REPORT) if is_figure else (None, out or REPORT)
     if figure:
         require("matplotlib", "plot")

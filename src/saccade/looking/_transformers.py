@@ -127,7 +127,7 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         what = "weights"
         module, report = transformers.AutoModel.from_pretrained(
-            source, config=config, output_loading_info=True, **where
+            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
     except Exception as error:  # of a dozen libraries below, some of which raise bare Exception
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -135,6 +135,11 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
     # Without its files a tokenizer may come to life all the same, knowing nothing but special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UnreadableCheckpoint("tokenizer: it knows no word")
+    for name, held, wanted in sorted(report["mismatched_keys"]):
+        raise UnreadableCheckpoint(
+            f"weights: {name} has the shape {tuple(held)}, by config.json it is {tuple(wanted)} "
+            f"({len(report['mismatched_keys'])} do not fit)"
+        )
     return module, tokenizer, list(report["missing_keys"])
 
 
@@ -179,15 +184,19 @@ def _context(module: nn.Module, tokenizer: Any) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Transformers prints no bars and no remarks meanwhile."""
+    """Transformers prints no bars and no remarks meanwhile, and the hub's library none about each of its retries."""
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    of_hub = hub.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub.set_verbosity_error()
     try:
         yield
     finally:
+        hub.set_verbosity(of_hub)
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
