@@ -321,7 +321,7 @@ template <class Math, class T> class StatisticsPass {
             f.nonfinite[place + i] = block.sums.nonfinite[i], f.nonfinite_at[place + i] = block.sums.nonfinite_at[i];
             for (int64_t group = 0; group < f.groups.count; group++) {
                 const double mass = block.groups[group * rows + i];
-                f.groups.mass[group * step + place + i] = mass == 0 ? 0 : (float)(mass * inverse[i]);
+                f.groups.mass[group * step + place + i] = mass == 0 && !spoilt ? 0 : (float)(mass * inverse[i]);
             }
             if (f.top) finish_best(block, i, place + i, inverse[i]);
         }

@@ -155,3 +155,12 @@ def test_a_bucket_of_minus_infinity_hides_its_keys(backend):
     torch.testing.assert_close(got.heads["weights"]["min"], want.heads["weights"]["min"])
     torch.testing.assert_close(got.entropy, want.entropy)
     torch.testing.assert_close(got.mass["first"], want.mass["first"])
+
+
+def test_a_spoiled_row_has_no_mass_on_any_group(backend):
+    named = problems.tensors(rows=13)
+    named["key"][1, 2, 7, 3] = math.nan
+    marks = {"with it": torch.arange(13) == 7, "without": torch.arange(13) == 2, "none": torch.zeros(13, dtype=bool)}
+    got = observed(named, saccade.Causal(), backend, groups=marks)
+    for name in marks:
+        assert torch.equal(torch.isnan(got.mass[name]), torch.isnan(got.lse)), name

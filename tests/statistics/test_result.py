@@ -131,6 +131,15 @@ def test_it_moves_and_pickles(everything):
     assert meta.entropy.device.type == meta.mass["odd"].device.type == meta.heads["key"]["min"].device.type == "meta"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by the kernels, and not
+def test_a_pickle_is_as_large_as_what_it_holds(dtype):
+    named = problems.tensors(rows=257, keys=263, dtype=dtype)
+    got = saccade.statistics(named["query"], named["key"], saccade.Causal(), top=2)
+    held = [got.lse, got.entropy, got.largest, got.distance, got.largest_at, got.top_weights, got.top_keys]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*held, *got.mass.values(), got.received))
+    assert size < len(pickle.dumps(got)) < 1.2 * size
+
+
 def test_it_cannot_be_changed(everything):
     with pytest.raises(dataclasses.FrozenInstanceError):
         everything[0].entropy = None

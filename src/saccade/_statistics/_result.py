@@ -22,9 +22,9 @@ class Statistics:
 
     Numbers are float32 (float64 where the inputs are), places int64. A row is *counted* where it sees a key; rows that
     are not (padded queries, and rows that the mask leaves without a key) hold 0 everywhere, -1 where a key is named,
-    and lse = -inf. A row that sees a logit of NaN or +inf holds NaN, but for the masses on single keys that it does not see;
-    its `largest_at` is the first logit that is not finite, its `top_keys` are -1. Nothing here may be changed: what
-    depends on the mask alone is shared by all calls with that mask.
+    and lse = -inf. A row that sees a logit of NaN or +inf holds NaN, but for the masses on single keys that it does
+    not see; its `largest_at` is the first logit that is not finite, its `top_keys` are -1. Nothing here may be changed:
+    what depends on the mask alone is shared by all calls with that mask.
 
     Per row, (B, Hq, Lq):
         lse: log of the row's softmax denominator, the sink counted.
@@ -141,6 +141,10 @@ class Statistics:
         """The same with every tensor on `device`."""
         return Statistics(**{f.name: _mapped(getattr(self, f.name), lambda x: x.to(device)) for f in fields(self)})
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Each number on its own: a tensor that is a part of memory that others share would bring all of it along."""
+        return {f.name: _mapped(getattr(self, f.name), _alone) for f in fields(self)}
+
     def summary(self) -> dict[str, Any]:
         """Plain numbers and lists per head, as json takes them; None for what is not finite."""
         items, heads, rows, keys = self.shape
@@ -164,6 +168,10 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
         return {name: _mapped(held, change) for name, held in value.items()}
     return change(value) if isinstance(value, Tensor) else value
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
 
 
 def _plain(tensor: Tensor) -> Any:
