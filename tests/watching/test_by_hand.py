@@ -97,6 +97,24 @@ def test_what_is_written_into_scores_counts(write, mode):
     check(seen, "", dense(query, key, **{"scale": 1.0, **WRITTEN[write]}))
 
 
+def test_scores_that_are_scaled_in_place_need_no_dense_bias():
+    def function(q, k, v):
+        scores = q @ k.mT
+        scores *= 0.6
+        scores /= 2
+        scores += BIAS
+        scores -= 2 * BIAS
+        return scores.softmax(-1) @ v
+
+    model, x = Attention(function), inputs()
+    with saccade.watch(model, keep=True) as seen:
+        model(x)
+    query, key, _ = model.parts(x)
+    check(seen, "", dense(query, key, scale=0.3, bias=-BIAS))
+    assert seen.kept[""].scale == pytest.approx(0.3)
+    assert torch.allclose(seen.kept[""].bias.parameter, -BIAS)
+
+
 def test_scores_that_two_softmaxes_use_are_two_calls():
     def function(q, k, v):
         scores = q @ k.mT

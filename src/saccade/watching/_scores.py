@@ -128,6 +128,10 @@ _CHANGES: dict[str, Callable[[Scores, int, Arguments], Scores | None]] = {
     "add": _plus,
     "sub": _minus,
     "subtract": _minus,
+    "__imul": _times,  # `scores *= 0.3`, and the like
+    "__itruediv": _over,
+    "__iadd": _plus,
+    "__isub": _minus,
     "masked_fill": _filled,
     "where": _chosen,
 }
