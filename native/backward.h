@@ -390,17 +390,7 @@ template <class Math, class T> class BackwardPass {
     }
 };
 
-inline void backward(const Backward& f) {
-    switch (f.problem.type) {
-        case Type::f32: return BackwardPass<Single, float>(f).run();
-#if defined(__AVX512BF16__)
-        case Type::bf16: return BackwardPass<Pairs, bf16>(f).run();
-#else
-        case Type::bf16: return BackwardPass<Single, bf16>(f).run();
-#endif
-        case Type::f16: return BackwardPass<Single, f16>(f).run();
-    }
-}
+inline void backward(const Backward& f) { run_pass<BackwardPass>(f); }
 
 }  // namespace SACCADE_SET
 }  // namespace saccade

@@ -255,17 +255,7 @@ template <class Math, class T> class ForwardPass {
     }
 };
 
-inline void forward(const Forward& f) {
-    switch (f.problem.type) {
-        case Type::f32: return ForwardPass<Single, float>(f).run();
-#if defined(__AVX512BF16__)
-        case Type::bf16: return ForwardPass<Pairs, bf16>(f).run();
-#else
-        case Type::bf16: return ForwardPass<Single, bf16>(f).run();
-#endif
-        case Type::f16: return ForwardPass<Single, f16>(f).run();
-    }
-}
+inline void forward(const Forward& f) { run_pass<ForwardPass>(f); }
 
 }  // namespace SACCADE_SET
 }  // namespace saccade

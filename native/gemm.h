@@ -6,6 +6,7 @@
 // a's units are broadcast one by one, so a may be read along rows (natural) or along columns (turned).
 #pragma once
 
+#include "call.h"
 #include "simd.h"
 
 namespace saccade {
@@ -126,6 +127,19 @@ SACCADE_INLINE void multiply(int64_t rows, int64_t columns, int64_t count, const
 #endif
         }
         b += vectors * lanes, c += vectors * lanes, left -= vectors;
+    }
+}
+
+// Runs a pass with the products that this instruction set has for the call's type.
+template <template <class, class> class Pass, class Call> void run_pass(const Call& call) {
+    switch (call.problem.type) {
+        case Type::f32: return Pass<Single, float>(call).run();
+#if defined(__AVX512BF16__)
+        case Type::bf16: return Pass<Pairs, bf16>(call).run();
+#else
+        case Type::bf16: return Pass<Single, bf16>(call).run();
+#endif
+        case Type::f16: return Pass<Single, f16>(call).run();
     }
 }
 

@@ -399,17 +399,7 @@ template <class Math, class T> class StatisticsPass {
     }
 };
 
-inline void statistics(const Statistics& f) {
-    switch (f.problem.type) {
-        case Type::f32: return StatisticsPass<Single, float>(f).run();
-#if defined(__AVX512BF16__)
-        case Type::bf16: return StatisticsPass<Pairs, bf16>(f).run();
-#else
-        case Type::bf16: return StatisticsPass<Single, bf16>(f).run();
-#endif
-        case Type::f16: return StatisticsPass<Single, f16>(f).run();
-    }
-}
+inline void statistics(const Statistics& f) { run_pass<StatisticsPass>(f); }
 
 }  // namespace SACCADE_SET
 }  // namespace saccade
