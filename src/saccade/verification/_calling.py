@@ -1,0 +1,209 @@
+"""One call of a target: inputs and masks into its own layout, what it returns back into ours.
+
+Shapes: B batch, H heads, Lq / Lk lengths (Q, K in axes), D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._finding import Inapplicable, TargetError
+from ._inputs import Inputs
+from ._locate import location_of
+from ._reading import MaskReading, Reading
+
+_DTYPES = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a check asks for in one call, in our terms."""
+
+    inputs: Inputs
+    pairs: Tensor | None = None  # (Lq, Lk) or (B, H or 1, Lq, Lk), True = attend
+    padding: Tensor | None = None  # (B, Lk), True = real
+    flagged: bool | None = None
+
+
+def call(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | None, Any]:
+    """out, weights and all that was returned. Raises as `Subject.__call__` says."""
+    if "B" not in reading.layout and reading.form != "tokens":
+        return _one_by_one(target, reading, given)
+    returned = invoke(target, reading, given)
+    out = _picked(returned, reading.out)
+    if not isinstance(out, Tensor):
+        raise TargetError(f"it returned {type(out).__name__} where a tensor was expected", None)
+    weights = None if reading.weights is None else _picked(returned, reading.weights)
+    return (
+        _canonical(out, reading.out_layout or reading.layout, reading.form),
+        None if weights is None else _aligned(weights, reading.weights_axes, "BHQK"),
+        returned,
+    )
+
+
+def invoke(target: Any, reading: Reading, given: Given) -> Any:
+    """Call the target with its own arguments and give what it returns."""
+    places, keywords = arguments_of(reading, given)
+    return guarded(reading.call or target, *places, **keywords)
+
+
+def guarded(function: Callable[..., Any], *places: Any, **keywords: Any) -> Any:
+    """`function(...)`; what it raises comes as TargetError, with where."""
+    try:
+        return function(*places, **keywords)
+    except (Inapplicable, TargetError):
+        raise
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TargetError(words[:500], location_of(error)) from error
+
+
+def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of one call in the target's own layout."""
+    tensors = [_native(tensor, reading) for tensor in given.inputs.tensors.values()]
+    keywords = dict(reading.constants)
+    places: dict[int, Any] = {}
+    if reading.names:
+        keywords |= dict(zip(reading.names, tensors, strict=True))
+    else:
+        places |= dict(enumerate(tensors))
+    for mask in _masks(reading, given):
+        (places if isinstance(mask[0], int) else keywords)[mask[0]] = mask[1]  # type: ignore[index]
+    if reading.causal_flag is not None and given.flagged is not None:
+        keywords[reading.causal_flag] = given.flagged
+    return tuple(places.get(at) for at in range(max(places, default=-1) + 1)), keywords
+
+
+def _masks(reading: Reading, given: Given) -> list[tuple[str | int, Tensor]]:
+    """The mask arguments of one call. What one argument cannot say is put into another, padding into pairs last."""
+    pairs, padding = given.pairs, given.padding
+    made = []
+    if padding is not None:
+        own = next((mask for mask in reading.masks if not mask.by_pair and "B" in mask.axes), None)
+        if own is not None:
+            made.append((own.argument, mask_tensor(own, padding[:, None, None, :], given.inputs)))
+        else:
+            spread = padding[:, None, None, :].expand(-1, 1, given.inputs.length, -1)
+            pairs = spread if pairs is None else _four(pairs) & spread
+    if pairs is not None:
+        pairs = _four(pairs)
+        own = _first_that_says(reading.masks, pairs)
+        made.append((own.argument, mask_tensor(own, pairs, given.inputs)))
+    return made
+
+
+def _first_that_says(masks: tuple[MaskReading, ...], pairs: Tensor) -> MaskReading:
+    by_item, by_head = pairs.shape[0] > 1, pairs.shape[1] > 1
+    for mask in masks:
+        if mask.by_pair and (not by_item or "B" in mask.axes) and (not by_head or "H" in mask.axes):
+            return mask
+    which = [word for word, asked in (("batch item", by_item), ("head", by_head)) if asked]
+    raise Inapplicable("it takes no mask by query" + (f" for each {' and '.join(which)}" if which else ""))
+
+
+def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
+    """`attend` (B or 1, H or 1, Lq or 1, Lk), True = attend, as this argument takes it."""
+    shape = {"B": inputs.batch, "H": attend.shape[1], "Q": inputs.length, "K": inputs.key_length}
+    if "H" in mask.axes and "query" in inputs.tensors and inputs["query"].dim() == 4:
+        shape["H"] = inputs["query"].shape[1]
+    whole = attend.expand(*(shape[axis] if axis in mask.axes else attend.shape[at] for at, axis in enumerate("BHQK")))
+    kept = whole[tuple(slice(None) if axis in mask.axes else 0 for axis in "BHQK")]
+    order = [letter for letter in "BHQK" if letter in mask.axes]
+    kept = kept.permute([order.index(letter) for letter in mask.axes if letter != "1"])
+    for at, letter in enumerate(mask.axes):
+        if letter == "1":
+            kept = kept.unsqueeze(at)
+    kept = kept.contiguous().to(next(iter(inputs.tensors.values())).device)
+    if mask.meaning == "additive":
+        dtype = next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
+        return torch.zeros(kept.shape, dtype=dtype, device=kept.device).masked_fill(~kept, mask.fill)
+    return (kept if mask.meaning == "attend" else ~kept).to(_DTYPES[mask.dtype])
+
+
+def _native(tensor: Tensor, reading: Reading) -> Tensor:
+    """Our layout to the target's."""
+    if reading.form == "tokens":
+        return tensor if reading.layout == "BL" else tensor.T
+    return _aligned(tensor, "BHLD" if reading.form == "attention" else "BLD", reading.layout)
+
+
+def _canonical(tensor: Tensor, layout: str, form: str) -> Tensor:
+    """The target's layout to ours."""
+    if form == "tokens":
+        return tensor
+    ours = "BHLD" if form == "attention" else "BLD"
+    if tensor.dim() != len(layout):
+        raise TargetError(
+            f"its output has {tensor.dim()} axes, {list(tensor.shape)}, where {layout} was expected", None
+        )
+    return _aligned(tensor, layout, ours)
+
+
+def _aligned(tensor: Tensor, axes: str, wanted: str) -> Tensor:
+    """Permute axes by letters; those missing become size 1, those too many must be of size 1."""
+    for letter in axes:
+        if letter not in wanted:
+            at = axes.index(letter)
+            if tensor.shape[at] != 1:
+                raise Inapplicable(f"it takes one {'head' if letter == 'H' else 'item'} at a time")
+            tensor, axes = tensor.squeeze(at), axes.replace(letter, "")
+    tensor = tensor.permute([axes.index(letter) for letter in wanted if letter in axes])
+    for at, letter in enumerate(wanted):
+        if letter not in axes:
+            tensor = tensor.unsqueeze(at)
+    return tensor
+
+
+def _one_by_one(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | None, Any]:
+    """A target without a batch axis, called for each item; of a layout without heads, for each head, too."""
+    split = reading.form == "attention" and "H" not in reading.layout
+    outs, weights, returned = [], [], []
+    for item in range(given.inputs.batch):
+        own = given.inputs.items([item])
+        heads = range(own["query"].shape[1]) if split else [None]
+        parts = [_single(target, reading, given, own, item, head) for head in heads]
+        outs.append(torch.cat([part[0] for part in parts], 1) if split else parts[0][0])
+        kept = [part[1] for part in parts if part[1] is not None]
+        weights += [torch.cat(kept, 1)] if kept else []
+        returned.append([part[2] for part in parts])
+    return torch.cat(outs), torch.cat(weights) if weights else None, returned
+
+
+def _single(
+    target: Any, reading: Reading, given: Given, own: Inputs, item: int, head: int | None
+) -> tuple[Tensor, Tensor | None, Any]:
+    def narrowed(tensor: Tensor) -> Tensor:
+        return tensor if head is None else tensor[:, head : head + 1]
+
+    pairs = None if given.pairs is None else _four(given.pairs)
+    if pairs is not None:
+        pairs = pairs[item : item + 1] if pairs.shape[0] > 1 else pairs
+        pairs = narrowed(pairs) if pairs.shape[1] > 1 else pairs
+    if given.padding is not None:
+        real = given.padding[item][None, None, None].expand(1, 1, own.length, -1)
+        pairs = real if pairs is None else pairs & real
+    inputs = own.map(narrowed) if head is not None else own
+    one = Given(inputs, pairs, None, given.flagged)
+    returned = invoke(target, reading, one)
+    out = _canonical(_picked(returned, reading.out), reading.out_layout or reading.layout, reading.form)
+    found = (
+        None if reading.weights is None else _aligned(_picked(returned, reading.weights), reading.weights_axes, "BHQK")
+    )
+    return out, found, returned
+
+
+def _four(pairs: Tensor) -> Tensor:
+    return pairs[None, None] if pairs.dim() == 2 else pairs
+
+
+def _picked(returned: Any, where: int | str | None) -> Any:
+    if where is None:
+        return returned
+    if isinstance(where, str) and not isinstance(returned, dict):
+        return getattr(returned, where)
+    return returned[where]

@@ -1,0 +1,115 @@
+"""Inputs of a target in one form, whatever its own: batch is axis 0, positions are axis -2 (tokens: the last).
+
+Shapes: B batch, H heads, Lq / Lk lengths, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Side = Literal["both", "query", "key"]
+QUERY_SIDE = ("query", "x", "tokens")
+KEY_SIDE = ("key", "value", "x", "context", "tokens")
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Named tensors: "query" "key" "value", or "x", or "x" "context", or "tokens".
+
+    attention proper (B, H, L, D); modules (B, L, E); tokens (B, L).
+    """
+
+    tensors: dict[str, Tensor]
+    vocabulary: int = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def batch(self) -> int:
+        return next(iter(self.tensors.values())).shape[0]
+
+    @property
+    def length(self) -> int:
+        """Lq."""
+        return self._lengths(QUERY_SIDE)
+
+    @property
+    def key_length(self) -> int:
+        """Lk."""
+        return self._lengths(KEY_SIDE[::-1] if "context" in self.tensors else KEY_SIDE)
+
+    def on(self, side: Side) -> tuple[str, ...]:
+        """The names of the tensors that stand on a side; with a context, "x" is the query side alone."""
+        if side == "both":
+            return tuple(self.tensors)
+        wanted = QUERY_SIDE if side == "query" else KEY_SIDE
+        if side == "key" and "context" in self.tensors:
+            return ("context",)
+        return tuple(name for name in self.tensors if name in wanted)
+
+    def map(self, change: Callable[[Tensor], Tensor], names: Sequence[str] | None = None) -> Inputs:
+        """The same with `change` made to each tensor, or to those of `names`."""
+        chosen = self.tensors if names is None else names
+        return replace(self, tensors={k: change(v) if k in chosen else v for k, v in self.tensors.items()})
+
+    def changed(self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None,
+                seed: int = 1) -> Inputs:  # fmt: skip
+        """Fresh random content at `positions` of a side, of one batch item or all; every token becomes another one."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def change(tensor: Tensor) -> Tensor:
+            new = tensor.detach().clone()
+            items = slice(None) if item is None else slice(item, item + 1)
+            if self.vocabulary:
+                old = new[items, positions]
+                # from the vocabulary without the old token, and without its first four, which may be special
+                step = torch.randint(1, self.vocabulary - 4, old.shape, generator=generator)
+                new[items, positions] = (old - 4 + step) % (self.vocabulary - 4) + 4
+            else:
+                old = new[items, ..., positions, :]
+                fresh = torch.randn(old.shape, generator=generator, dtype=torch.float64)
+                # twice the size, so that the change is no small one wherever it lands
+                new[items, ..., positions, :] = (2 * fresh).to(new.device, new.dtype)
+            return new
+
+        return self.map(change, self.on(side))
+
+    def filled(self, positions: Sequence[int] | slice, value: float, side: Side = "key") -> Inputs:
+        """`value` (NaN, 1e4) at positions of a side."""
+
+        def change(tensor: Tensor) -> Tensor:
+            new = tensor.detach().clone()
+            new[..., positions, :] = value
+            return new
+
+        return self.map(change, self.on(side))
+
+    def cut(self, rows: slice, side: Side = "both") -> Inputs:
+        """Some positions of a side alone."""
+        return self.map(lambda t: t[:, rows] if self.vocabulary else t[..., rows, :], self.on(side))
+
+    def items(self, chosen: Sequence[int]) -> Inputs:
+        """Some batch items alone, in this order."""
+        return self.map(lambda t: t[list(chosen)])
+
+    def permuted(self, order: Sequence[int], side: Side = "both") -> Inputs:
+        """Positions of a side in another order."""
+        return self.map(lambda t: t[:, list(order)] if self.vocabulary else t[..., list(order), :], self.on(side))
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        """Floating tensors in another dtype; tokens stay."""
+        return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    def leaves(self) -> Inputs:
+        """Copies that collect gradients."""
+        return self.map(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
+
+    def _lengths(self, names: Sequence[str]) -> int:
+        tensor = next(self.tensors[name] for name in names if name in self.tensors)
+        return tensor.shape[1] if self.vocabulary else tensor.shape[-2]

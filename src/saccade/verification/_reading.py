@@ -1,0 +1,92 @@
+"""How a target is to be called: a value that the user gives or that `_discover` finds.
+
+Axes are named by letters: B batch, H heads, L length, D head width (of attention proper) or model width (of modules).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Form = Literal["attention", "self", "cross", "qkv", "tokens"]
+Meaning = Literal["attend", "ignore", "additive"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the author says of the target. None: nothing is said, and what is found decides or is told."""
+
+    causal: bool | None = None
+    window: int | None = None  # keys that a query sees before its own, itself not counted; with causal=False each way
+    positions: bool | None = None  # whether it knows the order of its input
+    scale: float | None = None  # of the logits; None: one over the square root of the head width
+    mask: Meaning | None = None  # what True (or a float) in its mask means
+
+
+@dataclass(frozen=True)
+class MaskReading:
+    """One mask argument.
+
+    `axes` says its shape by letters out of B H Q K and 1: "QK", "BQK", "B1QK", "BHQK", "11QK", "BK", "B11K", ...
+    """
+
+    argument: str | int  # keyword, or place among the positional arguments
+    axes: str
+    meaning: Meaning
+    dtype: str = "bool"  # of what is passed: "bool", "int64", "float32"; additive masks have the inputs' dtype
+    fill: float = float("-inf")  # of an additive mask, where nothing is seen
+
+    @property
+    def by_pair(self) -> bool:
+        """Whether it can say something else to each query."""
+        return "Q" in self.axes
+
+
+@dataclass(frozen=True)
+class CacheReading:
+    """How keys and values of earlier calls reach a later one.
+
+    kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), None
+    at first. kind "made": `argument` takes an object that `make` gives, changed in place. kind "inside": the module keeps
+    it; `reset` names the method that empties it. `position` names an argument that takes the first position of the
+    call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`).
+    """
+
+    kind: Literal["passed", "made", "inside"]
+    argument: str | int | None = None
+    returned: int | str | None = None
+    make: Any = None
+    reset: str | None = None
+    position: str | None = None
+    flag: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a target is called and what its numbers mean.
+
+    form "attention": (q, k, v[, mask]), attention proper without projections of its own.
+    form "self": forward(x); "cross": forward(x, context); "qkv": forward(query, key, value), each projected inside.
+    form "tokens": a whole model, of token numbers.
+    """
+
+    form: Form
+    layout: str  # of each input: "BHLD" "BLHD" "BLD" "LBD" "LD" "HLD"; "BL" for tokens
+    width: int  # D of attention proper, else the model width; of tokens: 0
+    heads: int | None = None  # of attention proper: those to give; of modules: those known
+    kv_heads: int | None = None
+    value_width: int | None = None  # Dv of attention proper, None: the same
+    context_width: int | None = None  # of form "cross" and "qkv", None: the same
+    names: tuple[str, ...] = ()  # keywords of the inputs; empty: given by place
+    out: int | str | None = None  # place in the returned tuple, attribute or key; None: what is returned is the output
+    out_layout: str | None = None  # None: as the inputs
+    weights: int | str | None = None  # where attention weights are, if they are returned
+    weights_axes: str = "BHQK"  # or "BQK", "BHKQ", "HQK", "QK"
+    masks: tuple[MaskReading, ...] = ()
+    causal_flag: str | None = None  # a boolean argument that makes it causal (`is_causal`)
+    constants: dict[str, Any] = field(default_factory=dict)  # other keywords of every call
+    cache: CacheReading | None = None
+    max_length: int | None = None  # the longest input that is known to be taken
+    vocabulary: int = 0  # of form "tokens"
+    assumed: tuple[str, ...] = ()  # in words, for the report
+    call: Any = None  # the user's adapter, called instead of the target: see `saccade.verify`

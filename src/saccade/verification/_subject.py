@@ -1,0 +1,179 @@
+"""The target, called in one way whatever its own: what every check works with.
+
+Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Masks are boolean, True = attend.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._calling import Given, call
+from ._finding import Inapplicable
+from ._inputs import Inputs
+from ._reading import MaskReading, Promise, Reading
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a call gave. attention proper: out (B, H, Lq, Dv); modules: (B, Lq, E)."""
+
+    out: Tensor
+    weights: Tensor | None = None  # (B, H, Lq, Lk) as returned, where weights are; H = 1 if they are averaged
+    returned: Any = None  # all that the target returned, as it came
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A target, its reading, and what its author promises. In eval mode unless a check says otherwise."""
+
+    target: Any
+    reading: Reading
+    promise: Promise = Promise()
+    flagged: bool | None = None  # what the causal flag is given, where there is one
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.target if isinstance(self.target, nn.Module) else None
+
+    @property
+    def form(self) -> str:
+        return self.reading.form
+
+    @property
+    def sequences_are_one(self) -> bool:
+        """Whether queries and keys are of the same sequence by form, or are given so by `inputs`."""
+        return self.form != "cross"
+
+    def inputs(
+        self, batch: int = 2, length: int = 7, key_length: int | None = None, *, seed: int = 0, spread: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> Inputs:  # fmt: skip
+        """Random normal inputs of standard deviation `spread`, in the target's dtype and on its device.
+
+        Form "qkv" gives three different tensors; `one_sequence` makes them the same one, as self-attention does.
+
+        Raises:
+            Inapplicable: a key length of its own for form "self" or "tokens".
+        """
+        reading, key_length = self.reading, key_length or length
+        generator = torch.Generator().manual_seed(seed)
+        if reading.form in ("self", "tokens") and key_length != length:
+            raise Inapplicable("queries and keys are of one sequence")
+        if reading.form == "tokens":
+            low = min(4, reading.vocabulary - 1)  # the first few may be special
+            tokens = torch.randint(low, reading.vocabulary, (batch, length), generator=generator)
+            return Inputs({"tokens": tokens.to(self.device)}, reading.vocabulary)
+        drawn = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64).mul(spread)
+            for name, shape in self._shapes(batch, length, key_length).items()
+        }
+        return Inputs({name: one.to(self.device, dtype or self.dtype) for name, one in drawn.items()})
+
+    def __call__(self, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Result:
+        """Call the target. `pairs` (Lq, Lk) or (B, H or 1, Lq, Lk) and `padding` (B, Lk): True = attend / is real.
+
+        Raises:
+            Inapplicable: the target takes no mask that can say this.
+            TargetError: the target raised.
+        """
+        return Result(*call(self.target, self.reading, Given(inputs, pairs, padding, self.flagged)))
+
+    def takes(self, axes: str) -> bool:
+        """Whether a mask that differs along these axes, of "B", "H", "Q", can be said: takes("Q") a causal one,
+        takes("B") padding."""
+        return any(all(letter in mask.axes for letter in axes) for mask in self.reading.masks)
+
+    @cached_property
+    def direction(self) -> str:
+        """ "causal", "bidirectional" or "neither", as found without a mask; see `_influence`."""
+        from ._influence import direction
+
+        return direction(self)
+
+    @property
+    def is_causal(self) -> bool:
+        """By promise, else as found."""
+        return self.direction == "causal" if self.promise.causal is None else self.promise.causal
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self._parameters() if p.is_floating_point()), torch.float32)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return next((p.device for p in self._parameters()), torch.device("cpu"))
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Train mode within."""
+        if self.module is None:
+            yield
+            return
+        modes = {name: one.training for name, one in self.module.named_modules()}
+        self.module.train()
+        try:
+            yield
+        finally:
+            for name, one in self.module.named_modules():
+                one.training = modes.get(name, False)
+
+    def fresh(self) -> Subject:
+        """A copy of its own to change: other dtype, training steps, hooks. Functions come as they are."""
+        return replace(self, target=copy.deepcopy(self.target) if self.module is not None else self.target)
+
+    def to(self, dtype: torch.dtype) -> Subject:
+        """A copy whose parameters have another dtype."""
+        new = self.fresh()
+        if new.module is not None:
+            new.module.to(dtype)
+        return new
+
+    def with_flag(self, value: bool) -> Subject:
+        """The same with its causal flag given.
+
+        Raises:
+            Inapplicable: it has none.
+        """
+        if self.reading.causal_flag is None:
+            raise Inapplicable("it has no causal flag")
+        return replace(self, flagged=value, promise=replace(self.promise, causal=value))
+
+    def one_sequence(self, inputs: Inputs) -> Inputs:
+        """Form "qkv": key and value are the query tensor, which makes it self-attention. Other forms as they are."""
+        if self.form != "qkv":
+            return inputs
+        return replace(inputs, tensors=dict.fromkeys(inputs.tensors, inputs["query"]))
+
+    def mask_for(self, pairs: bool) -> MaskReading | None:
+        """The mask argument that takes one mask for each query (`pairs`) or one for all of them."""
+        fits = [mask for mask in self.reading.masks if mask.by_pair == pairs]
+        return fits[0] if fits else None
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return iter(()) if self.module is None else iter([*self.module.parameters(), *self.module.buffers()])
+
+    def _shapes(self, batch: int, length: int, key_length: int) -> dict[str, tuple[int, ...]]:
+        reading = self.reading
+        if reading.form == "self":
+            return {"x": (batch, length, reading.width)}
+        other = reading.context_width or reading.width
+        if reading.form == "cross":
+            return {"x": (batch, length, reading.width), "context": (batch, key_length, other)}
+        if reading.form == "qkv":
+            sides = {"query": (length, reading.width), "key": (key_length, other), "value": (key_length, other)}
+            return {name: (batch, *shape) for name, shape in sides.items()}
+        heads = reading.heads or 1
+        kv_heads = reading.kv_heads or heads
+        return {
+            "query": (batch, heads, length, reading.width),
+            "key": (batch, kv_heads, key_length, reading.width),
+            "value": (batch, kv_heads, key_length, reading.value_width or reading.width),
+        }

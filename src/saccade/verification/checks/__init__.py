@@ -1,0 +1,28 @@
+"""The checks, a file for each family, in the order in which they are run and told."""
+
+from __future__ import annotations
+
+from .._finding import Check
+from . import (
+    cache,
+    causal_blindness,
+    causal_leak,
+    dropout,
+    gradients,
+    mask_meaning,
+    mixing,
+    model,
+    order,
+    padding,
+    precision,
+    robustness,
+    scale,
+    softmax,
+    weights,
+)
+
+CHECKS: tuple[Check, ...] = (
+    scale.CHECK, softmax.CHECK, causal_leak.CHECK, causal_blindness.CHECK, mask_meaning.CHECK, padding.CHECK,
+    mixing.CHECK, order.CHECK, cache.CHECK, precision.CHECK, gradients.CHECK, dropout.CHECK, robustness.CHECK,
+    weights.CHECK, model.CHECK,
+)  # fmt: skip
