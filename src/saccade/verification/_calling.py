@@ -138,9 +138,7 @@ def _canonical(tensor: Tensor, layout: str, form: str) -> Tensor:
         return tensor
     ours = "BHLD" if form == "attention" else "BLD"
     if tensor.dim() != len(layout):
-        raise TargetError(
-            f"its output has {tensor.dim()} axes, {list(tensor.shape)}, where {layout} was expected", None
-        )
+        raise TargetError(f"its output has the shape {list(tensor.shape)} where {layout} was expected", None)
     return _aligned(tensor, layout, ours)
 
 

@@ -99,7 +99,7 @@ class Outcome:
 class Report:
     """What `verify` found.
 
-    `ok` is whether there is no error; warnings and notes do not count. `str(report)` and `print(report)` give the table.
+    `ok` is whether there is no error; warnings and notes do not count. `str(report)`, and so `print`, give the table.
     """
 
     target: str  # as the user named it

@@ -47,8 +47,8 @@ class CacheReading:
     """How keys and values of earlier calls reach a later one.
 
     kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), None
-    at first. kind "made": `argument` takes an object that `make` gives, changed in place. kind "inside": the module keeps
-    it; `reset` names the method that empties it. `position` names an argument that takes the first position of the
+    at first. kind "made": `argument` takes an object that `make` gives, changed in place. kind "inside": the module
+    keeps it; `reset` names the method that empties it. `position` names an argument that takes the first position of the
     call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`).
     """
 

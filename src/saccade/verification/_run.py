@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from ._finding import Check, Finding, Inapplicable, Outcome, TargetError
 from ._subject import Subject
@@ -15,7 +16,7 @@ def run_checks(subject: Subject, checks: Sequence[Check]) -> Iterator[tuple[Outc
         start = time.perf_counter()
         findings, reason = _run(check, subject.fresh())
         failed = any(one.severity == "error" for one in findings)
-        status = "n/a" if reason else "failed" if failed else "passed"
+        status: Literal["passed", "failed", "n/a"] = "n/a" if reason else "failed" if failed else "passed"
         yield Outcome(check.name, check.family, check.promise, status, reason, time.perf_counter() - start), findings
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,7 @@ class Subject:
 
     target: Any
     reading: Reading
-    promise: Promise = Promise()
+    promise: Promise = field(default_factory=Promise)
     flagged: bool | None = None  # what the causal flag is given, where there is one
 
     @property
