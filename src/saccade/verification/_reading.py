@@ -24,6 +24,19 @@ class Promise:
 
 
 @dataclass(frozen=True)
+class Hints:
+    """What the user says of how to call it; the rest is found. `Reading` says all of it."""
+
+    form: Form | None = None
+    layout: str | None = None
+    embed_dim: int | None = None
+    num_heads: int | None = None
+    mask: str | None = None  # the name of the mask argument
+    out: int | str | None = None
+    weights: int | str | None = None
+
+
+@dataclass(frozen=True)
 class MaskReading:
     """One mask argument.
 
@@ -48,8 +61,8 @@ class CacheReading:
 
     kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), None
     at first. kind "made": `argument` takes an object that `make` gives, changed in place. kind "inside": the module
-    keeps it; `reset` names the method that empties it. `position` names an argument that takes the first position of the
-    call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`).
+    keeps it; `reset` names the method that empties it. `position` names an argument that takes the first position of
+    the call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`).
     """
 
     kind: Literal["passed", "made", "inside"]
