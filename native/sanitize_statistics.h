@@ -85,7 +85,8 @@ template <class Judge> class StatisticsCheck {
             const int64_t j = row.keys[n];
             const double x = weight[j] = row.weight[n];
             if (x != 0) entropy -= x * std::log(x);
-            distance += x * std::fabs(double(own - j)), share += x, largest = std::max(largest, x);
+            distance += x * std::fabs(double(own - j)), share += x;
+            if (x > largest || std::isnan(x)) largest = x;  // a NaN stays, as in every sum
             received[(b * p.heads + h) * p.length_k + j] += x;
             for (int64_t g = 0; g < run.groups; g++) mass[g] += run.members[(g * p.batch + b) * p.length_k + j] ? x : 0;
         }
