@@ -1,0 +1,65 @@
+"""What families of models promise of their scale, by their configuration: the width of the head alone does not say it.
+
+Sources: the papers, and where a family came without one its configuration's documentation in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ._reading import Promise
+
+# model_type -> the factor of the logits, from (configuration, index of the layer)
+SCALES: dict[str, Callable[[Any, int], float]] = {
+    # Raffel et al. 2020, "Exploring the Limits of Transfer Learning": the factor is in the initial weights instead.
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "pix2struct", "udop"), lambda *_: 1.0
+    ),
+    # Black et al. 2021, GPT-Neo: weights of its training code, without a factor.
+    "gpt_neo": lambda *_: 1.0,
+    # Gemma 2 report 2024: the 27B model divides by the square root of width / heads, not of the head's width.
+    **dict.fromkeys(
+        ("gemma2", "gemma3", "gemma3_text", "vaultgemma", "t5gemma", "t5gemma2"),
+        lambda config, _: _text(config).query_pre_attn_scalar ** -0.5,
+    ),
+    # Queries and keys are normalised, and the learned factor of that is all: Gemma 4, Gemma 3n.
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma3n", "gemma3n_text", "diffusion_gemma"), lambda *_: 1.0),
+    # Yang et al. 2022, "Tensor Programs V" (muP): a multiplier of its own, as IBM's Granite has it.
+    **dict.fromkeys(
+        ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "granite_swa", "granitemoe_swa"),
+        lambda config, _: config.attention_multiplier,
+    ),
+    # Glorioso et al. 2024, "Zamba": heads are twice as wide, of the hidden state and the first embedding.
+    **dict.fromkeys(("zamba", "zamba2"), lambda config, _: (config.attention_head_dim / 2) ** -0.5),
+    # Mistral's "scale_attn_by_inverse_layer_idx" for GPT-2: configuration of transformers, Karamcheti et al. 2021.
+    **dict.fromkeys(
+        ("gpt2", "imagegpt", "gpt_bigcode"),
+        lambda config, layer: (
+            ((config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0)
+            / (layer + 1 if getattr(config, "scale_attn_by_inverse_layer_idx", False) else 1)
+        ),
+    ),
+}
+
+
+def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
+    """`promise`, with the scale of the module's family where the user says none.
+
+    A scale that differs by layer is promised for a layer alone (`layer_idx`), not for a model of several.
+    """
+    rule = SCALES.get(getattr(config, "model_type", ""))
+    if promise.scale is not None or rule is None:
+        return promise
+    layer = next((one.layer_idx for one in module.modules() if isinstance(getattr(one, "layer_idx", None), int)), None)
+    layer = None if hasattr(module, "get_input_embeddings") else layer
+    layers = [layer] if layer is not None else range(getattr(config, "num_hidden_layers", 1))
+    scales = {rule(config, at) for at in layers}
+    return replace(promise, scale=scales.pop()) if len(scales) == 1 else promise
+
+
+def _text(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
