@@ -1,40 +1,224 @@
 """Which outputs depend on which inputs, exactly: an input is changed and every output compared bit for bit.
 
-Shapes: Lq / Lk lengths.
+The shapes of the two calls are the same, so a right implementation gives the same bits wherever it promises not to
+look: a hidden key's weight is exactly 0, and adding 0 times a number changes nothing.
+
+Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from ._inputs import Inputs
+from ._inputs import Inputs, Side
 from ._subject import Subject
+
+Direction = Literal["causal", "bidirectional", "neither"]
+_SEED = 20
+# Differences up to this multiple of what two equal calls differ by are no influence, in targets that are not repeatable.
+_NOISES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """A subject called so that equal calls give equal bits, as far as it can.
+
+    The random generator starts every call in the same state, so dropout draws the same. A target that remembers
+    earlier calls is called on a copy each time. What then still differs is `noise`.
+    """
+
+    subject: Subject
+    copied: bool
+    noise: float
+
+    def __call__(self, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
+        """(B, H or 1, Lq, D) output."""
+        subject = self.subject.fresh() if self.copied else self.subject
+        with seeded(), torch.no_grad():
+            return four(subject(inputs, pairs=pairs, padding=padding).out)
+
+
+def steady(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Steady:
+    """Find out how to call a subject repeatably."""
+    for copied in (False, True):
+        called = Steady(subject if copied else subject.fresh(), copied, 0.0)
+        first, second = (called(inputs, pairs=pairs, padding=padding) for _ in range(2))
+        if first.shape == second.shape and not difference(first, second).any():
+            return called
+    third = called(inputs, pairs=pairs, padding=padding)
+    noise = max(float(difference(first, one).max()) for one in (second, third) if one.shape == first.shape)
+    return replace(called, noise=noise)
+
+
+def effects(
+    called: Steady, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None,
+    side: Side = "key", positions: Sequence[int] | None = None, names: Sequence[str] | None = None,
+) -> Tensor:  # fmt: skip
+    """(B, H or 1, Lq, n) the largest change of each output when the input at one of n positions changes.
+
+    0 where not a bit differs, inf where one of the two is NaN. `positions`: of the side, None all. `names`: the
+    tensors that are changed, None all of the side.
+    """
+    if side == "key" or names:
+        inputs = apart(inputs)
+    length = inputs.key_length if side == "key" else inputs.length
+    before = called(inputs, pairs=pairs, padding=padding)
+    columns = []
+    for position in range(length) if positions is None else positions:
+        other = changed(inputs, [position], side, names=names)
+        columns.append(difference(before, called(other, pairs=pairs, padding=padding)))
+    return _above(torch.stack(columns, -1), called.noise)
+
+
+def later(called: Steady, inputs: Inputs, cut: int, side: Side = "both") -> Tensor:
+    """(B, H or 1, cut + 1) the change of each output up to `cut` when all that stands after it changes at once."""
+    other = changed(inputs, range(cut + 1, inputs.length), side)
+    return _above(difference(called(inputs), called(other)), called.noise)[..., : cut + 1]
+
+
+def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -> Tensor:
+    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there."""
+    with torch.enable_grad(), seeded():
+        leaves = _leaves(inputs)
+        out = four(subject(leaves).out)
+        weigh = torch.randn(out[..., row, :].shape, generator=torch.Generator().manual_seed(_SEED))
+        chosen = list({id(leaves[name]): leaves[name] for name in leaves.on(side)}.values())
+        found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
+    sizes = [_by_position(four(one)) for one in found if one is not None]
+    return torch.stack(sizes).amax(0) if sizes else torch.zeros(inputs.batch, inputs.length)
 
 
 def influence(
-    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> Tensor:
+    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None,
+    side: Side = "key",
+) -> Tensor:  # fmt: skip
     """(Lq, Lk) booleans: whether output i changes when input j does, in any batch item, head or channel."""
-    with torch.no_grad():
-        before = subject(inputs, pairs=pairs, padding=padding).out
-        columns = []
-        for position in range(inputs.key_length):
-            after = subject(inputs.changed([position], "key"), pairs=pairs, padding=padding).out
-            columns.append(_differs(before, after, inputs.length))
-    return torch.stack(columns, -1)
+    called = steady(subject, inputs, pairs=pairs, padding=padding)
+    return (effects(called, inputs, pairs=pairs, padding=padding, side=side) > 0).flatten(0, 1).any(0)
 
 
-def direction(subject: Subject) -> str:
+def direction(subject: Subject) -> Direction:
     """ "causal": no output ever depends on a later input; "bidirectional": all do on all; "neither": in between."""
-    seen = influence(subject, subject.one_sequence(subject.inputs(2, 7)))
-    if not seen.triu(1).any():
+    return direction_of(dependence(subject, 7))
+
+
+def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
+    """(B, H or 1, L, L) how much output i changes with input j of one sequence; for a module that takes a context too,
+    of its own sequence, and of the context where its own positions do not meet."""
+    inputs = subject.one_sequence(subject.inputs(batch, length))
+    called = steady(subject, inputs)
+    found = effects(called, inputs, side=sequence_side(subject))
+    if subject.form == "cross" and not off_diagonal(found > 0).any():
+        return effects(called, inputs, side="key")
+    return found
+
+
+def sequence_side(subject: Subject) -> Side:
+    """The side whose positions are those of the sequence that is attended to."""
+    return {"cross": "query", "self": "both", "tokens": "both"}.get(subject.form, "key")  # type: ignore[return-value]
+
+
+def direction_of(sizes: Tensor) -> Direction:
+    """Of (B, H, L, L) sizes or booleans: each head and item must agree."""
+    upper = above_diagonal(sizes > 0)
+    if not upper.any():
         return "causal"
-    return "bidirectional" if seen.triu(1).sum() == seen.new_ones(seen.shape).triu(1).sum() else "neither"
+    length = sizes.shape[-1]
+    everything = int(upper.sum()) == upper[..., 0, 0].numel() * length * (length - 1) // 2
+    return "bidirectional" if everything and not _one_sided(sizes) else "neither"
 
 
-def _differs(before: Tensor, after: Tensor, length: int) -> Tensor:
-    """(Lq,) whether a position's output differs; NaN equals NaN."""
+def hides_most(sizes: Tensor) -> bool:
+    """Whether outputs are kept from more than half of what comes later, and see more of what comes before."""
+    seen = sizes > 0
+    length = sizes.shape[-1]
+    pairs = max(seen[..., 0, 0].numel() * length * (length - 1) // 2, 1)
+    after, before = int(above_diagonal(seen).sum()), int(above_diagonal(seen.mT).sum())
+    return (after < pairs / 2 and after < before) or _one_sided(sizes)
+
+
+def above_diagonal(seen: Tensor) -> Tensor:
+    """(..., L, L) what an output takes from later inputs; the rest False or 0."""
+    return seen.triu(1)
+
+
+def off_diagonal(seen: Tensor) -> Tensor:
+    """(..., L, L) with the diagonal False or 0."""
+    return seen.triu(1) + seen.tril(-1)
+
+
+def difference(before: Tensor, after: Tensor) -> Tensor:
+    """(B, H, L) the largest difference at each position, in float64; NaN equals NaN, and differs from a number by
+    inf."""
     same = (before == after) | (before.isnan() & after.isnan())
-    at = 1 if before.dim() == 3 else 2
-    return ~same.movedim(at, 0).reshape(length, -1).all(-1)
+    size = (before.double() - after.double()).abs().nan_to_num(nan=torch.inf)
+    return size.masked_fill(same, 0.0).amax(-1)
+
+
+def changed(
+    inputs: Inputs, positions: Sequence[int], side: Side, *, item: int | None = None, names: Sequence[str] | None = None
+) -> Inputs:
+    """Fresh content at positions. Inputs that are one tensor under several names stay one."""
+    if side == "both" and _is_one(inputs):
+        first = next(iter(inputs.tensors))
+        alone = replace(inputs, tensors={first: inputs[first]})
+        return replace(inputs, tensors=dict.fromkeys(inputs.tensors, alone.changed(positions, item=item)[first]))
+    new = inputs.changed(positions, side, item=item)
+    if names is None:
+        return new
+    return replace(inputs, tensors={k: new[k] if k in names else v for k, v in inputs.tensors.items()})
+
+
+def apart(inputs: Inputs) -> Inputs:
+    """Inputs that are one tensor under several names as copies: nn.MultiheadAttention computes the two otherwise."""
+    return inputs.map(torch.clone) if _is_one(inputs) else inputs
+
+
+def four(tensor: Tensor) -> Tensor:
+    """A module's (B, L, E) as (B, 1, L, E)."""
+    return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
+
+
+@contextmanager
+def seeded(seed: int = _SEED) -> Iterator[None]:
+    """The CPU's generator starts at a seed, and the caller's goes on afterwards as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _leaves(inputs: Inputs) -> Inputs:
+    if not _is_one(inputs):
+        return inputs.leaves()
+    first = next(iter(inputs.tensors))
+    leaf = replace(inputs, tensors={first: inputs[first]}).leaves()[first]
+    return replace(inputs, tensors=dict.fromkeys(inputs.tensors, leaf))
+
+
+def _is_one(inputs: Inputs) -> bool:
+    return len(inputs.tensors) > 1 and len({id(tensor) for tensor in inputs.tensors.values()}) == 1
+
+
+def _by_position(gradient: Tensor) -> Tensor:
+    """(B, H, L, D) to (B, L)."""
+    return gradient.detach().double().abs().nan_to_num(nan=torch.inf).amax((1, 3)).cpu()
+
+
+def _above(sizes: Tensor, noise: float) -> Tensor:
+    return sizes.masked_fill(sizes <= _NOISES * noise, 0.0) if noise else sizes
+
+
+def _one_sided(sizes: Tensor) -> bool:
+    """Whether later inputs count for less than a hundredth of what earlier ones do, in every head."""
+    middle: Callable[[Tensor], Tensor] = lambda one: one[one > 0].median() if (one > 0).any() else one.new_zeros(())  # noqa: E731
+    return all(
+        bool(middle(above_diagonal(head)) < 0.01 * middle(above_diagonal(head.mT)))
+        for head in sizes.double().movedim(1, 0)
+        if above_diagonal(head).any()
+    )

@@ -100,8 +100,16 @@ class Subject:
 
     @property
     def is_causal(self) -> bool:
-        """By promise, else as found."""
-        return self.direction == "causal" if self.promise.causal is None else self.promise.causal
+        """By promise, else as found; one in between counts as what it is mostly."""
+        if self.promise.causal is not None:
+            return self.promise.causal
+        return self.direction == "causal" or (self.direction == "neither" and self._hides_most)
+
+    @cached_property
+    def _hides_most(self) -> bool:
+        from ._influence import dependence, hides_most
+
+        return hides_most(dependence(self, 7))
 
     @cached_property
     def dtype(self) -> torch.dtype:

@@ -1,14 +1,346 @@
+"""Whether an output depends on what comes after it.
+
+Shapes: B batch, H heads (1 for modules), L length.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from .._finding import Check, Finding, Inapplicable
+import torch
+from torch import Tensor
+
+from .. import _influence as influence
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._subject import Subject
+from .._visible import Visible, masking_line, one_sequence, self_attentions
+
+_BATCH = 2
+_SHORT = (2, 3, 6, 7)  # even and odd; every pair of positions is tried
+_LONG = (16, 17, 33, 65)  # around the sizes that hidden buffers have; tried by cuts
+_LOUD = 8.0  # standard deviation of inputs whose logits reach some tens, as trained models' do
+_SMALL = 1e-2  # of what an earlier input does
+
+
+@dataclass(frozen=True, eq=False)
+class _Leak:
+    """Changes of outputs by later inputs at one length, in one way of asking."""
+
+    length: int
+    sizes: Tensor  # (B, H, L, L), 0 but where output i changes with a later input j
+    way: str = ""  # "", "train mode", "gradient", "large inputs"
+
+    def worst(self) -> tuple[int, int, int, int, float]:
+        """item, head, output, input and size."""
+        at = int(self.sizes.argmax())
+        item, head, row, column = (int(one) for one in torch.unravel_index(torch.tensor(at), self.sizes.shape))
+        return item, head, row, column, float(self.sizes.flatten()[at])
+
+
+@dataclass(frozen=True)
+class _Cause:
+    words: str
+    mend: str
+    location: Location | None = None
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    raise Inapplicable("not written")
-    yield
+    asked = [] if subject.promise.causal is False else [subject]
+    if subject.reading.causal_flag is not None and subject.flagged is None:
+        asked.append(subject.with_flag(True))
+    if not asked:
+        raise Inapplicable("its author says that it is bidirectional")
+    kinds = []
+    for one in asked:
+        causal, findings = _leaks_of(one)
+        kinds.append(causal)
+        yield from findings
+    if not any(kinds):
+        raise Inapplicable("it is bidirectional: every output depends on every input, and nobody said it should not")
 
 
-CHECK = Check("causal-leak", "causal-leak", "", "", "", _run)
+def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
+    """Whether it is, or should be, causal, and the finding of its leaks."""
+    whole = _by_pairs(subject)
+    if subject.promise.causal is None and _is_bidirectional(list(whole.values())):
+        found = _between_inside(subject)
+        return bool(found), found
+    leaks = [_Leak(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
+    leaks += [*_by_cuts(subject), *_otherwise(subject, max(whole))]
+    leaks = [leak for leak in leaks if leak.sizes.any()]
+    return True, [_finding(subject, leaks, whole)] if leaks else []
+
+
+def _by_pairs(subject: Subject) -> dict[int, Tensor]:
+    """(B, H, L, L) how much each output changes with each input, by length."""
+    found: dict[int, Tensor] = {}
+    raised: TargetError | None = None
+    for length in _lengths(subject, _SHORT):
+        try:
+            found[length] = influence.dependence(subject, length, _BATCH)
+        except TargetError as error:
+            raised = error
+    if not found and raised is not None:
+        raise raised
+    return found
+
+
+def _by_cuts(subject: Subject) -> Iterator[_Leak]:
+    """Longer inputs: all that comes after a position is changed at once."""
+    for length in _lengths(subject, _LONG):
+        cuts = sorted({0, length // 2 - 1, length // 2, 14, 15, 31, length - 2} & set(range(length - 1)))
+        try:
+            yield _cut(subject, length, cuts)
+        except TargetError:
+            continue  # what lengths it takes is another promise
+
+
+def _otherwise(subject: Subject, length: int) -> Iterator[_Leak]:
+    """What perturbing quiet inputs in eval mode cannot show."""
+    cuts = range(length - 1)
+    yield _cut(subject, length, cuts, "large inputs", _LOUD)
+    if subject.module is not None:
+        trained = subject.fresh()
+        with trained.training():
+            yield _cut(trained, length, cuts, "train mode")
+    if subject.form != "tokens":
+        yield _by_gradient(subject, length)
+
+
+def _cut(subject: Subject, length: int, cuts: Sequence[int], way: str = "", spread: float = 1.0) -> _Leak:
+    # of large inputs more items: whether one finds a row of low logits is chance
+    batch = _BATCH if spread == 1 else 4 * _BATCH
+    inputs = subject.one_sequence(subject.inputs(batch, length, spread=spread))
+    called = influence.steady(subject, inputs)
+    side = "query" if subject.form == "cross" else "both"
+    sizes: Tensor | None = None
+    for cut in cuts:
+        found = influence.later(called, inputs, cut, side)  # type: ignore[arg-type]
+        if sizes is None:
+            sizes = found.new_zeros(*found.shape[:2], length, length)
+        # booked under the first input that was changed
+        sizes[:, :, : cut + 1, cut + 1] = torch.maximum(sizes[:, :, : cut + 1, cut + 1], found)
+    assert sizes is not None
+    return _Leak(length, sizes, way)
+
+
+def _by_gradient(subject: Subject, length: int) -> _Leak:
+    inputs = subject.one_sequence(subject.inputs(_BATCH, length))
+    side = "query" if subject.form == "cross" else "both"
+    sizes = torch.zeros(_BATCH, 1, length, length, dtype=torch.float64)
+    try:
+        for row in range(length):
+            sizes[:, 0, row] = influence.gradients(subject, inputs, row, side)  # type: ignore[arg-type]
+    except RuntimeError:  # no gradient at all, which is another promise
+        pass
+    return _Leak(length, influence.above_diagonal(sizes), "gradient")
+
+
+def _lengths(subject: Subject, wanted: Sequence[int]) -> list[int]:
+    most = subject.reading.max_length
+    return [length for length in wanted if most is None or length <= most]
+
+
+def _is_bidirectional(whole: Sequence[Tensor]) -> bool:
+    """All depend on all, or the pattern is the same in both directions: a window, dilation, global tokens."""
+    kinds = {influence.direction_of(sizes) for sizes in whole}
+    if kinds == {"bidirectional"}:
+        return True
+    both = [(sizes > 0) == (sizes > 0).mT for sizes in whole]
+    return "causal" not in kinds and all(bool(one.all()) for one in both)
+
+
+def _between_inside(subject: Subject) -> list[Finding]:
+    """Outputs that depend on all inputs, from heads of which some are causal, or with scores that were to be hidden."""
+    length = max(_lengths(subject, _SHORT))
+    inputs = one_sequence(subject, _BATCH, length)
+    for one in self_attentions(subject, inputs):
+        upper = torch.ones(length, length, dtype=torch.bool).triu(1)
+        hidden = ~one.attends[..., upper].any(-1)  # (B, H): nothing later is seen
+        if hidden.any() and not hidden.all():
+            return [_some(subject, one, hidden, inputs)]
+        cause = None if one.seen.normalised not in ("key", "unknown") else _filled(one) or _after(one)
+        if cause is not None:
+            sizes = influence.above_diagonal(influence.dependence(subject, length))
+            return [_told(subject, _Leak(length, sizes), cause)]
+    return []
+
+
+def _some(subject: Subject, one: Visible, hidden: Tensor, inputs: object) -> Finding:
+    leaky = sorted({int(head) for _, head in (~hidden).nonzero()})
+    items = sorted({int(item) for item, _ in (~hidden).nonzero()})
+    by_head = bool((hidden == hidden[:1]).all())
+    which = f"head {_listed(leaky)} of {hidden.shape[1]}" if by_head else f"batch item {_listed(items)}"
+    upper = influence.above_diagonal(one.weights) * ~hidden[..., None, None]
+    item, head, row, column, size = _Leak(inputs.length, upper).worst()  # type: ignore[attr-defined]
+    return Finding(
+        "causal-leak", "causal-leak", "error",
+        f"It is causal in part: {which} gives weight to later inputs (output {row} gives {size:.3g} to input {column}, "
+        f"head {head}, batch item {item}); the others give them exactly 0.",
+        _EFFECT, "Make the same mask reach every head and item: " + _MEND,
+        {"heads": leaky, "items": items, "pair": [row, column], "weight": _short(size)},
+        one.line("mask", "scores", "softmax"),
+    )  # fmt: skip
+
+
+_EFFECT = (
+    "In training the model reads the answer in its input: the loss looks good, and generating, where later tokens do "
+    "not exist yet, is bad."
+)
+_MEND = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
+
+
+def _finding(subject: Subject, leaks: Sequence[_Leak], whole: dict[int, Tensor]) -> Finding:
+    plain = [leak for leak in leaks if not leak.way]
+    leak = max(plain or leaks, key=lambda one: (one.length in _SHORT, one.length))
+    cause = _cause(subject, leak, plain, whole)
+    return _told(subject, leak, cause, leaks)
+
+
+def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] = ()) -> Finding:
+    item, head, row, column, size = leak.worst()
+    where = [f"head {head}"] if leak.sizes.shape[1] > 1 else []
+    where += [f"batch item {item}", f"length {leak.length}"]
+    verb = "has a gradient of" if leak.way == "gradient" else "changes by"
+    seen = (
+        f"Output {row} {verb} {size:.3g} {'to' if leak.way == 'gradient' else 'when'} input {column}, which comes "
+        f"later{'' if leak.way == 'gradient' else ', changes'} ({', '.join(where)}). {cause.words}"
+    )
+    if subject.flagged:
+        seen = f"With {subject.reading.causal_flag}=True: " + seen
+    pairs = (leak.sizes > 0).flatten(0, 1).any(0).nonzero().tolist()
+    evidence = {
+        "pairs": pairs[:20], "how_many": len(pairs), "largest": _short(size), "length": leak.length,
+        "lengths": sorted({one.length for one in leaks} | {leak.length}),
+        "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
+    }  # fmt: skip
+    return Finding(
+        "causal-leak", "causal-leak", _severity(subject, leak), seen, _EFFECT, cause.mend, evidence, cause.location
+    )
+
+
+def _severity(subject: Subject, leak: _Leak) -> str:
+    return "error"
+
+
+def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> _Cause:
+    """What the leak looks like, and the line that would close it."""
+    inputs = one_sequence(subject, _BATCH, leak.length)
+    if leak.way == "train mode":
+        return _Cause("Only in train mode.", "Apply the mask in both modes.", masking_line(subject, inputs))
+    if leak.way == "gradient":
+        return _Cause(
+            "Only through the gradient: the value does not change.", "Detach nothing and hide the scores: " + _MEND
+        )
+    if leak.way == "large inputs":
+        return _Cause(
+            "Only where logits are large: masked scores are set to a number that is too small to hide them.",
+            _MEND, masking_line(subject, inputs),
+        )  # fmt: skip
+    inside = self_attentions(subject, inputs)
+    line = masking_line(subject, inputs)
+    for one in inside:
+        found = _filled(one) or _after(one)
+        if found is not None:
+            return found
+    words = _pattern(leak, plain, whole)
+    scores = next((one.line("scores") for one in inside), None)
+    return _Cause(words, _mend(words, any(one.is_sdpa for one in inside)), line or scores)
+
+
+def _mend(words: str, sdpa: bool) -> str:
+    if sdpa:
+        return "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
+    return _MEND
+
+
+def _filled(one: Visible) -> _Cause | None:
+    """Later scores that are all the same number: they were filled, with a number that does not hide them."""
+    weights, length = one.weights, one.weights.shape[-1]
+    rows = [weights[..., row, row + 1 :] for row in range(length - 2)]
+    even = all(
+        bool((row.amax(-1) - row.amin(-1) <= 1e-5 * row.amax(-1)).all()) and bool((row > 0).all()) for row in rows
+    )
+    varied = bool((weights[..., -1, :].amax(-1) > 1.001 * weights[..., -1, :].amin(-1)).all())
+    if length < 4 or not (even and varied):
+        return None
+    fill = None if one.seen.logits is None else float(one.seen.logits[..., 0, -1].flatten()[0])
+    number = "a number" if fill is None else f"{fill:.3g}"
+    zero = " exp(0) is 1, not 0." if fill == 0 else ""
+    return _Cause(
+        f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
+        _MEND, one.line("mask", "scores", "softmax"),
+    )  # fmt: skip
+
+
+def _after(one: Visible) -> _Cause | None:
+    """Later weights that are 0 while outputs still depend on them: the sum of the softmax counted them."""
+    if influence.above_diagonal(one.attends).any():
+        return None
+    sums = one.weights.sum(-1)
+    if bool((sums[..., :-1] < 0.999).all()):
+        return _Cause(
+            "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
+            _MEND, one.line("mask", "softmax"),
+        )  # fmt: skip
+    return _Cause(
+        "The weights of later inputs are exactly 0: it is not the attention that lets them through, but something "
+        "around it, as a normalisation over the sequence.",
+        "Normalise over the last axis alone: nn.LayerNorm(embed_dim)",
+    )  # fmt: skip
+
+
+def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> str:
+    """Which outputs, heads, items and lengths, in a sentence or two."""
+    seen = leak.sizes > 0
+    union = seen.flatten(0, 1).any(0)
+    words = [
+        _shape(
+            union,
+            influence.off_diagonal(whole[leak.length] > 0).flatten(0, 1).any(0) if leak.length in whole else union,
+        )
+    ]
+    heads, items = seen.any(-1).any(-1).any(0), seen.any(-1).any(-1).any(1)
+    if len(heads) > 1 and not heads.all():
+        words.append(f"Only head {_listed(heads.nonzero().flatten().tolist())} of {len(heads)}.")
+    if not items.all():
+        words.append(f"Only batch item {_listed(items.nonzero().flatten().tolist())}.")
+    clean = sorted(set(whole) - {one.length for one in plain} - {2})
+    if clean:
+        words.append(f"Not at length {_listed(clean)}.")
+    return " ".join(words)
+
+
+def _shape(union: Tensor, depends: Tensor) -> str:
+    length = union.shape[-1]
+    upper = torch.ones(length, length, dtype=torch.bool).triu(1)
+    if union.equal(upper):
+        if not depends.tril(-1).any():
+            return "It sees later inputs and none before: its causal mask is inverted."
+        return "Every output depends on every later input: nothing hides them."
+    for offset in range(1, length - 1):
+        if union.equal(upper & upper.tril(offset)):
+            return f"Each output sees {offset} input{'s' * (offset > 1)} too far: the triangle of the mask is off by {offset}."
+    rows, columns = (union.any(axis).nonzero().flatten().tolist() for axis in (-1, -2))
+    if len(columns) == 1:
+        which = " (the last)" if columns[0] == length - 1 else ""
+        return f"Only input {columns[0]}{which} is seen too early."
+    return f"Only output{'s' * (len(rows) > 1)} {_listed(rows)} of {length} leak{'s' * (len(rows) == 1)}."
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(one) for one in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+CHECK = Check(
+    "causal-leak", "causal-leak",
+    "In causal attention no output depends on an input that comes after it",
+    "Inputs are replaced, one after the other and all after a cut, at lengths from 2 to 65, with every output compared "
+    "bit for bit; then in train mode, with large inputs, and by gradients",
+    _EFFECT, _run, follows_from=("mixing",),
+)  # fmt: skip
