@@ -11,6 +11,7 @@ from ._masks import *  # noqa: F403
 from ._statistics import Statistics, statistics
 from ._weights import attention_weights
 from .accelerating import Acceleration, accelerate
+from .verification import verify
 from .watching import watch
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "explain",
     "merge",
     "statistics",
+    "verify",
     "watch",
     *_masks.__all__,
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from ._child import Limits
 from ._finding import Check, Finding, Inapplicable, Location, Outcome, Report, TargetError, Undecided
-from ._reading import CacheReading, MaskReading, Promise, Reading
+from ._reading import CacheReading, Hints, MaskReading, Promise, Reading
+from ._verify import assert_correct, verify
 
 __all__ = [
     "CacheReading",
     "Check",
     "Finding",
+    "Hints",
     "Inapplicable",
+    "Limits",
     "Location",
     "MaskReading",
     "Outcome",
@@ -18,4 +22,6 @@ __all__ = [
     "Report",
     "TargetError",
     "Undecided",
+    "assert_correct",
+    "verify",
 ]

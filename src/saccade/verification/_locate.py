@@ -23,14 +23,14 @@ def location_of(error: BaseException) -> Location | None:
     """The deepest line of the target's own source that `error` came through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_own(frame.filename)]
-    return _location(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+    return line_of(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
 
 
 def location_here() -> Location | None:
     """The line of the target's own source that is running now."""
     for frame in _frames():
         if is_own(frame.f_code.co_filename):
-            return _location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            return line_of(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     return None
 
 
@@ -48,5 +48,5 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _location(path: str, line: int, function: str) -> Location:
+def line_of(path: str, line: int, function: str) -> Location:
     return Location(path, line, linecache.getline(path, line).strip(), function)

@@ -3,37 +3,102 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from ._finding import Check, Finding, Inapplicable, Outcome, TargetError
+from ._finding import Check, Finding, Inapplicable, Location, Outcome, TargetError
+from ._json import plain
+from ._locate import location_of
 from ._subject import Subject
+
+MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "memoryerror", "out of memory", "bad_alloc")
+GPU_WORDS = (
+    "not compiled with cuda", "no cuda gpus", "no nvidia driver", "cuda is not available", "cuda driver",
+    "cuda error", "not linked with support for mps", "mps backend is supported", "no hip gpus", "not compiled with xpu",
+)  # fmt: skip
 
 
 def run_checks(subject: Subject, checks: Sequence[Check]) -> Iterator[tuple[Outcome, list[Finding]]]:
     """Each check on a copy of its own, so that what one does to the target is not seen by the next."""
     for check in checks:
-        start = time.perf_counter()
-        findings, reason = _run(check, subject.fresh())
-        failed = any(one.severity == "error" for one in findings)
-        status: Literal["passed", "failed", "n/a"] = "n/a" if reason else "failed" if failed else "passed"
-        yield Outcome(check.name, check.family, check.promise, status, reason, time.perf_counter() - start), findings
+        outcome, findings = run_check(check, subject)
+        yield outcome, list(findings)
+
+
+def run_check(check: Check, subject: Subject) -> tuple[Outcome, tuple[Finding, ...]]:
+    """One check on a copy of its own. Whatever it raises ends in a finding; only Ctrl-C goes on."""
+    start = time.perf_counter()
+    found, reason = _run(check, subject)
+    findings = tuple(replace(one, evidence=plain(one.evidence)) for one in found)
+    outcome = Outcome(check.name, check.family, check.promise, _status(findings, reason), reason)
+    return replace(outcome, seconds=time.perf_counter() - start), findings
+
+
+def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "failed", "n/a"]:
+    if any(one.severity == "error" for one in findings):
+        return "failed"
+    return "n/a" if reason else "passed"
 
 
 def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
     findings: list[Finding] = []
     try:
-        findings.extend(check.run(subject))
+        findings.extend(check.run(subject.fresh()))
     except Inapplicable as reason:
         return findings, "" if findings else str(reason)
     except TargetError as error:
-        findings.append(_raised(check, error))
+        return [*findings, raised(check, error.error, error.location)], "a call of it raised an error"
+    except SystemExit as error:
+        return [*findings, raised(check, f"exit({error.code!r})", location_of(error))], "it called exit"
+    except Exception as error:
+        return [*findings, _broke_off(check, error)], f"the check broke off with {type(error).__name__}"
     return findings, ""
 
 
-def _raised(check: Check, error: TargetError) -> Finding:
+def raised(check: Check | None, error: str, location: Location | None) -> Finding:
+    """What a target raised, as a finding: memory, exit and a missing GPU are of robustness whatever was tested."""
+    name = "robustness" if check is None else check.name
+    lowered, evidence = error.lower(), {"raised": error}
+    if lowered.startswith("exit("):
+        return Finding(
+            name, "robustness", "error", f"It called {error}, which would have ended your program",
+            "A library function that exits takes the training run with it, without a traceback.",
+            "raise ValueError(...)  # instead of exit: the caller can tell and handle it", evidence, location,
+        )  # fmt: skip
+    if any(words in lowered for words in MEMORY_WORDS):
+        return Finding(
+            name, "robustness", "error", f"It asked for more memory than the limit allows: {error}",
+            "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
+            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.", evidence, location,
+        )  # fmt: skip
+    if any(words in lowered for words in GPU_WORDS):
+        return Finding(
+            name, "robustness", "error", f"It needs a device that this machine lacks: {error}",
+            "A hard-coded device works on one machine and breaks on every other, and on models split over devices.",
+            "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()", evidence, location,
+        )  # fmt: skip
     return Finding(
-        check.name, check.family, "error", f"a call of it raised {error.error}",
+        name, "robustness" if check is None else check.family, "error", f"A call of it raised {error}",
         "Nothing more of this promise could be tested.", "Make the call work, or say with an option how it is called.",
-        {"raised": error.error}, error.location,
+        evidence, location,
     )  # fmt: skip
+
+
+def _broke_off(check: Check, error: Exception) -> Finding:
+    """An error that no call of the target raised: of its code where a line of it is to blame, else of Saccade's."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    location = location_of(error)
+    if location is not None or any(one in words.lower() for one in MEMORY_WORDS):
+        return raised(check, words, location)
+    return Finding(
+        check.name, check.family, "warning", f"This check broke off with {words}",
+        "This promise could not be tested to its end; it says nothing about your code.",
+        "A defect of Saccade: please report it with the target.", {"traceback": _ends(error)},
+    )  # fmt: skip
+
+
+def _ends(error: Exception) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]

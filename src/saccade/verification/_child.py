@@ -1,0 +1,343 @@
+"""Verification in a child process with limits: a target may crash, hang, print or exit, and the other checks go on.
+
+The child does the job and streams messages through a pipe; the parent watches the clock and the child's life. Where
+one dies, the check that killed it becomes a finding, and a new child goes on with the next check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from ._deaths import ENTRY, Death, as_message, left_out
+from ._job import Broken, Done, Job, Message, Stage, work
+
+STARTING = 120.0  # seconds: a new Python that imports PyTorch from a slow disk
+MOST_HANGS = 3  # checks that may run out of time, then the rest is left out
+MOST_PRINTED = 64 * 2**10  # bytes of the target's output that are kept
+GRACE = 2.0  # seconds: a child that is over its limit writes where it is, before it is killed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a target may use: `seconds` for loading it, for finding out how it is called, and for each check; `gib` of
+    memory above what the process has at its start (on Linux; elsewhere only the time is limited)."""
+
+    seconds: float = 60.0
+    gib: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("seconds", self.seconds), ("gib", self.gib)):
+            if not value > 0:
+                raise ValueError(f"limits: {name} is {value}; expected a number above 0")
+
+
+@dataclass(frozen=True)
+class Started:
+    """The child lives. `spoilt`: forked from a process whose GPU or autograd threads it cannot go on with."""
+
+    spoilt: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The child has done all that was asked."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the children wrote to their standard output and error; the last message."""
+
+    text: str
+
+
+def isolated(job: Job, limits: Limits) -> Iterator[Message | Printed]:
+    """The messages of `work(job)`, from child processes.
+
+    Raises:
+        ValueError: the target can reach a child neither by fork nor by pickle.
+    """
+    left, hangs, method, printed = list(job.names), 0, _method(job), bytearray()
+    while left:
+        with Child(replace(job, names=tuple(left)), limits, method, printed) as child:
+            for message in child.messages():
+                if isinstance(message, Done):
+                    left.remove(message.outcome.name)
+                yield message
+        if child.spoilt:
+            method = _pickled(job)
+            continue
+        if child.death is None:
+            break
+        told = as_message(child.death)
+        yield told
+        if isinstance(told, Broken):
+            break
+        left.remove(child.death.stage)
+        hangs += child.death.kind == "time"
+        if hangs == MOST_HANGS:
+            yield from (left_out(name, f"not run: {hangs} checks ran out of time before") for name in left)
+            break
+    yield Printed(printed.decode("utf-8", "replace"))
+
+
+# The parent's side
+
+
+class Child:
+    """One child process at its job; leaving the context ends it and all that it started."""
+
+    def __init__(self, job: Job, limits: Limits, method: str, printed: bytearray) -> None:
+        context: Any = multiprocessing.get_context(method)
+        self.limits, self.printed = limits, printed
+        self.spoilt, self.death, self.stage = False, None, "starting"
+        self.death: Death | None
+        pipes = [context.Pipe(duplex=False) for _ in range(3)]
+        self._readers: list[Connection[Any, Any]] = [pipe[0] for pipe in pipes]
+        writers = [pipe[1] for pipe in pipes]
+        self._messages, self._output, self._traces = self._readers
+        self._process = context.Process(target=serve_in_child, args=(job, limits, method, *writers), daemon=False)
+        try:
+            _start(self._process)
+        finally:
+            for writer in writers:
+                writer.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _kill(self._process)
+        for reader in self._readers:
+            reader.close()
+
+    def messages(self) -> Iterator[Message]:
+        """What the child sends, until it is done or dead; then `death` says how."""
+        deadline = time.monotonic() + STARTING
+        while True:
+            ready = wait([*self._readers[:2], self._process.sentinel], max(0.0, deadline - time.monotonic()))
+            self._drain()
+            if self._messages in ready:
+                try:
+                    message = self._messages.recv()
+                except (EOFError, OSError):
+                    self.death = self._end()
+                    return
+                if isinstance(message, Ended):
+                    return
+                if isinstance(message, Started):
+                    self.spoilt = message.spoilt
+                    if self.spoilt:
+                        return
+                    continue
+                if isinstance(message, Stage):
+                    self.stage = message.name
+                    deadline = time.monotonic() + self.limits.seconds
+                yield message
+            elif self._process.sentinel in ready:
+                self.death = self._end()
+                return
+            elif time.monotonic() >= deadline:
+                self._traces.poll(GRACE)
+                time.sleep(0.05)  # the rest of what faulthandler writes
+                self.death = Death("time", self.stage, 0, self.limits.seconds, self._trace())
+                return
+
+    def _end(self) -> Death:
+        self._process.join(GRACE)
+        self._drain()
+        code = self._process.exitcode
+        if code is None:  # it closed the pipe and lives on: as good as dead
+            return Death("exit", self.stage, 0, 0.0, self._trace())
+        kind: Any = "signal" if code < 0 else "exit"
+        return Death(kind, self.stage, abs(code), 0.0, self._trace())
+
+    def _drain(self) -> None:
+        """Keep the beginning of the output and throw the rest away, so that a chatty child does not stand still."""
+        while self._output.poll():
+            try:
+                read = _read(self._output)
+            except (EOFError, OSError):
+                return
+            if not read:
+                return
+            self.printed += read[: MOST_PRINTED - len(self.printed)]
+
+    def _trace(self) -> str:
+        """What faulthandler wrote."""
+        written = bytearray()
+        with contextlib.suppress(EOFError, OSError):
+            while self._traces.poll():
+                read = _read(self._traces)
+                if not read:
+                    break
+                written += read
+        return written.decode("utf-8", "replace")
+
+
+def _read(connection: Connection[Any, Any]) -> bytes:
+    """What there is in a pipe: bytes as they come, not what `send` makes."""
+    return os.read(connection.fileno(), 65536) if os.name == "posix" else connection.recv_bytes()
+
+
+def _start(process: Any) -> None:
+    # Python 3.12 warns of a fork in a process with threads. Here it is meant: closures and classes of a notebook reach
+    # a child in no other way, and the child uses no lock or thread of the parent's (see `serve_in_child`).
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+
+
+def _kill(process: Any) -> None:
+    """End the child and all that it started, and leave no zombie."""
+    if process.pid is not None and os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.is_alive():
+        process.kill()
+    process.join()
+    process.close()
+
+
+def _method(job: Job) -> str:
+    """How the target reaches a child. Fork brings anything along; it is not safe once this process has used a GPU, and
+    on macOS once it has used the system's linear algebra, so there pickle comes first."""
+    if "fork" in multiprocessing.get_all_start_methods() and not _uses_gpu(job.target):
+        if sys.platform == "linux":
+            return "fork"
+        try:
+            return _pickled(job)
+        except ValueError:
+            return "fork"
+    return _pickled(job)
+
+
+def _pickled(job: Job) -> str:
+    try:
+        ForkingPickler.dumps(job)
+    except Exception as error:
+        raise ValueError(
+            "target: it cannot be sent to a child process here (a GPU is in use, or this system cannot fork), because it "
+            f"does not pickle ({' '.join(str(error).split())}); isolated=False runs it in this process, "
+            'and the string "path/to/file.py:Name" lets the child import it'
+        ) from error
+    return "spawn"
+
+
+def _uses_gpu(target: Any) -> bool:
+    if torch.cuda.is_initialized():
+        return True
+    parameters = target.parameters() if isinstance(target, torch.nn.Module) else ()
+    return any(parameter.device.type not in ("cpu", "meta") for parameter in parameters)
+
+
+# The child's side
+
+
+def serve_in_child(
+    job: Job, limits: Limits, method: str, messages: Connection[Any, Any], output: Connection[Any, Any],
+    traces: Connection[Any, Any],
+) -> None:  # fmt: skip
+    """Do the job in a process of its own, and send what comes of it."""
+    torch.set_num_threads(1)  # first of all: GNU OpenMP waits for ever for the threads that a fork leaves behind
+    if os.name == "posix":
+        os.setsid()  # Ctrl-C is the parent's; and so what the target starts can be ended with it
+        _die_with_parent()
+    _redirect(output)
+    trace = _descriptor(traces)
+    faulthandler.enable(trace)
+    messages.send(Started(method == "fork" and _spoilt()))
+    _limit_memory(limits.gib)
+    for message in work(job):
+        if isinstance(message, Stage):
+            faulthandler.dump_traceback_later(limits.seconds, file=trace)
+        else:
+            faulthandler.cancel_dump_traceback_later()
+        _flush()
+        messages.send(message)
+    messages.send(Ended())
+
+
+assert serve_in_child.__name__ == ENTRY
+
+
+def _redirect(output: Connection[Any, Any]) -> None:
+    """Standard input empty, standard output and error into the pipe, those of C too."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    written = _descriptor(output)
+    for number in (1, 2):
+        os.dup2(written, number)
+    # Kept alive: closing what the parent had in their place would write its buffers a second time.
+    _kept.extend([sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__])
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", 1, "utf-8", "backslashreplace", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, "utf-8", "backslashreplace", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+
+
+_kept: list[Any] = []  # of the child alone
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the target may have put anything in their place, or closed them
+            stream.flush()
+
+
+def _descriptor(connection: Connection[Any, Any]) -> int:
+    if os.name == "posix":
+        return connection.fileno()
+    import msvcrt
+
+    return msvcrt.open_osfhandle(connection.fileno(), os.O_WRONLY)  # type: ignore[attr-defined]
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel ends the child when its parent is killed."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _limit_memory(gib: float) -> None:
+    if sys.platform != "linux":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file behind
+    # A GPU's driver reserves far more addresses than memory: there only what can be written to is counted.
+    kind = resource.RLIMIT_DATA if torch.cuda.is_available() else resource.RLIMIT_AS
+    field = "VmData:" if kind == resource.RLIMIT_DATA else "VmSize:"
+    with open("/proc/self/status", encoding="ascii") as status:
+        used = next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+    wanted, (_, most) = used + int(gib * 2**30), resource.getrlimit(kind)
+    resource.setrlimit(kind, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+
+
+def _spoilt() -> bool:
+    """Whether this fork cannot go on where its parent has used a GPU or started autograd's threads for one."""
+    if not torch.cuda.is_available() and not getattr(torch.cuda, "_is_in_bad_fork", bool)():
+        return False
+    if getattr(torch.cuda, "_is_in_bad_fork", bool)():
+        return True
+    try:
+        torch.ones((), requires_grad=True).mul(2).backward()
+    except RuntimeError:
+        return True
+    return False

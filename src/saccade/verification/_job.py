@@ -1,0 +1,146 @@
+"""One verification as a stream of messages: loading, discovering, and each check. The same in this process as in a
+child."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._finding import Check, Finding, Inapplicable, Location, Outcome, TargetError, Undecided
+from ._locate import location_of
+from ._reading import Hints, Promise, Reading
+from ._run import run_check
+from ._subject import Subject
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to verify. It pickles where `target` and `how` do."""
+
+    target: Any  # the object, or "path/to/file.py:Name", or "hf:DIR_OR_ID"
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of its constructor
+    how: Reading | Hints | Callable[..., Any] | None = None
+    hints: Hints = field(default_factory=Hints)
+    promise: Promise = field(default_factory=Promise)
+    names: tuple[str, ...] = ()  # of the checks to run
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is about to be done: "loading", "calling", or the name of a check."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Called:
+    """How the target is called, as `Report` tells it."""
+
+    called: str
+    assumed: tuple[str, ...]
+    causal: bool | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one check went."""
+
+    outcome: Outcome
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The target cannot even be made or called: nothing more comes."""
+
+    error: str
+    location: Location | None
+    stage: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the user asked for cannot be done: an error to raise."""
+
+    error: Exception
+
+
+Message = Stage | Called | Done | Broken | Refused
+
+
+def work(job: Job) -> Iterator[Message]:
+    """Do the job. Warnings of the target's are not shown: the report is what there is to read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stage = "loading"
+        try:
+            yield Stage(stage)
+            target = _loaded(job)
+            stage = "calling"
+            yield Stage(stage)
+            subject = _subject(job, target)
+            yield _called(subject)
+        except Undecided as undecided:
+            yield Refused(undecided)
+            return
+        except TargetError as error:
+            yield Broken(error.error, error.location, stage)
+            return
+        except (Exception, SystemExit) as error:
+            yield _failed(error, stage)
+            return
+        for check in chosen(job.names):
+            yield Stage(check.name)
+            yield Done(*run_check(check, subject))
+
+
+def chosen(names: tuple[str, ...]) -> list[Check]:
+    from .checks import CHECKS
+
+    return [check for check in CHECKS if check.name in names]
+
+
+def _loaded(job: Job) -> Any:
+    if not isinstance(job.target, str):
+        return job.target
+    from ._load import load
+
+    return load(job.target)
+
+
+def _subject(job: Job, target: Any) -> Subject:
+    if isinstance(job.how, Reading):
+        return Subject(_made(target, job.arguments), job.how, job.promise)
+    from ._discover import discover
+
+    hints = job.how if isinstance(job.how, Hints) else job.hints
+    return discover(target, hints, job.promise)
+
+
+def _made(target: Any, arguments: Mapping[str, Any]) -> Any:
+    """A class becomes an instance in eval mode."""
+    made = target(**arguments) if isinstance(target, type) else target
+    return made.eval() if hasattr(made, "eval") else made
+
+
+def _called(subject: Subject) -> Called:
+    from ._words import call_in_words
+
+    causal = subject.promise.causal
+    if causal is None:
+        try:
+            causal = {"causal": True, "bidirectional": False}.get(subject.direction)
+        except (Inapplicable, TargetError):
+            causal = None
+    return Called(call_in_words(subject), subject.reading.assumed, causal)
+
+
+def _failed(error: BaseException, stage: str) -> Broken | Refused:
+    """What came through the target's own lines is its fault; the rest is for the user of `verify` or is ours."""
+    location = location_of(error)
+    if location is None and isinstance(error, Exception):
+        return Refused(error)
+    words = f"exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    return Broken(" ".join(words.split())[:500], location, stage)

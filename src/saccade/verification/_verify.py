@@ -1,0 +1,183 @@
+"""`saccade.verify`: which promises an implementation of attention keeps, and which it breaks."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._finding import FAMILIES, Finding, Outcome, Report
+from ._reading import Hints, Promise, Reading
+
+if TYPE_CHECKING:
+    from ._child import Limits, Printed
+    from ._finding import Check
+    from ._job import Broken, Message
+
+Progress = Callable[[int, int, str], None]
+
+
+def verify(
+    target: Any,
+    causal: bool | None = None,
+    embed_dim: int | None = None,
+    *,
+    num_heads: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    how: Reading | Hints | Callable[..., Any] | None = None,
+    promise: Promise | None = None,
+    checks: Sequence[str] | None = None,
+    limits: Limits | None = None,
+    isolated: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """Run an implementation of attention and tell which promises it breaks, with evidence and the mend.
+
+    The target's code is run, as pytest runs tests: in a child process with limits of time and memory, where it may
+    crash, hang, print or exit. Nothing is fetched.
+
+    Args:
+        target: a function (q, k, v[, mask]) in any usual layout; an nn.Module of forward (x), (x, mask), (q, k, v) or
+            (x, context), or its class; a transformers model; or a string, "path/to/file.py:Name" or "hf:DIR_OR_ID".
+        causal: what its author promises: no output depends on a later input (True), or each may depend on all (False).
+            None: what is found decides, and anything between the two is an error.
+        embed_dim: the width of its inputs, where it cannot be read from the target.
+        num_heads: its heads, where they cannot be read from the target.
+        arguments: of the constructor, where the target is a class.
+        how: how to call it, where that is not found or found wrong: a `Hints`, a whole `Reading`, or an adapter, a
+            function (target, query, key, value, mask=None), (target, x, mask=None) or (target, x, context, mask=None)
+            that returns out or (out, weights). There query, key, value are (batch, heads, length, width) if the target
+            is attention proper, x is (batch, length, width), and mask is boolean, True = attend.
+        promise: more of what its author promises: window, positions, scale, the meaning of its mask.
+        checks: the families to run, as "scale" or "causal-leak"; None: all.
+        limits: of time and memory for the child.
+        isolated: False runs the target in this process, without limits: for debuggers.
+        progress: told how many checks of how many are done, and which comes next.
+
+    Returns:
+        The report; `report.ok` is False where a promise is broken, `print(report)` tells all.
+
+    Raises:
+        Undecided: (a ValueError) how to call it remains open; the message lists the candidates.
+        ValueError: an argument that cannot be, a string that names nothing, or a target that cannot reach a child.
+    """
+    from ._child import Limits
+    from ._job import Job
+
+    given = promise or Promise()
+    if causal is not None and given.causal is not None and causal != given.causal:
+        raise ValueError(f"causal={causal} and promise.causal={given.causal} contradict each other; give one of them")
+    if not isinstance(how, Hints | Reading | None) and not callable(how):
+        raise TypeError(f"how: expected Hints, Reading or a function, got {type(how).__name__}")
+    chosen = _chosen(checks)
+    job = Job(
+        target, dict(arguments or {}), how, Hints(embed_dim=embed_dim, num_heads=num_heads),
+        replace(given, causal=given.causal if causal is None else causal), tuple(check.name for check in chosen),
+    )  # fmt: skip
+    if isinstance(target, str) and not target.startswith("hf:"):
+        from ._load import split
+
+        split(target)
+    return _report(job, chosen, limits or Limits(), isolated, progress)
+
+
+def assert_correct(target: Any, causal: bool | None = None, embed_dim: int | None = None, **options: Any) -> None:
+    """Raise where `verify`, which takes the same arguments, finds an error.
+
+    Raises:
+        AssertionError: a promise is broken; its message is the report.
+    """
+    __tracebackhide__ = True  # pytest shows the caller's line
+    report = verify(target, causal, embed_dim, **options)
+    if not report.ok:
+        raise AssertionError(f"\n{report}")
+
+
+def _chosen(names: Iterable[str] | None) -> list[Check]:
+    from .checks import CHECKS
+
+    if names is None:
+        return list(CHECKS)
+    if isinstance(names, str):
+        raise TypeError(f"checks: expected families in a list, got the string {names!r}")
+    wanted = list(names)
+    unknown = [name for name in wanted if name not in FAMILIES]
+    if unknown or not wanted:
+        raise ValueError(f"checks: {', '.join(unknown) or 'none'}: expected some of {', '.join(FAMILIES)}")
+    return [check for check in CHECKS if check.family in wanted]
+
+
+def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
+    from ._causes import explained
+    from ._child import Printed, isolated
+    from ._job import Broken, Called, Done, Refused, Stage
+
+    start, done, printed = time.perf_counter(), 0, ""
+    called: Called | None = None
+    findings: list[Finding] = []
+    outcomes: list[Outcome] = []
+    messages: Iterable[Message | Printed] = isolated(job, limits) if is_isolated else _in_this_process(job)
+    for message in messages:
+        if isinstance(message, Refused):
+            raise message.error
+        if isinstance(message, Stage) and progress is not None:
+            progress(len(outcomes), len(checks), message.name)
+        elif isinstance(message, Called):
+            called = called or message
+        elif isinstance(message, Done):
+            outcomes.append(message.outcome)
+            findings += message.findings
+        elif isinstance(message, Broken):
+            findings.append(_nothing_works(message))
+        elif isinstance(message, Printed):
+            printed = message.text
+    if printed:
+        findings.append(_it_prints(printed))
+    told, ended = explained(checks, findings, outcomes)
+    return Report(
+        _name(job.target), called.called if called else "", called.assumed if called else (),
+        called.causal if called else job.promise.causal, told, ended, time.perf_counter() - start, printed,
+    )  # fmt: skip
+
+
+def _in_this_process(job: Any) -> Iterable[Message]:
+    from ._job import work
+
+    threads = torch.get_num_threads()
+    try:
+        yield from work(job)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _nothing_works(broken: Broken) -> Finding:
+    from ._run import raised
+
+    doing = {"loading": "importing it", "calling": "finding out how it is called"}.get(broken.stage, "starting")
+    found = raised(None, broken.error, broken.location)
+    message = found.message if found.family != "robustness" or not found.message.startswith("A call") else broken.error
+    return replace(
+        found, check="robustness", message=f"Nothing could be checked: {doing} failed. {message}",
+        effect="Until it can be made and called, nothing is known of it.",
+    )  # fmt: skip
+
+
+def _it_prints(printed: str) -> Finding:
+    lines = printed.strip().splitlines()
+    first = " / ".join(line.strip()[:100] for line in lines[:3])
+    return Finding(
+        "robustness", "robustness", "note", f"It prints while it works: {first}{' ...' if len(lines) > 3 else ''}",
+        "In training that is a line for every step.", "Remove the print, or use logging.", {"lines": len(lines)},
+    )  # fmt: skip
+
+
+def _name(target: Any) -> str:
+    """A string as the user gave it, an object by its name."""
+    if isinstance(target, str):
+        return target
+    named = target if inspect.isclass(target) or inspect.isroutine(target) else type(target)
+    return getattr(named, "__qualname__", repr(named)).replace("<locals>.", "")
