@@ -83,7 +83,8 @@ def later(called: Steady, inputs: Inputs, cut: int, side: Side = "both") -> Tens
 
 
 def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -> Tensor:
-    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there."""
+    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there
+    or where it is NaN."""
     with torch.enable_grad(), seeded():
         leaves = _leaves(inputs)
         out = four(subject(leaves).out)
@@ -207,7 +208,7 @@ def _is_one(inputs: Inputs) -> bool:
 
 def _by_position(gradient: Tensor) -> Tensor:
     """(B, H, L, D) to (B, L)."""
-    return gradient.detach().double().abs().nan_to_num(nan=torch.inf).amax((1, 3)).cpu()
+    return gradient.detach().double().abs().nan_to_num(nan=0.0).amax((1, 3)).cpu()
 
 
 def _above(sizes: Tensor, noise: float) -> Tensor:

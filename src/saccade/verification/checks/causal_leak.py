@@ -63,7 +63,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     """Whether it is, or should be, causal, and the finding of its leaks."""
     whole = _by_pairs(subject)
-    if subject.promise.causal is None and _is_bidirectional(list(whole.values())):
+    if subject.promise.causal is None and not _hides_later(list(whole.values())):
         found = _between_inside(subject)
         return bool(found), found
     leaks = [_Leak(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
@@ -142,13 +142,16 @@ def _lengths(subject: Subject, wanted: Sequence[int]) -> list[int]:
     return [length for length in wanted if most is None or length <= most]
 
 
-def _is_bidirectional(whole: Sequence[Tensor]) -> bool:
-    """All depend on all, or the pattern is the same in both directions: a window, dilation, global tokens."""
-    kinds = {influence.direction_of(sizes) for sizes in whole}
-    if kinds == {"bidirectional"}:
-        return True
-    both = [(sizes > 0) == (sizes > 0).mT for sizes in whole]
-    return "causal" not in kinds and all(bool(one.all()) for one in both)
+def _hides_later(whole: Sequence[Tensor]) -> bool:
+    """Whether it is causal, or mostly so, in some item and head at some length. A pattern that is the same in both
+    directions (a window, dilation, global tokens) is not."""
+    each = [sizes[item, head][None, None] for sizes in whole for item, head in _items_and_heads(sizes)]
+    some = [one for one in each if not bool(((one > 0) == (one > 0).mT).all())]
+    return any(influence.direction_of(one) == "causal" or influence.hides_most(one) for one in some)
+
+
+def _items_and_heads(sizes: Tensor) -> Iterator[tuple[int, int]]:
+    return ((item, head) for item in range(sizes.shape[0]) for head in range(sizes.shape[1]))
 
 
 def _between_inside(subject: Subject) -> list[Finding]:
