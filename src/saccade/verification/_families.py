@@ -49,14 +49,13 @@ SCALES: dict[str, Callable[[Any, int], float]] = {
 def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
     """`promise`, with the scale of the module's family where the user says none.
 
-    A scale that differs by layer is promised for a layer alone (`layer_idx`), not for a model of several.
+    A scale that differs by layer is promised for one layer, not for a model of several.
     """
     rule = SCALES.get(getattr(config, "model_type", ""))
     if promise.scale is not None or rule is None:
         return promise
-    layer = next((one.layer_idx for one in module.modules() if isinstance(getattr(one, "layer_idx", None), int)), None)
-    layer = None if hasattr(module, "get_input_embeddings") else layer
-    layers = [layer] if layer is not None else range(getattr(config, "num_hidden_layers", 1))
+    parts: list[Any] = list(module.modules())
+    layers = {int(one.layer_idx) for one in parts if isinstance(getattr(one, "layer_idx", None), int)} or {0}
     scales = {rule(config, at) for at in layers}
     return replace(promise, scale=scales.pop()) if len(scales) == 1 else promise
 

@@ -1,4 +1,4 @@
-"""Whole models as subjects: of token numbers, of images, and attention layers of transformers' models.
+"""Whole models as subjects: of token numbers, and of images.
 
 Shapes: B batch, L length, S source length, E model width, V vocabulary.
 """
@@ -23,7 +23,11 @@ from ._subject import Subject
 
 _SOURCE_LENGTH = 6
 _SOURCES = ("src", "source", "input_ids", "encoder_input_ids", "src_ids", "enc_input", "src_tokens", "encoder_input")
-_TARGETS = ("tgt", "trg", "target", "decoder_input_ids", "tgt_ids", "trg_ids", "dec_input", "tgt_tokens", "prev_output_tokens", "decoder_input")  # fmt: skip
+_TARGETS = (
+    "tgt", "trg", "target", "decoder_input_ids", "tgt_ids", "trg_ids", "dec_input", "tgt_tokens", "prev_output_tokens",
+    "decoder_input",
+)  # fmt: skip
+_EMPTY = inspect.Parameter.empty
 
 
 class Whole(nn.Module):
@@ -74,7 +78,8 @@ class EncoderDecoder(Whole):
         self, tokens: Tensor, attention_mask: Tensor | None = None, source: Tensor | None = None,
         source_mask: Tensor | None = None, **more: Any,
     ) -> Any:  # fmt: skip
-        source = self.source.expand(len(tokens), -1) if source is None else source
+        own: Any = self.source
+        source = own.expand(len(tokens), -1) if source is None else source
         given = {self.names[0]: source, self.names[1]: tokens, **more}
         for name, mask in zip(self.masks, (source_mask, attention_mask), strict=True):
             if mask is not None and name is not None:
@@ -102,24 +107,12 @@ class Patches(nn.Module):
         return drawn.to(first.device, first.dtype)
 
     def forward(self, x: Tensor) -> Any:
-        hook = self.model.embeddings.register_forward_hook(lambda *_: x)
+        model: Any = self.model
+        hook = model.embeddings.register_forward_hook(lambda *_: x)
         try:
-            return self.model(pixel_values=self.pixels(len(x)))
+            return model(pixel_values=self.pixels(len(x)))
         finally:
             hook.remove()
-
-
-class Turned(nn.Module):
-    """A layer that is given rotary embeddings from outside: those of its own model's file, for positions from 0 on."""
-
-    def __init__(self, layer: nn.Module, rotary: nn.Module):
-        super().__init__()
-        self.layer, self.rotary = layer, rotary
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
-        positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
-        turned = self.rotary(hidden_states, positions)
-        return self.layer(hidden_states, position_embeddings=turned, attention_mask=attention_mask)
 
 
 def is_transformers(target: Any) -> bool:
@@ -173,7 +166,7 @@ def _of_transformers(module: Any, promise: Promise) -> Subject:
     cached = "past_key_values" in taken and "use_cache" in taken
     promise = _causal(promise, _says_causal(model))
     reading = Reading(
-        "tokens", "BL", 0, *_heads(model.config), names=("input_ids",), out=out, masks=_padding(taken),
+        "tokens", "BL", 0, *heads_of(model.config), names=("input_ids",), out=out, masks=_padding(taken),
         vocabulary=_vocabulary(module), max_length=_longest(model), assumed=assumed,
         constants={"use_cache": False} if cached else {},
         cache=_PASSED if cached and promise.causal else None,
@@ -206,7 +199,7 @@ def _pair_of_transformers(module: Any, promise: Promise) -> Subject:
     whole = EncoderDecoder(module.eval(), ("input_ids", "decoder_input_ids"), masks, vocabulary)  # type: ignore[arg-type]
     found = guarded(whole, torch.ones(2, 5, dtype=torch.long, device=module.device))
     reading = Reading(
-        "tokens", "BL", 0, *_heads(module.config), out="logits" if hasattr(found, "logits") else "last_hidden_state",
+        "tokens", "BL", 0, *heads_of(module.config), out="logits" if hasattr(found, "logits") else "last_hidden_state",
         masks=(MaskReading("attention_mask", "BK", "attend", "int64"),) if masks[1] else (),
         vocabulary=vocabulary, max_length=_longest(module), constants={"use_cache": False}, cache=_PASSED,
         assumed=("the tokens are the decoder's; its encoder reads the same few for every item",),
@@ -219,7 +212,7 @@ def _vision(module: Any, promise: Promise) -> Subject:
     if model is None or not hasattr(model.config, "image_size"):
         raise Undecided(f"{type(module).__name__} has no embeddings of patches that could be replaced")
     why = f"the patches of {type(model).__name__} are given as they leave its embeddings, without positions"
-    heads, kv_heads = _heads(model.config)
+    heads, kv_heads = heads_of(model.config)
     reading = Reading(
         "self", "BLD", model.config.hidden_size, heads, kv_heads, out="last_hidden_state", assumed=(why,)
     )  # fmt: skip
@@ -236,14 +229,14 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
     assumed: tuple[str, ...] = ()
     if two:
         taken = inspect.signature(module.forward).parameters
-        own = tuple(_named(taken, options) for options in _PAIR_MASKS)
+        own = tuple(named(taken, options) for options in _PAIR_MASKS)
         target = EncoderDecoder(module, names, own, vocabulary).eval()  # type: ignore[arg-type]
         assumed = (f"{names[0]} is read by its encoder, {names[1]} by its decoder",)
     tokens = torch.ones(2, 5, dtype=torch.long)
     returned = guarded(target, tokens)
     out = _place(returned, 5)
     if out is _NOWHERE and not two:
-        argument = _named(inspect.signature(module.forward).parameters, ("targets", "labels", "target", "y"))
+        argument = named(inspect.signature(module.forward).parameters, ("targets", "labels", "target", "y"))
         if argument is not None:
             target = WithTargets(module, argument).eval()
             out = _place(guarded(target, tokens), 5)
@@ -268,11 +261,11 @@ _PAIR_MASKS = (
 def _table(module: nn.Module) -> tuple[int, tuple[str, ...], bool] | None:
     """(vocabulary, names of the inputs, whether there are two) of a module that looks tokens up, else None."""
     read: list[tuple[int, Tensor]] = []
-    hooks = [
-        part.register_forward_pre_hook(lambda table, given: read.append((table.num_embeddings, given[0])))
-        for part in module.modules()
-        if isinstance(part, nn.Embedding)
-    ]
+
+    def seen(table: Any, given: tuple[Any, ...]) -> None:
+        read.append((table.num_embeddings, given[0]))
+
+    hooks = [part.register_forward_pre_hook(seen) for part in module.modules() if isinstance(part, nn.Embedding)]
     tokens = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 1]])
     try:
         needed = _needed(module)
@@ -317,7 +310,8 @@ def _item(returned: Any, name: str) -> Any:
     return returned.get(name) if isinstance(returned, dict) else getattr(returned, name, None)
 
 
-def _named(taken: Any, options: tuple[str, ...]) -> str | None:
+def named(taken: Any, options: tuple[str, ...]) -> str | None:
+    """The first of `options` that is among the arguments `taken`."""
     return next((name for name in options if name in taken), None)
 
 
@@ -329,9 +323,10 @@ def _causal(promise: Promise, said: bool | None) -> Promise:
     return promise if promise.causal is not None or said is None else replace(promise, causal=said)
 
 
-def _says_causal(module: nn.Module) -> bool | None:
+def _says_causal(module: Any) -> bool | None:
     """By what its attention layers say of themselves, else by its class."""
-    said = {one.is_causal for one in module.modules() if isinstance(getattr(one, "is_causal", None), bool)}
+    parts: list[Any] = list(module.modules())
+    said = {bool(one.is_causal) for one in parts if isinstance(getattr(one, "is_causal", None), bool)}
     if len(said) == 1:
         return said.pop() or bool(getattr(module.config, "is_decoder", False))
     name = type(module).__name__
@@ -340,7 +335,8 @@ def _says_causal(module: nn.Module) -> bool | None:
     return False if name.endswith("ForMaskedLM") else None
 
 
-def _heads(config: Any) -> tuple[int | None, int | None]:
+def heads_of(config: Any) -> tuple[int | None, int | None]:
+    """(query heads, key-value heads) by a configuration."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads = getattr(config, "num_attention_heads", None)
     heads = heads if isinstance(heads, int) else None
@@ -365,52 +361,3 @@ def _longest(module: nn.Module) -> int | None:
             # RoBERTa counts positions from behind its padding index.
             limits.append(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
     return min((one for one in limits if isinstance(one, int) and one > 0), default=None)
-
-
-def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject | None:
-    """An attention layer or block of a transformers model, None if it is none: `hidden_states` in, (B, L, E).
-
-    A layer that is given rotary embeddings gets those of its own model's file.
-    """
-    file = sys.modules.get(type(layer).__module__)
-    taken = inspect.signature(layer.forward).parameters if isinstance(layer, nn.Module) else {}
-    config: Any = getattr(layer, "config", None) or _config_within(layer)
-    ours = type(layer).__module__.startswith("transformers.models.") and not is_transformers(layer)
-    if not ours or "hidden_states" not in taken or config is None:
-        return None
-    target: nn.Module = layer.eval()
-    if "position_embeddings" in taken:
-        target = Turned(layer, _rotary(file, config)).eval()
-    mask = "attention_mask" if isinstance(target, Turned) else _named(taken, ("attention_mask", "mask"))
-    width = getattr(config, "hidden_size", None) or config.d_model
-    constants = {mask: None} if mask and inspect.signature(target.forward).parameters[mask].default is _EMPTY else {}
-    returned = guarded(target, torch.zeros(2, 5, width, dtype=next(layer.parameters()).dtype), **constants)
-    out = None if isinstance(returned, Tensor) else 0
-    reading = Reading(
-        "self", "BLD", width, *_heads(config), names=("hidden_states",), out=out, weights=_weights(returned),
-        masks=(MaskReading(mask, "B1QK", "additive"),) if mask else (), constants=constants,
-    )  # fmt: skip
-    return Subject(target, reading, promised(layer, config, promise or Promise()))
-
-
-_EMPTY = inspect.Parameter.empty
-
-
-def _config_within(layer: nn.Module) -> Any:
-    """That of the attention inside of a block."""
-    return next((one.config for one in layer.modules() if hasattr(one, "config")), None)
-
-
-def _rotary(file: Any, config: Any) -> nn.Module:
-    for name, kind in vars(file).items():
-        if name.endswith("RotaryEmbedding") and inspect.isclass(kind):
-            return kind(config)
-    raise Undecided(f"{file.__name__} has no rotary embedding to give to its layers: pass an adapter with how=")
-
-
-def _weights(returned: Any) -> int | None:
-    if not isinstance(returned, tuple):
-        return None
-    found = [at for at, one in enumerate(returned) if at and isinstance(one, Tensor) and one.dim() == 4]
-    # T5 returns its position bias before the weights, (1, H, L, L).
-    return next((at for at in found if returned[at].shape[0] == returned[0].shape[0]), None)
