@@ -1,0 +1,158 @@
+"""Whether every projection of an attention module is used, once, for what it is there for.
+
+Shapes: L positions, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ._finding import Finding
+from ._flow import followed
+from ._heads import Heads
+from ._wiring import Projection, Wiring, names_of
+
+_NAME = "mixing"
+
+
+def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
+    """What is shared, unused, dead or missing, worst first: one error at most."""
+    unused, twice = _unused(found), _twice(found)
+    if twice:
+        yield _shared(twice, unused)
+    elif found.merged is None and _heads_known(found, structure) > 1:
+        yield _missing(_heads_known(found, structure), unused)
+    elif unused:
+        yield _never_used(unused)
+    elif (dead := _dead(found)) is not None:
+        yield _dead_channels(*dead)
+    elif structure is not None and structure.shared:
+        yield Finding(
+            _NAME, _NAME, "note", "Keys and values are the same projection of the input.",
+            "Some models do this on purpose; it halves the cache.", "",
+        )  # fmt: skip
+
+
+def _heads_known(found: Wiring, structure: Heads | None) -> int:
+    return structure.count if structure is not None else found.subject.reading.heads or 1
+
+
+def _unused(found: Wiring) -> list[str]:
+    """Matrices that stand beside the projections and take no part in the call."""
+    module = found.subject.module
+    assert module is not None
+    beside = {_parent(name) for name in (one.name for one in found.projections)}
+    return [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.dim() > 1
+        and _parent(name) in beside
+        and parameter.untyped_storage().data_ptr() not in found.flow.touched
+    ]
+
+
+def _parent(name: str) -> str:
+    """The module that an attention's projection belongs to: of "attn.q_proj.weight" "attn", of "attn.w_q" "attn"."""
+    path = name.split(".")
+    return ".".join(path[:-2] if path[-1] == "weight" else path[:-1])
+
+
+def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
+    """Projections whose weights serve more than one of them, with every name that these weights have."""
+    seen: dict[tuple[int, tuple[int, ...]], list[Projection]] = {}
+    for one in found.projections:
+        if one.weight is not None:
+            seen.setdefault((one.weight.data_ptr(), tuple(one.weight.shape)), []).append(one)
+    module = found.subject.module
+    assert module is not None
+    named = list(module.named_parameters(remove_duplicate=False))
+    return [
+        (group[0], [name for name, p in named if group[0].weight is not None
+                    and p.untyped_storage().data_ptr() == group[0].weight.untyped_storage().data_ptr()])
+        for group in seen.values()
+        if len(group) > 1
+    ]  # fmt: skip
+
+
+def _shared(twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Finding:
+    one, names = twice[0]
+    by_accident = bool(unused) or len(names) > 1 or len(twice) > 1
+    message = f"{one.name} projects more than one of queries, keys and values"
+    if len(twice) > 1:
+        message = f"{', '.join(each.name for each, _ in twice)} are each used more than once, as if heads were one"
+    elif len(names) > 1:
+        message += f": {' and '.join(names)} are one and the same parameter"
+    if unused:
+        message += f", while {', '.join(unused)} {'is' if len(unused) == 1 else 'are'} never used"
+    return Finding(
+        _NAME, _NAME, "error" if by_accident else "warning", message + ".",
+        "Queries and keys that are the same make every token look at itself first; heads that are the same see one thing. "
+        "The model has fewer parameters than it seems to.",
+        "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in range(n)], "
+        "not [Head()] * n.",
+        {"shared": [each.name for each, _ in twice], "names": names, "unused": unused}, one.location,
+    )  # fmt: skip
+
+
+def _missing(count: int, unused: list[str]) -> Finding:
+    declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
+    return Finding(
+        _NAME, _NAME, "error", f"The {count} heads are put side by side and returned: nothing mixes them{declared}.",
+        "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this one "
+        "get less than the published design gives.",
+        "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
+        {"heads": count, "unused": unused},
+    )  # fmt: skip
+
+
+def _never_used(unused: list[str]) -> Finding:
+    one = len(unused) == 1
+    return Finding(
+        _NAME, _NAME, "warning",
+        f"{', '.join(unused)} stand{'s' if one else ''} beside the projections and take{'s' if one else ''} no part in a "
+        "call.",
+        "Parameters that are saved and never trained; often another projection is used in their place.",
+        "Use it in forward, or remove it.", {"unused": unused},
+    )  # fmt: skip
+
+
+def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
+    """A projection with channels that reach nothing, a quarter of it or more."""
+    out = found.flow.result.out
+    weight = torch.linspace(1.0, 2.0, out.numel(), dtype=out.dtype).view(out.shape)
+    outs = [one.out for one in found.projections]
+    gradients = torch.autograd.grad((out * weight).sum(), outs, retain_graph=True, allow_unused=True)
+    for one, gradient in zip(found.projections, gradients, strict=True):
+        flat = torch.zeros(one.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
+        still = (flat[one.slots] == 0).all(0).nonzero().flatten()
+        if one.place >= 0 and len(still) * 4 >= one.slots.shape[1] and _is_dead(found, one, still):
+            return one, still.tolist()
+    return None
+
+
+def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
+    """Whether other numbers there leave the output as it is: a gradient may be missing for other reasons."""
+
+    def change(place: int, out: Tensor) -> Tensor:
+        if place != one.place:
+            return out
+        new = out.detach().clone()
+        new.view(-1)[one.slots[:, channels]] += 3.0
+        return new
+
+    return torch.equal(followed(found.subject.fresh(), found.inputs, change).result.out, found.flow.result.out)
+
+
+def _dead_channels(one: Projection, channels: list[int]) -> Finding:
+    return Finding(
+        _NAME, _NAME, "error",
+        f"Channels {channels[0]} to {channels[-1]} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no "
+        "output.",
+        "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys or "
+        "keys and values at once.",
+        "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
+        {"projection": one.name, "channels": channels}, one.location,
+    )  # fmt: skip
