@@ -103,8 +103,8 @@ class Child:
     def __init__(self, job: Job, limits: Limits, method: str, printed: bytearray) -> None:
         context: Any = multiprocessing.get_context(method)
         self.limits, self.printed = limits, printed
-        self.spoilt, self.death, self.stage = False, None, "starting"
-        self.death: Death | None
+        self.spoilt, self.stage = False, "starting"
+        self.death: Death | None = None
         pipes = [context.Pipe(duplex=False) for _ in range(3)]
         self._readers: list[Connection[Any, Any]] = [pipe[0] for pipe in pipes]
         writers = [pipe[1] for pipe in pipes]
@@ -230,8 +230,8 @@ def _pickled(job: Job) -> str:
         ForkingPickler.dumps(job)
     except Exception as error:
         raise ValueError(
-            "target: it cannot be sent to a child process here (a GPU is in use, or this system cannot fork), because it "
-            f"does not pickle ({' '.join(str(error).split())}); isolated=False runs it in this process, "
+            "target: it cannot be sent to a child process here (a GPU is in use, or this system cannot fork), because "
+            f"it does not pickle ({' '.join(str(error).split())}); isolated=False runs it in this process, "
             'and the string "path/to/file.py:Name" lets the child import it'
         ) from error
     return "spawn"

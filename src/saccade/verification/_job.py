@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._finding import Check, Finding, Inapplicable, Location, Outcome, TargetError, Undecided
-from ._locate import location_of
+from ._locate import is_own, line_of, location_of
 from ._reading import Hints, Promise, Reading
 from ._run import run_check
 from ._subject import Subject
@@ -65,6 +65,7 @@ class Refused:
     """What the user asked for cannot be done: an error to raise."""
 
     error: Exception
+    traceback: str = ""  # of the process that it happened in
 
 
 Message = Stage | Called | Done | Broken | Refused
@@ -140,7 +141,12 @@ def _called(subject: Subject) -> Called:
 def _failed(error: BaseException, stage: str) -> Broken | Refused:
     """What came through the target's own lines is its fault; the rest is for the user of `verify` or is ours."""
     location = location_of(error)
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        location = line_of(error.filename, error.lineno or 0, "")
     if location is None and isinstance(error, Exception):
-        return Refused(error)
+        # an exception of another package may not pickle
+        known = isinstance(error, Undecided) or type(error).__module__ == "builtins"
+        lines = "".join(traceback.format_exception(error))
+        return Refused(error if known else RuntimeError(f"{type(error).__name__}: {error}"), lines)
     words = f"exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
     return Broken(" ".join(words.split())[:500], location, stage)

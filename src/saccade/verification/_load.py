@@ -90,13 +90,9 @@ def _named(module: ModuleType, path: Path, name: str) -> Any:
         raise ValueError(f"target {path}:{name}: there is no {name} in it; it holds {there}") from None
     if not callable(found):
         raise ValueError(
-            f"target {path}:{name}: it is {_article(type(found).__name__)}; expected a function, an nn.Module or a class"
+            f"target {path}:{name}: it is of type {type(found).__name__}; expected a function, an nn.Module or a class"
         )
     return found
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
 def _only(module: ModuleType, path: Path) -> Any:
@@ -116,7 +112,7 @@ def _kind(found: Any) -> str:
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """What may be attention: modules and their classes, and functions with three inputs or a telling name, made here."""
+    """What may be attention: modules, their classes, and functions with three inputs or a telling name, made here."""
     return [name for name, found in vars(module).items() if not name.startswith("_") and _may_be(found, name, module)]
 
 

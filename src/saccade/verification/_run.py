@@ -71,7 +71,8 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
         return Finding(
             name, "robustness", "error", f"It asked for more memory than the limit allows: {error}",
             "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
-            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.", evidence, location,
+            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.", evidence,
+            location,
         )  # fmt: skip
     if any(words in lowered for words in GPU_WORDS):
         return Finding(

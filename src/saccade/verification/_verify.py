@@ -116,14 +116,14 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
     from ._child import Printed, isolated
     from ._job import Broken, Called, Done, Refused, Stage
 
-    start, done, printed = time.perf_counter(), 0, ""
+    start, printed = time.perf_counter(), ""
     called: Called | None = None
     findings: list[Finding] = []
     outcomes: list[Outcome] = []
     messages: Iterable[Message | Printed] = isolated(job, limits) if is_isolated else _in_this_process(job)
     for message in messages:
         if isinstance(message, Refused):
-            raise message.error
+            raise message.error from (_Elsewhere(message.traceback) if message.traceback else None)
         if isinstance(message, Stage) and progress is not None:
             progress(len(outcomes), len(checks), message.name)
         elif isinstance(message, Called):
@@ -142,6 +142,13 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
         _name(job.target), called.called if called else "", called.assumed if called else (),
         called.causal if called else job.promise.causal, told, ended, time.perf_counter() - start, printed,
     )  # fmt: skip
+
+
+class _Elsewhere(Exception):
+    """The traceback of an error that was raised in the child: shown above the error itself."""
+
+    def __str__(self) -> str:
+        return f"in the child process\n{self.args[0]}"
 
 
 def _in_this_process(job: Any) -> Iterable[Message]:
