@@ -35,21 +35,34 @@ def call(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | 
     if "B" not in reading.layout and reading.form != "tokens":
         return _one_by_one(target, reading, given)
     returned = invoke(target, reading, given)
-    out = _picked(returned, reading.out)
+    out = picked(returned, reading.out)
     if not isinstance(out, Tensor):
         raise TargetError(f"it returned {type(out).__name__} where a tensor was expected", None)
-    weights = None if reading.weights is None else _picked(returned, reading.weights)
-    return (
-        _canonical(out, reading.out_layout or reading.layout, reading.form),
-        None if weights is None else _aligned(weights, reading.weights_axes, "BHQK"),
-        returned,
-    )
+    out = _canonical(out, reading.out_layout or reading.layout, reading.form)
+    return out, _weights(returned, reading), returned
+
+
+def _weights(returned: Any, reading: Reading) -> Tensor | None:
+    """(B, H, Lq, Lk), None where none came."""
+    weights = None if reading.weights is None else picked(returned, reading.weights)
+    if weights is None:
+        return None
+    if weights.dim() != len(reading.weights_axes):
+        shape, axes = list(weights.shape), reading.weights_axes
+        raise TargetError(f"its weights have the shape {shape} where {axes} was expected", None)
+    return _aligned(weights, reading.weights_axes, "BHQK")
 
 
 def invoke(target: Any, reading: Reading, given: Given) -> Any:
     """Call the target with its own arguments and give what it returns."""
-    places, keywords = arguments_of(reading, given)
-    return guarded(reading.call or target, *places, **keywords)
+    return entered(target, reading, *arguments_of(reading, given))
+
+
+def entered(target: Any, reading: Reading, places: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Call the target, or the adapter with it, with arguments in its own layout."""
+    if reading.call is not None:
+        return guarded(reading.call, target, *places, **keywords)
+    return guarded(target, *places, **keywords)
 
 
 def guarded(function: Callable[..., Any], *places: Any, **keywords: Any) -> Any:
@@ -188,18 +201,16 @@ def _single(
     inputs = own.map(narrowed) if head is not None else own
     one = Given(inputs, pairs, None, given.flagged)
     returned = invoke(target, reading, one)
-    out = _canonical(_picked(returned, reading.out), reading.out_layout or reading.layout, reading.form)
-    found = (
-        None if reading.weights is None else _aligned(_picked(returned, reading.weights), reading.weights_axes, "BHQK")
-    )
-    return out, found, returned
+    out = _canonical(picked(returned, reading.out), reading.out_layout or reading.layout, reading.form)
+    return out, _weights(returned, reading), returned
 
 
 def _four(pairs: Tensor) -> Tensor:
     return pairs[None, None] if pairs.dim() == 2 else pairs
 
 
-def _picked(returned: Any, where: int | str | None) -> Any:
+def picked(returned: Any, where: int | str | None) -> Any:
+    """What stands at `where`: a place, a key or an attribute; None: all of it."""
     if where is None:
         return returned
     if isinstance(where, str) and not isinstance(returned, dict):

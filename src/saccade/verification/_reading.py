@@ -40,7 +40,9 @@ class Hints:
 class MaskReading:
     """One mask argument.
 
-    `axes` says its shape by letters out of B H Q K and 1: "QK", "BQK", "B1QK", "BHQK", "11QK", "BK", "B11K", ...
+    `axes` says its shape by letters out of B H Q K and 1: "QK", "BQK", "B1QK", "BHQK", "11QK", "BK", "B11K", ...; "B"
+    alone is a length for each batch item. `meaning` is what callers give: the promise or the documentation where they
+    say it, else what it does.
     """
 
     argument: str | int  # keyword, or place among the positional arguments
@@ -48,6 +50,9 @@ class MaskReading:
     meaning: Meaning
     dtype: str = "bool"  # of what is passed: "bool", "int64", "float32"; additive masks have the inputs' dtype
     fill: float = float("-inf")  # of an additive mask, where nothing is seen
+    documented: Meaning | None = None  # what its documentation says, whatever it does
+    words: str = ""  # of the documentation that says it
+    behaves: Meaning | None = None  # what it does, None where nothing that it does hides a key
 
     @property
     def by_pair(self) -> bool:
@@ -102,4 +107,4 @@ class Reading:
     max_length: int | None = None  # the longest input that is known to be taken
     vocabulary: int = 0  # of form "tokens"
     assumed: tuple[str, ...] = ()  # in words, for the report
-    call: Any = None  # the user's adapter, called instead of the target: see `saccade.verify`
+    call: Any = None  # an adapter, called instead of the target with the target first: see `saccade.verify`

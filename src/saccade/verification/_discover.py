@@ -1,0 +1,84 @@
+"""Finds how a target is to be called: its form, layout, sizes, what it returns, and what its masks mean.
+
+An adapter or a whole `Reading` of the user's wins. Else its arguments' names say what they are, its source and
+documentation say how their axes stand, and trial calls decide the rest. What was not told is said in
+`Reading.assumed`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ._construct import construct
+from ._finding import TargetError, Undecided
+from ._reading import Hints, Promise, Reading
+from ._subject import Subject
+from .discovery._adapters import adapted
+from .discovery._forms import Clues, is_pytorch, read
+from .discovery._masks import with_masks
+from .discovery._signature import arguments_of
+from .discovery._source import Source
+from .discovery._trials import Trials, unnoticed
+
+
+def discover(
+    target: Any, hints: Hints | None = None, promise: Promise | None = None, how: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Subject:  # fmt: skip
+    """The target as checks call it, in eval mode and on a copy of its own where it is a module.
+
+    Args:
+        target: a function, a module, a class of modules, or a model of transformers.
+        hints: what the user says of how to call it.
+        promise: what its author promises.
+        how: a `Reading`, `Hints`, or an adapter, as `saccade.verify` says.
+        arguments: of the class's constructor; those of another name are given in every call.
+
+    Raises:
+        Undecided: more than one way to call it fits, or none.
+        TargetError: it raises however it is called.
+    """
+    promise, given = promise or Promise(), dict(arguments or {})
+    hints = how if isinstance(how, Hints) else hints or Hints()
+    if inspect.isclass(target):
+        target, given = construct(target, given, hints, promise)
+    if isinstance(target, nn.Module):
+        target = _own(target)
+    with unnoticed():
+        if isinstance(how, Reading):
+            return Subject(target, how, promise)
+        if callable(how):
+            return Subject(target, adapted(target, how, hints), promise)
+        return Subject(target, _found(target, hints, promise, given), promise)
+
+
+def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
+    clues = Clues(target, arguments_of(target), Source.of(target), hints, given)
+    trials = Trials(target)
+    reading = with_masks(trials, clues, promise, read(trials, clues))
+    flag = next((one.name for one in clues.arguments if one.role == "flag"), None)
+    if (
+        flag is None
+        or is_pytorch(target)
+        or trials.returned(replace(reading, constants={**reading.constants, flag: True})) is None
+    ):
+        return reading
+    return replace(reading, causal_flag=flag)
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """A copy in eval mode; the module itself where it cannot be copied."""
+    try:
+        module = copy.deepcopy(module)
+    except Exception:  # what a target's own __deepcopy__ may raise is not known
+        return module.eval()
+    return module.eval()
+
+
+__all__ = ["TargetError", "Undecided", "discover"]

@@ -1,0 +1,253 @@
+"""Readings of a target without its masks: its form by the roles of its arguments, its sizes and layout by trying.
+
+Letters: B batch, H heads, L length, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from .._finding import Undecided
+from .._reading import Form, Hints, Reading
+from . import _sizes
+from ._layouts import mixing_axes
+from ._needed import Filled, constants, makers
+from ._returns import with_returns
+from ._signature import Argument
+from ._source import Source
+from ._trials import Trials
+
+WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where it takes any
+
+
+@dataclass(frozen=True)
+class Clues:
+    """All that is known of a target before it is called."""
+
+    target: Any
+    arguments: tuple[Argument, ...]
+    source: Source
+    hints: Hints
+    given: Mapping[str, Any]  # keywords of the user, for the constructor or the call
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        """The arguments of these roles, in this order; empty where one is missing or goes by place."""
+        found = [next((one for one in self.arguments if one.role == role), None) for role in roles]
+        return tuple(one.name for one in found if one) if all(one and not one.by_place for one in found) else ()
+
+    def has(self, *roles: str) -> bool:
+        return all(any(one.role == role for one in self.arguments) for role in roles)
+
+    def needs(self, role: str) -> bool:
+        return any(one.role == role and one.required for one in self.arguments)
+
+    @property
+    def is_module(self) -> bool:
+        return isinstance(self.target, nn.Module)
+
+    @property
+    def has_matrices(self) -> bool:
+        return self.is_module and any(one.dim() >= 2 for one in self.target.parameters())
+
+
+def read(trials: Trials, clues: Clues) -> Reading:
+    """The reading whose call works.
+
+    Raises:
+        Undecided: no call works, or the forms that do cannot be told apart.
+        TargetError: every call raises the same, so that it is not the way of calling that is wrong.
+    """
+    for form in _forms(clues):
+        for reading in _candidates(clues, form):
+            found = _working(trials, clues, reading)
+            if found is not None:
+                return _settled(trials, clues, found)
+    raise _nothing_works(trials, clues)
+
+
+def _forms(clues: Clues) -> Iterable[Form]:
+    """By what its arguments are called."""
+    hint = clues.hints.form
+    if hint is not None:
+        return (hint,)
+    if clues.has("query", "key", "value"):
+        if clues.needs("heads") or clues.has("matrix_q"):
+            return ("qkv",)
+        return ("qkv", "attention") if clues.has_matrices else ("attention", "qkv")
+    if clues.has("packed") and not clues.has_matrices:
+        return ("attention",)
+    if clues.has("query") and (clues.has("key_value") or clues.has("context") or clues.has("key")):
+        return ("cross",)
+    if clues.has("x") and (clues.has("context") or clues.has("key_value")):
+        return ("cross", "self") if _prefers_context(clues) else ("self", "cross")
+    if clues.arguments:
+        return ("self",)
+    return ("self", "qkv", "cross") if clues.is_module else ("attention", "self")
+
+
+def _prefers_context(clues: Clues) -> bool:
+    role = "context" if clues.has("context") else "key_value"
+    return clues.needs(role) or "cross" in type(clues.target).__name__.lower()
+
+
+def is_pytorch(target: Any) -> bool:
+    """PyTorch's own layers, whose documentation speaks of float masks first and whose `is_causal` is only a hint."""
+    return isinstance(target, nn.Module) and type(target).__module__.startswith("torch.nn.")
+
+
+def input_names(clues: Clues, form: Form) -> tuple[str, ...]:
+    if form in ("attention", "qkv"):
+        return clues.names("query", "key", "value")
+    if form == "cross":
+        for pair in (
+            ("x", "context"),
+            ("query", "context"),
+            ("query", "key_value"),
+            ("x", "key_value"),
+            ("query", "key"),
+        ):
+            if names := clues.names(*pair):
+                return names
+        return ()
+    return clues.names("x") or clues.names("query")
+
+
+def _candidates(clues: Clues, form: Form) -> Iterator[Reading]:
+    names = input_names(clues, form)
+    module = clues.target
+    heads = clues.hints.num_heads or (_sizes.heads(module) if clues.is_module else None)
+    if form == "attention":
+        yield from _proper(clues, names)
+        return
+    for width in _sizes.widths(module, clues.hints.embed_dim):
+        others = _sizes.context_widths(module, width) if form in ("cross", "qkv") and clues.is_module else iter([None])
+        for other in others:
+            for layout in _layouts(clues, names, "LBD" if _sequence_first(clues) else "BLD", "LD"):
+                yield Reading(form, layout, width, heads, _sizes.kv_heads(module), context_width=other, names=names)
+
+
+def _proper(clues: Clues, names: tuple[str, ...]) -> Iterator[Reading]:
+    """Attention proper: four axes before three, because what takes four is said to be of heads."""
+    told = clues.hints.embed_dim or (next(iter(_sizes.head_widths(clues.target)), None) if clues.is_module else None)
+    heads = clues.hints.num_heads or (_sizes.heads(clues.target) if clues.is_module else None) or 3
+    for layout in _layouts(clues, names, "BHLD", "BLD", "LD"):
+        for width in [told] if told else [WIDTH, 24, 64]:
+            yield Reading("attention", layout, width, heads if "H" in layout else 1, names=names)
+
+
+def _layouts(clues: Clues, names: tuple[str, ...], *usual: str) -> list[str]:
+    """The layouts to try: the user's alone, else the documented one first."""
+    if clues.hints.layout is not None:
+        return [clues.hints.layout.upper()]
+    if getattr(clues.target, "batch_first", None) is not None:
+        return list(usual)
+    first = names[0] if names else next((one.name for one in clues.arguments), "")
+    said = [axes for rank in (4, 3, 2) if (axes := clues.source.layout(first, rank)) in _KNOWN[rank]]
+    fitting = [axes for axes in said if any(len(axes) == len(one) for one in usual)]
+    return list(dict.fromkeys([*fitting, *usual]))
+
+
+_KNOWN = {4: ("BHLD", "BLHD", "LBHD"), 3: ("BLD", "LBD", "HLD"), 2: ("LD",)}
+
+
+def _sequence_first(clues: Clues) -> bool:
+    """PyTorch's modules, and those that hold one of them at their top, say it with `batch_first`."""
+    return getattr(clues.target, "batch_first", None) is False
+
+
+def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
+    """The reading with its constants and places of return, where its call works."""
+    heads = reading.heads if reading.form != "attention" else None
+    keywords = constants(clues.arguments, clues.given, reading.width, heads)
+    made = {name: make for name, make in makers(clues.arguments).items() if name not in keywords}
+    reading = replace(reading, constants=keywords, call=Filled(made) if made else None)
+    inputs = trials.inputs(reading)
+    returned = trials.returned(reading, inputs, f"{reading.form} {reading.layout} of width {reading.width}")
+    if returned is None:
+        return None
+    if "B" not in reading.layout:
+        inputs = inputs.items([0])
+    return with_returns(reading, returned, inputs, clues.source, clues.hints)
+
+
+def _settled(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """The reading with the layout that its behaviour shows, and what it takes besides."""
+    reading = _by_behaviour(trials, clues, reading)
+    if reading.form == "attention" and "H" in reading.layout:
+        reading = _grouped(trials, clues, reading)
+    if reading.form == "attention":
+        told = replace(clues, given={**clues.given, **reading.constants})
+        reading = _working(trials, told, replace(reading, value_width=VALUE_WIDTH)) or reading
+    longest = _sizes.longest(clues.target) if clues.is_module else None
+    return replace(reading, max_length=longest, assumed=(*reading.assumed, *_assumptions(clues, reading)))
+
+
+def _grouped(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """With fewer key heads than query heads where the target takes them: two for six, which no broadcasting lets by."""
+    heads = 6 if reading.heads == 3 else reading.heads or 1
+    kv_heads = (_sizes.kv_heads(clues.target) if clues.is_module else None) or KV_HEADS
+    if heads % kv_heads or heads == kv_heads:
+        return reading
+    few = replace(reading, heads=heads, kv_heads=kv_heads)
+    flags = {one.name: True for one in clues.arguments if one.role == "gqa"}
+    groups = {one.name: heads // kv_heads for one in clues.arguments if one.role == "groups" and one.required}
+    told = replace(clues, given={**clues.given, **flags, **groups})
+    return _working(trials, told, few) or reading
+
+
+def _by_behaviour(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """Another order of the same axes where values move along another axis and nothing says otherwise."""
+    first = reading.names[0] if reading.names else ""
+    told = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
+    others = {"BHLD": "BLHD", "BLHD": "BHLD", "BLD": "LBD", "LBD": "BLD"}
+    if told or reading.layout not in others or getattr(clues.target, "batch_first", None) is not None:
+        return reading
+    other = others[reading.layout]
+    moving = mixing_axes(trials, reading)
+    if moving != [other.index("L")]:
+        return reading
+    swapped = _working(trials, clues, replace(reading, layout=other, out=None, weights=None))
+    if swapped is None or mixing_axes(trials, swapped) != [other.index("L")]:
+        return reading
+    return swapped
+
+
+def _assumptions(clues: Clues, reading: Reading) -> Iterator[str]:
+    hints = clues.hints
+    if hints.layout is None:
+        yield f"its input is {WORDS.get(reading.layout, reading.layout)} (otherwise --layout)"
+    if hints.embed_dim is None and reading.form != "attention":
+        yield f"the model width is {reading.width} (otherwise --embed-dim)"
+    for name, value in reading.constants.items():
+        if name not in clues.given and value is not None:
+            shown = value if isinstance(value, (bool, int, float, str)) else "random numbers"
+            yield f"{name}={shown} in every call"
+    if isinstance(reading.call, Filled):
+        yield f"{', '.join(reading.call.makers)} made for positions from 0 on"
+
+
+WORDS = {
+    "BHLD": "(batch, heads, length, width)", "BLHD": "(batch, length, heads, width)", "BLD": "(batch, length, width)",
+    "LBD": "(length, batch, width)", "LD": "(length, width), one sequence", "HLD": "(heads, length, width), one sequence",
+    "BL": "(batch, length)", "LBHD": "(length, batch, heads, width)",
+}  # fmt: skip
+
+
+def _nothing_works(trials: Trials, clues: Clues) -> Exception:
+    errors = list(trials.errors.items())
+    words = {one.error for _, one in errors}
+    if len(words) == 1 and errors:
+        return errors[0][1]
+    shown = "; ".join(f"as {tried}: {error.error}" for tried, error in errors[:3])
+    message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"
+    options = [
+        ("its model width", "--embed-dim N"),
+        ("its number of heads", "--num-heads N"),
+        ("how the axes of its input stand", "--layout BLD|LBD|BHLD|BLHD|LD"),
+        ("what its inputs are", "--form attention|self|cross|qkv|tokens"),
+    ]
+    return Undecided(message, options)

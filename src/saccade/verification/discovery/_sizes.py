@@ -1,0 +1,106 @@
+"""The sizes a module was built with: widths its input may have, its heads, the longest input it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_WIDTHS = (
+    "embed_dim", "d_model", "hidden_size", "n_embd", "dim", "emb_dim", "embed_size", "embedding_dim", "model_dim", "d_in",
+    "input_dim", "query_dim", "in_features", "in_dim", "num_hiddens", "hidden_dim", "all_head_size", "width", "channels", "d",
+    "dim_in", "in_channels", "features", "hidden", "E", "C", "n_state", "emb_size", "model_size", "qdim", "q_dim",
+)  # fmt: skip
+_CONTEXT = (
+    "context_dim", "cross_attention_dim", "kdim", "d_context", "d_cross", "cond_dim", "kv_dim", "key_dim", "d_cond",
+    "context_size", "cross_dim", "memory_dim", "d_kv_in", "encoder_dim", "enc_dim", "d_encoder", "key_size", "dim_context",
+)  # fmt: skip
+_HEADS = ("num_heads", "n_heads", "nhead", "n_head", "heads", "num_attention_heads", "h", "nheads", "head_num", "H",
+          "num_query_heads", "n_q_heads", "nh", "n_local_heads")  # fmt: skip
+_KV_HEADS = ("num_kv_heads", "n_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_local_kv_heads",
+             "num_kv_groups")  # fmt: skip
+_LENGTHS = ("block_size", "context_length", "max_len", "max_seq_len", "max_length", "max_position_embeddings",
+            "n_positions", "max_seq_length", "seq_len", "max_positions", "ctx_len", "n_ctx", "context_len")  # fmt: skip
+_USUAL = (16, 32, 64, 24, 8, 12, 128, 48, 256, 96, 4, 512, 768, 384, 1024, 6, 20, 10, 3)
+
+
+def widths(module: Any, told: int | None = None) -> Iterator[int]:
+    """Widths that the input may have, the likeliest first."""
+    if told is not None:
+        yield told
+        return
+    seen: set[int] = set()
+    for width in (*_numbers(module, _WIDTHS), *_entered(module), *_USUAL):
+        if width not in seen:
+            seen.add(width)
+            yield width
+
+
+def context_widths(module: Any, width: int) -> Iterator[int | None]:
+    """Of keys and values, None for the input's own."""
+    seen: set[int | None] = set()
+    for other in (*_numbers(module, _CONTEXT), None, *_entered(module)):
+        other = None if other == width else other
+        if other not in seen:
+            seen.add(other)
+            yield other
+
+
+def heads(module: Any) -> int | None:
+    return next(iter(_numbers(module, _HEADS)), None)
+
+
+def kv_heads(module: Any) -> int | None:
+    return next(iter(_numbers(module, _KV_HEADS)), None)
+
+
+def longest(module: Any) -> int | None:
+    """The longest input that a buffer of its mask, or a number of its own, lets pass."""
+    named = list(_numbers(module, _LENGTHS))
+    squares = [
+        one.shape[-1] for one in module.buffers() if one.dim() >= 2 and one.shape[-1] == one.shape[-2] > 1 and _is_mask(one)
+    ]  # fmt: skip
+    return min([*named, *squares], default=None)
+
+
+def lengths(module: Any) -> list[int]:
+    """Lengths that the target names: one that takes no other may take these."""
+    return [one for one in {*_numbers(module, _LENGTHS)} if one <= 1024]
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1) | (tensor == float("-inf"))).all())
+
+
+def _numbers(module: Any, names: tuple[str, ...]) -> Iterator[int]:
+    """Whole numbers of these names, of the module, its configuration, then of its parts."""
+    parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
+    for part in parts:
+        for holder in (part, getattr(part, "config", None), getattr(part, "cfg", None), getattr(part, "args", None)):
+            for name in names:
+                value = holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                    yield value
+
+
+def _entered(module: Any) -> Iterator[int]:
+    """What the layers and matrices of a module take."""
+    if not isinstance(module, nn.Module):
+        return
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            yield part.in_features
+        elif isinstance(part, nn.LayerNorm):
+            yield int(part.normalized_shape[-1])
+        elif isinstance(part, nn.Conv1d):
+            yield part.in_channels
+    for parameter in module.parameters():
+        if parameter.dim() >= 2:
+            yield parameter.shape[-2]
+            yield parameter.shape[-1]
+
+
+def head_widths(module: Any) -> Iterator[int]:
+    yield from _numbers(module, ("head_dim", "head_size", "d_head", "dim_head", "d_k"))

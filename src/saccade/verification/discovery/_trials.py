@@ -1,0 +1,108 @@
+"""Calls made to see whether a reading fits. They leave nothing behind: no warnings, no random state, no gradients."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._calling import Given, invoke
+from .._finding import Inapplicable, TargetError
+from .._inputs import Inputs
+from .._reading import Reading
+from .._subject import Subject
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a trial: unlike each other and unlike the target's own sizes, so that no axis is taken for another."""
+
+    batch: int = 2
+    length: int = 5
+    key_length: int = 5
+
+    @classmethod
+    def unlike(cls, *taken: int | None) -> Sizes:
+        free = [size for size in (5, 7, 11, 13, 17) if size not in taken]
+        return cls(next(size for size in (2, 3, 5, 7) if size not in (*taken, free[0])), free[0], free[0])
+
+
+@dataclass(eq=False)
+class Trials:
+    """The target under trial, and what its failed trials raised."""
+
+    target: Any
+    errors: dict[str, TargetError] = field(default_factory=dict)  # what was tried, in words, and what came
+
+    def inputs(self, reading: Reading, sizes: Sizes | None = None, seed: int = 0) -> Inputs:
+        sizes = sizes or sizes_for(reading)
+        key_length = None if reading.form in ("self", "tokens") else sizes.key_length
+        return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
+
+    def returned(self, reading: Reading, inputs: Inputs | None = None, tried: str = "") -> Any:
+        """What a call gives, or None where it raised."""
+        inputs = inputs or self.inputs(reading)
+        try:
+            if "B" not in reading.layout:
+                inputs = inputs.items([0])
+                inputs = (
+                    inputs.map(lambda one: one[:, :1])
+                    if reading.form == "attention" and "H" not in reading.layout
+                    else inputs
+                )
+            return invoke(self.target, reading, Given(inputs))
+        except Inapplicable:
+            return None
+        except TargetError as error:
+            if tried:
+                self.errors[tried] = error
+            return None
+
+    def out(self, reading: Reading, inputs: Inputs, **given: Any) -> Tensor | None:
+        """The output in our layout, or None where the call raised."""
+        try:
+            return Subject(self.target, reading)(inputs, **given).out
+        except (Inapplicable, TargetError):
+            return None
+
+
+def sizes_for(reading: Reading) -> Sizes:
+    head = reading.width // reading.heads if reading.heads and reading.form != "attention" else None
+    return Sizes.unlike(
+        reading.width, reading.heads, reading.kv_heads, head, reading.value_width, reading.context_width
+    )
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Warnings, random state and the gradient mode are as before afterwards."""
+    state = random.getstate()
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def differs(one: Tensor, other: Tensor) -> Tensor:
+    """Where two outputs differ; NaN equals NaN."""
+    return ~((one == other) | (one.isnan() & other.isnan()))
+
+
+def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
+    """The tensors of what was returned with their places: None, a place in a tuple, a key or an attribute."""
+    if isinstance(returned, Tensor):
+        yield None, returned
+    elif isinstance(returned, dict):
+        yield from ((str(key), one) for key, one in returned.items() if isinstance(one, Tensor))
+    elif isinstance(returned, (tuple, list)):
+        yield from ((at, one) for at, one in enumerate(returned) if isinstance(one, Tensor))
+    elif hasattr(returned, "__dict__"):
+        yield from ((key, one) for key, one in vars(returned).items() if isinstance(one, Tensor))
