@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
-from .._declared import attribute_line
+from .._declared import Rate, attribute_line, rates_of, with_rates
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._randomness import Draw, Followed, Product, followed
 from .._subject import Subject
@@ -30,20 +29,8 @@ DRAWS = 8
 FAR = 6.0
 
 
-@dataclass(frozen=True)
-class _Rate:
-    """A place where the target keeps a dropout rate."""
-
-    owner: str  # the submodule's path, "" for the target itself
-    name: str  # the attribute, "" for a dropout module
-    value: float
-
-    def __str__(self) -> str:
-        return ".".join(part for part in (self.owner, self.name) if part)
-
-
 def _run(subject: Subject) -> Iterator[Finding]:
-    rates = _rates(subject) if subject.module is not None else ()
+    rates = rates_of(subject)
     inputs = subject.inputs(2, LENGTH)
     quiet = followed(subject, inputs)
     on, off = _on_and_off(subject, rates)
@@ -62,37 +49,15 @@ def _run(subject: Subject) -> Iterator[Finding]:
     yield from found
 
 
-def _rates(subject: Subject) -> tuple[_Rate, ...]:
-    """Every dropout module, and every number between 0 and 1 that is named as one."""
-    found = []
-    for path, one in (subject.module or nn.Module()).named_modules():
-        if isinstance(one, _DropoutNd):
-            found.append(_Rate(path, "", one.p))
-            continue
-        for name, value in vars(one).items():
-            if "drop" in name.lower() and type(value) in (float, int) and 0 <= value < 1:
-                found.append(_Rate(path, name, float(value)))
-    return tuple(found)
-
-
-def _on_and_off(subject: Subject, rates: tuple[_Rate, ...]) -> tuple[Subject | None, Subject]:
+def _on_and_off(subject: Subject, rates: tuple[Rate, ...]) -> tuple[Subject | None, Subject]:
     """The subject with dropout asked for, and with the same rates in a call that must not drop: a module in eval mode,
     a function told that it is not training. None: it has none to ask for."""
     if subject.module is not None:
         with subject.training():
             drawn = followed(subject, subject.inputs(2, LENGTH)).draws
-        on = _with_rates(subject, rates) if rates else subject if drawn else None
+        on = with_rates(subject, rates, RATE) if rates else subject if drawn else None
         return on, on or subject
     return _by_argument(subject)
-
-
-def _with_rates(subject: Subject, rates: tuple[_Rate, ...], rate: float = RATE) -> Subject:
-    new = subject.fresh()
-    assert new.module is not None
-    for one in rates:
-        owner = new.module.get_submodule(one.owner)
-        setattr(owner, one.name or "p", rate)
-    return new
 
 
 def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
@@ -258,7 +223,7 @@ def _whole(dropped: Tensor, there: Tensor) -> str | None:
     return "whole keys, for all queries together" if keys else None
 
 
-def _inactive(subject: Subject, rates: tuple[_Rate, ...], runs: list[Followed]) -> Iterator[Finding]:
+def _inactive(subject: Subject, rates: tuple[Rate, ...], runs: list[Followed]) -> Iterator[Finding]:
     active = any(not torch.equal(runs[0].out, run.out) for run in runs[1:])
     on_weights = not runs[0].products or any(one.draw is not None for one in runs[0].products)
     modules = [one for one in rates if not one.name]
@@ -275,13 +240,13 @@ def _inactive(subject: Subject, rates: tuple[_Rate, ...], runs: list[Followed]) 
             return
 
 
-def _acts(subject: Subject, rates: tuple[_Rate, ...], rate: _Rate) -> bool:
-    alone = _with_rates(_with_rates(subject, rates, 0.0), (rate,))
+def _acts(subject: Subject, rates: tuple[Rate, ...], rate: Rate) -> bool:
+    alone = with_rates(with_rates(subject, rates, 0.0), (rate,), RATE)
     with alone.training():
         return bool(followed(alone, alone.inputs(2, LENGTH)).draws)
 
 
-def _unused(subject: Subject, rate: _Rate, then: str, severity: Any) -> Finding:
+def _unused(subject: Subject, rate: Rate, then: str, severity: Any) -> Finding:
     owner = None if subject.module is None else subject.module.get_submodule(rate.owner.rpartition(".")[0])
     name = rate.name or rate.owner.rpartition(".")[2]
     return replace(
