@@ -16,6 +16,7 @@ from ._finding import Location
 
 _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_CALLER = str(Path(__file__).with_name("_calling.py"))
 _PYTHON = sysconfig.get_path("stdlib")
 
 
@@ -27,8 +28,10 @@ def location_of(error: BaseException) -> Location | None:
 
 
 def location_here() -> Location | None:
-    """The line of the target's own source that is running now."""
+    """The line of the target's own source that is running now, None where the target is not what runs."""
     for frame in _frames():
+        if frame.f_code.co_filename == _CALLER:
+            return None
         if is_own(frame.f_code.co_filename):
             return line_of(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     return None

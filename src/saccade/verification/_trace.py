@@ -8,39 +8,21 @@ Shapes: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from .. import _tap
 from ._finding import Inapplicable, Location
 from ._inputs import Inputs
+from ._probe import probed
 from ._subject import Result, Subject
+from ._trace_fused import told
+from ._trace_mode import Looking, Step
+from ._trace_units import SeenAttention, Tokens, attentions
 
-
-@dataclass(frozen=True, eq=False)
-class SeenAttention:
-    """One attention computation. Keys and values are expanded to the query heads."""
-
-    query: Tensor  # (B, H, Lq, D), as they entered the product, scaled or not
-    key: Tensor  # (B, H, Lk, D)
-    value: Tensor | None  # (B, H, Lk, Dv), None where nobody saw it
-    logits: Tensor | None  # (B, H, Lq, Lk) that entered the softmax, masked ones as they were; None: not seen
-    weights: Tensor  # (B, H, Lq, Lk) that multiplied the values
-    normalised: Literal["key", "query", "head", "batch", "none", "unknown"]  # the axis that the softmax ran over
-    source: Literal["by hand", "F.scaled_dot_product_attention", "probed"]
-    lines: Mapping[str, Location] = field(default_factory=dict)  # "scores" "mask" "softmax" "dropout" "values"
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One call of PyTorch on the way: its name ("view", "softmax"), the shapes in and out, and where."""
-
-    name: str
-    taken: tuple[tuple[int, ...], ...]
-    given: tuple[int, ...]
-    location: Location | None
+__all__ = ["SeenAttention", "Step", "Traced", "measured", "traced"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +32,7 @@ class Traced:
     result: Result
     attentions: tuple[SeenAttention, ...]
     steps: tuple[Step, ...]
+    kernels: tuple[str, ...] = ()  # attention kernels that were called by themselves, which nobody can look into
 
     def line(self, *names: str) -> Location | None:
         """Where the last call of one of these names stands."""
@@ -58,8 +41,23 @@ class Traced:
 
 
 def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Traced:
-    """Call the target and look at what it computes."""
-    raise Inapplicable("its attention could not be followed")
+    """Call the target and look at what it computes. Attention is listed in the order in which it was computed.
+
+    `attentions` is empty where none could be followed: a kernel of its own, or none at all. Keys that do not stand in
+    the inputs (a cache, a learned one) make Lk larger than the inputs' own.
+
+    Raises:
+        Inapplicable: the target takes no mask that can say this.
+        TargetError: the target raised.
+    """
+    tokens, looking = Tokens(inputs), Looking()
+    for tensor, shadow in tokens:
+        looking.know(tensor, shadow)
+    with _tap.observed_by(lambda call: looking.told(told, call)), looking:
+        result = subject(inputs, pairs=pairs, padding=padding)
+    with torch.no_grad():
+        seen = attentions(looking.scores, tokens, inputs.batch)
+    return Traced(result, seen, tuple(looking.steps), tuple(looking.kernels))
 
 
 def measured(
@@ -69,5 +67,29 @@ def measured(
 
     Raises:
         Inapplicable: neither could be done; the message says what was missing.
+        TargetError: the target raised.
     """
-    raise Inapplicable("its attention could not be followed")
+    with torch.no_grad():
+        looked = traced(subject, inputs, pairs=pairs, padding=padding)
+        if subject.form == "attention":
+            found = probed(subject, inputs, looked.result.out, pairs=pairs, padding=padding)
+            if found is not None:
+                return (_with_what_was_seen(found, looked.attentions),)
+    if looked.attentions:
+        return looked.attentions
+    why = f": it calls {looked.kernels[0]}" if looked.kernels else ""
+    raise Inapplicable(f"no product of queries and keys with a softmax after it could be followed in it{why}")
+
+
+def _with_what_was_seen(probe: SeenAttention, seen: tuple[SeenAttention, ...]) -> SeenAttention:
+    """The probe's weights with the logits, the axis and the lines of the one computation that gives the same."""
+    if len(seen) != 1 or seen[0].weights.shape != probe.weights.shape:
+        return probe
+    one = seen[0]
+    same = torch.allclose(one.weights.to(probe.weights.dtype), probe.weights, rtol=1e-3, atol=1e-4, equal_nan=True)
+    if not same:
+        return replace(probe, lines=one.lines)
+    return replace(
+        probe, lines=one.lines, logits=probe.logits if one.logits is None else one.logits,
+        normalised=one.normalised if one.normalised != "unknown" else probe.normalised,
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""What a target's source says: its lines, its docstrings and comments. Files, and notebooks through `linecache`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ._finding import Location
+from ._locate import is_own
+from ._subject import Subject
+
+
+@dataclass(frozen=True)
+class Source:
+    """The lines of one class or function."""
+
+    path: str
+    first: int
+    lines: tuple[str, ...]
+    name: str
+
+    def location(self, at: int) -> Location:
+        """Of the line at a place among these."""
+        return Location(self.path, self.first + at, self.lines[at].strip(), self.name)
+
+
+def sources(target: Any) -> tuple[Source, ...]:
+    """The classes of a module and of its parts, or a function, without what PyTorch, Python and Saccade define."""
+    found = [source for one in _parts(target) if (source := _source(one)) is not None]
+    return tuple(dict.fromkeys(found))
+
+
+def documentation(target: Any) -> str:
+    """Docstrings and comments of a target and its parts, as one text: what its author says of it."""
+    texts = []
+    for source in sources(target):
+        texts += _words(source)
+    if not texts:
+        texts = [inspect.getdoc(one) or "" for one in _parts(target)]
+    return "\n".join(text for text in texts if text)
+
+
+def line_with(subject: Subject, pattern: str) -> Location | None:
+    """The first line of code (no comment, no docstring) of the target that matches a regular expression."""
+    for source in sources(subject.target):
+        skipped = _without_code(source)
+        for at, line in enumerate(source.lines):
+            if at not in skipped and re.search(pattern, line.partition("#")[0]):
+                return source.location(at)
+    return None
+
+
+def definition(subject: Subject) -> Location | None:
+    """The line on which the target's call begins: `def forward`, or the function's own."""
+    return line_with(subject, r"def (forward|__call__)\b") or line_with(subject, r"^\s*(def|class) \w+")
+
+
+def _parts(target: Any) -> Iterator[Any]:
+    """Classes and functions that make up a target, itself first."""
+    target = _plain(target)
+    if isinstance(target, nn.Module):
+        for part in target.modules():
+            yield from (one for one in type(part).__mro__ if one not in (object, nn.Module))
+    elif inspect.isclass(target):
+        yield from (one for one in target.__mro__ if one not in (object, nn.Module))
+    elif inspect.isroutine(target):
+        yield target
+    else:
+        yield type(target)
+
+
+def _plain(target: Any) -> Any:
+    """Without functools.partial, and the function of a bound method as it stands."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return inspect.unwrap(target) if callable(target) and not isinstance(target, nn.Module) else target
+
+
+def _source(one: Any) -> Source | None:
+    try:
+        path = inspect.getsourcefile(one) or inspect.getfile(one)
+        lines, first = inspect.getsourcelines(one)
+    except (OSError, TypeError, IndentationError):
+        return None
+    if not is_own(path):
+        return None
+    return Source(path, max(1, first), tuple(line.rstrip("\n") for line in lines), getattr(one, "__qualname__", ""))
+
+
+def _tokens(source: Source) -> list[tokenize.TokenInfo]:
+    text = "\n".join(inspect.cleandoc("\n".join(["", *source.lines])).split("\n")) + "\n"
+    try:
+        return list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        return []
+
+
+def _words(source: Source) -> list[str]:
+    """Comments, and strings that stand as statements of their own."""
+    words = []
+    for token in _spoken(source):
+        words.append(token.string.lstrip("#").strip(" \n\"'"))
+    return words
+
+
+def _spoken(source: Source) -> Iterator[tokenize.TokenInfo]:
+    quiet = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT)
+    before = tokenize.NEWLINE
+    for token in _tokens(source):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in quiet):
+            yield token
+        before = token.type
+
+
+def _without_code(source: Source) -> set[int]:
+    """Places of lines that are all comment or docstring."""
+    lines: set[int] = set()
+    for token in _spoken(source):
+        if token.type == tokenize.STRING or not token.line.partition("#")[0].strip():
+            lines |= set(range(token.start[0] - 1, token.end[0]))
+    return lines

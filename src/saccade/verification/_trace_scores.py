@@ -1,0 +1,96 @@
+"""Products of rows of the inputs that may turn out to be attention scores, and what became of each of their elements.
+
+Shapes: U units (one matrix of scores each: a head of a batch item), I / J rows of left and right, C width of both, Dv
+width of what the weights multiply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ._finding import Location
+from ._trace_shadow import UNKNOWN, agreed_along
+
+Coordinate = Literal["left", "right", "unit", "several", "none"]
+Source = Literal["by hand", "F.scaled_dot_product_attention"]
+
+
+@dataclass(eq=False)
+class Scores:
+    """One product of two tensors whose rows are of the inputs."""
+
+    first: int  # number of its first pair; they count on through (U, I, J)
+    left: Tensor  # (U, I, C)
+    right: Tensor  # (U, J, C)
+    left_tokens: Tensor  # (U, I)
+    right_tokens: Tensor  # (U, J)
+    depth: int
+    lines: dict[str, Location] = field(default_factory=dict)
+    logits: Tensor | None = None  # (U, I, J)
+    softened: Tensor | None = None  # (U, I, J) as they came out of the softmax
+    weights: Tensor | None = None  # (U, I, J) as they multiplied the values
+    values: Tensor | None = None  # (U, I or J, Dv)
+    normalised: Coordinate | None = None  # along which the softmax ran
+    keys: Literal["left", "right"] | None = None  # whose rows the values belong to
+    source: Source = "by hand"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(U, I, J)."""
+        return self.left.shape[0], self.left.shape[1], self.right.shape[1]
+
+    @property
+    def count(self) -> int:
+        units, rows, columns = self.shape
+        return units * rows * columns
+
+    @property
+    def of_sequences(self) -> bool:
+        """Whether each row on both sides is of one token: a product of queries and keys, not of channels."""
+        return bool((self.left_tokens != UNKNOWN).all() and (self.right_tokens != UNKNOWN).all())
+
+    def gathered(self, tensor: Tensor, pairs: Tensor, missing: float) -> Tensor:
+        """A tensor's elements, put back where their pairs say: (U, I, J)."""
+        made = tensor.new_full((self.count,), missing)
+        own = (pairs >= self.first) & (pairs < self.first + self.count)
+        made[pairs[own] - self.first] = tensor.detach()[own]
+        return made.reshape(self.shape)
+
+    def along(self, pairs: Tensor, axis: int) -> Coordinate:
+        """Which coordinate of the pairs differs along an axis."""
+        _, rows, columns = self.shape
+        own = (pairs >= self.first) & (pairs < self.first + self.count)
+        local = (pairs - self.first).masked_fill(~own, UNKNOWN)
+        parts = {
+            "left": local.div(columns, rounding_mode="floor") % rows,
+            "right": local % columns,
+            "unit": local.div(rows * columns, rounding_mode="floor"),
+        }
+        known = own.all(axis, keepdim=True)
+        differing = [
+            name for name, part in parts.items() if ((part != part.select(axis, 0).unsqueeze(axis)) & known).any()
+        ]
+        if not differing:
+            return "none"
+        return differing[0] if len(differing) == 1 else "several"  # type: ignore[return-value]
+
+    def split(self, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(unit, row, column) of pairs that are all of this product."""
+        _, rows, columns = self.shape
+        local = pairs - self.first
+        return (
+            local.div(rows * columns, rounding_mode="floor"),
+            local.div(columns, rounding_mode="floor") % rows,
+            local % columns,
+        )
+
+
+def rows_of(tokens: Tensor | None, shape: torch.Size) -> Tensor:
+    """(U, rows) the token of each row of (*lead, rows, C), -1 where its elements are of several."""
+    if tokens is None:
+        return torch.full((shape[:-2].numel(), shape[-2]), UNKNOWN)
+    return agreed_along(tokens, [-1], False).reshape(-1, shape[-2])
