@@ -100,7 +100,7 @@ def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
         UnreadableCheckpoint: what transformers says against it, in one line. ValueError: weights that are missing or
             not finite, a tokenizer without characters, a model without attention that can be seen.
     """
-    with _quiet():
+    with quiet():
         module, tokenizer, missing = _loaded(source, local)
         # What sits on top of the layers may be missing: a checkpoint that predicts words has no pooler.
         missing = sorted(name for name in missing if "pooler" not in name)
@@ -183,7 +183,7 @@ def _context(module: nn.Module, tokenizer: Any) -> int | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Transformers prints no bars and no remarks meanwhile, and the hub's library none about each of its retries."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,14 @@ _TARGETS = (
     "decoder_input",
 )  # fmt: skip
 _EMPTY = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that `_hugging.load` made, and what the report is to say of it."""
+
+    model: nn.Module | LanguageModel
+    assumed: tuple[str, ...] = ()
 
 
 class Whole(nn.Module):
@@ -123,7 +131,7 @@ def is_transformers(target: Any) -> bool:
 
 def takes_tokens(target: Any) -> bool:
     """Whether a module is a whole model, of token numbers or of images; seen by calling it."""
-    if isinstance(target, (LanguageModel, DecoderLM, Whole, Patches)) or is_transformers(target):
+    if isinstance(target, (Opened, LanguageModel, DecoderLM, Whole, Patches)) or is_transformers(target):
         return True
     if not isinstance(target, nn.Module) or not any(isinstance(one, nn.Embedding) for one in target.modules()):
         return False
@@ -137,6 +145,10 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
         Undecided: what it reads is neither token numbers nor images.
     """
     promise = promise or Promise()
+    if isinstance(target, Opened):
+        subject = token_subject(target.model, promise)
+        told = replace(subject.reading, assumed=(*target.assumed, *subject.reading.assumed))
+        return replace(subject, reading=told)
     module: nn.Module = target.model if isinstance(target, LanguageModel) else target
     if isinstance(module, DecoderLM):
         return _own(module, promise)
