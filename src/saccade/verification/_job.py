@@ -3,6 +3,7 @@ child."""
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ Message = Stage | Called | Done | Broken | Refused
 
 def work(job: Job) -> Iterator[Message]:
     """Do the job. Warnings of the target's are not shown: the report is what there is to read."""
+    from ._discover import discover
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stage = "loading"
@@ -81,7 +84,7 @@ def work(job: Job) -> Iterator[Message]:
             target = _loaded(job)
             stage = "calling"
             yield Stage(stage)
-            subject = _subject(job, target)
+            subject = discover(target, job.hints, job.promise, job.how, job.arguments)
             yield _called(subject)
         except Undecided as undecided:
             yield Refused(undecided)
@@ -109,21 +112,6 @@ def _loaded(job: Job) -> Any:
     from ._load import load
 
     return load(job.target)
-
-
-def _subject(job: Job, target: Any) -> Subject:
-    if isinstance(job.how, Reading):
-        return Subject(_made(target, job.arguments), job.how, job.promise)
-    from ._discover import discover
-
-    hints = job.how if isinstance(job.how, Hints) else job.hints
-    return discover(target, hints, job.promise)
-
-
-def _made(target: Any, arguments: Mapping[str, Any]) -> Any:
-    """A class becomes an instance in eval mode."""
-    made = target(**arguments) if isinstance(target, type) else target
-    return made.eval() if hasattr(made, "eval") else made
 
 
 def _called(subject: Subject) -> Called:
