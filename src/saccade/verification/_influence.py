@@ -86,10 +86,10 @@ def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -
     """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there
     or where it is NaN."""
     with torch.enable_grad(), seeded():
-        leaves = _leaves(inputs)
-        out = four(subject(leaves).out)
+        given = leaves(inputs)
+        out = four(subject(given).out)
         weigh = torch.randn(out[..., row, :].shape, generator=torch.Generator().manual_seed(_SEED))
-        chosen = list({id(leaves[name]): leaves[name] for name in leaves.on(side)}.values())
+        chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
         found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
     sizes = [_by_position(four(one)) for one in found if one is not None]
     return torch.stack(sizes).amax(0) if sizes else torch.zeros(inputs.batch, inputs.length)
@@ -194,7 +194,8 @@ def seeded(seed: int = _SEED) -> Iterator[None]:
         yield
 
 
-def _leaves(inputs: Inputs) -> Inputs:
+def leaves(inputs: Inputs) -> Inputs:
+    """Copies that collect gradients; what is one tensor under several names stays one."""
     if not _is_one(inputs):
         return inputs.leaves()
     first = next(iter(inputs.tensors))

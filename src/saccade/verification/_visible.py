@@ -58,19 +58,21 @@ def self_attentions(
     return tuple(Visible(one, at) for at, one in enumerate(found) if one.weights.shape[-2:] == (length, length))
 
 
-def masking_line(subject: Subject, inputs: Inputs) -> Location | None:
+def masking_line(
+    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> Location | None:
     """Where the target hides keys, by the name of the call that does."""
     try:
         with seeded(), torch.no_grad():
-            steps = traced(subject, inputs).steps
+            steps = traced(subject, inputs, pairs=pairs, padding=padding).steps
     except (Inapplicable, TargetError):
         return None
-    length = inputs.length
+    shape = (inputs.length, inputs.key_length)
     found = [
         step.location
         for name in _MASKING
         for step in steps
-        if step.name == name and step.location is not None and step.given[-2:] == (length, length)
+        if step.name == name and step.location is not None and step.given[-2:] == shape
     ]
     return found[0] if found else None
 
