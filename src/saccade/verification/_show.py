@@ -1,13 +1,186 @@
-"""The report as text."""
+"""The report as lines of text: what was found first, then every check. A terminal colours the same lines."""
 
 from __future__ import annotations
 
-from ._finding import Report
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ._finding import Finding, Location, Outcome, Report
+
+WIDTH = 100
 
 
-def as_text(report: Report) -> str:
-    """The table of checks and findings, without colours."""
-    lines = [f"{report.target}: {report.called}"]
-    lines += [f"{one.status:7}{one.family}  {one.reason}" for one in report.outcomes]
-    lines += [f"{one.severity} {one.family}: {one.message}" for one in report.findings]
-    return "\n".join(lines)
+class Piece(NamedTuple):
+    """A run of text and what it is: a key of `STYLES`, or ""."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Piece, ...]
+
+# As rich names them; without colours the words alone say everything.
+STYLES = {
+    "": "", "error": "bold red", "warning": "bold yellow", "note": "bold cyan", "ok": "green", "bad": "bold red",
+    "n/a": "dim", "quiet": "dim", "title": "bold", "code": "bold", "mend": "green", "path": "blue",
+}  # fmt: skip
+
+
+def as_text(report: Report, width: int = WIDTH) -> str:
+    """The whole report without colours."""
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(report, width))
+
+
+def lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
+    """The report line by line, each at most `width` columns where words allow it."""
+    yield from _filled((Piece(verdict(report), "title" if report.ok else "error"),), "", "", width)
+    yield ()
+    yield from _how_called(report, width)
+    if report.outcomes:
+        yield ()
+        yield from _table(report, width)
+    for finding in report.findings:
+        yield ()
+        yield from _finding(finding, width)
+
+
+def verdict(report: Report) -> str:
+    """The report in a sentence."""
+    counts = {status: sum(one.status == status for one in report.outcomes) for status in ("passed", "failed", "n/a")}
+    errors = list(dict.fromkeys(one.family for one in report.errors))
+    if not report.outcomes and errors:
+        return f"Nothing could be checked of {report.target}."
+    if errors:
+        promises = "a promise" if len(report.errors) == 1 else f"{len(report.errors)} promises"
+        return f"{report.target} breaks {promises} of attention: {joined(errors)}."
+    if not counts["passed"]:
+        return f"None of the checks applies to {report.target}."
+    others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
+    also = joined([words for words in others if words])
+    apply = f", {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply" if counts["n/a"] else ""
+    return (
+        f"{report.target} keeps the promises of attention: {_counted(counts['passed'], 'check')} passed{apply}"
+        f"{f', with {also}' if also else ''}."
+    )
+
+
+def joined(words: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def shown_path(path: str) -> str:
+    """From here where it is below here, else as it stands."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        return path
+    return path if relative.startswith("..") else relative
+
+
+def place(location: Location) -> str:
+    """ "model.py:31 in forward"."""
+    where = f"{shown_path(location.path)}:{location.line}"
+    named = location.function and not location.function.startswith("<")
+    return f"{where} in {location.function}" if named else where
+
+
+# How it was called
+
+
+def _how_called(report: Report, width: int) -> Iterator[Line]:
+    if report.called:
+        yield from _filled((Piece(report.called),), "called   ", " " * 9, width)
+    for at, assumed in enumerate(report.assumed):
+        yield from _filled((Piece(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
+    yield from _filled((Piece(_spent(report), "quiet"),), "run      ", " " * 9, width)
+
+
+def _spent(report: Report) -> str:
+    return f"{_counted(len(report.outcomes), 'check') or 'no check'} in {report.seconds:.1f} s"
+
+
+# The table
+
+
+def _table(report: Report, width: int) -> Iterator[Line]:
+    """A row for each check; what does not apply says why, the others what was promised, on one line."""
+    wide = max(len(one.name) for one in report.outcomes)
+    for outcome in report.outcomes:
+        word, style = _result(outcome, report.findings)
+        first = wide + 2 + 7 + 2
+        told = _wrapped(outcome.reason, width - first) if outcome.status == "n/a" else []
+        told = told or [_one_line(outcome.promise, width - first)]
+        yield Piece(f"{outcome.name:{wide}}  "), Piece(f"{word:7}  ", style), Piece(told[0], "quiet")
+        for more in told[1:]:
+            yield (Piece(" " * first + more, "quiet"),)
+
+
+def _one_line(text: str, width: int) -> str:
+    """The first clause that fits, else as much as fits."""
+    for clause in (text, *(text.split(mark)[0] for mark in (". ", "; ", ": "))):
+        if len(clause) <= width:
+            return clause.rstrip(".")
+    return textwrap.shorten(text, width, placeholder=" ...")
+
+
+def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
+    if outcome.status == "failed":
+        return "BROKEN", "bad"
+    if outcome.status == "n/a":
+        return "n/a", "n/a"
+    warned = any(one.check == outcome.name and one.severity == "warning" for one in findings)
+    return ("warning", "warning") if warned else ("ok", "ok")
+
+
+# One finding, as compilers write them
+
+
+def _finding(finding: Finding, width: int) -> Iterator[Line]:
+    severity = Piece(f"{finding.severity}: ", finding.severity if finding.severity in STYLES else "")
+    yield from _filled((severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{finding.family}]")
+    if finding.location is not None:
+        number = str(finding.location.line)
+        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(place(finding.location), "path")
+        if finding.location.code:
+            yield Piece(f"  {number} | ", "quiet"), Piece(finding.location.code, "code")
+    if finding.effect and finding.severity != "note":
+        yield from _filled((Piece(finding.effect),), "  why   ", " " * 8, width)
+    for at, line in enumerate(finding.mend.splitlines()):
+        yield from _filled((Piece(line, "mend"),), " " * 8 if at else "  mend  ", " " * 8, width)
+
+
+def _filled(pieces: Sequence[Piece], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:
+    """Pieces of one paragraph broken into lines; `first` and `rest` stand before them, `tail` is quiet at the end."""
+    text = "".join(piece.text for piece in pieces) + tail
+    for at, line in enumerate(_wrapped(text, width - len(rest if first.isspace() or not first else first)) or [""]):
+        head = rest if at else first
+        yield Piece(head, "quiet"), *_styled(line, pieces, tail, is_first=at == 0)
+
+
+def _styled(line: str, pieces: Sequence[Piece], tail: str, *, is_first: bool) -> Iterator[Piece]:
+    if is_first and len(pieces) > 1 and line.startswith(pieces[0].text):
+        yield pieces[0]
+        line = line[len(pieces[0].text) :]
+    if tail and line.endswith(tail.strip()):
+        yield Piece(line.removesuffix(tail.strip()), pieces[-1].style)
+        yield Piece(tail.strip(), "quiet")
+    else:
+        yield Piece(line, pieces[-1].style)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(printable(text), max(width, 20), break_long_words=False, break_on_hyphens=False)
+
+
+def printable(text: str) -> str:
+    """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}" if count else ""
+
+
