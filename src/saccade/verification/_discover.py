@@ -17,6 +17,8 @@ from torch import nn
 
 from ._construct import construct
 from ._finding import TargetError, Undecided
+from ._layers import layer_subject
+from ._models import takes_tokens, token_subject
 from ._reading import Hints, Promise, Reading
 from ._subject import Subject
 from .discovery._adapters import adapted
@@ -55,7 +57,19 @@ def discover(
             return Subject(target, how, promise)
         if callable(how):
             return Subject(target, adapted(target, how, hints), promise)
+        known = _known(target, hints, promise)
+        if known is not None:
+            return known
         return Subject(target, _found(target, hints, promise, given), promise)
+
+
+def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
+    """A whole model, or a layer of one of transformers' models; None for all else."""
+    if hints.form in (None, "tokens") and takes_tokens(target):
+        return token_subject(target, promise)
+    if hints.form in (None, "self") and isinstance(target, nn.Module):
+        return layer_subject(target, promise)
+    return None
 
 
 def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
