@@ -1,14 +1,305 @@
+"""A sequence given piece by piece, with what the target keeps, comes out as it does in one call.
+
+Shapes: B batch, L length.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from .._finding import Check, Finding, Inapplicable
+import torch
+from torch import Tensor
+
+from .._cached import Decoder, capacity, in_pieces
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._inputs import Inputs
+from .._steady import exact, steady, tolerance
 from .._subject import Subject
+from .._trace import traced
+
+_NAME = "cache"
+_LENGTH = 11
+_MOST = 67  # positions, so that it stays quick
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How a sequence is cut, and the words for it."""
+
+    words: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Difference:
+    way: _Way
+    item: int
+    position: int
+    by: float
+    size: float
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """First position of the piece that it is in, and one past the last."""
+        start = 0
+        for size in self.way.sizes:
+            if start <= self.position < start + size:
+                return start, start + size
+            start += size
+        raise AssertionError(self.position)
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    raise Inapplicable("not written")
-    yield
+    if subject.form == "tokens":
+        raise Inapplicable("the model check does this for whole models")
+    if subject.reading.cache is None:
+        raise Inapplicable("it has no cache that is known")
+    plain = exact(subject)
+    whole = _whole(plain)
+    for way in _ways(subject):
+        found = _compared(plain, whole, way)
+        if found is not None:
+            yield from _explained(plain, whole, found)
+            return
+    yield from _beyond(plain, whole)
+    yield from _second_sequence(plain, whole)
 
 
-CHECK = Check("cache", "cache", "", "", "", _run)
+@dataclass(frozen=True, eq=False)
+class _Parallel:
+    """How the target computes a whole sequence at once, causally."""
+
+    masked: bool  # a causal mask has to be given
+
+    def __call__(self, subject: Subject, inputs: Inputs) -> Tensor:
+        if not self.masked:
+            return steady(subject, inputs).out
+        triangle = torch.ones(inputs.length, inputs.length, dtype=torch.bool).tril()
+        return steady(subject, inputs, pairs=triangle).out
+
+
+def _whole(subject: Subject) -> _Parallel:
+    if subject.form != "cross" and not subject.is_causal:
+        if not subject.takes("Q"):
+            raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
+        return _Parallel(True)
+    return _Parallel(False)
+
+
+def _ways(subject: Subject) -> Iterator[_Way]:
+    yield _Way("one position at a time", (1,) * _LENGTH)
+    yield _Way("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
+    if subject.is_causal or subject.form == "cross":
+        yield _Way("three positions at a time", (3, 3, 3, 2))
+
+
+def _inputs(subject: Subject, length: int, seed: int = 0) -> Inputs:
+    if subject.form == "cross":
+        return subject.inputs(2, length, 5, seed=seed)
+    return subject.one_sequence(subject.inputs(2, length, seed=seed))
+
+
+def _compared(subject: Subject, whole: _Parallel, way: _Way) -> _Difference | None:
+    inputs = _inputs(subject, sum(way.sizes))
+    return _difference(subject, inputs, whole(subject, inputs), in_pieces(Decoder(subject.fresh()), inputs, way.sizes),
+                       way)  # fmt: skip
+
+
+def _difference(subject: Subject, inputs: Inputs, expected: Tensor, got: Tensor, way: _Way) -> _Difference | None:
+    """The first position that differs."""
+    if got.shape != expected.shape:
+        raise TargetError(f"pieces give an output of shape {list(got.shape)}, the whole {list(expected.shape)}", None)
+    off = (got - expected).abs().nan_to_num(float("inf"))
+    off = off.flatten(1, -3).amax(1) if off.dim() == 4 else off  # (B, L, channels)
+    off = off.amax(-1)
+    wrong = off > tolerance(subject, inputs, expected)
+    if not wrong.any():
+        return None
+    position = int(wrong.any(0).nonzero()[0])
+    item = int(wrong[:, position].nonzero()[0])
+    return _Difference(way, item, position, float(off[item, position]), float(expected.abs().mean()))
+
+
+# --- what a difference comes from
+
+
+def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterator[Finding]:
+    seen, expected = _seen(subject, whole, found)
+    missing = sorted(set(expected) - set(seen))
+    extra = sorted(set(seen) - set(expected))
+    start, stop = found.piece
+    later = [j for j in extra if j > found.position]
+    if later:
+        what = f"it depends on position {later[0]}, which comes later in the same piece"
+        mend = ("The mask of a piece has its queries at the end of the keys: "
+                "mask = torch.ones(Lq, Lk).tril(diagonal=Lk - Lq).bool().")  # fmt: skip
+    elif missing and start > 0 and set(missing) >= set(expected) - set(range(start, stop)):
+        what = f"it depends on positions {_list(seen)} alone: nothing of the {start} positions before reaches it"
+        mend = "Put earlier keys and values in front and return them: k = torch.cat([past_k, k], dim=-2), v likewise."
+    elif missing and start > 0 and seen == [0]:
+        what = "it depends on position 0 alone: a causal mask for one query and all keys is aligned at the top left"
+        mend = "With one query use no causal mask, or tril(diagonal=Lk - Lq): the query stands at the last key."
+    elif missing:
+        what = f"it depends on positions {_list(seen)}, not on {_list(missing)}, which the whole sees"
+        mend = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
+    elif extra:
+        what = f"it depends on position {extra[0]}, which the whole does not see"
+        mend = "Cut the cache to the window: k = k[..., -window:, :], v likewise; or mask what is older."
+    else:
+        yield from _numbers_differ(subject, whole, found, seen)
+        return
+    yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected})
+
+
+def _seen(subject: Subject, whole: _Parallel, found: _Difference) -> tuple[list[int], list[int]]:
+    """The positions that the output depends on, in pieces and at once."""
+    inputs = _inputs(subject, sum(found.way.sizes))
+    rows: tuple[list[int], list[int]] = ([], [])
+    first = (in_pieces(Decoder(subject.fresh()), inputs, found.way.sizes), whole(subject, inputs))
+    side = "query" if subject.form == "cross" else "both"
+    for position in range(inputs.length):
+        other = inputs.changed([position], side)  # type: ignore[arg-type]
+        outs = (in_pieces(Decoder(subject.fresh()), other, found.way.sizes), whole(subject, other))
+        for row, before, after in zip(rows, first, outs, strict=True):
+            if not torch.equal(before[..., found.position, :], after[..., found.position, :]):
+                row.append(position)
+    return rows
+
+
+def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen: list[int]) -> Iterator[Finding]:
+    """The right positions are seen, with other numbers."""
+    if _order_is_lost(subject, whole, found):
+        yield _finding(
+            subject, found,
+            "the order of earlier positions does not matter in pieces, but does in the whole: every piece counts its "
+            "positions from 0",
+            "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
+            "embeddings and biases alike.",
+            {"sees": seen}, "order",
+        )  # fmt: skip
+        return
+    yield _finding(
+        subject, found,
+        "it depends on the right positions but with other numbers: keys and values are kept in another order than they "
+        "are read, or stand at another position than in the whole",
+        "Append keys and values at the same end, k = torch.cat([past_k, k], dim=-2) and v likewise, and count positions "
+        "from past_k.shape[-2].",
+        {"sees": seen},
+    )  # fmt: skip
+
+
+def _order_is_lost(subject: Subject, whole: _Parallel, found: _Difference) -> bool:
+    """Whether exchanging two earlier positions leaves the output in pieces as it is, while it changes the whole."""
+    start, _ = found.piece
+    if start < 2:
+        return False
+    inputs = _inputs(subject, sum(found.way.sizes))
+    order = [1, 0, *range(2, inputs.length)] if found.way.sizes[0] == 1 else [*range(inputs.length)]
+    if order[0] == 0:
+        return False
+    swapped = inputs.permuted(order, "query" if subject.form == "cross" else "both")
+    same = []
+    for run in (lambda one: in_pieces(Decoder(subject.fresh()), one, found.way.sizes), lambda one: whole(subject, one)):
+        before, after = (run(one)[..., found.position, :] for one in (inputs, swapped))
+        same.append(float((before - after).abs().max()) <= tolerance(subject, inputs, before))
+    return same == [True, False]
+
+
+def _list(positions: Sequence[int]) -> str:
+    if len(positions) > 2 and list(positions) == list(range(positions[0], positions[-1] + 1)):
+        return f"{positions[0]} to {positions[-1]}"
+    return ", ".join(map(str, positions)) or "none"
+
+
+def _finding(
+    subject: Subject, found: _Difference, what: str, mend: str, evidence: dict[str, object], family: str = _NAME
+) -> Finding:
+    return Finding(
+        _NAME, family, "error",
+        f"Given {found.way.words}, output {found.position} differs from that of the whole sequence by {found.by:.3g} "
+        f"(outputs are about {found.size:.3g} in size; item {found.item}): {what}.",
+        "Text is generated by another function than the one that was trained: it gets worse with length, and no error "
+        "says so.",
+        mend, {"position": found.position, "item": found.item, "by": found.by, "pieces": list(found.way.sizes),
+               **evidence}, _line(subject),
+    )  # fmt: skip
+
+
+def _line(subject: Subject) -> Location | None:
+    """Where keys are put together, or what is kept is written."""
+    try:
+        inputs = _inputs(subject, 3)
+        decoder = Decoder(subject.fresh())
+        decoder(inputs)
+        return traced(decoder.next_call(), inputs).line("cat", "concat", "index_copy_", "__setitem__")
+    except (Inapplicable, TargetError):
+        return None
+
+
+# --- longer sequences, and a second one
+
+
+def _beyond(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
+    """Past the point where a window or a cache made beforehand is full."""
+    length = _full_at(subject)
+    if length <= _LENGTH:
+        return
+    way = _Way("one position at a time", (1,) * length)
+    try:
+        found = _compared(subject, whole, way)
+    except TargetError as error:
+        longest = subject.reading.max_length
+        if longest is not None and length > longest:
+            return
+        yield Finding(
+            _NAME, _NAME, "note", f"Given one position at a time, {length} positions are more than it takes: {error.error}.",
+            "Longer text cannot be generated.", "", {"length": length}, error.location,
+        )  # fmt: skip
+        return
+    if found is not None:
+        yield from _explained(subject, whole, found)
+
+
+def _full_at(subject: Subject) -> int:
+    """A length past every window and capacity that can be seen."""
+    decoder = Decoder(subject.fresh())
+    in_pieces(decoder, _inputs(subject, 2), (1, 1))
+    held = capacity(decoder.kept())
+    sizes = [19, held + 3 if held < _MOST - 3 else 0, 2 * (subject.promise.window or 0) + 3]
+    return min(max(sizes), _MOST, subject.reading.max_length or _MOST)
+
+
+def _second_sequence(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
+    """A new sequence after one that was kept."""
+    decoder = Decoder(subject.fresh())
+    way = _Way("one position at a time", (1,) * 5)
+    in_pieces(decoder, _inputs(subject, 5, seed=3), way.sizes)
+    if not decoder.can_reset:
+        yield Finding(
+            _NAME, _NAME, "warning", "What it keeps inside cannot be emptied: no method for it is known.",
+            "A second sequence continues the first.", "def reset(self): self.cache = None",
+        )  # fmt: skip
+        return
+    decoder.reset()
+    inputs = _inputs(subject, 5)
+    found = _difference(subject, inputs, whole(subject, inputs), in_pieces(decoder, inputs, way.sizes), way)
+    if found is not None:
+        yield _finding(
+            subject, replace(found), "this is a second sequence, begun with an empty cache, and what was kept of the first "
+            "one is still there",
+            "Begin with a new cache: no list as a default argument or class attribute; in reset(), empty keys, values and "
+            "the position.",
+            {"second": True},
+        )  # fmt: skip
+
+
+CHECK = Check(
+    _NAME, _NAME,
+    "Decoding step by step, with keys and values kept, gives what the whole sequence gives at once.",
+    "The same sequence is given one position at a time, in threes, and after a prefill, past every window, and again "
+    "after another sequence; outputs are compared in float64.",
+    "Training uses the one way and generation the other: where they differ, the model that is used is not the one that "
+    "was trained.",
+    _run,
+)  # fmt: skip
