@@ -1,14 +1,118 @@
+"""Whether the order of the input matters, and as its author says.
+
+Shapes: B batch, H heads, L length.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+from torch import Tensor
+
 from .._finding import Check, Finding, Inapplicable
+from .._inputs import Inputs, Side
+from .._steady import exact, steady, tolerance
 from .._subject import Subject
+
+_NAME = "order"
+_LENGTH = 7
+_ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    raise Inapplicable("not written")
-    yield
+    plain = exact(subject)
+    if subject.form in ("cross", "qkv", "attention"):
+        yield from _of_sides(plain)
+        return
+    direction = subject.direction
+    if direction == "neither":
+        raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
+    yield from _judged(subject, _last_row(plain) if direction == "causal" else _all_rows(plain))
 
 
-CHECK = Check("order", "order", "", "", "", _run)
+def _all_rows(subject: Subject) -> float:
+    """How far f(permuted x) is from permuted f(x), over what a right answer may differ by."""
+    inputs = subject.inputs(2, _LENGTH)
+    out = steady(subject, inputs).out
+    permuted = steady(subject, inputs.permuted(_ORDER)).out
+    return _apart(permuted, out[..., list(_ORDER), :]) / tolerance(subject, inputs, out)
+
+
+def _last_row(subject: Subject) -> float:
+    """The same for the last output of a causal target, its earlier inputs permuted."""
+    inputs = subject.inputs(2, _LENGTH)
+    order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
+    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
+    return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
+
+
+def _of_sides(subject: Subject) -> Iterator[Finding]:
+    """Keys and values in another order give the same outputs."""
+    if subject.form != "cross" and subject.is_causal:
+        yield from _judged(subject, _last_row_of_sides(subject))
+        return
+    inputs = subject.inputs(2, _LENGTH)
+    out = steady(subject, inputs).out
+    permuted = steady(subject, inputs.permuted(_ORDER, "key")).out
+    yield from _judged(subject, _apart(permuted, out) / tolerance(subject, inputs, out))
+
+
+def _last_row_of_sides(subject: Subject) -> float:
+    inputs = subject.inputs(2, _LENGTH)
+    order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
+    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order, "key")))
+    return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape or not torch.isfinite(other).all():
+        raise Inapplicable("its outputs are not finite")
+    return float((one - other).abs().max())
+
+
+def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
+    """`ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding allows."""
+    knows, promised = ratio > 1, subject.promise.positions
+    if promised is None or promised == knows:
+        if promised is None:
+            yield _told(knows)
+        return
+    if knows:
+        yield Finding(
+            _NAME, _NAME, "error",
+            "Inputs in another order do not give the same outputs in that order, though it is said to have no positions.",
+            "What is learned at one place does not hold at another.",
+            "Remove what depends on the place: index arithmetic, biases by position, a reshape that mixes positions.",
+            {"ratio": ratio},
+        )  # fmt: skip
+    else:
+        yield Finding(
+            _NAME, _NAME, "error",
+            "Inputs in another order give the same outputs in that order: positions have no effect, though it is said to "
+            "know them.",
+            "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
+            "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
+            {"ratio": ratio},
+        )  # fmt: skip
+
+
+def _told(knows: bool) -> Finding:
+    if knows:
+        return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
+    return Finding(
+        _NAME, _NAME, "note",
+        "It does not know the order of its input (permuted inputs give permuted outputs), as attention by itself does "
+        "not.",
+        "A model made of it needs positions from elsewhere.",
+    )  # fmt: skip
+
+
+CHECK = Check(
+    _NAME, _NAME,
+    "Attention by itself does not know the order of its input; where positions are added, they have an effect.",
+    "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
+    "its last output, with the earlier inputs in another order).",
+    "Without positions a sentence is a bag of words; with positions that are not meant to be there, tokens are mixed.",
+    _run,
+)  # fmt: skip
