@@ -94,13 +94,14 @@ def _chosen(axes: list[str], tensor: Tensor, own: str, varies: Varies) -> str:
 
 def _view(own: str, lead: list[str], row: str, summed: list[str], sizes: dict[str, int]) -> View:
     wanted = [*lead, row, *summed]
+    present = [bool(axis) and axis in own for axis in wanted]
     shape = [sizes.get(axis, 1) for axis in wanted]
     end = (sizes.get(row, 1), math.prod(sizes[axis] for axis in summed))
 
     def view(tensor: Tensor) -> Tensor:
-        tensor = tensor.permute([own.index(axis) for axis in wanted if axis in own])
-        for at, axis in enumerate(wanted):
-            if axis not in own:
+        tensor = tensor.permute([own.index(axis) for axis, there in zip(wanted, present, strict=True) if there])
+        for at, there in enumerate(present):
+            if not there:
                 tensor = tensor.unsqueeze(at)
         return tensor.expand(shape).reshape(*shape[: len(lead)], *end)
 

@@ -149,11 +149,11 @@ def _heads(units: Sequence[_Unit]) -> list[_Unit]:
     """The heads of one batch item. Units that have some of the rows each are put together."""
     whole: list[_Unit] = []
     for unit in units:
-        before = whole[-1] if whole else None
-        if before is not None and _continues(before, unit):
-            whole[-1] = _extended(before, unit)
-        else:
+        at = next((at for at, before in enumerate(whole) if _continues(before, unit)), None)
+        if at is None:
             whole.append(unit)
+        else:
+            whole[at] = _extended(whole[at], unit)
     known = [unit.head for unit in whole]
     if len(set(known)) == len(known) and UNKNOWN not in known:
         whole.sort(key=lambda unit: unit.head)

@@ -1,0 +1,347 @@
+"""Tracing: scores, softmax and weights are found in whatever way attention is written out.
+
+Shapes: B = 2, H = 3, L = 5, D = 7, E = 21.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import saccade.nn
+from saccade.verification import Inapplicable, Reading
+from saccade.verification._subject import Subject
+from saccade.verification._trace import SeenAttention, measured, traced
+
+B, H, L, D = 2, 3, 5, 7
+E = H * D
+ROOT = math.sqrt(D)
+LATER = torch.ones(L, L, dtype=torch.bool).triu(1)
+Core = Callable[[Tensor, Tensor, Tensor], Tensor]  # (B, L, H, D) each, to (B, L, E)
+
+
+class Projected(nn.Module):
+    """x to queries, keys and values of H heads, what `core` makes of them, and an output projection."""
+
+    def __init__(self, core: Core):
+        super().__init__()
+        self.qkv, self.out, self.core = nn.Linear(E, 3 * E), nn.Linear(E, E), core
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (part.unflatten(-1, (H, D)) for part in self.qkv(x).chunk(3, -1))
+        return query, key, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.core(*self.parts(x)))
+
+
+def expected(query: Tensor, key: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Logits and weights (B, H, L, L) of queries and keys (B, L, H, D), by the formula alone."""
+    logits = torch.einsum("bqhd,bkhd->bhqk", query, key) / ROOT
+    return logits, (logits.masked_fill(LATER, -math.inf) if causal else logits).softmax(-1)
+
+
+def seen_in(core: Core) -> tuple[SeenAttention, Projected, Tensor]:
+    torch.manual_seed(0)
+    module = Projected(core).eval()
+    subject = Subject(module, Reading("self", "BLD", E))
+    inputs = subject.inputs(B, L)
+    with torch.no_grad():
+        (seen,) = traced(subject, inputs).attentions
+    return seen, module, inputs["x"]
+
+
+def heads(tensor: Tensor) -> Tensor:
+    return tensor.transpose(1, 2)
+
+
+def merged(out: Tensor) -> Tensor:
+    return out.transpose(1, 2).reshape(B, L, E)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = heads(q), heads(k), heads(v)
+    return merged((q @ k.transpose(-2, -1) / ROOT).softmax(-1) @ v)
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bqhd,bkhd->bhqk", q, k).div(ROOT).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(B, L, E)
+
+
+def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bihd,bjhd->bijh", q, k) / ROOT
+    weights = torch.softmax(scores, dim=2)
+    return torch.einsum("bijh,bjhd->bihd", weights, v).flatten(2)
+
+
+def with_dots(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = F.softmax(torch.einsum("...id,...jd->...ij", heads(q), heads(k)) / ROOT, dim=-1)
+    return merged(torch.einsum("...ij,...jd", weights, heads(v)))
+
+
+def flat_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (heads(t).reshape(B * H, L, D) for t in (q, k, v))
+    weights = F.softmax(torch.bmm(q / ROOT, k.transpose(1, 2)), dim=2)
+    return merged(torch.bmm(weights, v).view(B, H, L, D))
+
+
+def heads_before_items(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (torch.cat(t.unbind(2)) for t in (q, k, v))
+    weights = torch.matmul(q, k.mT).mul(1 / ROOT).softmax(-1)
+    return torch.cat(torch.matmul(weights, v).chunk(H), dim=-1)
+
+
+def added_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (heads(t).flatten(0, 1) for t in (q, k, v))
+    scores = torch.baddbmm(torch.zeros(1, 1, 1), q, k.mT, beta=0, alpha=1 / ROOT)
+    return merged(torch.bmm(scores.softmax(-1), v).unflatten(0, (B, H)))
+
+
+def by_elements(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = heads(q), heads(k), heads(v)
+    weights = ((q.unsqueeze(3) * k.unsqueeze(2)).sum(-1) / ROOT).softmax(-1)
+    return merged((weights.unsqueeze(-1) * v.unsqueeze(2)).sum(3))
+
+
+def loop_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    outs = []
+    for head in range(H):
+        scores = q[:, :, head] @ k[:, :, head].transpose(1, 2)
+        outs.append(F.softmax(scores / ROOT, dim=-1) @ v[:, :, head])
+    return torch.cat(outs, dim=-1)
+
+
+def loop_of_items(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    outs = []
+    for one, other, third in zip(heads(q), heads(k), heads(v), strict=True):
+        outs.append((one @ other.mT / ROOT).softmax(-1) @ third)
+    return merged(torch.stack(outs))
+
+
+def loop_of_both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = torch.empty(B, L, H, D)
+    for item in range(B):
+        for head in range(H):
+            weights = (torch.mm(q[item, :, head], k[item, :, head].T) / ROOT).softmax(1)
+            out[item, :, head] = weights.mm(v[item, :, head])
+    return out.view(B, L, E)
+
+
+def loop_into_a_buffer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.zeros(B, H, L, L)
+    for head in range(H):
+        scores[:, head] = q[:, :, head] @ k[:, :, head].mT / ROOT
+    return merged(scores.softmax(-1) @ heads(v))
+
+
+def loop_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows = []
+    for at in range(L):
+        weights = (torch.einsum("bhd,bkhd->bhk", q[:, at], k) / ROOT).softmax(-1)
+        rows.append(torch.einsum("bhk,bkhd->bhd", weights, v))
+    return torch.stack(rows, 1).reshape(B, L, E)
+
+
+def softmax_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = heads(q) @ heads(k).mT / ROOT
+    raised = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
+    return merged((raised / raised.sum(dim=-1, keepdim=True)) @ heads(v))
+
+
+def softmax_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = heads(q) @ heads(k).mT
+    scores /= ROOT
+    scores.exp_()
+    scores /= scores.sum(-1, keepdim=True)
+    return merged(scores @ heads(v))
+
+
+def by_logarithms(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = heads(q) @ heads(k).mT / ROOT
+    return merged(F.log_softmax(scores, dim=-1).exp() @ heads(v))
+
+
+def by_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = heads(q) @ heads(k).mT / ROOT
+    return merged((scores - torch.logsumexp(scores, -1, keepdim=True)).exp() @ heads(v))
+
+
+def by_tensordot(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows = [
+        torch.tensordot(
+            (torch.tensordot(q[item, :, head], k[item, :, head], ([1], [1])) / ROOT).softmax(-1), v[item, :, head], 1
+        )
+        for item in range(B)
+        for head in range(H)
+    ]
+    return merged(torch.stack(rows).view(B, H, L, D))
+
+
+def keys_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = heads(k) @ heads(q).mT / ROOT  # (B, H, keys, queries)
+    return merged(scores.softmax(-2).mT @ heads(v))
+
+
+def by_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    outs = [
+        F.linear((F.linear(q[b, :, h], k[b, :, h]) / ROOT).softmax(-1), v[b, :, h].T)
+        for b in range(B)
+        for h in range(H)
+    ]
+    return merged(torch.stack(outs).view(B, H, L, D))
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bqghd,bkhd->bghqk", q.unsqueeze(2), k) / ROOT
+    return torch.einsum("bghqk,bkhd->bqghd", scores.softmax(-1), v).reshape(B, L, E)
+
+
+def stacked_by_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    both = torch.stack([heads(q), heads(k)])
+    q, k = both.permute(0, 2, 1, 3, 4)[:, torch.arange(H)].unbind(0)
+    scores = torch.matmul(q, k.permute(0, 1, 3, 2)) * D**-0.5
+    weights = F.dropout(F.softmax(scores.double(), -1).type_as(q), 0.1, training=False)  # (H, B, L, L)
+    return merged((weights @ heads(v).transpose(0, 1)).transpose(0, 1))
+
+
+RIGHT = [
+    plain, by_einsum, heads_last, with_dots, flat_heads, heads_before_items, added_product, by_elements, loop_of_heads,
+    loop_of_items, loop_of_both, loop_into_a_buffer, loop_of_queries, softmax_by_hand, softmax_in_place, by_logarithms,
+    by_logsumexp, by_tensordot, keys_first, by_linear, fused, grouped, stacked_by_view,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("core", RIGHT, ids=lambda core: core.__name__)
+def test_every_way_to_write_it_is_seen_as_what_it_is(core: Core):
+    seen, module, x = seen_in(core)
+    query, key, value = module.parts(x)
+    logits, weights = expected(query, key)
+    assert seen.weights.shape == (B, H, L, L)
+    torch.testing.assert_close(seen.weights, weights)
+    torch.testing.assert_close(seen.value, heads(value))
+    assert seen.logits is not None
+    own = seen.logits.float()
+    torch.testing.assert_close(  # up to a constant for each query
+        own - own.mean(-1, keepdim=True), logits - logits.mean(-1, keepdim=True)
+    )
+    factor = ROOT if core is flat_heads else 1.0
+    torch.testing.assert_close(seen.query * factor, heads(query))
+    torch.testing.assert_close(seen.key, heads(key))
+    assert seen.normalised == "key"
+
+
+def wrong_axis(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged((heads(q) @ heads(k).mT / ROOT).softmax(-2) @ heads(v))
+
+
+def over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged((heads(q) @ heads(k).mT / ROOT).softmax(1) @ heads(v))
+
+
+def over_items(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged(F.softmax(heads(q) @ heads(k).mT / ROOT, dim=0) @ heads(v))
+
+
+def chosen_by_pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says itself that the implicit axis is deprecated
+        flat = F.softmax((heads(q) @ heads(k).mT / ROOT).flatten(0, 1))
+    return merged(flat.unflatten(0, (B, H)) @ heads(v))
+
+
+def over_keys_and_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged((heads(q) @ heads(k).mT / ROOT).flatten(2).softmax(-1).unflatten(2, (L, L)) @ heads(v))
+
+
+def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged((heads(q) @ heads(k).mT / ROOT).softmax(-1).transpose(-2, -1) @ heads(v))
+
+
+def wrong_axis_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    raised = torch.exp(heads(q) @ heads(k).mT / ROOT)
+    return merged(raised / raised.sum(2, keepdim=True) @ heads(v))
+
+
+def none_at_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged(heads(q) @ heads(k).mT / ROOT @ heads(v))
+
+
+def sigmoid(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged((heads(q) @ heads(k).mT / ROOT).sigmoid() @ heads(v))
+
+
+AXES = {
+    wrong_axis: "query", over_heads: "head", over_items: "batch", chosen_by_pytorch: "head",
+    over_keys_and_queries: "unknown", turned: "query", wrong_axis_by_hand: "query", none_at_all: "none",
+    sigmoid: "none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("core", AXES, ids=lambda core: core.__name__)
+def test_the_axis_of_the_softmax_is_told(core: Core):
+    seen, module, x = seen_in(core)
+    query, key, value = module.parts(x)
+    assert seen.normalised == ("batch" if core is chosen_by_pytorch and B * H == 1 else AXES[core])
+    torch.testing.assert_close(merged(seen.weights @ heads(value)), core(query, key, value))
+
+
+def masked_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (heads(q) @ heads(k).mT / ROOT).softmax(-1)
+    return merged(weights.masked_fill(LATER, 0.0) @ heads(v))
+
+
+def renormalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (heads(q) @ heads(k).mT / ROOT).softmax(-1) * ~LATER
+    weights = weights / weights.sum(-1, keepdim=True)
+    return merged(weights @ heads(v))
+
+
+def masked_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = heads(q) @ heads(k).mT / ROOT
+    scores[:, :, LATER] = float("-inf")
+    return merged(scores.softmax(-1) @ heads(v))
+
+
+def multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.tril(heads(q) @ heads(k).mT / ROOT)
+    return merged(scores.softmax(-1) @ heads(v))
+
+
+def test_masks_are_seen_where_they_stand():
+    for core in (masked_after, renormalised, masked_before, multiplied):
+        seen, module, x = seen_in(core)
+        query, key, _ = module.parts(x)
+        logits, causal = expected(query, key, causal=True)
+        full = logits.softmax(-1)
+        right = {masked_after: full.masked_fill(LATER, 0), multiplied: logits.tril().softmax(-1)}
+        torch.testing.assert_close(seen.weights, right.get(core, causal))
+        assert seen.logits is not None
+        hidden = {masked_before: -math.inf, multiplied: 0.0}
+        filled = logits.masked_fill(LATER, hidden[core]) if core in hidden else logits
+        torch.testing.assert_close(seen.logits, filled)
+        assert seen.normalised == "key"
+        mark = {masked_after: "masked_fill", renormalised: "~LATER", masked_before: "[:, :, LATER]",
+                multiplied: "torch.tril"}  # fmt: skip
+        assert mark[core] in seen.lines["mask"].code
+
+
+def test_the_lines_are_those_that_a_reader_would_point_at():
+    seen, _, _ = seen_in(softmax_by_hand)
+    assert seen.lines["scores"].code == "scores = heads(q) @ heads(k).mT / ROOT"
+    assert seen.lines["scale"] == seen.lines["scores"]
+    assert seen.lines["softmax"].code.startswith("raised = torch.exp(")
+    assert seen.lines["values"].code.startswith("return merged((raised /")
+    assert seen.lines["values"].function == "softmax_by_hand"
+    assert seen.lines["values"].path == __file__
