@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from wrong.fault import STYLES, Fault, Style
 
 import saccade
-from saccade.verification import Finding, Report
+from saccade.verification import Finding, Report, checks
 from saccade.verification._finding import FAMILIES
 
 MOST_OTHERS = 2
@@ -48,7 +48,7 @@ class Verdict:
 
     named: bool
     family: str  # the one that named it
-    others: tuple[str, ...]  # families of the errors that do not fit, one for each error
+    others: tuple[str, ...]  # families of all other errors, one for each error
     line: bool | None  # whether a fitting finding blames the wrong line; None: there is none to blame
 
     @property
@@ -76,11 +76,11 @@ def run_right(style: Style, compiled: bool = False) -> Report:
 def judge(fault: Fault, report: Report) -> Verdict:
     severities = ("error",) if fault.severity == "error" else ("error", "warning", "note")
     fitting = [one for one in report.findings if one.family in fault.families and one.severity in severities]
-    # the fitting families are one defect's names: a second error of one of them is no other error
-    others = tuple(one.family for one in report.errors if one.family not in fault.families)
+    fitting.sort(key=lambda one: fault.families.index(one.family))
+    others = tuple(one.family for one in report.errors if not fitting or one is not fitting[0])
     blamed = fault.to_blame()
-    named = any(one.location is not None and one.location.code.strip() in blamed for one in fitting)
-    return Verdict(bool(fitting), fitting[0].family if fitting else "", others, named if blamed else None)
+    line = any(one.location is not None and one.location.code.strip() in blamed for one in fitting)
+    return Verdict(bool(fitting), fitting[0].family if fitting else "", others, line if blamed else None)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def loaded(source: str, file: str) -> Iterator[dict[str, Any]]:
             del sys.modules[name]
 
 
-def made(names: dict[str, Any], target: str, arguments: Any) -> Any:
+def made(names: dict[str, Any], target: str) -> Any:
     """The target as `verify` is given it: a function or class by its name, an instance where the name is a call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -111,17 +111,23 @@ def made(names: dict[str, Any], target: str, arguments: Any) -> Any:
 def _verify(
     names: dict[str, Any], target: str, arguments: Any, causal: bool | None, promise: Any, style: Style, compiled: bool
 ) -> Report:
-    checks = None if compiled else without_compile()
     how = {} if style.how is None else {"how": style.how}
-    return saccade.verify(
-        made(names, target, arguments), causal, style.embed_dim, arguments=dict(arguments) or None, promise=promise,
-        checks=checks, isolated=False, **how,
-    )  # fmt: skip
+    with nullcontext() if compiled else without_compile():
+        return saccade.verify(
+            made(names, target), causal, style.embed_dim, arguments=dict(arguments) or None, promise=promise,
+            isolated=False, **how,
+        )  # fmt: skip
 
 
-def without_compile() -> Any:
-    """What `checks=` has to be so that nothing is compiled, which takes most of the time."""
-    return None
+@contextmanager
+def without_compile() -> Iterator[None]:
+    """Nothing is compiled within, which would take most of the time."""
+    before = checks.CHECKS
+    checks.CHECKS = tuple(check for check in before if "compile" not in check.name)
+    try:
+        yield
+    finally:
+        checks.CHECKS = before
 
 
 def chosen(words: Sequence[str]) -> tuple[Fault, ...]:

@@ -23,13 +23,13 @@ FAULTS = (
         "hides padding with -4, which the softmax still sees",
     ),
     Fault(
-        "pooled over the padding", PADDING, ENCODER_BLOCK,
+        "pooled over the padding", ("padding",), ENCODER_BLOCK,
         "        x = self.norm2(x + self.dropout(self.ff(x)))\n",
         "        x = self.norm2(x + self.dropout(self.ff(x)) + x.mean(dim=1, keepdim=True))\n",
         "adds the mean over all positions, padded ones included",
     ),
     Fault(
-        "normalised over the sequence", PADDING, LUCIDRAINS,
+        "normalised over the sequence", ("padding",), LUCIDRAINS,
         "x = self.norm(x)", "x = self.norm(x) / x.std(dim=1, keepdim=True)",
         "divides by the deviation along the sequence, padded positions included",
     ),
@@ -68,7 +68,7 @@ FAULTS = (
         "the mask of the memory is built and not passed on",
     ),
     Fault(
-        "keys padded, values averaged", PADDING, DIFFUSERS,
+        "keys padded, values averaged", ("padding",), DIFFUSERS,
         "out = torch.einsum(\"b i j, b j d -> b i d\", attn, v)",
         "out = torch.einsum(\"b i j, b j d -> b i d\", attn, v - v.mean(dim=1, keepdim=True))",
         "centres the values over the context, padding included",

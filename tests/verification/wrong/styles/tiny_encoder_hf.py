@@ -47,6 +47,9 @@ class TinyEncoder(PreTrainedModel):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
         self.post_init()
 
+    def get_input_embeddings(self):
+        return self.words
+
     def forward(self, input_ids, attention_mask=None, **kwargs):
         hidden = self.words(input_ids) + self.positions.weight[: input_ids.shape[1]]
         if attention_mask is None:

@@ -70,6 +70,9 @@ class TinyForCausalLM(PreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def get_input_embeddings(self):
+        return self.wte
+
     def forward(
         self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None, **kwargs
     ):

@@ -68,6 +68,9 @@ class TinySeq2Seq(PreTrainedModel):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
+    def get_input_embeddings(self):
+        return self.shared
+
     def embed(self, tokens):
         return self.shared(tokens) + self.positions.weight[: tokens.shape[1]]
 
