@@ -22,6 +22,7 @@ from ._models import takes_tokens, token_subject
 from ._reading import Hints, Promise, Reading
 from ._subject import Subject
 from .discovery._adapters import adapted
+from .discovery._caches import with_cache
 from .discovery._forms import Clues, is_pytorch, read
 from .discovery._masks import with_masks
 from .discovery._signature import arguments_of
@@ -76,6 +77,7 @@ def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]
     clues = Clues(target, arguments_of(target), Source.of(target), hints, given)
     trials = Trials(target)
     reading = with_masks(trials, clues, promise, read(trials, clues))
+    reading = with_cache(trials, clues, reading)
     flag = next((one.name for one in clues.arguments if one.role == "flag"), None)
     if (
         flag is None
