@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _influence as influence
-from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._subject import Subject
 from .._visible import Visible, masking_line, one_sequence, self_attentions
 
@@ -43,6 +43,7 @@ class _Cause:
     words: str
     mend: str
     location: Location | None = None
+    severity: Severity = "error"
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -197,7 +198,10 @@ _MEND = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(),
 
 def _finding(subject: Subject, leaks: Sequence[_Leak], whole: dict[int, Tensor]) -> Finding:
     plain = [leak for leak in leaks if not leak.way]
-    leak = max(plain or leaks, key=lambda one: (one.length in _SHORT, one.length))
+    leak = max(plain or leaks, key=lambda one: one.length if one.length in _SHORT else -one.length)
+    if leak.length in _LONG[:3] and not leak.way:  # every pair, where only cuts were tried
+        whole = {**whole, leak.length: influence.dependence(subject, leak.length, _BATCH)}
+        leak = _Leak(leak.length, influence.above_diagonal(whole[leak.length]))
     cause = _cause(subject, leak, plain, whole)
     return _told(subject, leak, cause, leaks)
 
@@ -219,13 +223,7 @@ def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] =
         "lengths": sorted({one.length for one in leaks} | {leak.length}),
         "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
     }  # fmt: skip
-    return Finding(
-        "causal-leak", "causal-leak", _severity(subject, leak), seen, _EFFECT, cause.mend, evidence, cause.location
-    )
-
-
-def _severity(subject: Subject, leak: _Leak) -> str:
-    return "error"
+    return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.mend, evidence, cause.location)
 
 
 def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> _Cause:
@@ -233,6 +231,9 @@ def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[in
     inputs = one_sequence(subject, _BATCH, leak.length)
     if leak.way == "train mode":
         return _Cause("Only in train mode.", "Apply the mask in both modes.", masking_line(subject, inputs))
+    if leak.way == "gradient" and leak.worst()[-1] < 1e-6:
+        words = "The weight is not exactly 0: masked scores are set to a number that is too small to hide them."
+        return _Cause(words, _MEND, masking_line(subject, inputs))
     if leak.way == "gradient":
         return _Cause(
             "Only through the gradient: the value does not change.", "Detach nothing and hide the scores: " + _MEND
@@ -244,6 +245,9 @@ def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[in
         )  # fmt: skip
     inside = self_attentions(subject, inputs)
     line = masking_line(subject, inputs)
+    found = _elsewhere(leak, plain, inside, line)
+    if found is not None:
+        return found
     for one in inside:
         found = _filled(one) or _after(one)
         if found is not None:
@@ -251,6 +255,23 @@ def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[in
     words = _pattern(leak, plain, whole)
     scores = next((one.line("scores") for one in inside), None)
     return _Cause(words, _mend(words, any(one.is_sdpa for one in inside)), line or scores)
+
+
+def _elsewhere(leak: _Leak, plain: Sequence[_Leak], inside: Sequence[Visible], line: Location | None) -> _Cause | None:
+    """What another check names as its own."""
+    for one in inside:
+        if one.seen.normalised in ("query", "head", "batch"):
+            return _Cause(
+                f"The softmax runs over the {one.seen.normalised} axis, so that what comes later changes its sums.",
+                "weights = scores.softmax(dim=-1)", one.line("softmax"), "note",
+            )  # fmt: skip
+        strict = ~one.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
+        if strict.any() and all(not bool(each.sizes[..., 1:, :].any()) for each in plain):
+            return _Cause(
+                "Output 0 may not even see itself, and then averages over everything.",
+                "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included", line, "note",
+            )  # fmt: skip
+    return None
 
 
 def _mend(words: str, sdpa: bool) -> str:

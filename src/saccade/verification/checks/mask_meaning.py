@@ -212,10 +212,6 @@ def _named(probe: _Probe) -> _Defect:
     if square and probe.fits(given.mT):
         return _Defect("The mask is applied transposed: its rows and columns, queries and keys, are swapped.",
                        "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)")  # fmt: skip
-    if not mask.by_pair and probe.inputs.length == probe.inputs.key_length:
-        if probe.fits(given.mT.expand(-1, -1, -1, given.shape[-1])):
-            return _Defect("It is broadcast along the wrong axis: it hides queries where it should hide keys.",
-                           "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)")  # fmt: skip
     return _mixed(probe) or _Defect(
         f"What is seen fits no reading of `{mask.argument}`; it hides {int((probe.own & ~probe.seen).sum())} of the pairs "
         f"where the mask says {int((probe.own & ~probe.expected(given)).sum())}."
@@ -261,6 +257,9 @@ def _mixed(probe: _Probe) -> _Defect | None:
 
 def _unhidden(probe: _Probe) -> _Defect:
     """Nothing is hidden: why."""
+    if not probe.mask.by_pair and _hides_queries(probe):
+        return _Defect("It is broadcast along the wrong axis: it hides queries where it should hide keys.",
+                       "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)")  # fmt: skip
     seen = _weights(probe)
     if seen is not None:
         before, after = seen
@@ -273,12 +272,24 @@ def _unhidden(probe: _Probe) -> _Defect:
 
 def _counts(probe: _Probe) -> bool:
     """Whether the mask changes anything at all."""
+    return bool(_change(probe).any())
+
+
+def _change(probe: _Probe) -> Tensor:
+    """(B, H', Lq) how much the mask changes each output."""
     called = influence.steady(probe.subject, probe.inputs)
     open_ = _masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
     masks = _masks_of(probe.mask, probe.given, probe.inputs)
-    return bool(
-        (influence.difference(called(probe.inputs, **open_), called(probe.inputs, **masks)) > called.noise).any()
-    )
+    sizes = influence.difference(called(probe.inputs, **open_), called(probe.inputs, **masks)).cpu()
+    return sizes.masked_fill(sizes <= called.noise, 0.0)
+
+
+def _hides_queries(probe: _Probe) -> bool:
+    """Whether a mask of keys changes the outputs at the hidden positions, and those alone."""
+    if probe.inputs.length != probe.inputs.key_length:
+        return False
+    rows = (_change(probe) > 0).any(1)
+    return rows.equal(~probe.given[:, 0, 0].expand(rows.shape))
 
 
 def _weights(probe: _Probe) -> tuple[SeenAttention, SeenAttention] | None:
