@@ -13,7 +13,7 @@ from torch import Tensor
 from ._finding import Finding
 from ._flow import followed
 from ._heads import Heads
-from ._wiring import Projection, Wiring, names_of
+from ._wiring import Projection, Wiring
 
 _NAME = "mixing"
 
@@ -100,7 +100,8 @@ def _shared(twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Fin
 def _missing(count: int, unused: list[str]) -> Finding:
     declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
     return Finding(
-        _NAME, _NAME, "error", f"The {count} heads are put side by side and returned: nothing mixes them{declared}.",
+        _NAME, _NAME, "error" if unused else "warning",
+        f"The {count} heads are put side by side and returned: nothing mixes them{declared}.",
         "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this one "
         "get less than the published design gives.",
         "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
