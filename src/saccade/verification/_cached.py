@@ -66,6 +66,9 @@ class Decoder:
 
     def __call__(self, piece: Inputs) -> Tensor:
         """The outputs of the next positions."""
+        if self._cache.step is not None and piece.length > 1:
+            single = [piece.cut(slice(at, at + 1)) for at in range(piece.length)]
+            return torch.cat([self(one) for one in single], -2)
         result = self.next_call()(piece)
         if self._cache.kind == "passed":
             self.state = _picked(result.returned, self._cache.returned)
@@ -82,16 +85,26 @@ class Decoder:
         if cache.flag is not None:
             keywords[cache.flag] = True
         if isinstance(cache.argument, int):
-            call = _with_place(call or self._subject.target, cache.argument, self.state)
+            call = _with_place(call, cache.argument, self.state)
         elif cache.argument is not None:
             keywords[cache.argument] = self.state
+        if cache.step is not None:
+            call = _with_method(cache.step)
         return replace(self._subject, reading=replace(reading, constants=keywords, call=call))
 
 
-def _with_place(target: Callable[..., Any], place: int, state: Any) -> Callable[..., Any]:
-    def call(*places: Any, **keywords: Any) -> Any:
+def _with_place(adapter: Callable[..., Any] | None, place: int, state: Any) -> Callable[..., Any]:
+    def call(target: Any, *places: Any, **keywords: Any) -> Any:
         filled = [*places, *[None] * (place - len(places))]
-        return target(*filled[:place], state, *filled[place + 1 :], **keywords)
+        filled = [*filled[:place], state, *filled[place + 1 :]]
+        return target(*filled, **keywords) if adapter is None else adapter(target, *filled, **keywords)
+
+    return call
+
+
+def _with_method(name: str) -> Callable[..., Any]:
+    def call(target: Any, *places: Any, **keywords: Any) -> Any:
+        return getattr(target, name)(*places, **keywords)
 
     return call
 

@@ -67,7 +67,8 @@ class CacheReading:
     kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), None
     at first. kind "made": `argument` takes an object that `make` gives, changed in place. kind "inside": the module
     keeps it; `reset` names the method that empties it. `position` names an argument that takes the first position of
-    the call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`).
+    the call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`);
+    `step` a method that is called with one position at a time in place of the module.
     """
 
     kind: Literal["passed", "made", "inside"]
@@ -77,6 +78,7 @@ class CacheReading:
     reset: str | None = None
     position: str | None = None
     flag: str | None = None
+    step: str | None = None
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import nn
 
 # The first that fits the whole name, in lower case, decides.
 _ROLES = (
+    ("use_cache", r"use_cache|use_kv_cache|cache_.*flag"),
     ("cache", r"(past_)?(kv|key_value|layer)_?(cache|past|values?|states?)s?|past(_key_values?)?|past_?kv|layer_past"
               r"|.*_?caches?|cache_params|memory_state|incremental_state|state|present"),
-    ("use_cache", r"use_cache|use_kv_cache|cache_.*flag"),
     ("head_mask", r"(layer_|cross_attn_)?head_mask"),
     ("flag", r"(is_|use_)?(causal|autoregressive)(_flag|ity)?|use_(causal_)?mask|apply_mask|masked|mask_future"),
     ("lengths", r"(valid|seq|src|source|key|input|sequence|memory|context|x)?_?(lens?|lengths|valid_lens?|valid_lengths)"),
