@@ -1,7 +1,7 @@
 """The command `saccade`: an app of sub-commands, and the boundary where errors become one line.
 
-Exit status: 0 done, 2 something the user can mend (one line on stderr), 130 interrupted by Ctrl-C, 1 the reader of a
-pipe left. Anything else that is raised is a bug of ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
+Exit status: 0 done, 1 errors found by `verify`, 2 something the user can mend (one line on stderr), 130 interrupted by Ctrl-C, 1 also
+where the reader of a pipe left. Anything else that is raised is a bug of ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, generate, look, train
+from . import bench, generate, look, train, verify
 from ._errors import UserError, one_line, require, told_by_another
 
 __all__ = ["UserError", "app", "main", "require"]
@@ -27,6 +27,8 @@ Examples:
   saccade generate "It was a dark night"
 
   saccade train lm my-novel.txt --out runs/novel
+
+  saccade verify attention.py:SelfAttention --arg embed_dim=64
 
   saccade bench --quick
 """
@@ -59,7 +61,7 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, generate, train, bench):
+for command in (look, generate, train, verify, bench):
     command.register(app)
 
 

@@ -123,3 +123,8 @@ class Report:
         from ._show import as_text
 
         return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from ._page import as_fragment
+
+        return as_fragment(self)

@@ -3,6 +3,7 @@ child."""
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ class Job:
 
     target: Any  # the object, or "path/to/file.py:Name", or "hf:DIR_OR_ID"
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of its constructor
-    how: Reading | Hints | Callable[..., Any] | None = None
+    how: Reading | Callable[..., Any] | str | None = None  # a string names an adapter in a file
     hints: Hints = field(default_factory=Hints)
     promise: Promise = field(default_factory=Promise)
     names: tuple[str, ...] = ()  # of the checks to run
@@ -69,6 +70,8 @@ class Refused:
     traceback: str = ""  # of the process that it happened in
 
 
+_CAUSAL = "it is causal: no output depends on a later input (otherwise --bidirectional)"
+_BIDIRECTIONAL = "it is bidirectional: every output depends on every input (otherwise --causal)"
 Message = Stage | Called | Done | Broken | Refused
 
 
@@ -81,10 +84,11 @@ def work(job: Job) -> Iterator[Message]:
         stage = "loading"
         try:
             yield Stage(stage)
-            target = _loaded(job)
+            target = _loaded(job.target)
+            how = _loaded(job.how)
             stage = "calling"
             yield Stage(stage)
-            subject = discover(target, job.hints, job.promise, job.how, job.arguments)
+            subject = discover(target, job.hints, job.promise, how, job.arguments)
             yield _called(subject)
         except Undecided as undecided:
             yield Refused(undecided)
@@ -106,24 +110,24 @@ def chosen(names: tuple[str, ...]) -> list[Check]:
     return [check for check in CHECKS if check.name in names]
 
 
-def _loaded(job: Job) -> Any:
-    if not isinstance(job.target, str):
-        return job.target
+def _loaded(named: Any) -> Any:
+    if not isinstance(named, str):
+        return named
     from ._load import load
 
-    return load(job.target)
+    return load(named)
 
 
 def _called(subject: Subject) -> Called:
     from ._words import call_in_words
 
-    causal = subject.promise.causal
+    causal, assumed = subject.promise.causal, subject.reading.assumed
     if causal is None:
-        try:
+        with contextlib.suppress(Inapplicable, TargetError):
             causal = {"causal": True, "bidirectional": False}.get(subject.direction)
-        except (Inapplicable, TargetError):
-            causal = None
-    return Called(call_in_words(subject), subject.reading.assumed, causal)
+    if subject.promise.causal is None and causal is not None:
+        assumed = (*assumed, _CAUSAL if causal else _BIDIRECTIONAL)
+    return Called(call_in_words(subject), assumed, causal)
 
 
 def _failed(error: BaseException, stage: str) -> Broken | Refused:

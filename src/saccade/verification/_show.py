@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ._finding import Finding, Location, Outcome, Report
@@ -12,28 +12,39 @@ from ._finding import Finding, Location, Outcome, Report
 WIDTH = 100
 
 
-class Piece(NamedTuple):
-    """A run of text and what it is: a key of `STYLES`, or ""."""
-
-    text: str
-    style: str = ""
-
-
-Line = tuple[Piece, ...]
-
 # As rich names them; without colours the words alone say everything.
-STYLES = {
+_STYLES = {
     "": "", "error": "bold red", "warning": "bold yellow", "note": "bold cyan", "ok": "green", "bad": "bold red",
     "n/a": "dim", "quiet": "dim", "title": "bold", "code": "bold", "mend": "green", "path": "blue",
 }  # fmt: skip
 
 
+class Piece(NamedTuple):
+    """A run of text and what it is: a key of `_STYLES`."""
+
+    text: str
+    style: str = ""
+
+    @property
+    def rich(self) -> str:
+        """Its style as rich writes it."""
+        return _STYLES[self.style]
+
+
+Line = tuple[Piece, ...]
+
+
 def as_text(report: Report, width: int = WIDTH) -> str:
     """The whole report without colours."""
-    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(report, width))
+    return _joined_lines(report_lines(report, width))
 
 
-def lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
+def finding_as_text(finding: Finding, width: int = WIDTH) -> str:
+    """One finding without colours."""
+    return _joined_lines(_finding(finding, width))
+
+
+def report_lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
     """The report line by line, each at most `width` columns where words allow it."""
     yield from _filled((Piece(verdict(report), "title" if report.ok else "error"),), "", "", width)
     yield ()
@@ -44,6 +55,10 @@ def lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
     for finding in report.findings:
         yield ()
         yield from _finding(finding, width)
+
+
+def _joined_lines(lines: Iterable[Line]) -> str:
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
 def verdict(report: Report) -> str:
@@ -139,8 +154,10 @@ def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
 
 
 def _finding(finding: Finding, width: int) -> Iterator[Line]:
-    severity = Piece(f"{finding.severity}: ", finding.severity if finding.severity in STYLES else "")
-    yield from _filled((severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{finding.family}]")
+    severity = Piece(f"{finding.severity}: ", finding.severity)
+    yield from _filled(
+        (severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{finding.family}]"
+    )
     if finding.location is not None:
         number = str(finding.location.line)
         yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(place(finding.location), "path")
@@ -182,5 +199,3 @@ def printable(text: str) -> str:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}" if count else ""
-
-

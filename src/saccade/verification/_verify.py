@@ -28,7 +28,7 @@ def verify(
     *,
     num_heads: int | None = None,
     arguments: Mapping[str, Any] | None = None,
-    how: Reading | Hints | Callable[..., Any] | None = None,
+    how: Reading | Hints | Callable[..., Any] | str | None = None,
     promise: Promise | None = None,
     checks: Sequence[str] | None = None,
     limits: Limits | None = None,
@@ -51,7 +51,8 @@ def verify(
         how: how to call it, where that is not found or found wrong: a `Hints`, a whole `Reading`, or an adapter, a
             function (target, query, key, value, mask=None), (target, x, mask=None) or (target, x, context, mask=None)
             that returns out or (out, weights). There query, key, value are (batch, heads, length, width) if the target
-            is attention proper, x is (batch, length, width), and mask is boolean, True = attend.
+            is attention proper, x is (batch, length, width), and mask is boolean, True = attend; or a string that
+            names such a function, "path/to/file.py:name".
         promise: more of what its author promises: window, positions, scale, the meaning of its mask.
         checks: the families to run, as "scale" or "causal-leak"; None: all.
         limits: of time and memory for the child.
@@ -71,17 +72,20 @@ def verify(
     given = promise or Promise()
     if causal is not None and given.causal is not None and causal != given.causal:
         raise ValueError(f"causal={causal} and promise.causal={given.causal} contradict each other; give one of them")
-    if not isinstance(how, Hints | Reading | None) and not callable(how):
+    if not isinstance(how, Hints | Reading | str | None) and not callable(how):
         raise TypeError(f"how: expected Hints, Reading or a function, got {type(how).__name__}")
     chosen = _chosen(checks)
+    hints = how if isinstance(how, Hints) else Hints()
+    hints = replace(hints, embed_dim=embed_dim or hints.embed_dim, num_heads=num_heads or hints.num_heads)
     job = Job(
-        target, dict(arguments or {}), how, Hints(embed_dim=embed_dim, num_heads=num_heads),
+        target, dict(arguments or {}), None if isinstance(how, Hints) else how, hints,
         replace(given, causal=given.causal if causal is None else causal), tuple(check.name for check in chosen),
     )  # fmt: skip
-    if isinstance(target, str) and not target.startswith("hf:"):
-        from ._load import split
+    for named in (target, how):
+        if isinstance(named, str) and not named.startswith("hf:"):
+            from ._load import split
 
-        split(target)
+            split(named)
     return _report(job, chosen, limits or Limits(), isolated, progress)
 
 

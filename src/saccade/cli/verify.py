@@ -1,0 +1,283 @@
+"""`saccade verify`."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ._errors import UserError
+from ._options import Grouped, flattened
+
+if TYPE_CHECKING:
+    from ..verification import Report, Undecided
+
+# As `saccade.verification` has them, which loads PyTorch; a test holds the two together.
+FAMILIES = (
+    "scale, softmax, causal-leak, causal-blindness, mask-meaning, padding, mixing, order, cache, precision, gradients, "
+    "dropout, robustness, weights, model"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Promised:
+    """What its author promises (what is not said is found out, and told)"""
+
+    causal: Annotated[
+        bool | None,
+        typer.Option("--causal/--bidirectional", help="No output depends on a later input, or each may depend on all."),
+    ] = None
+    window: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="An output sees N inputs before its own and no earlier one.")
+    ] = None
+    positions: Annotated[
+        bool | None, typer.Option("--positions/--no-positions", help="It knows the order of its input, or not.")
+    ] = None
+    scale: Annotated[
+        float | None, typer.Option(metavar="X", help="Logits are X q.k.  [default: 1 / sqrt(head width)]")
+    ] = None
+    mask_meaning: Annotated[
+        Literal["attend", "ignore", "additive"] | None,
+        typer.Option(help="What True in its mask says; additive: the mask is added to the logits."),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """How to call it (what is not said is found out, and told)"""
+
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An argument of its constructor, or of every call, as embed_dim=64; the value is a Python literal, "
+            "else a string. Repeat it for more.",
+        ),
+    ] = None
+    embed_dim: Annotated[int | None, typer.Option(metavar="N", min=1, help="The width of its input.")] = None
+    num_heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Its heads.")] = None
+    form: Annotated[
+        Literal["attention", "self", "cross", "qkv", "tokens"] | None,
+        typer.Option(
+            help="attention: (q, k, v) without projections; self: (x); cross: (x, context); qkv: (query, key, value), "
+            "projected inside; tokens: a whole model."
+        ),
+    ] = None
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="AXES", help="The axes of its input, as BHLD or LBD: batch, heads, length, width."),
+    ] = None
+    mask: Annotated[str | None, typer.Option(metavar="NAME", help="The argument that takes the mask.")] = None
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="A function (target, query, key, value, mask=None), (target, x, mask=None) or "
+            "(target, x, context, mask=None) that calls it. query, key, value: (batch, heads, length, width); x: "
+            "(batch, length, width); mask: boolean, True = attend.",
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """What is run, and how long"""
+
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAMILY", help=f"Run these checks alone; repeat it for more. Families: {FAMILIES}."),
+    ] = None
+    skip: Annotated[list[str] | None, typer.Option(metavar="FAMILY", help="Leave these checks out.")] = None
+    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="For each check, and for importing it.")] = 60.0
+    memory_limit: Annotated[
+        float, typer.Option(metavar="GIB", help="Memory for it, above what Python and PyTorch take (on Linux).")
+    ] = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """What is written"""
+
+    as_numbers: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for programs.")] = False
+    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write it as JUnit XML, for CI systems.")] = (
+        None
+    )
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write it as a web page.")] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify", cls=Grouped)(flattened(verify))
+
+
+def verify(
+    *,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="path/to/file.py:Name, a function, module or class; or hf:DIR_OR_ID.",
+            show_default=False,
+        ),
+    ],
+    promised: Promised,
+    calls: Calls,
+    runs: Runs,
+    outputs: Outputs,
+) -> None:
+    """Verify an implementation of attention: which promises it breaks, where, and how to mend it.
+
+    This runs the code that you name, as pytest does: run only what you trust. It runs in a child process with limits
+    of time and memory, and nothing is fetched. Exit status: 0 no errors, 1 errors, 2 it could not be decided how to
+    call it, or a usage error.
+    """
+    written = _checked(outputs, target)
+    report = _verified(target, promised, calls, runs, outputs)
+    _write(report, written)
+    if outputs.as_numbers:
+        from ..verification import as_json
+
+        typer.echo(json.dumps(as_json(report), indent=1, allow_nan=False))
+    else:
+        _print(report, written)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _verified(target: str, promised: Promised, calls: Calls, runs: Runs, outputs: Outputs) -> Report:
+    from ..verification import Hints, Limits, Promise, Undecided
+    from ..verification import verify as verify_target
+
+    hints = Hints(calls.form, calls.layout, calls.embed_dim, calls.num_heads, calls.mask)
+    promise = Promise(promised.causal, promised.window, promised.positions, promised.scale, promised.mask_meaning)
+    try:
+        with _progress(quiet=outputs.as_numbers) as told:
+            return verify_target(
+                target, embed_dim=calls.embed_dim, num_heads=calls.num_heads, arguments=_arguments(calls.arg or []),
+                how=calls.adapter or hints, promise=promise, checks=_families(runs.only, runs.skip),
+                limits=Limits(runs.time_limit, runs.memory_limit), progress=told,
+            )  # fmt: skip
+    except Undecided as undecided:
+        _print_candidates(undecided, as_numbers=outputs.as_numbers)
+        raise typer.Exit(2) from None
+
+
+# What comes in
+
+
+def _arguments(given: list[str]) -> dict[str, Any]:
+    """Of NAME=VALUE: literals as Python reads them, all else as it stands."""
+    arguments: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--arg {one}: expected NAME=VALUE, such as embed_dim=64")
+        if name in arguments:
+            raise UserError(f"--arg {name} came twice")
+        try:
+            arguments[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            arguments[name] = value
+    return arguments
+
+
+def _families(only: list[str] | None, skip: list[str] | None) -> list[str]:
+    known = FAMILIES.split(", ")
+    for option, names in (("--only", only), ("--skip", skip)):
+        for name in names or []:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                meant = f"did you mean {near[0]}?" if near else f"expected one of {FAMILIES}"
+                raise UserError(f"{option} {name}: there is no such check; {meant}")
+    chosen = [name for name in only or known if name not in (skip or [])]
+    if not chosen:
+        raise UserError("--only and --skip leave no check to run")
+    return chosen
+
+
+def _checked(outputs: Outputs, target: str) -> dict[str, Path]:
+    """The files to write, by kind: whether they can be written is known before any work is done."""
+    from ..viewer import check_target
+
+    if outputs.out is not None and outputs.out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {outputs.out}: the page is written to an .html; --json and --junit give other forms")
+    own = Path(target.rpartition(":")[0] or target).resolve()
+    files: dict[str, Path] = {}
+    for kind, path in (("JUnit", outputs.junit), ("Page", outputs.out)):
+        if path is None:
+            continue
+        file = check_target(path, force=outputs.force)
+        if file == own:
+            raise UserError(f"{path} is the file that is verified")
+        if file in files.values():
+            raise UserError(f"{path} is asked for twice, by --junit and by --out")
+        files[kind] = file
+    return files
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error where that is a terminal, with what is being done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
+        disable=quiet or not console.is_terminal, transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
+
+
+# What goes out
+
+
+def _write(report: Report, files: dict[str, Path]) -> None:
+    from ..verification import as_junit, as_page
+    from ..viewer import check_target, write_whole
+
+    for kind, path in files.items():
+        content = as_page(report) if kind == "Page" else as_junit(report)
+        write_whole(check_target(path, force=True), content.encode("utf-8"))
+
+
+def _print(report: Report, files: dict[str, Path]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..verification import report_lines
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
+    console = Console(highlight=False)
+    width = min(console.width, 110) if console.is_terminal else 100
+    for line in report_lines(report, width):
+        text = Text.assemble(*((piece.text, piece.rich) for piece in line))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+    for at, (kind, path) in enumerate(files.items()):
+        console.print(Text.assemble("" if at else "\n", (f"{kind:7}", "dim"), (str(path), "bold")), soft_wrap=True)
+
+
+def _print_candidates(undecided: Undecided, *, as_numbers: bool) -> None:
+    """What remains open, and the option that decides each way."""
+    if as_numbers:
+        candidates = [{"reading": words, "option": option} for words, option in undecided.candidates]
+        typer.echo(json.dumps({"undecided": undecided.message, "candidates": candidates}, indent=1))
+        return
+    typer.echo(f"saccade: error: {undecided.message.rstrip('.:')}", err=True)
+    if undecided.candidates:
+        wide = max(len(option) for _, option in undecided.candidates)
+        typer.echo("Say which is meant:", err=True)
+        for words, option in undecided.candidates:
+            typer.echo(f"  {option:{wide}}  {words}", err=True)

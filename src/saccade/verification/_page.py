@@ -1,0 +1,61 @@
+"""The report as a web page: one file, offline, of light and dark. And as the part of a page that a notebook shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ._finding import Finding, Report
+from ._json import plain
+from ._show import place, verdict
+
+_WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not applicable"}
+
+
+def as_page(report: Report) -> str:
+    """A whole page without scripts; everything of the target's is escaped."""
+    return _rendered("page.html.j2", report)
+
+
+def as_fragment(report: Report) -> str:
+    """What a notebook shows."""
+    return _rendered("report.html.j2", report)
+
+
+def _rendered(template: str, report: Report) -> str:
+    import jinja2
+
+    from .. import __version__
+    from .checks import CHECKS
+
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    return environment.get_template(template).render(
+        report=report, verdict=verdict(report), generator=f"Saccade {__version__}",
+        css=(folder / "report.css").read_text(encoding="utf-8"), findings=[_finding(one) for one in report.findings],
+        checks={check.name: check for check in CHECKS}, counts=_counts(report),
+    )  # fmt: skip
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity,
+        "word": _WORDS[finding.severity],
+        "family": finding.family,
+        "message": finding.message.rstrip(".") + ".",
+        "effect": finding.effect,
+        "mend": finding.mend,
+        "place": place(finding.location) if finding.location else "",
+        "line": finding.location.line if finding.location else 0,
+        "code": finding.location.code if finding.location else "",
+        "evidence": json.dumps(plain(finding.evidence), ensure_ascii=False) if finding.evidence else "",
+    }
+
+
+def _counts(report: Report) -> dict[str, int]:
+    statuses = [outcome.status for outcome in report.outcomes]
+    return {"passed": statuses.count("passed"), "failed": statuses.count("failed"), "skipped": statuses.count("n/a")}
