@@ -1,0 +1,69 @@
+"""Each deliberately wrong implementation is named, with few other errors; its right twin is clean."""
+
+from __future__ import annotations
+
+import difflib
+
+import harness
+import pytest
+from wrong.fault import STYLES
+
+from saccade.verification._finding import FAMILIES
+
+FAULTS = harness.every_fault()
+# One of each family that is quick, in different styles.
+SAMPLE = (
+    "model width", "over the heads", "the last position", "window one short", "multiplied into the scores",
+    "faint padding", "kv heads tiled", "positions computed and not added", "wraps to the wrong slot", "-1e20",
+    "softmax's gradient", "not scaled", "changes its input", "transposed",
+)  # fmt: skip
+
+
+def cases(faults):
+    return [pytest.param(one, id=f"{harness.family_of(one)}: {one.name}") for one in faults]
+
+
+def styles():
+    return [pytest.param(one, id=f"{one.file} {one.target}") for one in STYLES]
+
+
+def assert_named(fault):
+    report = harness.run(fault)
+    verdict = harness.judge(fault, report)
+    assert verdict.named, f"{fault.wrong}: expected an error of {' or '.join(fault.families)}\n{report}"
+    assert len(verdict.others) <= harness.MOST_OTHERS, f"{fault.wrong}\n{report}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", cases(FAULTS))
+def test_a_fault_is_named(fault):
+    assert_named(fault)
+
+
+@pytest.mark.parametrize("fault", cases(one for one in FAULTS if one.name in SAMPLE))
+def test_a_fault_of_each_kind_is_named(fault):
+    assert_named(fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", styles())
+def test_a_right_twin_is_clean(style):
+    report = harness.run_right(style)
+    assert report.ok, str(report)
+
+
+def test_every_family_has_four_faults_and_names_are_unique():
+    families = [harness.family_of(one) for one in FAULTS]
+    assert all(families.count(family) >= 4 for family in FAMILIES)
+    names = [(harness.family_of(one), one.name) for one in FAULTS]
+    assert len(set(names)) == len(names)
+    assert all(set(one.families) <= set(FAMILIES) for one in FAULTS)
+
+
+def test_a_fault_is_one_small_change():
+    for fault in FAULTS:
+        compile(fault.source, fault.name, "exec")
+        lines = list(difflib.ndiff(fault.style.source.splitlines(), fault.source.splitlines()))
+        assert 1 <= sum(line.startswith(("-", "+")) for line in lines) <= 10, fault.name
+        assert fault.wrong
+        assert fault.line == "" or fault.to_blame(), fault.name
