@@ -64,7 +64,7 @@ class WithTargets(Whole):
         self.argument = argument
 
     def forward(self, tokens: Tensor) -> Any:
-        return self.model(tokens, **{self.argument: tokens})
+        return self.model(tokens, **{self.argument: tokens.contiguous()})  # which its loss may view(-1)
 
 
 class EncoderDecoder(Whole):

@@ -75,7 +75,7 @@ def judged(subject: Subject, measure: Callable[[Subject], Largest]) -> tuple[Lar
 
 def given(subject: Subject, inputs: Inputs, **more: Any) -> Any:
     """What the model returns when it is called with further arguments of its own."""
-    tokens = inputs["tokens"]
+    tokens = inputs["tokens"].contiguous()
     constants = {**subject.reading.constants, **more}
     if subject.reading.names:
         return guarded(subject.target, **{subject.reading.names[0]: tokens}, **constants)

@@ -21,7 +21,7 @@ _LENGTHS = (2, 7, 13)
 def effects(subject: Subject, length: int, seed: int = 0) -> Tensor:
     """(L, L): how much output i changes, at most, when token j becomes another; NaN counts as infinitely much."""
     one = subject.inputs(1, length, seed=seed)
-    base = one.map(lambda tokens: tokens.expand(length, -1))
+    base = one.map(lambda tokens: tokens.repeat(length, 1))
     other: Inputs = base
     for at in range(length):
         other = other.changed([at], item=at, seed=seed + at + 1)
