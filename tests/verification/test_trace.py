@@ -345,3 +345,172 @@ def test_the_lines_are_those_that_a_reader_would_point_at():
     assert seen.lines["values"].code.startswith("return merged((raised /")
     assert seen.lines["values"].function == "softmax_by_hand"
     assert seen.lines["values"].path == __file__
+
+
+def tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The softmax of two tiles of keys, the second going on where the first ended."""
+    q, k, v = heads(q), heads(k), heads(v)
+    top = torch.full((B, H, L, 1), -math.inf)
+    total, out = torch.zeros(B, H, L, 1), torch.zeros(B, H, L, D)
+    for start in (0, 3):
+        scores = q @ k[:, :, start : start + 3].mT / ROOT
+        new = torch.maximum(top, scores.amax(-1, keepdim=True))
+        raised, old = (scores - new).exp(), (top - new).exp()
+        total, out = total * old + raised.sum(-1, keepdim=True), out * old + raised @ v[:, :, start : start + 3]
+        top = new
+    return merged(out / total)
+
+
+def blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each block of rows sees its own block of keys."""
+    outs = []
+    for start, stop in ((0, 2), (2, L)):
+        one, other, third = (heads(t)[:, :, start:stop] for t in (q, k, v))
+        outs.append((one @ other.mT / ROOT).softmax(-1) @ third)
+    return merged(torch.cat(outs, 2))
+
+
+def test_parts_of_a_matrix_are_put_together():
+    seen, module, x = seen_in(tiles)
+    query, key, value = module.parts(x)
+    logits, weights = expected(query, key)
+    torch.testing.assert_close(seen.logits, logits)
+    torch.testing.assert_close(seen.weights, weights)
+    torch.testing.assert_close(seen.value, heads(value))
+    assert seen.normalised == "unknown"  # nobody saw the weights
+    seen, module, x = seen_in(blocks)
+    query, key, value = module.parts(x)
+    apart = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)) == 0
+    logits = expected(query, key)[0].masked_fill(apart, -math.inf)
+    torch.testing.assert_close(seen.logits, logits)
+    torch.testing.assert_close(seen.weights, logits.softmax(-1))
+    assert seen.normalised == "key"
+
+
+def scaled_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * D**-0.25
+    k = k / torch.tensor(float(D)).sqrt().sqrt()
+    return merged((heads(q) @ heads(k).mT).softmax(-1) @ heads(v))
+
+
+def test_what_queries_and_keys_were_multiplied_by_is_known():
+    seen, module, x = seen_in(scaled_before)
+    assert seen.scaled == pytest.approx(D**-0.5, rel=1e-6)
+    assert not seen.learned
+    assert "D**-0.25" in seen.lines["scale"].code
+    query, key, _ = module.parts(x)
+    torch.testing.assert_close(seen.logits, seen.query @ seen.key.mT)
+    torch.testing.assert_close(seen.logits, expected(query, key)[0])
+    assert seen_in(plain)[0].scaled == 1.0
+
+
+class Tempered(nn.Module):
+    """Cosine attention with a learned temperature for each head."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.temperature = nn.Linear(E, 3 * E), nn.Parameter(torch.full((H, 1, 1), 2.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads(part.unflatten(-1, (H, D))) for part in self.qkv(x).chunk(3, -1))
+        scores = F.normalize(7 * q, dim=-1) @ F.normalize(k, dim=-1).mT
+        return merged((scores * self.temperature.exp()).softmax(-1) @ v)
+
+
+def test_a_learned_factor_is_known_as_learned():
+    subject = Subject(Tempered().eval(), Reading("self", "BLD", E))
+    with torch.no_grad():
+        (seen,) = traced(subject, subject.inputs(B, L)).attentions
+    assert seen.learned
+    assert seen.scaled == 1.0  # a normalised query has forgotten its factor
+    assert seen.lines["scale"].code == "return merged((scores * self.temperature.exp()).softmax(-1) @ v)"
+    assert not seen_in(plain)[0].learned
+
+
+def subject_of(target: object, reading: Reading) -> Subject:
+    torch.manual_seed(0)
+    return Subject(target.eval() if isinstance(target, nn.Module) else target, reading)
+
+
+def test_pytorchs_own_layers_are_seen_inside():
+    mha = nn.MultiheadAttention(E, H, batch_first=True)
+    subject = subject_of(mha, Reading("qkv", "BLD", E, out=0, weights=1, weights_axes="BQK"))
+    inputs = subject.inputs(B, L, 11)
+    looked = traced(subject, inputs)
+    (seen,) = looked.attentions
+    assert seen.weights.shape == (B, H, L, 11)
+    torch.testing.assert_close(seen.weights.mean(1, keepdim=True), looked.result.weights)
+    assert seen.scaled == pytest.approx(1 / ROOT, rel=1e-6)
+    layer = nn.TransformerDecoderLayer(E, H, 17, batch_first=True)
+    subject = subject_of(layer, Reading("cross", "BLD", E))
+    own, crossed = traced(subject, subject.inputs(B, L, 11)).attentions
+    assert (own.weights.shape, crossed.weights.shape) == ((B, H, L, L), (B, H, L, 11))
+
+
+def test_a_stack_gives_each_layer_its_own():
+    stack = nn.Sequential(*(Projected(plain) for _ in range(3)))
+    subject = subject_of(stack, Reading("self", "BLD", E))
+    inputs = subject.inputs(B, L)
+    found = traced(subject, inputs).attentions
+    x = inputs["x"]
+    assert len(found) == 3
+    for seen, layer in zip(found, stack, strict=True):
+        query, key, _ = layer.parts(x)
+        torch.testing.assert_close(seen.weights, expected(query, key)[1])
+        x = layer(x)
+
+
+def test_saccades_own_attention_tells_itself():
+    subject = subject_of(saccade.nn.Attention(saccade.nn.AttentionConfig(E, H)), Reading("self", "BLD", E))
+    found = traced(subject, subject.inputs(B, L)).attentions
+    assert [seen.weights.shape for seen in found] == [(B, H, L, L)]
+    torch.testing.assert_close(found[0].weights, (found[0].query @ found[0].key.mT / ROOT).softmax(-1))
+
+
+def shared_keys(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    key, value = (one.repeat_interleave(2, 1) for one in (key, value))
+    return (query @ key.mT / ROOT).softmax(-1) @ value
+
+
+def test_attention_proper_is_read_from_its_outputs():
+    subject = subject_of(shared_keys, Reading("attention", "BHLD", D, heads=6, kv_heads=3, value_width=2))
+    inputs = subject.inputs(B, L, 11)
+    (seen,) = measured(subject, inputs)
+    key = inputs["key"].repeat_interleave(2, 1)
+    logits = inputs["query"] @ key.mT / ROOT
+    assert seen.source == "probed"
+    torch.testing.assert_close(seen.weights, logits.softmax(-1))
+    torch.testing.assert_close(seen.key, key)
+    assert seen.normalised == "key"
+    assert seen.lines["softmax"].code == "return (query @ key.mT / ROOT).softmax(-1) @ value"
+
+
+def hidden(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Through memory that PyTorch does not see."""
+    query, key = (torch.from_numpy(one.detach().numpy().copy()) for one in (query, key))
+    return (query @ key.mT / ROOT).softmax(-1) @ value
+
+
+def test_what_cannot_be_followed_is_measured_all_the_same_or_said():
+    subject = subject_of(hidden, Reading("attention", "BHLD", D, heads=3))
+    inputs = subject.inputs(B, L)
+    assert traced(subject, inputs).attentions == ()
+    (seen,) = measured(subject, inputs)
+    weights = (inputs["query"] @ inputs["key"].mT / ROOT).softmax(-1)
+    torch.testing.assert_close(seen.weights, weights)
+    torch.testing.assert_close(seen.logits, weights.log())
+    assert seen.lines == {}
+    subject = subject_of(nn.Linear(E, E), Reading("self", "BLD", E))
+    with pytest.raises(Inapplicable, match="no product of queries and keys with a softmax"):
+        measured(subject, subject.inputs(B, L))
+
+
+def test_a_target_is_not_changed_by_being_looked_at():
+    for core in (softmax_in_place, loop_into_a_buffer, tiles):
+        subject = subject_of(Projected(core), Reading("self", "BLD", E))
+        inputs = subject.inputs(B, L)
+        kept = {name: one.clone() for name, one in inputs.tensors.items()}
+        alone = subject(inputs).out
+        looked = traced(subject, inputs).result.out
+        assert torch.equal(alone, looked)
+        assert all(torch.equal(kept[name], one) for name, one in inputs.tensors.items())

@@ -53,7 +53,8 @@ def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
     tokens, looking = Tokens(inputs), Looking()
     for tensor, shadow in tokens:
         looking.know(tensor, shadow)
-    with _tap.observed_by(lambda call: looking.told(told, call)), looking:
+    # with gradients, so that what depends on a parameter says so
+    with torch.enable_grad(), _tap.observed_by(lambda call: looking.told(told, call)), looking:
         result = subject(inputs, pairs=pairs, padding=padding)
     with torch.no_grad():
         seen = attentions(looking.scores, tokens, inputs.batch)
@@ -69,12 +70,12 @@ def measured(
         Inapplicable: neither could be done; the message says what was missing.
         TargetError: the target raised.
     """
-    with torch.no_grad():
-        looked = traced(subject, inputs, pairs=pairs, padding=padding)
-        if subject.form == "attention":
-            found = probed(subject, inputs, looked.result.out, pairs=pairs, padding=padding)
-            if found is not None:
-                return (_with_what_was_seen(found, looked.attentions),)
+    looked = traced(subject, inputs, pairs=pairs, padding=padding)
+    if subject.form == "attention":
+        with torch.no_grad():
+            found = probed(subject, inputs, looked.result.out.detach(), pairs=pairs, padding=padding)
+        if found is not None:
+            return (_with_what_was_seen(found, looked.attentions),)
     if looked.attentions:
         return looked.attentions
     why = f": it calls {looked.kernels[0]}" if looked.kernels else ""
@@ -82,14 +83,13 @@ def measured(
 
 
 def _with_what_was_seen(probe: SeenAttention, seen: tuple[SeenAttention, ...]) -> SeenAttention:
-    """The probe's weights with the logits, the axis and the lines of the one computation that gives the same."""
-    if len(seen) != 1 or seen[0].weights.shape != probe.weights.shape:
+    """What was seen with the probe's weights, if that is one computation and gives the same, else its lines alone."""
+    if len({one.lines.get("scores") for one in seen}) != 1:
         return probe
-    one = seen[0]
-    same = torch.allclose(one.weights.to(probe.weights.dtype), probe.weights, rtol=1e-3, atol=1e-4, equal_nan=True)
-    if not same:
+    one, weights = seen[0], probe.weights
+    if len(seen) > 1 or one.weights.shape != weights.shape:
         return replace(probe, lines=one.lines)
-    return replace(
-        probe, lines=one.lines, logits=probe.logits if one.logits is None else one.logits,
-        normalised=one.normalised if one.normalised != "unknown" else probe.normalised,
-    )  # fmt: skip
+    if not torch.allclose(one.weights.to(weights.dtype), weights, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return replace(probe, lines=one.lines)
+    normalised = probe.normalised if one.normalised == "unknown" else one.normalised
+    return replace(one, weights=weights, value=probe.value, normalised=normalised, source="probed")

@@ -38,7 +38,11 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
         logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
     weights = logits.softmax(-1).masked_fill(logits.isneginf().all(-1, keepdim=True), 0.0)
     whole = _Whole(first, tuple(logits.shape[:-2]), max(_depth(of(given[one])) for one in _NAMES[:3]))
-    return whole.scores(query, key, value, tokens, logits, weights)
+    made = whole.scores(query, key, value, tokens, logits, weights)
+    for shadow in (of(given["query"]), of(given["key"])):
+        if shadow is not None:
+            made.scaled, made.learned = made.scaled * shadow.scaled.by, made.learned or shadow.scaled.learned
+    return made
 
 
 def told(first: int, of: Known, call: AttentionCall) -> Scores:

@@ -28,6 +28,8 @@ from ._trace_scores import Scores, rows_of
 from ._trace_shadow import (
     JOINS,
     MOVES,
+    NORMS,
+    NOT_SCALED,
     REDUCTIONS,
     SHUFFLES,
     UNKNOWN,
@@ -44,7 +46,9 @@ _MHA = inspect.unwrap(F.multi_head_attention_forward)
 _SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
 _TIMES = frozenset({"mul", "multiply", "imul", "rmul"})
 _OVER = frozenset({"div", "divide", "true_divide", "truediv", "itruediv", "idiv", "rtruediv"})
-_PLUS = frozenset({"add", "iadd", "radd", "sub", "isub", "subtract", "rsub"})
+_MINUS = frozenset({"sub", "isub", "subtract"})
+_PLUS = _MINUS | {"add", "iadd", "radd", "rsub"}
+_EXP = frozenset({"exp", "exp2"})
 _MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put", "masked_scatter"})
 _LARGEST = 2**24  # elements of scores that are followed
 
@@ -114,8 +118,8 @@ class Looking(TorchFunctionMode):
             return entered(*args, **kwargs)
 
     def _logits(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """A copy of what enters a softmax, or an exponential, which may write over it."""
-        if name in _SOFTMAX or name in ("exp", "exp2"):
+        """A copy of what enters a softmax, an exponential or a shift of rows, which may write over it."""
+        if name in _SOFTMAX or name in _EXP or (name in _MINUS and len(args) > 1 and _of_rows(*args[:2])):
             given = args[0] if args else kwargs.get("input")
             shadow = self.of(given)
             if shadow is not None and shadow.pairs is not None:
@@ -197,14 +201,23 @@ class Looking(TorchFunctionMode):
             if made is not None:
                 self._each(name, args, kwargs, given, shadows, result, where, before)
                 if name in _TIMES | _OVER:
-                    made = self._multiplied(made, args, result, where)
+                    made = self._multiplied(name, made, args, result, where)
+                elif name in NORMS:
+                    made = replace(made, scaled=NOT_SCALED)
             self.know(result, made or unknown(result.shape, max(shadow.depth for shadow in shadows)))
 
-    def _multiplied(self, made: Shadow, args: tuple[Any, ...], result: Tensor, where: Location | None) -> Shadow:
-        factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and arg.numel() > 1]
-        if len(factors) == 1:
-            kept = self.of(factors[0])
-            return replace(made, scaled=where, outer=None if kept is None else kept.outer)
+    def _multiplied(
+        self, name: str, made: Shadow, args: tuple[Any, ...], result: Tensor, where: Location | None
+    ) -> Shadow:
+        factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and self.of(arg) is not None]
+        others = [arg for arg in args[:2] if not any(arg is one for one in factors)]
+        by = _number(others[0]) if len(others) == 1 else None
+        if by is not None and len(factors) == 1:
+            by = 1 / by if name in _OVER and by and others[0] is args[1] else by
+            kept, scaled = self.of(factors[0]), made.scaled.times(by, _learned(others[0]), where)
+            return replace(made, scaled=scaled, outer=None if kept is None else kept.outer)
+        if len(others) == 1 and _learned(others[0]) and made.pairs is None and others[0].dim() > 1:
+            return replace(made, scaled=made.scaled.times(1.0, True, where))  # a temperature for each head
         if len(factors) < 2 or any(self.of(one) is None for one in factors):
             return made
         if all(one.shape == result.shape and one.is_contiguous() for one in factors):
@@ -236,9 +249,12 @@ class Looking(TorchFunctionMode):
         """What a function of each element does to scores or weights."""
         for scores, pairs in [(one, shadow.pairs) for shadow in shadows for one in self._scores(shadow)]:
             assert pairs is not None
-            if before is not None:
+            if before is not None and name in _MINUS:
+                scores.unshifted = scores.gathered(before, pairs, -torch.inf)
+            elif before is not None:
                 if scores.logits is None:
-                    scores.logits = scores.gathered(before, pairs, -torch.inf)
+                    own = scores.gathered(before, pairs, -torch.inf)
+                    scores.logits = own if name in _SOFTMAX or scores.unshifted is None else scores.unshifted
                 _note(scores, "softmax", where)
             if name in _SOFTMAX:
                 axis = _softmax_axis(args, kwargs, given[0])
@@ -252,7 +268,9 @@ class Looking(TorchFunctionMode):
             elif name in _MASKS:
                 _note(scores, "mask", where)
             elif name in _TIMES | _OVER | _PLUS:
-                _note(scores, _kind(name, args, kwargs, pairs.numel()), where)
+                _note(scores, _kind(name, args), where)
+                if name in _TIMES | _OVER and scores.normalised is None:
+                    scores.learned |= any(_learned(arg) for arg in args if self.of(arg) is None)
 
     def _product(
         self, product: Spelled, left: Shadow | None, right: Shadow | None, result: Tensor, where: Location | None
@@ -286,10 +304,10 @@ class Looking(TorchFunctionMode):
             one.detach().reshape(count, laid.rows, one.shape[-1]).clone(),
             other.detach().reshape(count, laid.columns, other.shape[-1]).clone(),
             rows_of(laid.left(left.tokens), one.shape), rows_of(laid.right(right.tokens), other.shape),
-            max(left.depth, right.depth),
+            max(left.depth, right.depth), left.scaled.by * right.scaled.by, left.scaled.learned or right.scaled.learned,
         )  # fmt: skip
         _note(scores, "scores", where)
-        _note(scores, "scale", left.scaled or right.scaled)
+        _note(scores, "scale", left.scaled.where or right.scaled.where)
         pairs = torch.arange(scores.first, scores.first + scores.count).reshape(*laid.lead, *units)
         self._pairs += scores.count
         self.scores.append(scores)
@@ -418,16 +436,32 @@ def _note(scores: Scores, what: str, where: Location | None) -> None:
         scores.lines[what] = where
 
 
-def _kind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], elements: int) -> str:
-    """What multiplying or adding does to scores or weights of so many elements."""
-    others = [arg for arg in args if not (isinstance(arg, Tensor) and arg.numel() > 1)]
-    if len(others) == len(args) - 1:
+def _kind(name: str, args: tuple[Any, ...]) -> str:
+    """What multiplying or adding does to scores or weights."""
+    numbers = [arg for arg in args if not (isinstance(arg, Tensor) and arg.numel() > 1)]
+    if len(numbers) == len(args) - 1:
         return "scale" if name in _TIMES | _OVER else ""
     if name in _OVER:
         return "normalise"
     if name in _TIMES:
-        return "mask"
+        return "scale" if any(_learned(arg) for arg in args[1:]) else "mask"
     return "mask" if any(isinstance(arg, Tensor) and _hides(arg) for arg in args[1:]) else "bias"
+
+
+def _of_rows(scores: Any, other: Any) -> bool:
+    """Whether `other` has one number for each row of scores, or column."""
+    both = isinstance(scores, Tensor) and isinstance(other, Tensor) and other.dim() == scores.dim() > 1
+    return both and 1 in (other.shape[-1], other.shape[-2]) and other.numel() < scores.numel()
+
+
+def _number(given: Any) -> float | None:
+    if isinstance(given, Tensor):
+        return float(given) if given.numel() == 1 and not given.is_complex() else None
+    return float(given) if isinstance(given, (int, float)) else None
+
+
+def _learned(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.requires_grad
 
 
 def _hides(tensor: Tensor) -> bool:

@@ -29,8 +29,11 @@ class Scores:
     left_tokens: Tensor  # (U, I)
     right_tokens: Tensor  # (U, J)
     depth: int
+    scaled: float = 1.0  # what left and right were multiplied by since they were projected
+    learned: bool = False  # whether rows or scores were multiplied by a parameter
     lines: dict[str, Location] = field(default_factory=dict)
     logits: Tensor | None = None  # (U, I, J)
+    unshifted: Tensor | None = None  # (U, I, J) before something of each row was subtracted, its maximum say
     softened: Tensor | None = None  # (U, I, J) as they came out of the softmax
     weights: Tensor | None = None  # (U, I, J) as they multiplied the values
     values: Tensor | None = None  # (U, I or J, Dv)

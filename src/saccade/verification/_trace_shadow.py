@@ -19,6 +19,22 @@ from ._trace_products import varying
 UNKNOWN = -1
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """What rows were multiplied by since they were made, or scores."""
+
+    by: float = 1.0
+    learned: bool = False  # whether a parameter was among it
+    where: Location | None = None  # the last line that did
+
+    def times(self, by: float, learned: bool, where: Location | None) -> Scaled:
+        """And by another number. Signs, as rotary positions have them, say nothing."""
+        return Scaled(self.by * abs(by), self.learned or learned, where)
+
+
+NOT_SCALED = Scaled()
+
+
 @dataclass(frozen=True, eq=False)
 class Shadow:
     """`tokens` and `pairs` have the tensor's own shape.
@@ -32,7 +48,7 @@ class Shadow:
     scores: frozenset[int] = frozenset()  # the products that its pairs are of
     outer: tuple[Tensor, Tensor] | None = None  # the factors of a product that is not summed yet
     depth: int = 0  # attention computations that it has been through
-    scaled: Location | None = None  # the last line that multiplied or divided it by a number
+    scaled: Scaled = NOT_SCALED
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Shadow:
         """The same change to tokens and pairs."""
@@ -85,7 +101,7 @@ def joined(
     return Shadow(
         one("tokens"), one("pairs"), frozenset().union(*(shadow.scores for shadow in known)),
         depth=max(shadow.depth for shadow in known),
-        scaled=next((shadow.scaled for shadow in known if shadow.scaled), None),
+        scaled=next((shadow.scaled for shadow in known if shadow.scaled != NOT_SCALED), NOT_SCALED),
     )  # fmt: skip
 
 
@@ -101,7 +117,7 @@ def elementwise(shape: torch.Size, shadows: Sequence[Shadow]) -> Shadow | None:
         None if not pairs else _first([shadow.pairs for shadow in pairs], shape),
         frozenset().union(*(shadow.scores for shadow in pairs)),
         depth=max(shadow.depth for shadow in shadows),
-        scaled=next((shadow.scaled for shadow in known if shadow.scaled), None),
+        scaled=next((shadow.scaled for shadow in known if shadow.scaled != NOT_SCALED), NOT_SCALED),
     )
 
 
@@ -164,5 +180,7 @@ REDUCTIONS = frozenset({
     "sum", "mean", "amax", "max", "amin", "min", "logsumexp", "norm", "vector_norm", "var", "std", "prod", "nansum",
     "nanmean", "argmax", "argmin", "all", "any", "median",
 })  # fmt: skip
+# After these it does not matter what rows were multiplied by before.
+NORMS = frozenset({"layer_norm", "rms_norm", "normalize", "group_norm", "batch_norm", "instance_norm"})
 # Of one tensor, but elements change places in a way that nobody follows.
 SHUFFLES = frozenset({"sort", "argsort", "topk", "cumsum", "cumprod", "fft", "ifft", "multinomial"})

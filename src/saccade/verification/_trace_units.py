@@ -5,6 +5,7 @@ Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -31,6 +32,8 @@ class SeenAttention:
     weights: Tensor  # (B, H, Lq, Lk) that multiplied the values
     normalised: Axis  # the axis that the softmax ran over
     source: Literal["by hand", "F.scaled_dot_product_attention", "probed"]
+    scaled: float = 1.0  # what queries and keys had been multiplied by before the product
+    learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
     lines: Mapping[str, Location] = field(default_factory=dict)
 
@@ -41,6 +44,7 @@ class Tokens:
     def __init__(self, inputs: Inputs):
         self._shadows: list[tuple[Tensor, Shadow]] = []
         item, head, position, length = [], [], [], []
+        side: list[Tensor] = []
         count = 0
         for tensor in {id(one): one for one in inputs.tensors.values()}.values():
             shape = tensor.shape if inputs.vocabulary else tensor.shape[:-1]
@@ -52,7 +56,10 @@ class Tokens:
             head.append((own[1] if len(shape) == 3 else torch.zeros_like(own[0])).reshape(-1))
             position.append(own[-1].reshape(-1))
             length.append(torch.full((shape.numel(),), shape[-1]))
-        self.item, self.head, self.position, self.length = (_with_nobody(one) for one in (item, head, position, length))
+            side.append(torch.full((shape.numel(),), len(side)))
+        self.item, self.head, self.position, self.length, self.side = (
+            _with_nobody(one) for one in (item, head, position, length, side)
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Shadow]]:
         return iter(self._shadows)
@@ -66,12 +73,21 @@ class _Unit:
     head: int
     rows: Tensor  # (rows,) positions of the queries, -1 unknown
     columns: Tensor
-    length: int  # of the sequence that the queries are of
+    lengths: tuple[int, int]  # of the sequences that queries and keys are of
     query: Tensor
     key: Tensor
     value: Tensor | None
     logits: Tensor | None
     weights: Tensor
+    tiled: bool = False  # whether its rows came in parts, each with some of the keys
+
+    @property
+    def places(self) -> Tensor | None:
+        """(rows, columns) the numbers of its pairs in the whole matrix, None where positions are not known."""
+        for known in (self.rows, self.columns):
+            if bool((known == UNKNOWN).any()) or len(known.unique()) != len(known):
+                return None
+        return self.rows[:, None] * self.lengths[1] + self.columns
 
 
 def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[SeenAttention, ...]:
@@ -79,36 +95,37 @@ def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[See
     groups: dict[object, list[Scores]] = {}
     for scores in found:
         if scores.weights is not None or scores.softened is not None:
-            groups.setdefault(_place(scores), []).append(scores)
+            groups.setdefault(_place(scores, tokens), []).append(scores)
     made = [_together(group, tokens, batch) for group in groups.values()]
     return tuple(one for one in made if one is not None)
 
 
-def _place(scores: Scores) -> object:
+def _place(scores: Scores, tokens: Tokens) -> object:
     """What computations have in common that a loop makes one attention of."""
     lines = tuple(scores.lines.get(name) for name in ("scores", "softmax", "values"))
     if lines[0] is None:
         return id(scores)
-    columns = scores.shape[1] if scores.keys == "left" else scores.shape[2]
-    return lines, scores.depth, columns, scores.left.shape[-1], scores.source, scores.keys, scores.logits is None
+    sides = (tokens.side[scores.left_tokens[0, 0]].item(), tokens.side[scores.right_tokens[0, 0]].item())
+    return lines, scores.depth, sides, scores.left.shape[-1], scores.source, scores.keys, scores.logits is None
 
 
 def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttention | None:
     units = [unit for scores in group for unit in _units(scores, tokens, batch)]
     heads = [_heads([unit for unit in units if unit.item == item]) for item in range(batch)]
-    shapes = {tuple(unit.weights.shape) for own in heads for unit in own}
+    shapes = {tuple(head.weights.shape) for own in heads for head in own}
     if len({len(own) for own in heads}) != 1 or len(shapes) != 1:
         return None
-    ordered = [[_in_order(unit) for unit in own] for own in heads]
     first = group[0]
     seen = SeenAttention(
-        _stacked([[unit.query for unit in own] for own in ordered]),
-        _stacked([[unit.key for unit in own] for own in ordered]),
-        _stacked_where_all([[unit.value for unit in own] for own in ordered]),
-        _stacked_where_all([[unit.logits for unit in own] for own in ordered]),
-        _stacked([[unit.weights for unit in own] for own in ordered]),
-        "unknown", first.source, dict(first.lines),
+        _stacked([[head.query for head in own] for own in heads]),
+        _stacked([[head.key for head in own] for own in heads]),
+        _stacked_where_all([[head.value for head in own] for own in heads]),
+        _stacked_where_all([[head.logits for head in own] for own in heads]),
+        _stacked([[head.weights for head in own] for own in heads]),
+        "unknown", first.source, first.scaled, first.learned, dict(first.lines),
     )  # fmt: skip
+    if any(head.tiled for own in heads for head in own):
+        return seen
     return replace(seen, normalised=_axis(first, seen))
 
 
@@ -125,7 +142,7 @@ def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
         assert own[1] is not None
         yield _Unit(
             int(items[unit]), _common(tokens.head[rows]), tokens.position[rows], tokens.position[columns],
-            max(1, int(tokens.length[rows].max())), sides[0][unit], sides[1][unit],
+            (int(tokens.length[rows].max()), int(tokens.length[columns].max())), sides[0][unit], sides[1][unit],
             None if scores.values is None else scores.values[unit], own[0], own[1],
         )  # fmt: skip
 
@@ -146,33 +163,56 @@ def _common(numbers: Tensor) -> int:
 
 
 def _heads(units: Sequence[_Unit]) -> list[_Unit]:
-    """The heads of one batch item. Units that have some of the rows each are put together."""
-    whole: list[_Unit] = []
+    """The heads of one batch item. Units that have some of the pairs each are put together."""
+    groups: list[list[_Unit]] = []
     for unit in units:
-        at = next((at for at, before in enumerate(whole) if _continues(before, unit)), None)
-        if at is None:
-            whole.append(unit)
+        own = next((group for group in groups if _continues(group, unit)), None)
+        if own is None:
+            groups.append([unit])
         else:
-            whole[at] = _extended(whole[at], unit)
+            own.append(unit)
+    whole = [_whole(group) if len(group) > 1 else _in_order(group[0]) for group in groups]
     known = [unit.head for unit in whole]
     if len(set(known)) == len(known) and UNKNOWN not in known:
         whole.sort(key=lambda unit: unit.head)
     return whole
 
 
-def _continues(before: _Unit, unit: _Unit) -> bool:
-    rows = torch.cat([before.rows, unit.rows])
-    fits = len(rows) <= unit.length and before.head == unit.head and before.columns.equal(unit.columns)
-    return fits and bool((rows != UNKNOWN).all()) and len(rows.unique()) == len(rows)
+def _continues(group: Sequence[_Unit], unit: _Unit) -> bool:
+    """Whether a unit has pairs of the same head that the group has not."""
+    places = [one.places for one in (*group, unit)]
+    if group[0].head != unit.head or unit.weights.numel() >= math.prod(unit.lengths):
+        return False
+    known = [one.reshape(-1) for one in places if one is not None]
+    return len(known) == len(places) and not bool(torch.isin(known[-1], torch.cat(known[:-1])).any())
 
 
-def _extended(before: _Unit, unit: _Unit) -> _Unit:
-    logits = None
-    if before.logits is not None and unit.logits is not None:
-        logits = torch.cat([before.logits, unit.logits])
-    return replace(
-        before, rows=torch.cat([before.rows, unit.rows]), query=torch.cat([before.query, unit.query]),
-        weights=torch.cat([before.weights, unit.weights]), logits=logits,
+def _whole(group: Sequence[_Unit]) -> _Unit:
+    """One matrix of those that are parts of it. Of tiles, whose softmax goes on from tile to tile, the weights are what
+    the logits make of them."""
+    first, (rows, columns) = group[0], group[0].lengths
+    weights = first.weights.new_zeros(rows * columns)
+    logits = None if any(unit.logits is None for unit in group) else torch.full_like(weights, -math.inf)
+    query, key = first.query.new_zeros(rows, first.query.shape[-1]), first.key.new_zeros(columns, first.key.shape[-1])
+    values = (
+        None if any(unit.value is None for unit in group) else [unit.value for unit in group if unit.value is not None]
+    )
+    value = None if values is None else values[0].new_zeros(columns, values[0].shape[-1])
+    for at, unit in enumerate(group):
+        places = unit.places
+        assert places is not None
+        weights[places] = unit.weights
+        query[unit.rows], key[unit.columns] = unit.query, unit.key
+        if logits is not None and unit.logits is not None:
+            logits[places] = unit.logits.to(logits.dtype)
+        if value is not None and values is not None:
+            value[unit.columns] = values[at]
+    tiled = sum(len(unit.rows) for unit in group) > len(torch.cat([unit.rows for unit in group]).unique())
+    if tiled and logits is not None:
+        weights = logits.reshape(rows, columns).softmax(-1)
+    return _Unit(
+        first.item, first.head, torch.arange(rows), torch.arange(columns), first.lengths, query, key, value,
+        None if logits is None else logits.reshape(rows, columns), weights.reshape(rows, columns), tiled,
     )  # fmt: skip
 
 
