@@ -210,10 +210,12 @@ def _pair_of_transformers(module: Any, promise: Promise) -> Subject:
     masks = tuple(name if name in taken else None for name in ("attention_mask", "decoder_attention_mask"))
     whole = EncoderDecoder(module.eval(), ("input_ids", "decoder_input_ids"), masks, vocabulary)  # type: ignore[arg-type]
     found = guarded(whole, torch.ones(2, 5, dtype=torch.long, device=module.device))
+    cached = "past_key_values" in taken and "use_cache" in taken
     reading = Reading(
         "tokens", "BL", 0, *heads_of(module.config), out="logits" if hasattr(found, "logits") else "last_hidden_state",
         masks=(MaskReading("attention_mask", "BK", "attend", "int64"),) if masks[1] else (),
-        vocabulary=vocabulary, max_length=_longest(module), constants={"use_cache": False}, cache=_PASSED,
+        vocabulary=vocabulary, max_length=_longest(module), constants={"use_cache": False} if cached else {},
+        cache=_PASSED if cached else None,
         assumed=("the tokens are the decoder's; its encoder reads the same few for every item",),
     )  # fmt: skip
     return Subject(whole, reading, _causal(promise, True))

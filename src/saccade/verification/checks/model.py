@@ -26,11 +26,12 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     if subject.form != "tokens":
         raise Inapplicable("it is not a whole model of tokens or images")
-    found = list(_sees(subject))
-    yield from found
-    if found:  # later parts would say the same again
-        return
-    for part in (batches, padding, caches, pairs):
+    for part in (_sees, batches):
+        found = list(part(subject))
+        yield from found
+        if found:  # the other parts would say the same again
+            return
+    for part in (padding, caches, pairs):
         yield from part(subject)
 
 
