@@ -5,6 +5,7 @@ Shapes: B batch, H heads, Lq / Lk lengths (Q, K in axes), D head width, E model 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,8 @@ def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[
         keywords |= dict(zip(reading.names, tensors, strict=True))
     else:
         places |= dict(enumerate(tensors))
-    for mask in _masks(reading, given):
-        (places if isinstance(mask[0], int) else keywords)[mask[0]] = mask[1]  # type: ignore[index]
+    for argument, mask in _masks(reading, given):
+        (places if isinstance(argument, int) else keywords)[argument] = mask  # type: ignore[index]
     if reading.causal_flag is not None and given.flagged is not None:
         keywords[reading.causal_flag] = given.flagged
     return tuple(places.get(at) for at in range(max(places, default=-1) + 1)), keywords
@@ -94,20 +95,25 @@ def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[
 
 def _masks(reading: Reading, given: Given) -> list[tuple[str | int, Tensor]]:
     """The mask arguments of one call. What one argument cannot say is put into another, padding into pairs last."""
-    pairs, padding = given.pairs, given.padding
-    made = []
-    if padding is not None:
+    pairs = None if given.pairs is None else _four(given.pairs)
+    by_pair = None if pairs is None else _first_that_says(reading.masks, pairs)
+    made: dict[str | int, Tensor] = {}
+    if given.padding is not None:
+        padding = given.padding[:, None, None, :]
         own = next((mask for mask in reading.masks if not mask.by_pair and "B" in mask.axes), None)
-        if own is not None:
-            made.append((own.argument, mask_tensor(own, padding[:, None, None, :], given.inputs)))
+        if own is not None and (by_pair is None or own.argument != by_pair.argument):
+            made[own.argument] = mask_tensor(own, padding, given.inputs)
         else:
-            spread = padding[:, None, None, :].expand(-1, 1, given.inputs.length, -1)
-            pairs = spread if pairs is None else _four(pairs) & spread
-    if pairs is not None:
-        pairs = _four(pairs)
-        own = _first_that_says(reading.masks, pairs)
-        made.append((own.argument, mask_tensor(own, pairs, given.inputs)))
-    return made
+            spread = padding.expand(-1, 1, given.inputs.length, -1)
+            pairs = spread if pairs is None else pairs & spread
+            by_pair = _first_that_says(reading.masks, pairs)
+    if pairs is not None and by_pair is not None:
+        made[by_pair.argument] = mask_tensor(by_pair, pairs, given.inputs)
+    for mask in reading.masks:
+        if mask.required and mask.argument not in made:
+            nothing_hidden = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+            made[mask.argument] = mask_tensor(mask, nothing_hidden, given.inputs)
+    return list(made.items())
 
 
 def _first_that_says(masks: tuple[MaskReading, ...], pairs: Tensor) -> MaskReading:
@@ -121,6 +127,8 @@ def _first_that_says(masks: tuple[MaskReading, ...], pairs: Tensor) -> MaskReadi
 
 def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
     """`attend` (B or 1, H or 1, Lq or 1, Lk), True = attend, as this argument takes it."""
+    if mask.axes == "B":
+        return _real_lengths(attend, inputs).to(_DTYPES[mask.dtype])
     shape = {"B": inputs.batch, "H": attend.shape[1], "Q": inputs.length, "K": inputs.key_length}
     if "H" in mask.axes and "query" in inputs.tensors and inputs["query"].dim() == 4:
         shape["H"] = inputs["query"].shape[1]
@@ -134,8 +142,18 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
     kept = kept.contiguous().to(next(iter(inputs.tensors.values())).device)
     if mask.meaning == "additive":
         dtype = next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
-        return torch.zeros(kept.shape, dtype=dtype, device=kept.device).masked_fill(~kept, mask.fill)
+        fill = mask.fill if math.isinf(mask.fill) else max(mask.fill, torch.finfo(dtype).min)
+        return torch.zeros(kept.shape, dtype=dtype, device=kept.device).masked_fill(~kept, fill)
     return (kept if mask.meaning == "attend" else ~kept).to(_DTYPES[mask.dtype])
+
+
+def _real_lengths(attend: Tensor, inputs: Inputs) -> Tensor:
+    """(B,) how many keys are real, where those come before all others."""
+    real = attend.expand(inputs.batch, 1, 1, inputs.key_length)[:, 0, 0]
+    lengths = real.sum(-1)
+    if not torch.equal(real, torch.arange(inputs.key_length, device=real.device) < lengths[:, None]):
+        raise Inapplicable("it takes lengths, which hide keys at the end alone")
+    return lengths
 
 
 def _native(tensor: Tensor, reading: Reading) -> Tensor:

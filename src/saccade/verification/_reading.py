@@ -53,6 +53,7 @@ class MaskReading:
     documented: Meaning | None = None  # what its documentation says, whatever it does
     words: str = ""  # of the documentation that says it
     behaves: Meaning | None = None  # what it does, None where nothing that it does hides a key
+    required: bool = False  # without a mask to give, one that hides nothing is given
 
     @property
     def by_pair(self) -> bool:

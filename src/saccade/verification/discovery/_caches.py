@@ -92,7 +92,11 @@ def _makers(target: nn.Module) -> Iterator[Callable[[], Any]]:
             yield method
     file = sys.modules.get(type(target).__module__)
     for name, kind in vars(file).items() if file else ():
-        if inspect.isclass(kind) and re.search("cache", name, re.IGNORECASE) and kind.__module__ == type(target).__module__:
+        if (
+            inspect.isclass(kind)
+            and re.search("cache", name, re.IGNORECASE)
+            and kind.__module__ == type(target).__module__
+        ):
             yield lambda kind=kind: construct(kind, {}, Hints())[0]
             yield kind
 

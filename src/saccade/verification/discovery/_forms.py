@@ -5,6 +5,7 @@ Letters: B batch, H heads, L length, D width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from .._finding import Undecided
-from .._reading import Form, Hints, Reading
+from .._reading import Form, Hints, MaskReading, Meaning, Reading
 from . import _sizes
 from ._layouts import mixing_axes
 from ._needed import Filled, constants, makers
@@ -61,12 +62,26 @@ def read(trials: Trials, clues: Clues) -> Reading:
         Undecided: no call works, or the forms that do cannot be told apart.
         TargetError: every call raises the same, so that it is not the way of calling that is wrong.
     """
-    for form in _forms(clues):
-        for reading in _candidates(clues, form):
-            found = _working(trials, clues, reading)
-            if found is not None:
-                return _settled(trials, clues, found)
+    for masks in _required_masks(clues):
+        for form in _forms(clues):
+            for reading in _candidates(clues, form):
+                found = _working(trials, clues, replace(reading, masks=masks))
+                if found is not None:
+                    return _settled(trials, clues, found)
     raise _nothing_works(trials, clues)
+
+
+def _required_masks(clues: Clues) -> Iterator[tuple[MaskReading, ...]]:
+    """None at first; then masks that hide nothing, for targets that must be given one. Only one argument's is varied."""
+    yield ()
+    names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
+    for axes in _MASK_SHAPES if names else ():
+        for meaning in _MEANINGS:
+            yield tuple(MaskReading(name, axes, meaning, required=True) for name in names)
+
+
+_MASK_SHAPES = ("QK", "BK", "B1QK", "BQK", "B1K", "B11K", "BHQK")
+_MEANINGS: tuple[Meaning, ...] = ("attend", "additive")
 
 
 def _forms(clues: Clues) -> Iterable[Form]:
@@ -155,14 +170,17 @@ _KNOWN = {4: ("BHLD", "BLHD", "LBHD"), 3: ("BLD", "LBD", "HLD"), 2: ("LD",)}
 
 
 def _sequence_first(clues: Clues) -> bool:
-    """PyTorch's modules, and those that hold one of them at their top, say it with `batch_first`."""
-    return getattr(clues.target, "batch_first", None) is False
+    """PyTorch's modules say it with `batch_first`, theirs or that of the attention in them."""
+    holds = clues.target.modules() if is_pytorch(clues.target) else (clues.target,)
+    said = (getattr(one, "batch_first", None) for one in holds)
+    return next((one for one in said if isinstance(one, bool)), True) is False
 
 
 def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
     """The reading with its constants and places of return, where its call works."""
     heads = reading.heads if reading.form != "attention" else None
     keywords = constants(clues.arguments, clues.given, reading.width, heads)
+    keywords = {name: value for name, value in keywords.items() if all(name != mask.argument for mask in reading.masks)}
     made = {name: make for name, make in makers(clues.arguments).items() if name not in keywords}
     reading = replace(reading, constants=keywords, call=Filled(made) if made else None)
     inputs = trials.inputs(reading)
@@ -237,12 +255,21 @@ WORDS = {
 }  # fmt: skip
 
 
+# what PyTorch says where the sizes or the axes of an input are wrong
+_SHAPES = (
+    r"shape|size|dim|unpack|broadcast|match|expected|axis|axes|einsum|subscript|view|multipl|stack|cat|index|length"
+)
+
+
 def _nothing_works(trials: Trials, clues: Clues) -> Exception:
     errors = list(trials.errors.items())
     words = {one.error for _, one in errors}
     if len(words) == 1 and errors:
         return errors[0][1]
     shown = "; ".join(f"as {tried}: {error.error}" for tried, error in errors[:3])
+    first = errors[0][1] if errors else None
+    if first is not None and not re.search(_SHAPES, first.error, re.IGNORECASE):
+        return first
     message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"
     options = [
         ("its model width", "--embed-dim N"),

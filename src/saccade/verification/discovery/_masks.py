@@ -1,12 +1,14 @@
 """The mask arguments of a target: which shapes each takes, and what it does with them.
 
-A key is hidden and then changed: where no other query notices, the mask hid it.
+A key is hidden and then changed: where no other query notices, and they notice a change of the keys that were not
+hidden, the mask hid it.
 
 Letters: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,84 +18,71 @@ from torch import Tensor
 
 from .._inputs import Inputs
 from .._reading import MaskReading, Meaning, Promise, Reading
-from ._documented import documented
+from ._documented import documented, documented_axes
 from ._forms import Clues, is_pytorch
 from ._signature import Argument
-from ._trials import Trials, sizes_for
+from ._trials import Trials
 
 BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
 BY_KEY = ("BK", "B1K", "B11K", "K")
-_PADDING = r".*(pad|key_mask|keys_mask|valid|kv_mask|context_mask|token_mask|seq_mask).*"
-_ENOUGH = 3  # shapes of one argument that are kept
-
-
-@dataclass(frozen=True)
-class _Effects:
-    """How much the outputs move when a hidden key changes, relative to the same unhidden."""
-
-    attend: float  # hidden by 0 among 1, as True = attend says it
-    ignore: float
-    additive: float
-
-    @property
-    def meaning(self) -> Meaning | None:
-        """What hides the key: wholly, else far better than the other way."""
-        kinds: tuple[Meaning, ...] = ("attend", "ignore", "additive")
-        by_kind = {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) == getattr(self, kind)}
-        wholly = [kind for kind, effect in by_kind.items() if effect <= 1e-6]
-        if wholly and any(effect > 1e-6 for effect in by_kind.values()):
-            return wholly[0]
-        ordered = sorted(by_kind, key=lambda kind: by_kind[kind])
-        if len(ordered) > 1 and by_kind[ordered[0]] < 0.25 * by_kind[ordered[1]]:
-            return ordered[0]
-        return None
+_FOR_KEYS = r".*(pad|key_mask|keys_mask|valid|kv_mask|context_mask|token_mask|seq_mask).*"
+_HIDDEN = 1e-6  # of the movement that a key makes which is not hidden: rounding, or the weight e^-14
 
 
 def with_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading) -> Reading:
     """The reading with its mask arguments."""
+    required = {mask.argument for mask in reading.masks}
     chosen = [one for one in clues.arguments if one.role in ("mask", "lengths") and one.name not in clues.given]
     if clues.hints.mask is not None:
         chosen = [one for one in clues.arguments if one.name == clues.hints.mask] or chosen
-    for one in chosen:
-        masks = tuple(_of_argument(trials, clues, promise, reading, one))
+    for one in sorted(chosen, key=_of_a_side):
+        masks = _of_argument(trials, clues, promise, reading, one)
+        if one.name in required and masks:
+            masks = [replace(mask, required=True) for mask in masks]
+            reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != one.name))
         reading = replace(reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_told(one, masks)))
-    return replace(reading, masks=tuple(sorted(reading.masks, key=lambda mask: _rank(mask, reading))))
+    return reading
 
 
-def _rank(mask: MaskReading, reading: Reading) -> int:
-    """The main mask argument first; in decoder layers the one over the context."""
-    return 0 if "memory" in str(mask.argument) or not re.search("tgt|trg|src", str(mask.argument)) else 1
+def _of_a_side(argument: Argument) -> bool:
+    """Beside a context its own mask comes first."""
+    return "memory" not in argument.name and re.search("tgt|trg|src", argument.name) is not None
 
 
 def _of_argument(
     trials: Trials, clues: Clues, promise: Promise, reading: Reading, argument: Argument
-) -> Iterator[MaskReading]:
-    if reading.form == "cross" and _of_queries(argument.name, clues):
-        return
-    said, words = (None, "") if is_pytorch(clues.target) else documented(clues.source, argument.name)
-    trial = _Trial(trials, reading, argument.name)
-    found: list[tuple[MaskReading, Meaning | None]] = []
-    for axes in _axes(argument, reading):
-        taken = trial.of(axes)
-        if taken is None or (axes in BY_PAIR and any(not mask.by_pair for mask, _ in found) and _for_keys(argument)):
+) -> list[MaskReading]:
+    if reading.form == "cross" and of_queries(argument.name, clues):
+        return []
+    names = [one.name for one in clues.arguments]
+    silent = is_pytorch(clues.target)
+    said, words = (None, "") if silent else documented(clues.source, argument.name, names)
+    shape = None if silent else documented_axes(clues.source, argument.name, names)
+    trial = _Trial(trials, reading, argument.name, said == "additive")
+    found: list[MaskReading] = []
+    for axes in _axes(argument, reading, shape):
+        if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
             continue
-        mask, behaves = taken
-        meaning = promise.mask or said or behaves or _usual(argument)
-        found.append((replace(mask, meaning=meaning, documented=said, words=words, behaves=behaves), behaves))
-    clear = [mask for mask, behaves in found if behaves is not None]
-    yield from _kept(clear or [mask for mask, _ in found][:1])
+        mask, nearest = trial.of(axes)
+        if mask is not None:
+            meaning = promise.mask or said or mask.behaves or nearest or _usual(argument)
+            found.append(replace(mask, meaning=meaning, documented=said, words=words[:200]))
+    clear = [mask for mask in found if mask.behaves is not None]
+    return _kept(clear or found, shape)
 
 
-def _kept(masks: list[MaskReading]) -> list[MaskReading]:
-    """One plain shape by pair, the richest by pair, and one by key."""
+def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
+    """The documented shape and others of its rank; else one plain shape by pair, the richest by pair, and one by key."""
+    if shape is not None and any(mask.axes == shape for mask in masks):
+        masks = sorted((mask for mask in masks if len(mask.axes) == len(shape)), key=lambda mask: mask.axes != shape)
     pairs = [mask for mask in masks if mask.by_pair]
     rich = [mask for mask in pairs if "B" in mask.axes]
     keys = [mask for mask in masks if not mask.by_pair and "B" in mask.axes]
     chosen = [*pairs[:1], *rich[:1], *[mask for mask in rich if "H" in mask.axes][:1], *keys[:1]]
-    return list(dict.fromkeys(chosen)) or masks[:1]
+    return list({mask.axes: mask for mask in chosen}.values()) or masks[:1]
 
 
-def _of_queries(name: str, clues: Clues) -> bool:
+def of_queries(name: str, clues: Clues) -> bool:
     """Whether, beside a context, a mask is of the queries' own sequence."""
     lowered = name.lower()
     if re.search("tgt|trg|self|dec|x_mask|look_ahead|causal", lowered):
@@ -101,87 +90,138 @@ def _of_queries(name: str, clues: Clues) -> bool:
     return "src" in lowered and any("memory_mask" in one.name for one in clues.arguments)
 
 
-def _axes(argument: Argument, reading: Reading) -> tuple[str, ...]:
+def _axes(argument: Argument, reading: Reading, shape: str | None) -> list[str]:
+    """The shapes to try, the documented one first."""
     if argument.role == "lengths":
-        return ("B",)
-    order = (*BY_KEY, *BY_PAIR) if _for_keys(argument) else (*BY_PAIR, *BY_KEY)
-    return order if "B" in reading.layout else ("QK", "1QK", "HQK", "K", "11QK")
+        return ["B"]
+    if "B" not in reading.layout:
+        return ["QK", "1QK", "HQK", "K", "11QK"]
+    order = (*BY_KEY, *BY_PAIR) if _for_keys(argument, shape) else (*BY_PAIR, *BY_KEY)
+    return list(dict.fromkeys([*([shape] if shape else []), *order]))
 
 
-def _for_keys(argument: Argument) -> bool:
-    """Whether its name says that it hides keys from all queries alike."""
-    return re.fullmatch(_PADDING, argument.name.lower()) is not None
+def _for_keys(argument: Argument, shape: str | None) -> bool:
+    """Whether its documented shape, or its name, says that it hides keys from all queries alike."""
+    return "Q" not in shape if shape else re.fullmatch(_FOR_KEYS, argument.name.lower()) is not None
 
 
 def _usual(argument: Argument) -> Meaning:
-    return "additive" if re.search("bias", argument.name.lower()) else "attend"
+    """PyTorch's `key_padding_mask` is True at the padding; most others call `mask` what may be seen."""
+    if re.search("bias", argument.name.lower()):
+        return "additive"
+    return "ignore" if re.search("pad", argument.name.lower()) else "attend"
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """How much the outputs move when the hidden key changes, and when others do."""
+
+    hidden: float
+    others: float
+
+    @property
+    def hides(self) -> bool:
+        return self.hidden <= _HIDDEN * self.others and self.others > 0
 
 
 class _Trial:
     """One argument, given masks of one shape after the other."""
 
-    def __init__(self, trials: Trials, reading: Reading, argument: str):
-        self.trials, self.reading, self.argument = trials, replace(reading, masks=()), argument
-        self.inputs = trials.inputs(reading, sizes_for(reading))
-        self.shape = getattr(trials.out(self.reading, self.inputs), "shape", None)
+    def __init__(self, trials: Trials, reading: Reading, argument: str, additive: bool):
+        self.trials, self.argument, self.additive = trials, argument, additive
+        self.reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != argument))
+        self.inputs = trials.inputs(reading)
+        out = trials.out(reading, self.inputs)
+        self.shape = None if out is None else out.shape
 
-    def of(self, axes: str) -> tuple[MaskReading, Meaning | None] | None:
-        """The mask reading of a shape that is taken, and what it does; None where the shape is refused."""
-        best = None
-        for dtype in ("bool", "int64", "float32"):
-            attend = MaskReading(self.argument, axes, "attend", dtype)
-            if self._out(attend) is None:
-                continue
-            additive = self._moved(replace(attend, meaning="additive", fill=-1e9)) if dtype == "float32" else None
-            effects = _Effects(
-                self._moved(attend),
-                self._moved(replace(attend, meaning="ignore")),
-                additive if additive is not None else float("nan"),
-            )
-            meaning = effects.meaning
-            best = best or (attend, None)
-            if meaning is not None:
-                return replace(attend, meaning=meaning, dtype=dtype), meaning
-        return best
+    def of(self, axes: str) -> tuple[MaskReading | None, Meaning | None]:
+        """The mask reading of a shape, with what it does, and where it hides nothing wholly, what comes nearest.
 
-    def _out(self, mask: MaskReading, inputs: Inputs | None = None) -> Tensor | None:
-        reading = replace(self.reading, masks=(mask,))
-        given = self.inputs if inputs is None else inputs
-        if mask.by_pair:
-            pairs = torch.ones(self.inputs.length, self.inputs.key_length, dtype=torch.bool)
-            pairs[:, 1] = False
-            if "B" in mask.axes or "H" in mask.axes:
-                heads = (reading.heads or 1) if "H" in mask.axes else 1
-                pairs = pairs.expand(self.inputs.batch if "B" in mask.axes else 1, heads, *pairs.shape)
-            return self._shaped(self.trials.out(reading, given, pairs=pairs))
-        padding = torch.ones(self.inputs.batch, self.inputs.key_length, dtype=torch.bool)
-        padding[:, self._hidden(mask)] = False
-        return self._shaped(self.trials.out(reading, given, padding=padding))
+        None where the shape is refused.
+        """
+        codes = [*self._codes(axes, self.additive), *self._codes(axes, not self.additive)]
+        moved: dict[MaskReading, _Moved] = {}
+        for mask in codes:
+            found = self._moved(mask)
+            if found is not None and found.hides:
+                return replace(mask, behaves=mask.meaning), None
+            if found is not None:
+                moved[mask] = found
+        if not moved:
+            return None, None
+        first = next(iter(moved))
+        return first, _nearest([(mask, one) for mask, one in moved.items() if mask.dtype == first.dtype])
 
-    def _shaped(self, out: Tensor | None) -> Tensor | None:
-        """None where the mask's shape has spread into the output's."""
-        return out if out is not None and out.shape == self.shape else None
-
-    def _hidden(self, mask: MaskReading | None) -> int:
-        return -1 if mask is not None and mask.axes == "B" else 1
-
-    def _moved(self, mask: MaskReading | None) -> float:
-        """The mean movement of outputs after the hidden key's own position when its content changes."""
-        at = self._hidden(mask)
-        changed = self.inputs.changed([at], "key")
-        if mask is None:
-            before, after = self.trials.out(self.reading, self.inputs), self.trials.out(self.reading, changed)
+    def _codes(self, axes: str, additive: bool) -> Iterator[MaskReading]:
+        """Every way to code what is hidden."""
+        if axes == "B":
+            yield from () if additive else (MaskReading(self.argument, axes, "attend", "int64"),)
+        elif additive:
+            for fill in (float("-inf"), torch.finfo(torch.float32).min):
+                yield MaskReading(self.argument, axes, "additive", fill=fill)
         else:
-            before, after = self._out(mask), self._out(mask, changed)
-        if before is None or after is None:
-            return float("nan")
-        rows = slice(2, None) if at == 1 else slice(0, -1)
+            for dtype in ("bool", "int64", "float32"):
+                yield MaskReading(self.argument, axes, "attend", dtype)
+                yield MaskReading(self.argument, axes, "ignore", dtype)
+
+    def _moved(self, mask: MaskReading) -> _Moved | None:
+        """None where the mask is refused."""
+        before = self._out(mask, self.inputs)
+        if before is None or (mask.meaning == "additive" and not self._adds(mask)):
+            return None
+        at = self._hidden(mask)
+        rows = [row for row in range(2, self.inputs.length - 1) if row != at]
+        others = [one for one in range(self.inputs.key_length) if one != at and one not in rows[-1:]]
+        hidden = self._movement(mask, before, [at], rows)
+        return _Moved(hidden, self._movement(mask, before, others, rows[-1:]))
+
+    def _adds(self, mask: MaskReading) -> bool:
+        """Whether zeros are like no mask at all, as they are where a mask is added."""
+        reading = replace(self.reading, masks=(replace(mask, required=True), *self.reading.masks))
+        zeros = self.trials.out(reading, self.inputs)
+        plain = self.trials.out(self.reading, self.inputs)
+        return plain is None or (
+            zeros is not None and zeros.shape == plain.shape and torch.allclose(zeros, plain, equal_nan=True)
+        )
+
+    def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
+        """The mean movement of these rows when keys at these positions change; infinite where nothing finite is left."""
+        after = self._out(mask, self.inputs.changed(positions, "key"))
+        if after is None:
+            return float("inf")
         moved = (after - before)[..., rows, :].abs()
         finite = moved[moved.isfinite()]
-        return float(finite.mean()) if len(finite) else float("nan")
+        return float(finite.mean()) if finite.numel() else float("inf")
+
+    def _out(self, mask: MaskReading, inputs: Inputs) -> Tensor | None:
+        """The output with the hidden key hidden; None where the call fails or the mask's shape spreads into it."""
+        reading = replace(self.reading, masks=(mask, *self.reading.masks))
+        if mask.by_pair:
+            pairs = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
+            pairs[:, self._hidden(mask)] = False
+            if "B" in mask.axes or "H" in mask.axes:
+                heads = (reading.heads or 1) if "H" in mask.axes else 1
+                pairs = pairs.expand(inputs.batch if "B" in mask.axes else 1, heads, *pairs.shape)
+            out = self.trials.out(reading, inputs, pairs=pairs)
+        else:
+            padding = torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)
+            padding[:, self._hidden(mask)] = False
+            out = self.trials.out(reading, inputs, padding=padding)
+        return out if out is not None and out.shape == self.shape else None
+
+    def _hidden(self, mask: MaskReading) -> int:
+        """A length hides from the end."""
+        return self.inputs.key_length - 1 if mask.axes == "B" else 1
 
 
-def _told(argument: Argument, masks: tuple[MaskReading, ...]) -> Iterator[str]:
+def _nearest(moved: list[tuple[MaskReading, _Moved]]) -> Meaning | None:
+    """Of a mask that hides nothing wholly: the way under which the hidden key moves far less, if there is one."""
+    ratios = {mask.meaning: one.hidden / one.others for mask, one in moved if one.others and math.isfinite(one.others)}
+    ordered = sorted((ratio, meaning) for meaning, ratio in ratios.items() if math.isfinite(ratio))
+    return ordered[0][1] if len(ordered) > 1 and ordered[0][0] < 0.25 * ordered[1][0] else None
+
+
+def _told(argument: Argument, masks: list[MaskReading]) -> Iterator[str]:
     if not masks:
         return
     first = masks[0]
@@ -190,6 +230,8 @@ def _told(argument: Argument, masks: tuple[MaskReading, ...]) -> Iterator[str]:
         return
     why = f'as documented ("{first.words}")' if first.documented else "by what it does"
     if not first.documented and first.behaves is None:
-        why = "as is usual, because it hides no key either way"
+        why = "as is usual or nearest, because it hides no key wholly either way"
+    if first.meaning not in (first.documented, first.behaves, _usual(argument)):
+        why = "as promised"
     said = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}[first.meaning]
     yield f"{argument.name}: {said}, {why} (otherwise --promise-mask)"

@@ -18,9 +18,11 @@ from .._reading import Hints, Reading
 from ._source import Source
 from ._trials import tensors_in
 
-_WEIGHTS = r"(self_|cross_)?(attn|attention|att)s?(_?(weights?|probs?|probabilities|map|maps|matrix|w|dist))?|weights?" \
-           r"|probs?|p|p_attn|alphas?|w|a|scores?_softmax|attention_score"  # fmt: skip
-_NO_WEIGHTS = r".*(bias|logits?|lse|raw|score|scores|mask|cache|past|state)"
+# What has the shape of weights and is none; "scores" is often what people call the weights.
+_OTHERS = (
+    r".*(bias|biases|logits?|lse|logsumexp|raw|mask|cache|past|state|positions?|pre_softmax|dots|similarity|sim).*"
+)
+_WEIGHTS = r".*(attn|attention|weight|prob|alpha|score).*|p|w|a|att"
 
 
 def with_returns(reading: Reading, returned: Any, inputs: Inputs, source: Source, hints: Hints) -> Reading | None:
@@ -87,6 +89,6 @@ def _known_axes() -> Iterator[str]:
 def _is_weights(name: str, tensor: Tensor) -> bool:
     """By name where it has one that says so; else weights are not negative."""
     lowered = name.lower().strip("_")
-    if re.fullmatch(_NO_WEIGHTS, lowered) and not re.fullmatch(_WEIGHTS, lowered):
+    if re.fullmatch(_OTHERS, lowered):
         return False
     return re.fullmatch(_WEIGHTS, lowered) is not None or not bool((tensor < 0).any())

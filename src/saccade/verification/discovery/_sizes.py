@@ -49,6 +49,9 @@ def context_widths(module: Any, width: int) -> Iterator[int | None]:
 
 
 def heads(module: Any) -> int | None:
+    listed = getattr(module, "heads", None)
+    if isinstance(listed, nn.ModuleList):
+        return len(listed)
     return next(iter(_numbers(module, _HEADS)), None)
 
 

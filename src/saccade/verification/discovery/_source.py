@@ -17,7 +17,9 @@ _LETTERS = {
     "H": r"h|heads?|n_?heads?|num_?heads?|nh|nhead|hq|hkv|kv_?heads?|n_?kv_?heads?|num_attention_heads|num_kv_heads",
     "L": r"l|t|s|seq|seq_?len(gth)?|length|len|lq|lk|tq|tk|sq|sk|q_?len|k_?len|kv_?len|tgt_?len|src_?len|time|l_q|l_k|t_q"
          r"|t_k|seqlen|num_?tokens|n_?tokens|tokens?|sequence(_?length)?|positions?|tgt_?len|m|num_queries|num_keys|ctx"
-         r"|query_?len(gth)?|key_?len(gth)?|seq_len_q|seq_len_k|x_len|context_len|n_ctx|len_q|len_k|seq_len_v|len_v",
+         r"|(q|k|kv|query|key|src|tgt|trg|source|target|memory|context|mem|enc|dec|x)_?(seq_?)?(len(gth)?|size|tokens)"
+         r"|(seq_?)?(len(gth)?)_?(q|k|v|kv|query|key|src|tgt|x|context)|n_ctx|n_?(q|k|kv|src|tgt|queries|keys)|src|tgt|keys?"
+         r"|quer(y|ies)|i|j",
     "D": r"d|c|e|dim|dims|emb|embed|embed_?dim|emb_?dim|d_?model|hidden|hidden_?(dim|size)|hd|head_?(dim|size)|d_?head|d_?k"
          r"|d_?v|d_?q|channels?|features?|hs|model_?dim|feature_?dim|width|dk|dv|embedding(_dim|_size)?|d_in|n_embd|embed_size"
          r"|num_hiddens|depth|dim_per_head|input_dim|f",
@@ -36,7 +38,9 @@ class Source:
         if not isinstance(target, nn.Module):
             text = _text(target if inspect.isroutine(target) else getattr(target, "func", type(target)))
             return cls(text, text)
-        return cls(_text(type(target).forward), _text(type(target)))
+        owner = next(kind for kind in type(target).__mro__ if "forward" in vars(kind))
+        own = [_text(kind) for kind in dict.fromkeys((type(target), owner))]
+        return cls(_text(type(target).forward), "\n\n".join(own))
 
     @cached_property
     def tree(self) -> ast.AST | None:
