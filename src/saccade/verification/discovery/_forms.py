@@ -158,7 +158,7 @@ def _layouts(clues: Clues, names: tuple[str, ...], *usual: str) -> list[str]:
     """The layouts to try: the user's alone, else the documented one first."""
     if clues.hints.layout is not None:
         return [clues.hints.layout.upper()]
-    if getattr(clues.target, "batch_first", None) is not None:
+    if is_pytorch(clues.target) or getattr(clues.target, "batch_first", None) is not None:
         return list(usual)
     first = names[0] if names else next((one.name for one in clues.arguments), "")
     said = [axes for rank in (4, 3, 2) if (axes := clues.source.layout(first, rank)) in _KNOWN[rank]]
