@@ -234,4 +234,4 @@ def _told(argument: Argument, masks: list[MaskReading]) -> Iterator[str]:
     if first.meaning not in (first.documented, first.behaves, _usual(argument)):
         why = "as promised"
     said = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}[first.meaning]
-    yield f"{argument.name}: {said}, {why} (otherwise --promise-mask)"
+    yield f"{argument.name}: {said}, {why} (otherwise --mask-meaning)"
