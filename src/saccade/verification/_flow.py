@@ -1,5 +1,5 @@
-"""The linear maps of a target, found while it runs: every product of what comes from the inputs with a parameter, in the
-order of the calls, with the graph between them.
+"""What a target computes with its inputs, found while it runs: the products of inputs with parameters (its linear maps),
+with the graph between them, and the products of inputs with inputs (scores, and weights with values).
 
 Shapes: B batch, L length, E model width.
 """
@@ -23,6 +23,7 @@ from ._locate import location_here
 from ._steady import same_random_numbers
 from ._subject import Result, Subject
 
+_SDPA = torch._C._nn.scaled_dot_product_attention
 _MHA = inspect.unwrap(F.multi_head_attention_forward)
 _PRODUCTS = {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "conv1d",
@@ -40,29 +41,54 @@ class LinearMap:
 
 
 @dataclass(frozen=True, eq=False)
+class Factor:
+    """What enters a product of data with data."""
+
+    tensor: Tensor  # a copy
+    role: str  # "query" "key" "weights" "value"
+    location: Location | None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of PyTorch that computed with what comes from the inputs."""
+
+    name: str
+    out: Tensor  # a copy
+    location: Location | None
+
+
+@dataclass(frozen=True, eq=False)
 class Flow:
     """One call of the target, with gradients."""
 
     result: Result
     maps: tuple[LinearMap, ...]
+    factors: tuple[Factor, ...]
+    steps: tuple[Step, ...]  # empty unless asked for
     touched: frozenset[int]  # where the numbers of all tensors lie that took part
 
 
-def followed(subject: Subject, inputs: Inputs, change: Callable[[int, Tensor], Tensor] | None = None) -> Flow:
-    """Call `subject` and keep its linear maps. `change(place, out)` may put other numbers for a map's result."""
-    mode = _Sight(inputs, change)
+def followed(
+    subject: Subject, inputs: Inputs, change: Callable[[int, Tensor], Tensor] | None = None, *, every: bool = False
+) -> Flow:
+    """Call `subject` and keep its products, and with `every` what each call gave. `change(place, out)` may put other
+    numbers for a map's result."""
+    mode = _Sight(inputs, change, every)
     with same_random_numbers(), torch.enable_grad(), mode:
         result = subject(inputs)
-    return Flow(result, tuple(mode.maps), frozenset(mode.touched))
+    return Flow(result, tuple(mode.maps), tuple(mode.factors), tuple(mode.steps), frozenset(mode.touched))
 
 
 class _Sight(TorchFunctionMode):
-    def __init__(self, inputs: Inputs, change: Callable[[int, Tensor], Tensor] | None) -> None:
+    def __init__(self, inputs: Inputs, change: Callable[[int, Tensor], Tensor] | None, every: bool) -> None:
         super().__init__()
-        self._change = change
+        self._change, self._every = change, every
         self._data: dict[int, Tensor] = {}  # kept alive, so that no other tensor takes the id
         self._places = {_place(tensor) for tensor in inputs.tensors.values()}
         self.maps: list[LinearMap] = []
+        self.factors: list[Factor] = []
+        self.steps: list[Step] = []
         self.touched: set[int] = set()
 
     def __torch_function__(
@@ -76,13 +102,15 @@ class _Sight(TorchFunctionMode):
         self.touched.update(_place(tensor) for tensor in tensors if tensor.numel())
         if any(self._is_data(tensor) for tensor in tensors):
             result = self._mapped(func, tensors, result)
+            self._factors_of(func, args, kwargs)
+            self._stepped(func, args, result)
             changed = [args[0]] if args and isinstance(args[0], Tensor) and result is None else []
             for tensor in (*_tensors(result), *changed, *_tensors(kwargs.get("out"))):
                 self._data[id(tensor)] = tensor
         return result
 
     def _mapped(self, func: Any, tensors: list[Tensor], result: Any) -> Any:
-        if getattr(func, "__name__", "") not in _PRODUCTS or not isinstance(result, Tensor):
+        if _name(func) not in _PRODUCTS or not isinstance(result, Tensor):
             return result
         weights = [one for one in tensors if one.dim() > 1 and one.requires_grad and not self._is_data(one)]
         data = [one for one in tensors if self._is_data(one) and one.is_floating_point()]
@@ -92,6 +120,23 @@ class _Sight(TorchFunctionMode):
             result = self._change(len(self.maps), result)
         self.maps.append(LinearMap(data[0], result, weights[0], location_here()))
         return result
+
+    def _factors_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [one for one in _tensors((args, kwargs)) if one.is_floating_point()]
+        if func is _SDPA:
+            roles = ["query", "key", "value"]
+        elif _name(func) in _PRODUCTS and len(given) == 2 and all(map(self._is_data, given)) and len(self.factors) < 4:
+            roles = ["weights", "value"] if self.factors else ["query", "key"]
+        else:
+            return
+        where = location_here()
+        copies = [one.detach().clone() for one in given[: len(roles)]]
+        self.factors += [Factor(one, role, where) for one, role in zip(copies, roles, strict=False)]
+
+    def _stepped(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        out = args[0] if result is None and args else result
+        if self._every and isinstance(out, Tensor) and out.is_floating_point():
+            self.steps.append(Step(_name(func), out.detach().clone(), location_here()))
 
     def _is_data(self, tensor: Tensor) -> bool:
         return id(tensor) in self._data or _place(tensor) in self._places
@@ -103,6 +148,10 @@ class _Sight(TorchFunctionMode):
         inner.__kwdefaults__ = _MHA.__kwdefaults__
         with self:
             return inner(*args, **kwargs)
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", "")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

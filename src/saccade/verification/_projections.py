@@ -5,30 +5,35 @@ Shapes: L positions, E model width.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from ._finding import Finding
+from ._finding import Finding, Inapplicable, Location, TargetError
 from ._flow import followed
 from ._heads import Heads
-from ._wiring import Projection, Wiring
+from ._source import line_with
+from ._trace import traced
+from ._wiring import Projection, Wiring, ready
 
 _NAME = "mixing"
+_ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w*)\s*$"  # v = k
 
 
 def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
     """What is shared, unused, dead or missing, worst first: one error at most."""
     unused, twice = _unused(found), _twice(found)
     if twice:
-        yield _shared(twice, unused)
+        yield _shared(found, twice, unused)
     elif found.merged is None and _heads_known(found, structure) > 1:
-        yield _missing(_heads_known(found, structure), unused)
+        yield _missing(found, _heads_known(found, structure), unused)
     elif unused:
         yield _never_used(unused)
     elif (dead := _dead(found)) is not None:
-        yield _dead_channels(*dead)
+        yield _dead_channels(found, *dead)
     elif structure is not None and structure.shared:
         yield Finding(
             _NAME, _NAME, "note", "Keys and values are the same projection of the input.",
@@ -70,14 +75,14 @@ def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
     assert module is not None
     named = list(module.named_parameters(remove_duplicate=False))
     return [
-        (group[0], [name for name, p in named if group[0].weight is not None
+        (group[-1], [name for name, p in named if group[0].weight is not None
                     and p.untyped_storage().data_ptr() == group[0].weight.untyped_storage().data_ptr()])
         for group in seen.values()
         if len(group) > 1
     ]  # fmt: skip
 
 
-def _shared(twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Finding:
+def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Finding:
     one, names = twice[0]
     by_accident = bool(unused) or len(names) > 1 or len(twice) > 1
     message = f"{one.name} projects more than one of queries, keys and values"
@@ -93,11 +98,12 @@ def _shared(twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Fin
         "The model has fewer parameters than it seems to.",
         "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in range(n)], "
         "not [Head()] * n.",
-        {"shared": [each.name for each, _ in twice], "names": names, "unused": unused}, one.location,
+        {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},
+        _where_shared(found, names) or one.location,
     )  # fmt: skip
 
 
-def _missing(count: int, unused: list[str]) -> Finding:
+def _missing(found: Wiring, count: int, unused: list[str]) -> Finding:
     declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
     return Finding(
         _NAME, _NAME, "error" if unused else "warning",
@@ -105,7 +111,7 @@ def _missing(count: int, unused: list[str]) -> Finding:
         "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this one "
         "get less than the published design gives.",
         "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
-        {"heads": count, "unused": unused},
+        {"heads": count, "unused": unused}, _last_line(found),
     )  # fmt: skip
 
 
@@ -144,10 +150,10 @@ def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
         new.view(-1)[one.slots[:, channels]] += 3.0
         return new
 
-    return torch.equal(followed(found.subject.fresh(), found.inputs, change).result.out, found.flow.result.out)
+    return torch.equal(followed(ready(found.original), found.inputs, change).result.out, found.flow.result.out)
 
 
-def _dead_channels(one: Projection, channels: list[int]) -> Finding:
+def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
     return Finding(
         _NAME, _NAME, "error",
         f"Channels {channels[0]} to {channels[-1]} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no "
@@ -155,5 +161,29 @@ def _dead_channels(one: Projection, channels: list[int]) -> Finding:
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys or "
         "keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
-        {"projection": one.name, "channels": channels}, one.location,
+        {"projection": one.name, "channels": channels},
+        line_with(found.original, _ONE_FOR_ANOTHER) or one.location,
     )  # fmt: skip
+
+
+def _where_shared(found: Wiring, names: list[str]) -> Location | None:
+    """The line that gives one module two names: `self.k = self.q`, or a list that holds one module many times."""
+    for one, other in itertools.permutations({_owner(name) for name in names}, 2):
+        line = line_with(found.original, rf"\.{re.escape(one)}\s*=\s*\w+\.{re.escape(other)}\s*$")
+        if line is not None:
+            return line
+    return line_with(found.original, r"\]\s*\*\s*\w") if len(names) > 1 else None
+
+
+def _owner(name: str) -> str:
+    """Of "attn.k_proj.weight" "k_proj", of "attn.w_k" "w_k"."""
+    path = name.split(".")
+    return path[-2] if path[-1] == "weight" and len(path) > 1 else path[-1]
+
+
+def _last_line(found: Wiring) -> Location | None:
+    try:
+        steps = traced(found.original.fresh(), found.inputs).steps
+    except (Inapplicable, TargetError):
+        return None
+    return next((step.location for step in reversed(steps) if step.location is not None), None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ._calling import Given, call
 from ._finding import Inapplicable
@@ -135,7 +136,7 @@ class Subject:
 
     def fresh(self) -> Subject:
         """A copy of its own to change: other dtype, training steps, hooks. Functions come as they are."""
-        return replace(self, target=copy.deepcopy(self.target) if self.module is not None else self.target)
+        return replace(self, target=_copied(self.module) if self.module is not None else self.target)
 
     def to(self, dtype: torch.dtype) -> Subject:
         """A copy whose parameters have another dtype."""
@@ -185,3 +186,10 @@ class Subject:
             "key": (batch, kv_heads, key_length, reading.width),
             "value": (batch, kv_heads, key_length, reading.value_width or reading.width),
         }
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy, also of a module that keeps something with a graph, the weights of its last call say: without the graph."""
+    held = [value for one in module.modules() for value in tree_leaves(dict(vars(one)))]
+    bound = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
+    return copy.deepcopy(module, {id(one): one.detach().clone() for one in bound})

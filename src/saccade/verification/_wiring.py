@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ._finding import Inapplicable, Location
 from ._flow import Flow, LinearMap, followed
@@ -53,7 +53,9 @@ class Wiring:
     rows: tuple[Row, ...]
     merged: LinearMap | None  # the output projection; None: there is none, rows are of the output itself
     flow: Flow
-    subject: Subject  # the copy that was followed, every parameter with gradients
+    changed: tuple[Flow, ...]  # the same call with each position of each input changed
+    subject: Subject  # the copy that was followed
+    original: Subject  # of which it is a copy
     inputs: Inputs
 
     @property
@@ -68,27 +70,27 @@ def wiring(subject: Subject, length: int) -> Wiring:
     Raises:
         Inapplicable: its linear maps are not those of attention as it is known.
     """
-    subject = replace(subject.fresh())
-    if subject.module is not None:
-        _with_gradients(subject.module)
+    original, subject = subject, ready(subject)
     inputs = subject.inputs(1, length, dtype=subject.dtype if subject.module is not None else torch.float64).leaves()
     flow = followed(subject, inputs)
     if not flow.result.out.requires_grad:
         raise Inapplicable("its output has no gradient to follow")
-    changed = _changed_flows(subject, inputs, flow)
+    changed = _changed_flows(original, inputs, flow)
     given = [_labels(flow, changed, place, "given") for place in range(len(flow.maps))]
     end = next((place for place, label in enumerate(given) if (label.sum(-1) > 1).any()), len(flow.maps))
     merged = flow.maps[end] if end < len(flow.maps) else None
     projections = _projections(subject, flow, changed, end, length) or _leaves(subject, inputs)
     rows = _merged_rows(flow, changed, merged, given, length)
     made = tuple(_row(at, *rows[at], projections) for at in sorted({length - 1, length // 2}))
-    return Wiring(tuple(projections), made, merged, flow, subject, inputs)
+    return Wiring(tuple(projections), made, merged, flow, tuple(changed), subject, original, inputs)
 
 
-def _with_gradients(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        if parameter.is_floating_point():
-            parameter.requires_grad_(True)
+def ready(subject: Subject) -> Subject:
+    """A copy whose parameters collect gradients. A call may leave tensors with a graph in it, which cannot be copied."""
+    copy = subject.fresh()
+    for parameter in copy.module.parameters() if copy.module is not None else ():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return copy
 
 
 def _changed_flows(subject: Subject, inputs: Inputs, flow: Flow) -> list[Flow]:
@@ -97,7 +99,7 @@ def _changed_flows(subject: Subject, inputs: Inputs, flow: Flow) -> list[Flow]:
     for name, tensor in inputs.tensors.items():
         for position in range(tensor.shape[1] if inputs.vocabulary else tensor.shape[-2]):
             other = inputs.changed([position]).tensors[name]
-            new = followed(subject, replace(inputs, tensors={**inputs.tensors, name: other}).leaves())
+            new = followed(ready(subject), replace(inputs, tensors={**inputs.tensors, name: other}).leaves())
             if [one.out.shape for one in new.maps] != [one.out.shape for one in flow.maps]:
                 raise Inapplicable("it computes something else for other numbers")
             flows.append(new)

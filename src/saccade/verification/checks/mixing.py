@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
-from .._heads import Heads, heads, strayed, uneven
+from .._flow import followed
 from .._inputs import Inputs
-from .._projections import projections
+from .._mixed_heads import mixed
 from .._steady import exact, same_random_numbers, steady, tolerance
 from .._subject import Subject
-from .._trace import traced
-from .._wiring import Wiring, wiring
+from .._trace import measured
+from .._wiring import wiring
 
 _NAME = "mixing"
 
@@ -38,8 +38,6 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _axis(subject: Subject) -> str:
-    from .._trace import measured
-
     try:
         return measured(subject, subject.inputs(2, 5))[0].normalised
     except (Inapplicable, TargetError, IndexError):
@@ -59,7 +57,7 @@ def _items(subject: Subject) -> Iterator[Finding]:
                 raise
             continue
         if moved is not None:
-            yield _influenced(subject, *moved, training)
+            yield _influenced(subject, inputs, *moved, training)
             return
     yield from _alone(subject)
 
@@ -85,7 +83,7 @@ def _outputs(subject: Subject, inputs: Inputs, training: bool) -> Tensor:
         return copy(inputs).out
 
 
-def _influenced(subject: Subject, item: int, other: int, by: float, training: bool) -> Finding:
+def _influenced(subject: Subject, inputs: Inputs, item: int, other: int, by: float, training: bool) -> Finding:
     mode = "in training mode " if training else ""
     severity = "warning" if training and _has_batch_norm(subject) else "error"
     why = "; it has batch normalisation, which does this" if severity == "warning" else ""
@@ -96,7 +94,7 @@ def _influenced(subject: Subject, item: int, other: int, by: float, training: bo
         "evaluation leaks between samples.",
         "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise over "
         "positions and channels only.",
-        {"changed item": item, "moved item": other, "by": by, "training": training}, _line(subject, "reshape", "view"),
+        {"changed item": item, "moved item": other, "by": by, "training": training}, _line(subject, inputs),
     )  # fmt: skip
 
 
@@ -126,8 +124,26 @@ def _alone(subject: Subject) -> Iterator[Finding]:
             "A sample's result depends on the size of its batch: what was trained in large batches is wrong when used "
             "one by one.",
             "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2).",
-            {"item": item, "by": float(by[item])}, _line(subject, "reshape", "view"),
+            {"item": item, "by": float(by[item])}, _line(subject, inputs),
         )  # fmt: skip
+
+
+def _line(subject: Subject, inputs: Inputs) -> Location | None:
+    """The first line whose result depends on two batch items at one place."""
+    try:
+        before = followed(subject.fresh(), inputs, every=True).steps
+        changed = [followed(subject.fresh(), inputs.changed(slice(None), item=item), every=True).steps
+                   for item in range(inputs.batch)]  # fmt: skip
+    except (Inapplicable, TargetError):
+        return None
+    for place, step in enumerate(before):
+        outs = [
+            steps[place].out for steps in changed if place < len(steps) and steps[place].out.shape == step.out.shape
+        ]
+        if len(outs) == inputs.batch and step.location is not None:
+            if (sum((out != step.out).int() for out in outs) > 1).any():  # type: ignore[union-attr]
+                return step.location
+    return None
 
 
 # --- heads and projections
@@ -135,22 +151,21 @@ def _alone(subject: Subject) -> Iterator[Finding]:
 
 def _structure(subject: Subject) -> Iterator[Finding]:
     for one in _readings(subject):
+        length = _length(one)
         try:
-            found = wiring(exact(one), 5 if one.reading.heads != 5 else 7)
+            found = wiring(exact(one), length)
         except TargetError:
             if one is subject:
                 raise
             continue
-        yielded = False
-        for finding in _of_wiring(subject, found):
-            yielded = yielded or finding.severity == "error"
-            yield finding
-        if yielded:
+        findings = list(mixed(found, length))
+        yield from findings
+        if findings:
             return
 
 
 def _readings(subject: Subject) -> Iterator[Subject]:
-    """The target as it is; a function of heads also with several of them, and with shared key and value heads."""
+    """The target as it is; a function of heads also with several of them, and with fewer key and value heads."""
     yield subject
     reading = subject.reading
     if subject.form == "attention" and "H" in reading.layout and reading.kv_heads is None:
@@ -160,111 +175,11 @@ def _readings(subject: Subject) -> Iterator[Subject]:
             yield replace(subject, reading=replace(reading, heads=6, kv_heads=2))
 
 
-def _of_wiring(subject: Subject, found: Wiring) -> Iterator[Finding]:
-    for row in found.rows:
-        if (stray := strayed(row)) is not None:
-            where = "what enters the output projection" if found.merged else "the output"
-            yield Finding(
-                _NAME, _NAME, "error",
-                f"Row {stray.row} of {where} holds, in channels {_span(stray.elements)}, the attention of the query at "
-                f"position {stray.query}: positions and heads are mixed where heads are split or merged.",
-                "Each token gets the result of another one. It trains, as the mixing is the same every time, but far "
-                "worse, depends on the length, and sees later tokens in spite of a causal mask.",
-                "Split with x.view(B, L, H, D).transpose(1, 2), merge with out.transpose(1, 2).reshape(B, L, H * D).",
-                {"row": stray.row, "query": stray.query, "channels": list(stray.elements)}, _line(subject, *_SHAPES),
-            )  # fmt: skip
-            return
-    for row in found.rows:
-        if (odd := uneven(row)) is not None:
-            yield Finding(
-                _NAME, _NAME, "error",
-                f"For output {odd.row}, channel {odd.element}, {odd.channels[1]} key and value channels of position "
-                f"{odd.many} count but {odd.channels[0]} of position {odd.few}: keys of one head are made of several "
-                "heads' channels, as happens when a head axis is viewed without a transpose.",
-                "Heads see parts of the sequence instead of parts of the channels.",
-                "Split with x.view(B, L, H, D).transpose(1, 2), not with x.view(B, H, L, D).",
-                {"row": odd.row, "channel": odd.element, "counts": list(odd.channels)}, _line(subject, *_SHAPES),
-            )  # fmt: skip
-            return
-    structure = heads(found)
-    if structure is not None:
-        broken = list(_of_heads(subject, structure))
-        yield from broken
-        if any(one.severity == "error" for one in broken):
-            return
-    if subject.module is not None:
-        yield from projections(found, structure)
-
-
-_SHAPES = ("view", "reshape", "flatten", "transpose", "permute", "rearrange", "contiguous", "unflatten")
-
-
-def _of_heads(subject: Subject, found: Heads) -> Iterator[Finding]:
-    for which, reads, kv_heads in (("keys", found.reads_key, found.keys), ("values", found.reads_value, found.values)):
-        expected = tuple(h * kv_heads // found.count for h in range(found.count))
-        if reads != expected:
-            yield _wrong_kv(subject, which, reads, expected)
-            return
-    if found.lands != tuple(range(found.count)):
-        yield _order(subject, found, f"heads are merged in the order {list(found.lands)}")
-        return
-    orders = {
-        "queries": found.query, "keys": found.key, "values": found.value, "the merged output": found.merged,
-    }  # fmt: skip
-    if len(set(orders.values())) > 1:
-        odd = "; ".join(f"{role} {order}" for role, order in orders.items())
-        yield _order(subject, found, odd)
-    elif found.query == "interleaved" and found.count > 1:
-        yield Finding(
-            _NAME, _NAME, "warning",
-            f"The {found.count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {found.count}, "
-            f"{2 * found.count}, ..., where others take channels 0 to D - 1.",
-            "It computes the same kind of attention, but weights trained elsewhere do not fit.",
-            "x.view(B, L, H, D) instead of x.view(B, L, D, H).",
-            {"heads": found.count}, _line(subject, *_SHAPES),
-        )  # fmt: skip
-
-
-def _wrong_kv(subject: Subject, which: str, reads: tuple[int, ...], expected: tuple[int, ...]) -> Finding:
-    heads, kv_heads = len(reads), len(set(expected))
-    head = next(h for h in range(heads) if reads[h] != expected[h])
-    repeated = reads == tuple(h % kv_heads for h in range(heads))
-    cause = ": the order of `repeat` (0 1 0 1), not of `repeat_interleave` (0 0 1 1)" if repeated else ""
-    return Finding(
-        _NAME, _NAME, "error",
-        f"Query head {head} reads the {which} of kv head {reads[head]} where {expected[head]} is expected; heads 0 to "
-        f"{heads - 1} read {list(reads)}{cause}.",
-        "Weights of published models do not fit: most heads get another head's keys and values. Trained from scratch it "
-        "learns its own order, and nobody else can load it.",
-        "key = key.repeat_interleave(heads // kv_heads, dim=1), and the same for value.",
-        {"of": which, "reads": list(reads), "expected": list(expected)},
-        _line(subject, "repeat", "expand", "repeat_interleave", *_SHAPES),
-    )  # fmt: skip
-
-
-def _order(subject: Subject, found: Heads, told: str) -> Finding:
-    return Finding(
-        _NAME, _NAME, "error",
-        f"Channels are split into {found.count} heads in one order and put together in another: {told}.",
-        "Trained from scratch it learns around this. Weights trained elsewhere do not fit, and whatever reads, prunes or "
-        "shards single heads takes the wrong channels.",
-        "Split with x.view(B, L, H, D).transpose(1, 2), merge with out.transpose(1, 2).reshape(B, L, H * D).",
-        {"query": found.query, "key": found.key, "value": found.value, "merged": found.merged,
-         "lands": list(found.lands)},
-        _line(subject, *_SHAPES),
-    )  # fmt: skip
-
-
-def _span(channels: tuple[int, ...]) -> str:
-    whole = len(channels) > 1 and channels == tuple(range(channels[0], channels[-1] + 1))
-    return f"{channels[0]} to {channels[-1]}" if whole else ", ".join(map(str, channels[:6]))
-
-
-def _line(subject: Subject, *names: str) -> Location | None:
-    try:
-        return traced(subject, subject.inputs(2, 5)).line(*names)
-    except (Inapplicable, TargetError):
-        return None
+def _length(subject: Subject) -> int:
+    """A length that no other axis has: of heads, head widths and their products."""
+    reading = subject.reading
+    channels = reading.width * (reading.heads or 1 if subject.form == "attention" else 1)
+    return next((length for length in (5, 7, 11, 13) if channels % length), 17)
 
 
 CHECK = Check(
