@@ -8,7 +8,7 @@ Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +21,7 @@ from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
 _SEED = 20
-# Differences up to this multiple of what two equal calls differ by are no influence, in targets that are not repeatable.
+# In targets that are not repeatable, differences up to this multiple of what equal calls differ by are no influence.
 _NOISES = 16
 
 
@@ -87,7 +87,8 @@ def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -
     or where it is NaN."""
     with torch.enable_grad(), seeded():
         given = leaves(inputs)
-        out = four(subject(given).out)
+        # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
+        out = four(subject.fresh()(given).out)
         weigh = torch.randn(out[..., row, :].shape, generator=torch.Generator().manual_seed(_SEED))
         chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
         found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
@@ -218,9 +219,10 @@ def _above(sizes: Tensor, noise: float) -> Tensor:
 
 def _one_sided(sizes: Tensor) -> bool:
     """Whether later inputs count for less than a hundredth of what earlier ones do, in every head."""
-    middle: Callable[[Tensor], Tensor] = lambda one: one[one > 0].median() if (one > 0).any() else one.new_zeros(())  # noqa: E731
-    return all(
-        bool(middle(above_diagonal(head)) < 0.01 * middle(above_diagonal(head.mT)))
-        for head in sizes.double().movedim(1, 0)
-        if above_diagonal(head).any()
-    )
+    heads = [head for head in sizes.double().movedim(1, 0) if above_diagonal(head).any()]
+    return all(bool(_middle(above_diagonal(head)) < 0.01 * _middle(above_diagonal(head.mT))) for head in heads)
+
+
+def _middle(sizes: Tensor) -> Tensor:
+    positive = sizes[sizes > 0]
+    return positive.median() if len(positive) else sizes.new_zeros(())

@@ -5,6 +5,7 @@ Shapes: B batch, H heads, L length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,15 @@ from ._finding import Inapplicable, Location, TargetError
 from ._influence import seeded
 from ._inputs import Inputs
 from ._subject import Subject
-from ._trace import SeenAttention, measured, traced
+from ._trace import SeenAttention, Step, measured, traced
 
-_MASKING = ("masked_fill", "masked_fill_", "where", "tril", "triu", "tril_", "triu_", "add", "add_", "mul", "mul_")
+_HIDING = ("masked_fill", "masked_fill_", "where")
+_USED = (*_HIDING, "add", "add_", "mul", "mul_")
+_MADE = ("tril", "tril_", "triu", "triu_")
+_JOINING = (
+    "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod", "batch_norm",
+    "layer_norm", "softmax", "median", "logsumexp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,30 +58,55 @@ def self_attentions(
     """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
     try:
         with seeded(), torch.no_grad():
-            found = measured(subject, inputs, pairs=pairs, padding=padding)
+            # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
+            found = measured(subject.fresh(), inputs, pairs=pairs, padding=padding)
     except (Inapplicable, TargetError):
         return ()
     length = inputs.length
     return tuple(Visible(one, at) for at, one in enumerate(found) if one.weights.shape[-2:] == (length, length))
 
 
-def masking_line(
+def steps_of(
     subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> Location | None:
-    """Where the target hides keys, by the name of the call that does."""
+) -> tuple[Step, ...]:
+    """What the target calls, in order; nothing where it could not be followed."""
     try:
         with seeded(), torch.no_grad():
-            steps = traced(subject, inputs, pairs=pairs, padding=padding).steps
+            return traced(subject.fresh(), inputs, pairs=pairs, padding=padding).steps
     except (Inapplicable, TargetError):
-        return None
+        return ()
+
+
+def masking_line(steps: Sequence[Step], inputs: Inputs, *, shape_first: bool = False) -> Location | None:
+    """Where the target hides keys, by the name of the call that does; `shape_first`: where the mask itself is made."""
     shape = (inputs.length, inputs.key_length)
-    found = [
-        step.location
-        for name in _MASKING
-        for step in steps
-        if step.name == name and step.location is not None and step.given[-2:] == shape
-    ]
-    return found[0] if found else None
+    here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
+    made = [step for step in here if step.name in _MADE]
+    # a product or sum of two tensors; with a number it is the scale
+    used = [step for name in _USED for step in here if step.name == name and _of_two(step)]
+    anywhere = [step for step in steps if step.name in _HIDING and step.location is not None]
+    for found in (made, used, anywhere) if shape_first else (used, made, anywhere):
+        if found:
+            return found[0].location
+    return None
+
+
+def _of_two(step: Step) -> bool:
+    return step.name in _HIDING or len(step.taken) > 1
+
+
+def line_over_sequence(steps: Sequence[Step], length: int) -> Location | None:
+    """Where something other than attention joins positions: a mean, a deviation, a flip along the sequence."""
+    for step in steps:
+        if step.location is None or not step.taken or step.name not in _JOINING:
+            continue
+        before, after = step.taken[0], step.given
+        if before[-2:] == (length, length):  # scores
+            continue
+        lost = length in before and (length not in after or (len(after) == len(before) and after != before))
+        if lost or (length in before and step.name in ("flip", "roll", "cumsum", "cumprod", "batch_norm")):
+            return step.location
+    return None
 
 
 def one_sequence(subject: Subject, batch: int, length: int, *, spread: float = 1.0, seed: int = 0) -> Inputs:

@@ -16,12 +16,13 @@ from torch import Tensor
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._subject import Subject
-from .._visible import masking_line, one_sequence, self_attentions
+from .._visible import masking_line, one_sequence, self_attentions, steps_of
 
 _BATCH = 2
 _LENGTHS = (2, 3, 6, 7, 17, 33)
 _BY_OUTPUTS = 7  # the longest that is tried pair by pair where no weights could be seen
 _NAMES = ("window", "window_size", "sliding_window", "local_window", "attention_window", "local_attention_window")
+_WORDS = ("window", "sliding", "local", "band", "sparse", "dilat", "stride", "span", "lookback")
 _EFFECT = "The model works without what these positions hold, in training and after; the loss goes down, only less far."
 _TRIANGLE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal, a token's own position, included"
 
@@ -123,12 +124,14 @@ def _seen_outside(subject: Subject, length: int) -> list[_Sight]:
 
 def _causal(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
     inputs = one_sequence(subject, _BATCH, max(one.length for one in sights))
-    line = next((one.line for one in sights if one.line is not None), None) or masking_line(subject, inputs)
+    line = next((one.line for one in sights if one.line is not None), None) or masking_line(
+        steps_of(subject, inputs), inputs
+    )
     strict = [one for one in sights if one.length > 1 and not one.lower.diagonal()[1:].any()]
     if strict:
         yield _strict(strict, sights, line)
         return
-    odd = [one for one in sights if one.distances() is None]
+    odd = [one for one in sights if one.distances() is None or _skips_neighbour(one)]
     if odd:
         yield _odd(odd, sights, line)
         return
@@ -145,6 +148,11 @@ def _strict(strict: Sequence[_Sight], sights: Sequence[_Sight], line: Location |
         f"diagonal. {first}",
         _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))', one, line,
     )  # fmt: skip
+
+
+def _skips_neighbour(one: _Sight) -> bool:
+    back = one.distances() or []
+    return len(back) > 1 and 1 not in back
 
 
 def _odd(odd: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None) -> Finding:
@@ -204,7 +212,7 @@ def _windowed(subject: Subject, sights: Sequence[_Sight], line: Location | None)
         one = next(sight for sight in sights if sight.length == longest)
         yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
     elif not full and promised is None:
-        yield _window_found(sights, longest, widths, line)
+        yield _window_found(sights, longest, widths, line, _speaks_of_it(subject))
 
 
 def _window_error(
@@ -230,7 +238,20 @@ def _window_error(
     )  # fmt: skip
 
 
-def _window_found(sights: Sequence[_Sight], longest: int, widths: Sequence[int], line: Location | None) -> Finding:
+def _speaks_of_it(subject: Subject) -> bool:
+    """Whether the source says that not all is to be seen, or cannot be read."""
+    named = type(subject.target) if subject.module is not None else subject.target
+    try:
+        module = inspect.getmodule(named)
+        text = inspect.getsource(module if module is not None else named)
+    except (OSError, TypeError):
+        return True
+    return any(word in text.lower() for word in _WORDS)
+
+
+def _window_found(
+    sights: Sequence[_Sight], longest: int, widths: Sequence[int], line: Location | None, meant: bool
+) -> Finding:
     some = [one for one in sights if one.length == longest and not one.is_full]
     one = some[0]
     seen = one.distances() or [0]
@@ -242,9 +263,10 @@ def _window_found(sights: Sequence[_Sight], longest: int, widths: Sequence[int],
             "If it is not meant: " + _TRIANGLE, one, line,
         )  # fmt: skip
     width = max(seen)
+    nobody = "" if meant else " Nothing in its source speaks of one: it may be a mask made for another length."
     return _finding(
-        "warning", f"Output {one.length - 1} does not see input {one.length - 2 - width}{_which(one, some, sights)}: it "
-        f"looks like a window of {width} inputs before its own ({width + 1} with it).",
+        "warning" if meant else "error", f"Output {one.length - 1} does not see input {one.length - 2 - width}{_which(one, some, sights)}: it "
+        f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
         f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}", one, line,
         {"windows": list(widths)},
     )  # fmt: skip
@@ -337,5 +359,5 @@ CHECK = Check(
     "The weights that multiply the values are read at lengths from 2 to 33 and compared with 0; where they cannot be "
     "seen, inputs are changed and outputs compared bit for bit",
     "The model works without what it cannot see; nothing fails, it is only worse.", _run,
-    follows_from=("causal-leak", "mixing"),
+    follows_from=("causal-leak",),
 )  # fmt: skip

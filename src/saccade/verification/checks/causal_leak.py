@@ -14,7 +14,9 @@ from torch import Tensor
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._subject import Subject
-from .._visible import Visible, masking_line, one_sequence, self_attentions
+from .._trace import Step
+from .._visible import Visible, line_over_sequence, masking_line, one_sequence, self_attentions, steps_of
+from . import mixing
 
 _BATCH = 2
 _SHORT = (2, 3, 6, 7)  # even and odd; every pair of positions is tried
@@ -165,8 +167,10 @@ def _between_inside(subject: Subject) -> list[Finding]:
         hidden = ~one.attends[..., upper].any(-1)  # (B, H): nothing later is seen
         if hidden.any() and not hidden.all():
             return [_some(subject, one, hidden, inputs)]
-        cause = None if one.seen.normalised not in ("key", "unknown") else _filled(one) or _after(one)
-        if cause is not None:
+        cause = _filled(one)
+        if cause is None and not influence.above_diagonal(one.attends).any():
+            cause = _after([one])
+        if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
             sizes = influence.above_diagonal(influence.dependence(subject, length))
             return [_told(subject, _Leak(length, sizes), cause)]
     return []
@@ -229,35 +233,31 @@ def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] =
 def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> _Cause:
     """What the leak looks like, and the line that would close it."""
     inputs = one_sequence(subject, _BATCH, leak.length)
+    steps = steps_of(subject, inputs)
+    line = masking_line(steps, inputs)
+    faint = "masked scores are set to a number that is too small to hide them."
     if leak.way == "train mode":
-        return _Cause("Only in train mode.", "Apply the mask in both modes.", masking_line(subject, inputs))
+        return _Cause("Only in train mode.", "Apply the mask in both modes.", line)
     if leak.way == "gradient" and leak.worst()[-1] < 1e-6:
-        words = "The weight is not exactly 0: masked scores are set to a number that is too small to hide them."
-        return _Cause(words, _MEND, masking_line(subject, inputs))
+        return _Cause(f"The weight is not exactly 0: {faint}", _MEND, line)
     if leak.way == "gradient":
-        return _Cause(
-            "Only through the gradient: the value does not change.", "Detach nothing and hide the scores: " + _MEND
-        )
+        return _Cause("Only through the gradient: the value does not change.", "Hide the scores: " + _MEND, line)
     if leak.way == "large inputs":
-        return _Cause(
-            "Only where logits are large: masked scores are set to a number that is too small to hide them.",
-            _MEND, masking_line(subject, inputs),
-        )  # fmt: skip
+        return _Cause(f"Only where logits are large: {faint}", _MEND, line)
     inside = self_attentions(subject, inputs)
-    line = masking_line(subject, inputs)
-    found = _elsewhere(leak, plain, inside, line)
+    found = _elsewhere(plain, inside, line) or next((cause for one in inside if (cause := _filled(one))), None)
+    if found is None and inside and not any(influence.above_diagonal(one.attends).any() for one in inside):
+        found = _after(inside) or _around(subject, steps, leak.length)
     if found is not None:
         return found
-    for one in inside:
-        found = _filled(one) or _after(one)
-        if found is not None:
-            return found
-    words = _pattern(leak, plain, whole)
+    words = _pattern(leak, plain, whole, inside)
+    if "triangle" in words:
+        line = masking_line(steps, inputs, shape_first=True)
     scores = next((one.line("scores") for one in inside), None)
     return _Cause(words, _mend(words, any(one.is_sdpa for one in inside)), line or scores)
 
 
-def _elsewhere(leak: _Leak, plain: Sequence[_Leak], inside: Sequence[Visible], line: Location | None) -> _Cause | None:
+def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location | None) -> _Cause | None:
     """What another check names as its own."""
     for one in inside:
         if one.seen.normalised in ("query", "head", "batch"):
@@ -299,42 +299,56 @@ def _filled(one: Visible) -> _Cause | None:
     )  # fmt: skip
 
 
-def _after(one: Visible) -> _Cause | None:
-    """Later weights that are 0 while outputs still depend on them: the sum of the softmax counted them."""
-    if influence.above_diagonal(one.attends).any():
-        return None
-    sums = one.weights.sum(-1)
-    if bool((sums[..., :-1] < 0.999).all()):
+def _after(inside: Sequence[Visible]) -> _Cause | None:
+    """Later weights are 0, and rows do not sum to 1: the sum of the softmax has counted them."""
+    for one in inside:
+        if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
+            return _Cause(
+                "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
+                _MEND, one.line("mask", "softmax"),
+            )  # fmt: skip
+    return None
+
+
+def _around(subject: Subject, steps: Sequence[Step], length: int) -> _Cause:
+    """The attention itself is causal, and outputs are not."""
+    words = "The weights of later inputs are exactly 0: it is not the attention that lets them through, but "
+    if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):
         return _Cause(
-            "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
-            _MEND, one.line("mask", "softmax"),
+            words + "what is done with its output. Probably follows from mixing.",
+            "out = out.transpose(1, 2).reshape(B, L, H * D)", severity="note",
         )  # fmt: skip
     return _Cause(
-        "The weights of later inputs are exactly 0: it is not the attention that lets them through, but something "
-        "around it, as a normalisation over the sequence.",
-        "Normalise over the last axis alone: nn.LayerNorm(embed_dim)",
+        words + "something around it that joins positions, as a mean or a normalisation over the sequence does.",
+        "Take means, deviations and normalisations over the last axis alone: nn.LayerNorm(embed_dim)",
+        line_over_sequence(steps, length),
     )  # fmt: skip
 
 
-def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> str:
+def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor], inside: Sequence[Visible]) -> str:
     """Which outputs, heads, items and lengths, in a sentence or two."""
     seen = leak.sizes > 0
     union = seen.flatten(0, 1).any(0)
-    words = [
-        _shape(
-            union,
-            influence.off_diagonal(whole[leak.length] > 0).flatten(0, 1).any(0) if leak.length in whole else union,
-        )
-    ]
-    heads, items = seen.any(-1).any(-1).any(0), seen.any(-1).any(-1).any(1)
-    if len(heads) > 1 and not heads.all():
-        words.append(f"Only head {_listed(heads.nonzero().flatten().tolist())} of {len(heads)}.")
+    depends = influence.off_diagonal(whole[leak.length] > 0).flatten(0, 1).any(0) if leak.length in whole else union
+    words = [_shape(union, depends), *_some_heads(seen, inside)]
+    items = seen.any(-1).any(-1).any(1)
     if not items.all():
         words.append(f"Only batch item {_listed(items.nonzero().flatten().tolist())}.")
     clean = sorted(set(whole) - {one.length for one in plain} - {2})
     if clean:
         words.append(f"Not at length {_listed(clean)}.")
     return " ".join(words)
+
+
+def _some_heads(seen: Tensor, inside: Sequence[Visible]) -> Iterator[str]:
+    """The heads that leak, where others do not; a module's heads are merged in its output, and seen inside."""
+    leaky = [(0, seen.any(-1).any(-1).any(0))] if seen.shape[1] > 1 else []
+    if not leaky:
+        leaky = [(one.number, influence.above_diagonal(one.attends).any(-1).any(-1).any(0)) for one in inside]
+    for number, heads in leaky:
+        if heads.any() and not heads.all():
+            layer = f" in attention {number + 1} of {len(leaky)}" if len(leaky) > 1 else ""
+            yield f"Only head {_listed(heads.nonzero().flatten().tolist())} of {len(heads)}{layer}."
 
 
 def _shape(union: Tensor, depends: Tensor) -> str:
@@ -367,5 +381,4 @@ CHECK = Check(
     "In causal attention no output depends on an input that comes after it",
     "Inputs are replaced, one after the other and all after a cut, at lengths from 2 to 65, with every output compared "
     "bit for bit; then in train mode, with large inputs, and by gradients",
-    _EFFECT, _run, follows_from=("mixing",),
-)  # fmt: skip
+    _EFFECT, _run, )  # fmt: skip

@@ -17,8 +17,9 @@ from .._inputs import Inputs, Side
 from .._reading import MaskReading
 from .._subject import Subject
 from .._trace import SeenAttention, measured
-from .._visible import masking_line
+from .._visible import masking_line, steps_of
 
+_REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "cat")
 _BATCH, _QUERIES, _KEYS = 3, 5, 6
 _EFFECT = "Attention looks at what was to be hidden, or away from what was to be seen; training goes on, only worse."
 _MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
@@ -36,6 +37,7 @@ class _Probe:
     own: Tensor  # (B, H', Lq, Lk) what outputs depend on without the mask; H' = 1 for modules
     seen: Tensor  # (B, H', Lq, Lk) and with it
     known: Tensor  # (Lq, Lk) pairs of which the dependence is known: not a position on itself, in one sequence
+    weights: Tensor | None = None  # (B, H, Lq, Lk) where `seen` is read from them
 
     def expected(self, given: Tensor) -> Tensor:
         """What outputs depend on if the mask means `given`; over all heads of a module, as `seen`."""
@@ -61,17 +63,24 @@ def _run(subject: Subject) -> Iterator[Finding]:
     masks = subject.reading.masks
     if not masks:
         raise Inapplicable("it takes no mask")
-    tried = 0
-    for mask in masks:
+    reasons, told = [], set()
+    # the axes that say most first: what is wrong with them is wrong with the others
+    for mask in sorted(masks, key=lambda one: -len(set(one.axes) & set("BHQK"))):
+        if mask.argument in told:
+            continue
         alone = replace(subject, reading=replace(subject.reading, masks=(mask,)))
         try:
-            yield from _judged(alone, mask)
-            tried += 1
+            for finding in _judged(alone, mask):
+                key = (finding.severity, str(mask.argument) if finding.severity != "error" else finding.mend)
+                if key not in told:
+                    yield finding
+                told |= {key, mask.argument if finding.severity == "error" else key}
         except Inapplicable as reason:
-            why = str(reason)
-    yield from _contradicting(masks)
-    if not tried:
-        raise Inapplicable(why)
+            reasons.append(str(reason))
+    if not any(key for key in told):
+        yield from _contradicting(masks)
+    if len(reasons) == len(masks):
+        raise Inapplicable(reasons[0])
 
 
 def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
@@ -87,7 +96,7 @@ def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
     if probe.fits(probe.given):
         yield from _alike_sizes(probe) or _conventions(probe)
     else:
-        yield _misfit(probe)
+        yield from _misfit(probe)
 
 
 def _with_other_sizes(subject: Subject, mask: MaskReading) -> _Probe | None:
@@ -103,10 +112,14 @@ def _with_other_sizes(subject: Subject, mask: MaskReading) -> _Probe | None:
     return None
 
 
-def _misfit(probe: _Probe) -> Finding:
+def _misfit(probe: _Probe) -> Iterator[Finding]:
     """The finding of a mask that is not kept."""
     subject, mask = probe.subject, probe.mask
-    defect = _named(probe)
+    inner = _inside(probe)
+    if inner is not None and inner.fits(probe.given) and _sums_to_one(inner):
+        return  # the weights obey it: something around the attention joins positions, which other checks name
+    useful = inner is not None and not inner.fits(probe.given) and not inner.fits(torch.ones_like(probe.given))
+    defect = _named(inner if inner is not None and useful else probe)
     wrong = (probe.seen != probe.expected(probe.given)) & probe.known
     item, head, row, column = (int(one) for one in wrong.nonzero()[0])
     sees = bool(probe.seen[item, head, row, column])
@@ -115,11 +128,38 @@ def _misfit(probe: _Probe) -> Finding:
         f"Under a random mask output {row} {'depends on input' if sees else 'does not see input'} {column}, which the "
         f"mask {'hides from' if sees else 'shows'} it ({where}). {defect.words}"
     )
-    line = masking_line(subject, probe.inputs, **_masks_of(mask, probe.given, probe.inputs))
-    return _finding(subject, mask, replace(defect, words=example), {
+    line = _line(probe, defect)
+    yield _finding(subject, mask, replace(defect, words=example), {
         "pairs": [pair[2:] for pair in wrong.nonzero().tolist()[:20]], "how_many": int(wrong.sum()),
         "argument": mask.argument, "axes": mask.axes,
     }, line)  # fmt: skip
+
+
+def _line(probe: _Probe, defect: _Defect) -> Location | None:
+    """Where the mask is applied; where items or heads are mixed, where it is repeated."""
+    steps = steps_of(probe.subject, probe.inputs, **_masks_of(probe.mask, probe.given, probe.inputs))
+    if "repeat" in defect.mend:
+        found = [one.location for one in steps if one.name in _REPEATING and one.location is not None]
+        named = [one for one in found if str(probe.mask.argument) in one.code or "mask" in one.code]
+        if named:
+            return named[0]
+    return masking_line(steps, probe.inputs)
+
+
+def _inside(probe: _Probe) -> _Probe | None:
+    """The same of the weights, by head, in the attention that the mask goes to."""
+    seen = _weights(probe)
+    if seen is None or seen[0].weights.shape[0] != probe.seen.shape[0]:
+        return None
+    before, after = (one.weights.cpu() for one in seen)
+    own = (before != 0) & (probe.own | ~probe.known)
+    return replace(probe, own=own, seen=after != 0, known=torch.ones_like(probe.known), weights=after)
+
+
+def _sums_to_one(inner: _Probe) -> bool:
+    assert inner.weights is not None
+    rows = inner.expected(inner.given).any(-1)
+    return bool((inner.weights.double().sum(-1)[rows] > 0.99).all())
 
 
 def _probe(subject: Subject, mask: MaskReading, *, batch: int = _BATCH, seed: int = 0, square: bool = False) -> _Probe:
@@ -298,8 +338,9 @@ def _weights(probe: _Probe) -> tuple[SeenAttention, SeenAttention] | None:
     masks = _masks_of(probe.mask, probe.given, probe.inputs)
     try:
         with influence.seeded(), torch.no_grad():
-            before = measured(probe.subject, probe.inputs, **open_)
-            after = measured(probe.subject, probe.inputs, **masks)
+            # on copies: what a target keeps of a call with gradients cannot be copied afterwards
+            before = measured(probe.subject.fresh(), probe.inputs, **open_)
+            after = measured(probe.subject.fresh(), probe.inputs, **masks)
     except (Inapplicable, TargetError):
         return None
     shape = (probe.inputs.length, probe.inputs.key_length)
@@ -366,7 +407,7 @@ def _alike_sizes(probe: _Probe) -> list[Finding]:
                 "what the mask shows: it is broadcast along the wrong axis.",
                 "mask[:, None] makes (B, Lq, Lk) fit scores of shape (B, H, Lq, Lk)",
             )
-            line = masking_line(other.subject, other.inputs, **_masks_of(other.mask, other.given, other.inputs))
+            line = _line(other, defect)
             return [_finding(probe.subject, probe.mask, defect, {"batch": batch, "heads": heads}, line)]
     return []
 

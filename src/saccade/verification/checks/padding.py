@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .. import _influence as influence
-from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._finding import Check, Finding, Inapplicable, TargetError
 from .._inputs import Inputs, Side
 from .._subject import Subject
-from .._visible import masking_line
+from .._visible import masking_line, steps_of
 
 _LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padding
 _PADDED = 7
@@ -208,7 +208,7 @@ def _gradients(padded: _Padded) -> Iterator[Finding]:
         return
     leaves = influence.leaves(padded.inputs)
     with torch.enable_grad(), influence.seeded():
-        out = influence.four(padded.subject(leaves, **padded.masks).out)
+        out = influence.four(padded.subject.fresh()(leaves, **padded.masks).out)
         weigh = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
         total = sum(
             (rows * kept).sum() for (_, rows), (_, kept) in zip(padded.rows(out), padded.rows(weigh), strict=True)
@@ -289,7 +289,7 @@ def _nothing_real(subject: Subject) -> Iterator[Finding]:
 def _finding(
     padded: _Padded, severity: str, message: str, effect: str, mend: str, evidence: dict[str, object]
 ) -> Finding:
-    line: Location | None = masking_line(padded.subject, padded.inputs, **padded.masks)
+    line = masking_line(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs)
     return Finding("padding", "padding", severity, message, effect, mend, evidence, line)  # type: ignore[arg-type]
 
 
