@@ -34,10 +34,12 @@ class Turned(nn.Module):
 
 
 def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject | None:
-    """An attention layer or block of a transformers model, None if it is none: `hidden_states` in, (B, L, E).
+    """An attention layer or block of a transformers model, or nn.Transformer; None if it is neither.
 
     A layer that is given rotary embeddings gets those of its own model's file.
     """
+    if type(layer) is nn.Transformer:
+        return Subject(layer.eval(), _of_transformer(layer), promise or Promise())
     file = sys.modules.get(type(layer).__module__)
     taken = inspect.signature(layer.forward).parameters if isinstance(layer, nn.Module) else {}
     config: Any = getattr(layer, "config", None) or _config_within(layer)
@@ -61,6 +63,19 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
         masks=(MaskReading(mask, "B1QK", "additive"),) if mask else (), constants=constants,
     )  # fmt: skip
     return Subject(target, reading, promised(layer, config, promise or Promise()))
+
+
+def _of_transformer(module: nn.Transformer) -> Reading:
+    """Its source's padding has to be told twice: to its encoder, and to its decoder."""
+    why = "src_key_padding_mask and memory_key_padding_mask are given the same"
+    return Reading(
+        "cross", "BLD" if module.batch_first else "LBD", module.d_model, module.nhead, assumed=(why,),
+        masks=(MaskReading("padding", "BK", "ignore", documented="ignore", behaves="ignore"),), call=_called_with_padding,
+    )  # fmt: skip
+
+
+def _called_with_padding(module: nn.Transformer, x: Tensor, context: Tensor, padding: Tensor | None = None) -> Tensor:
+    return module(context, x, src_key_padding_mask=padding, memory_key_padding_mask=padding)
 
 
 def _config_within(layer: nn.Module) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._calling import guarded
+from .._calling import entered
 from .._finding import Finding, Location, TargetError
 from .._inputs import Inputs
 from .._models import EncoderDecoder
@@ -78,8 +78,8 @@ def given(subject: Subject, inputs: Inputs, **more: Any) -> Any:
     tokens = inputs["tokens"].contiguous()
     constants = {**subject.reading.constants, **more}
     if subject.reading.names:
-        return guarded(subject.target, **{subject.reading.names[0]: tokens}, **constants)
-    return guarded(subject.target, tokens, **constants)
+        return entered(subject.target, subject.reading, (), {subject.reading.names[0]: tokens, **constants})
+    return entered(subject.target, subject.reading, (tokens,), constants)
 
 
 def output(subject: Subject, returned: Any) -> Tensor:
