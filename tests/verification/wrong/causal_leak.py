@@ -50,9 +50,9 @@ FAULTS = (
     ),
     Fault(
         "one head of a list", LEAK, KARPATHY_HEADS,
-        "out = torch.cat([h(x) for h in self.heads], dim=-1)",
-        "out = torch.cat([h(x if i != 2 else x.flip(1)) for i, h in enumerate(self.heads)], dim=-1)",
-        "one head reads the text backwards",
+        "        self.proj = nn.Linear(head_size * num_heads, n_embd)\n",
+        "        self.proj = nn.Linear(head_size * num_heads, n_embd)\n        self.heads[2].tril.fill_(1.0)\n",
+        "the third head's triangle is filled", line="tril",
     ),
     Fault(
         "long texts only", LEAK, GPT2,

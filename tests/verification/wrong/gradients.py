@@ -62,8 +62,8 @@ FAULTS = (
         "saturated at the start", GRADIENTS, ENCODER_BLOCK,
         "        self.dropout = nn.Dropout(dropout)\n",
         "        self.dropout = nn.Dropout(dropout)\n"
-        "        for projection in (self.W_q, self.W_k):\n            nn.init.normal_(projection.weight, std=3.0)\n",
-        "query and key weights of standard deviation 3: each row of weights is a single 1", line="std=3.0",
+        "        for projection in (self.W_q, self.W_k):\n            nn.init.normal_(projection.weight)\n",
+        "query and key weights of standard deviation 1: each row of weights is nearly a single 1", line="normal_",
     ),
     Fault(
         "nothing to start from", GRADIENTS, DECODER_LAYER,
