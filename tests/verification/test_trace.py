@@ -461,7 +461,7 @@ def test_a_stack_gives_each_layer_its_own():
 
 
 def test_saccades_own_attention_tells_itself():
-    subject = subject_of(saccade.nn.Attention(saccade.nn.AttentionConfig(E, H)), Reading("self", "BLD", E))
+    subject = subject_of(saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(E, H)), Reading("self", "BLD", E))
     found = traced(subject, subject.inputs(B, L)).attentions
     assert [seen.weights.shape for seen in found] == [(B, H, L, L)]
     torch.testing.assert_close(found[0].weights, (found[0].query @ found[0].key.mT / ROOT).softmax(-1))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._attention import attention_with_lse
 from .._tap import AttentionCall
 from .._weights import attention_weights
 from ._trace_scores import Scores, rows_of
@@ -46,16 +47,19 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def told(first: int, of: Known, call: AttentionCall) -> Scores:
-    """A call of Saccade's operator, which says itself what it was. Its logits are the logarithms of its weights."""
+    """A call of Saccade's operator, which says itself what it was."""
     query, key, value = call.query, call.key, call.value
     weights = attention_weights(
         query, key, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
+    )  # fmt: skip
+    _, lse = attention_with_lse(
+        query, key, value, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
     )  # fmt: skip
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
     whole = _Whole(first, tuple(weights.shape[:-2]), max(_depth(of(one)) for one in (call.query, call.key)))
-    return whole.scores(query, key, value, tokens, weights.log(), weights)
+    return whole.scores(query, key, value, tokens, weights.log() + lse.to(weights.dtype).unsqueeze(-1), weights)
 
 
 class _Whole:

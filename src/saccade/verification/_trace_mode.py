@@ -235,6 +235,7 @@ class Looking(TorchFunctionMode):
             if name in ("sum", "logsumexp", "norm", "vector_norm"):
                 for scores in self._scores(shadow):
                     if scores.normalised is None and (scores.logits is not None or name != "sum"):
+                        _note(scores, "sum", where)
                         scores.normalised = scores.along(shadow.pairs, axes[0])
         elif shadow.tokens is not None:
             keep = result.dim() == given.dim()

@@ -32,6 +32,7 @@ class SeenAttention:
     weights: Tensor  # (B, H, Lq, Lk) that multiplied the values
     normalised: Axis  # the axis that the softmax ran over
     source: Literal["by hand", "F.scaled_dot_product_attention", "probed"]
+    softened: Tensor | None = None  # (B, H, Lq, Lk) as they came out of softmax(), None where none was called
     scaled: float = 1.0  # what queries and keys had been multiplied by before the product
     learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
@@ -79,6 +80,7 @@ class _Unit:
     value: Tensor | None
     logits: Tensor | None
     weights: Tensor
+    softened: Tensor | None = None
     tiled: bool = False  # whether its rows came in parts, each with some of the keys
 
     @property
@@ -122,7 +124,8 @@ def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttent
         _stacked_where_all([[head.value for head in own] for own in heads]),
         _stacked_where_all([[head.logits for head in own] for own in heads]),
         _stacked([[head.weights for head in own] for own in heads]),
-        "unknown", first.source, first.scaled, first.learned, dict(first.lines),
+        "unknown", first.source, _stacked_where_all([[head.softened for head in own] for own in heads]), first.scaled,
+        first.learned, dict(first.lines),
     )  # fmt: skip
     if any(head.tiled for own in heads for head in own):
         return seen
@@ -138,12 +141,15 @@ def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
     items = _items(tokens, names, batch)
     for unit in range(scores.shape[0]):
         rows, columns = (name[unit] for name in names)
-        own = [None if one is None else one[unit].mT if turned else one[unit] for one in (scores.logits, weights)]
+        own = [
+            None if one is None else one[unit].mT if turned else one[unit]
+            for one in (scores.logits, weights, scores.softened)
+        ]
         assert own[1] is not None
         yield _Unit(
             int(items[unit]), _common(tokens.head[rows]), tokens.position[rows], tokens.position[columns],
             (int(tokens.length[rows].max()), int(tokens.length[columns].max())), sides[0][unit], sides[1][unit],
-            None if scores.values is None else scores.values[unit], own[0], own[1],
+            None if scores.values is None else scores.values[unit], own[0], own[1], own[2],
         )  # fmt: skip
 
 
@@ -212,7 +218,7 @@ def _whole(group: Sequence[_Unit]) -> _Unit:
         weights = logits.reshape(rows, columns).softmax(-1)
     return _Unit(
         first.item, first.head, torch.arange(rows), torch.arange(columns), first.lengths, query, key, value,
-        None if logits is None else logits.reshape(rows, columns), weights.reshape(rows, columns), tiled,
+        None if logits is None else logits.reshape(rows, columns), weights.reshape(rows, columns), tiled=tiled,
     )  # fmt: skip
 
 
@@ -223,6 +229,7 @@ def _in_order(unit: _Unit) -> _Unit:
         unit, query=unit.query[rows], key=unit.key[columns], weights=unit.weights[rows][:, columns],
         value=None if unit.value is None else unit.value[columns],
         logits=None if unit.logits is None else unit.logits[rows][:, columns],
+        softened=None if unit.softened is None else unit.softened[rows][:, columns],
     )  # fmt: skip
 
 
