@@ -41,6 +41,8 @@ _USUAL: tuple[tuple[str, str], ...] = (
     ("bias", r".*bias"),
     ("causal", r"(is_)?causal|autoregressive|masked|use_(causal_)?mask|mask"),
     ("layer", r"layer_idx|layer_(id|index|number)"),
+    ("temperature", r"temperature|sqrt_d_?k"),
+    ("scale", r"scale|softmax_scale|scaling"),
     ("eps", r".*eps(ilon)?"),
     ("device", r"device|dtype"),
 )  # fmt: skip
@@ -126,6 +128,7 @@ class _Sizes:
             "head_width": max(1, self.width // self.heads), "inner": 2 * self.width, "width": self.width,
             "length": MAX_LENGTH, "batch": 8, "dropout": DROPOUT, "vocabulary": 61, "layers": 2,
             "window": (self.promise.window or 3), "bias": False, "causal": bool(self.promise.causal), "layer": 0,
+            "temperature": max(1, self.width // self.heads) ** 0.5, "scale": max(1, self.width // self.heads) ** -0.5,
             "eps": 1e-6, "device": None,
         }[_kind(name)]  # fmt: skip
 

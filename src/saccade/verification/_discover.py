@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ._construct import construct
@@ -25,9 +26,10 @@ from .discovery._adapters import adapted
 from .discovery._caches import with_cache
 from .discovery._forms import Clues, is_pytorch, read
 from .discovery._masks import with_masks
-from .discovery._signature import arguments_of
+from .discovery._signature import applied, arguments_of
 from .discovery._source import Source
 from .discovery._trials import Trials, unnoticed
+from .discovery._unknown import settled
 
 
 def discover(
@@ -49,7 +51,9 @@ def discover(
     """
     promise, given = promise or Promise(), dict(arguments or {})
     hints = how if isinstance(how, Hints) else hints or Hints()
-    if inspect.isclass(target):
+    if inspect.isclass(target) and issubclass(target, torch.autograd.Function):
+        target = applied(target)
+    elif inspect.isclass(target):
         target, given = construct(target, given, hints, promise)
     if isinstance(target, nn.Module):
         target = _own(target)
@@ -74,18 +78,20 @@ def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
 
 
 def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
-    clues = Clues(target, arguments_of(target), Source.of(target), hints, given)
     trials = Trials(target)
+    clues, assumed = settled(trials, Clues(target, arguments_of(target), Source.of(target), hints, given))
     reading = with_masks(trials, clues, promise, read(trials, clues))
-    reading = with_cache(trials, clues, reading)
-    flag = next((one.name for one in clues.arguments if one.role == "flag"), None)
-    if (
-        flag is None
-        or is_pytorch(target)
-        or trials.returned(replace(reading, constants={**reading.constants, flag: True})) is None
-    ):
+    reading = with_cache(trials, clues, replace(reading, assumed=(*assumed, *reading.assumed)))
+    return _with_flag(trials, clues, reading)
+
+
+def _with_flag(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """The reading with the argument that makes it causal, where a call takes it."""
+    flag = next((one.name for one in clues.arguments if one.role == "flag" and one.name not in clues.given), None)
+    if flag is None or is_pytorch(clues.target):
         return reading
-    return replace(reading, causal_flag=flag)
+    flagged = replace(reading, constants={**reading.constants, flag: True})
+    return reading if trials.returned(flagged) is None else replace(reading, causal_flag=flag)
 
 
 def _own(module: nn.Module) -> nn.Module:

@@ -132,26 +132,43 @@ def input_names(clues: Clues, form: Form) -> tuple[str, ...]:
 
 
 def _candidates(clues: Clues, form: Form) -> Iterator[Reading]:
-    names = input_names(clues, form)
-    module = clues.target
-    heads = clues.hints.num_heads or (_sizes.heads(module) if clues.is_module else None)
+    names, heads = input_names(clues, form), _heads(clues)
     if form == "attention":
         yield from _proper(clues, names)
         return
-    for width in _sizes.widths(module, clues.hints.embed_dim):
-        others = _sizes.context_widths(module, width) if form in ("cross", "qkv") and clues.is_module else iter([None])
+    for width in _sizes.widths(clues.target, clues.hints.embed_dim):
+        others = (
+            _sizes.context_widths(clues.target, width) if form in ("cross", "qkv") and clues.is_module else iter([None])
+        )
         for other in others:
             for layout in _layouts(clues, names, "LBD" if _sequence_first(clues) else "BLD", "LD"):
-                yield Reading(form, layout, width, heads, _sizes.kv_heads(module), context_width=other, names=names)
+                yield Reading(
+                    form, layout, width, heads, _sizes.kv_heads(clues.target), context_width=other, names=names
+                )
+
+
+def _heads(clues: Clues) -> int | None:
+    """The user's, the module's, or the default of an argument."""
+    own = _sizes.heads(clues.target) if clues.is_module else None
+    told = [one.default for one in clues.arguments if one.role == "heads" and isinstance(one.default, int)]
+    given = [clues.given[one.name] for one in clues.arguments if one.role == "heads" and one.name in clues.given]
+    needed = [4] if clues.needs("heads") else []
+    return clues.hints.num_heads or own or next(iter([*given, *told, *needed]), None)
 
 
 def _proper(clues: Clues, names: tuple[str, ...]) -> Iterator[Reading]:
-    """Attention proper: four axes before three, because what takes four is said to be of heads."""
-    told = clues.hints.embed_dim or (next(iter(_sizes.head_widths(clues.target)), None) if clues.is_module else None)
-    heads = clues.hints.num_heads or (_sizes.heads(clues.target) if clues.is_module else None) or 3
+    """Attention proper: four axes before three, because what takes four is said to be of heads.
+
+    A module that is known to have several heads and takes three axes splits them itself.
+    """
+    heads = _heads(clues)
+    told = clues.hints.embed_dim or next(_sizes.head_widths(clues.target), None)
     for layout in _layouts(clues, names, "BHLD", "BLD", "LD"):
         for width in [told] if told else [WIDTH, 24, 64]:
-            yield Reading("attention", layout, width, heads if "H" in layout else 1, names=names)
+            if "H" in layout or (heads or 1) == 1:
+                yield Reading("attention", layout, width, (heads or 3) if "H" in layout else 1, names=names)
+            elif width % heads == 0:
+                yield Reading("qkv", layout, width * heads if told else width, heads, names=names)
 
 
 def _layouts(clues: Clues, names: tuple[str, ...], *usual: str) -> list[str]:

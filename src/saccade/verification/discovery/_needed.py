@@ -43,6 +43,8 @@ def constants(
             continue
         if one.role == "weights_flag" and not one.default:
             made[one.name] = True
+        elif one.role == "training" and one.default:
+            made[one.name] = False
         elif one.role == "averaged":
             made[one.name] = False
         elif one.required and one.role not in (*LATER, *_MADE):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 # The first that fits the whole name, in lower case, decides.
@@ -91,6 +93,23 @@ def arguments_of(target: Any) -> tuple[Argument, ...]:
         parameters = _from_text(function)
     named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     return _agreed([_argument(one) for one in named])
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply`, which takes no names, with the signature and source of its forward."""
+
+    @functools.wraps(function.forward)
+    def apply(*places: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*places, **keywords)
+        bound.apply_defaults()
+        return function.apply(*bound.args)
+
+    whole = inspect.signature(function.forward)
+    first = next(iter(whole.parameters), "")
+    has_context = first in ("ctx", "context", "self")
+    signature = whole.replace(parameters=list(whole.parameters.values())[1 if has_context else 0 :])
+    apply.__signature__ = signature  # type: ignore[attr-defined]
+    return apply
 
 
 def _argument(parameter: inspect.Parameter) -> Argument:

@@ -106,4 +106,13 @@ def _entered(module: Any) -> Iterator[int]:
 
 
 def head_widths(module: Any) -> Iterator[int]:
-    yield from _numbers(module, ("head_dim", "head_size", "d_head", "dim_head", "d_k"))
+    """Head widths that a module tells: by name, else as its factor of the logits has it."""
+    if not isinstance(module, nn.Module):
+        return
+    yield from _numbers(module, ("head_dim", "head_size", "d_head", "dim_head", "d_k", "dk", "key_dim"))
+    for name in ("scale", "scaling", "temperature", "scale_factor", "softmax_scale", "sqrt_dim", "sqrt_d_k"):
+        factor = getattr(module, name, None)
+        if isinstance(factor, (int, float)) and factor > 0:
+            width = factor**2 if factor > 1 else factor**-2
+            if abs(width - round(width)) < 1e-3 and 1 < width <= 1024:
+                yield round(width)
