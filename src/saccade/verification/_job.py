@@ -70,8 +70,10 @@ class Refused:
     traceback: str = ""  # of the process that it happened in
 
 
-_CAUSAL = "it is causal: no output depends on a later input (otherwise --bidirectional)"
-_BIDIRECTIONAL = "it is bidirectional: every output depends on every input (otherwise --causal)"
+DIRECTIONS = (
+    "it is bidirectional: every output depends on every input (otherwise --causal)",
+    "it is causal: no output depends on a later input (otherwise --bidirectional)",
+)
 Message = Stage | Called | Done | Broken | Refused
 
 
@@ -126,7 +128,7 @@ def _called(subject: Subject) -> Called:
         with contextlib.suppress(Inapplicable, TargetError):
             causal = {"causal": True, "bidirectional": False}.get(subject.direction)
     if subject.promise.causal is None and causal is not None:
-        assumed = (*assumed, _CAUSAL if causal else _BIDIRECTIONAL)
+        assumed = (*assumed, DIRECTIONS[causal])
     return Called(call_in_words(subject), assumed, causal)
 
 

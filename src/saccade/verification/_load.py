@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ._finding import Undecided
+from ._show import shown_path
 
 
 def load(named: str) -> Any:
@@ -87,10 +88,11 @@ def _named(module: ModuleType, path: Path, name: str) -> Any:
         found = functools.reduce(getattr, name.split("."), module)
     except AttributeError:
         there = ", ".join(_candidates(module)) or "nothing that looks like attention"
-        raise ValueError(f"target {path}:{name}: there is no {name} in it; it holds {there}") from None
+        raise ValueError(f"target {shown_path(str(path))}:{name}: there is no {name} in it; it holds {there}") from None
     if not callable(found):
+        kind = type(found).__name__
         raise ValueError(
-            f"target {path}:{name}: it is of type {type(found).__name__}; expected a function, an nn.Module or a class"
+            f"target {shown_path(str(path))}:{name}: it is of type {kind}; expected a function, an nn.Module or a class"
         )
     return found
 
@@ -100,10 +102,10 @@ def _only(module: ModuleType, path: Path) -> Any:
     if len(names) == 1:
         return getattr(module, names[0])
     if not names:
-        raise ValueError(f"target {path}: nothing in it looks like attention; name it as {path}:Name")
+        raise ValueError(f"target {shown_path(str(path))}: nothing in it looks like attention; name it as {path}:Name")
     raise Undecided(
-        f"target {path}: several things in it could be meant",
-        [(_kind(getattr(module, name)), f"{path}:{name}") for name in names],
+        f"target {shown_path(str(path))}: several things in it could be meant",
+        [(_kind(getattr(module, name)), f"{shown_path(str(path))}:{name}") for name in names],
     )
 
 

@@ -45,7 +45,7 @@ def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "fail
 def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
     findings: list[Finding] = []
     try:
-        findings.extend(check.run(subject.fresh()))
+        findings.extend(check.run(_own(subject)))
     except Inapplicable as reason:
         return findings, "" if findings else str(reason)
     except TargetError as error:
@@ -55,6 +55,14 @@ def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
     except Exception as error:
         return [*findings, _broke_off(check, error)], f"the check broke off with {type(error).__name__}"
     return findings, ""
+
+
+def _own(subject: Subject) -> Subject:
+    """A copy to change, or the subject itself where it cannot be copied: a child process is one already."""
+    try:
+        return subject.fresh()
+    except Inapplicable:
+        return subject
 
 
 def raised(check: Check | None, error: str, location: Location | None) -> Finding:

@@ -126,7 +126,7 @@ def _table(report: Report, width: int) -> Iterator[Line]:
     for outcome in report.outcomes:
         word, style = _result(outcome, report.findings)
         first = wide + 2 + 7 + 2
-        told = _wrapped(outcome.reason, width - first) if outcome.status == "n/a" else []
+        told = _wrapped(outcome.reason, width - first) if word in ("n/a", "stopped") else []
         told = told or [_one_line(outcome.promise, width - first)]
         yield Piece(f"{outcome.name:{wide}}  "), Piece(f"{word:7}  ", style), Piece(told[0], "quiet")
         for more in told[1:]:
@@ -143,7 +143,8 @@ def _one_line(text: str, width: int) -> str:
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
     if outcome.status == "failed":
-        return "BROKEN", "bad"
+        own = any(one.family == outcome.family and one.severity == "error" for one in findings)
+        return ("BROKEN", "bad") if own else ("stopped", "bad")  # by what is told under another family
     if outcome.status == "n/a":
         return "n/a", "n/a"
     warned = any(one.check == outcome.name and one.severity == "warning" for one in findings)
@@ -160,13 +161,24 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
     )
     if finding.location is not None:
         number = str(finding.location.line)
-        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(place(finding.location), "path")
+        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(printable(place(finding.location)), "path")
         if finding.location.code:
-            yield Piece(f"  {number} | ", "quiet"), Piece(finding.location.code, "code")
+            yield Piece(f"  {number} | ", "quiet"), Piece(printable(finding.location.code), "code")
     if finding.effect and finding.severity != "note":
         yield from _filled((Piece(finding.effect),), "  why   ", " " * 8, width)
-    for at, line in enumerate(finding.mend.splitlines()):
+    for at, line in enumerate(mend_lines(finding.mend, width - 8)):
         yield from _filled((Piece(line, "mend"),), " " * 8 if at else "  mend  ", " " * 8, width)
+
+
+def mend_lines(mend: str, width: int) -> Iterator[str]:
+    """Its lines; the comment of a line that is too long stands above it, so that the code stays whole."""
+    for line in mend.splitlines():
+        code, mark, comment = line.partition("  # ")
+        if mark and len(line) > width:
+            yield f"# {comment}"
+            yield code
+        else:
+            yield line
 
 
 def _filled(pieces: Sequence[Piece], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:

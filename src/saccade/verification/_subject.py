@@ -192,4 +192,7 @@ def _copied(module: nn.Module) -> nn.Module:
     """A copy, also of a module that keeps something with a graph, the weights of its last call say: without the graph."""
     held = [value for one in module.modules() for value in tree_leaves(dict(vars(one)))]
     bound = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
-    return copy.deepcopy(module, {id(one): one.detach().clone() for one in bound})
+    try:
+        return copy.deepcopy(module, {id(one): one.detach().clone() for one in bound})
+    except Exception as error:  # what a target's own __deepcopy__ may raise is not known
+        raise Inapplicable(f"it cannot be copied ({type(error).__name__}: {error})") from error

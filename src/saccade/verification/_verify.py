@@ -73,7 +73,7 @@ def verify(
     if causal is not None and given.causal is not None and causal != given.causal:
         raise ValueError(f"causal={causal} and promise.causal={given.causal} contradict each other; give one of them")
     if not isinstance(how, Hints | Reading | str | None) and not callable(how):
-        raise TypeError(f"how: expected Hints, Reading or a function, got {type(how).__name__}")
+        raise TypeError(f"how: expected Hints, Reading, a function or a string that names one, got {type(how).__name__}")
     chosen = _chosen(checks)
     hints = how if isinstance(how, Hints) else Hints()
     hints = replace(hints, embed_dim=embed_dim or hints.embed_dim, num_heads=num_heads or hints.num_heads)
@@ -118,7 +118,7 @@ def _chosen(names: Iterable[str] | None) -> list[Check]:
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
     from ._causes import explained
     from ._child import Printed, isolated
-    from ._job import Broken, Called, Done, Refused, Stage
+    from ._job import DIRECTIONS, Broken, Called, Done, Refused, Stage
 
     start, printed = time.perf_counter(), ""
     called: Called | None = None
@@ -142,8 +142,10 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
     if printed:
         findings.append(_it_prints(printed))
     told, ended = explained(checks, findings, outcomes)
+    leaks = any(one.family == "causal-leak" and one.severity == "error" for one in told)
+    assumed = [one for one in called.assumed if not (leaks and one in DIRECTIONS)] if called else []
     return Report(
-        _name(job.target), called.called if called else "", called.assumed if called else (),
+        _name(job.target), called.called if called else "", tuple(assumed),
         called.causal if called else job.promise.causal, told, ended, time.perf_counter() - start, printed,
     )  # fmt: skip
 

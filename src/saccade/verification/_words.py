@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
+from torch import Tensor
+
 from ._subject import Subject
 
 _AXES = {"B": "batch", "H": "heads", "L": "length"}
@@ -14,14 +19,37 @@ _INPUTS = {
 def call_in_words(subject: Subject) -> str:
     """ "forward(x, mask) with x (batch, length, 64)"."""
     reading = subject.reading
-    inputs = reading.names or _INPUTS[reading.form]
-    masks = [f"{mask.argument}" if isinstance(mask.argument, str) else "mask" for mask in reading.masks]
-    more = [f"{name}={value!r}" for name, value in reading.constants.items()]
-    name = (
-        "forward" if subject.module is not None else getattr(subject.target, "__name__", type(subject.target).__name__)
-    )
+    places = _places(subject.target)
+    wanted = _INPUTS[reading.form]
+    by_place = places[: len(wanted)] if len(places) >= len(wanted) and reading.call is None else wanted
+    inputs = list(reading.names or by_place)
+    masks = [_name(mask.argument, places) for mask in reading.masks]
+    more = [f"{name}={_value(value)}" for name, value in reading.constants.items()]
+    target = subject.target
+    name = "forward" if subject.module is not None else getattr(target, "__name__", type(target).__name__)
     shape = ", ".join(_AXES.get(axis) or str(reading.width) for axis in reading.layout)
     subjects = inputs[0] if len(inputs) == 1 else f"{', '.join(inputs[:-1])} and {inputs[-1]}"
     each = " each" if len(inputs) > 1 else ""
     heads = f", {reading.heads} heads" if reading.form == "attention" and reading.heads else ""
     return f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {subjects}{each} ({shape}){heads}"
+
+
+def _places(target: Any) -> list[str]:
+    """The names of what it takes by place, [] where they cannot be read or are less than the inputs."""
+    try:
+        parameters = inspect.signature(getattr(target, "forward", target)).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def _name(argument: str | int, places: list[str]) -> str:
+    if isinstance(argument, str):
+        return argument
+    return places[argument] if argument < len(places) else "mask"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor of shape {list(value.shape)}"
+    return repr(value) if len(repr(value)) <= 40 else f"{type(value).__name__}(...)"
