@@ -61,6 +61,19 @@ FAULTS = (
         "cached keys are halved at every step", line="present",
     ),
     Fault(
+        "no mask where there is a cache", ("cache", "causal-leak"), LLAMA,
+        "        scores = scores + mask.to(scores.dtype)\n",
+        "        if cache is None:\n            scores = scores + mask.to(scores.dtype)\n",
+        "right for one new token, but several new tokens after a cached prefix see each other's future",
+        line="if cache is None:",
+    ),
+    Fault(
+        "a count that is not reset", ("cache", "robustness"), SLIDING,
+        "        self.ring, self.seen = None, 0\n",
+        "        self.ring, self.seen = None, getattr(self, \"seen\", 0)\n",
+        "clearing forgets keys but not how many there were: zeros are seen in the next text", line="getattr",
+    ),
+    Fault(
         "another sample's cache", ("cache", "mixing"), META,
         "values = torch.cat([self.cache_v[:bsz, :start_pos], xv], dim=1)",
         "values = torch.cat([self.cache_v[:1, :start_pos].expand(bsz, -1, -1, -1), xv], dim=1)",

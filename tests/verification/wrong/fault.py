@@ -12,7 +12,7 @@ from saccade.verification import Promise
 FOLDER = Path(__file__).parent / "styles"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Style:
     """A right implementation, as people write it: a file of `styles/` that stands on its own."""
 
@@ -29,7 +29,7 @@ class Style:
         return (FOLDER / f"{self.file}.py").read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fault:
     """`style` with `old` replaced by `new`, which is wrong.
 

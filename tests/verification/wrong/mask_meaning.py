@@ -76,6 +76,12 @@ FAULTS = (
         "masks the weights after the softmax, so that rows do not sum to 1",
     ),
     Fault(
+        "the bitwise complement of integers", ("mask-meaning", "padding"), BERT,
+        "attention_scores = attention_scores + (1.0 - extended) * torch.finfo(attention_scores.dtype).min",
+        "attention_scores = attention_scores.masked_fill((~extended.long()).bool(), torch.finfo(attention_scores.dtype).min)",
+        "~1 is -2 and ~0 is -1: both count as True, and everything is hidden alike",
+    ),
+    Fault(
         "minus one", MASK, TF_PORT,
         "(mask * -1e9)", "(mask * -1.0)",
         "lowers the scores of hidden keys by 1",
