@@ -1,0 +1,100 @@
+"""What was planted and found: `python tests/verification/fault_table.py` runs all of it and writes the page.
+
+It takes some minutes. Read the diff before you commit it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import harness
+from wrong.fault import STYLES, Fault
+
+from saccade.verification import Report
+from saccade.verification._finding import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "verify-faults.md"
+
+INTRODUCTION = """# What `saccade verify` finds
+
+{faults} implementations of attention were broken on purpose, each in one way, and verified. They are made from
+{styles} right ones, written as people write them: functions, single heads, fused projections, einsum, grouped queries,
+caches, encoder-decoders, whole models. Each differs from its right twin by the change that its line below tells.
+
+A fault is *named* when an error of a family that fits says it, with at most two other errors beside it. Its *line* is
+blamed when that error points to the line that was changed. A *false alarm* is an error of the family on one of {rights}
+right implementations.
+
+This page is written by `python tests/verification/fault_table.py`, and a test holds it to what verifying finds.
+
+"""
+
+
+class Results:
+    """How each fault was judged, and the families of the errors on each right implementation."""
+
+    def __init__(self, verdicts: dict[Fault, harness.Verdict], alarms: Sequence[Iterable[str]]):
+        self.verdicts, self.alarms = verdicts, alarms
+
+    def of(self, family: str) -> list[tuple[Fault, harness.Verdict]]:
+        return [(fault, seen) for fault, seen in self.verdicts.items() if harness.family_of(fault) == family]
+
+
+def rights() -> list[Callable[[], Report]]:
+    """The right implementations, each as a function that verifies it."""
+    return [lambda style=style: harness.run_right(style, compiled=False) for style in STYLES]
+
+
+def found(progress: Callable[[str], None] = lambda _: None) -> Results:
+    verdicts = {}
+    for fault in harness.every_fault():
+        verdicts[fault] = harness.judge(fault, harness.run(fault))
+        progress(f"{harness.family_of(fault)}: {fault.name}")
+    alarms = [{one.family for one in verified().errors} for verified in rights()]
+    return Results(verdicts, alarms)
+
+
+def page(results: Results) -> str:
+    styles = {fault.style.file for fault in results.verdicts}
+    head = INTRODUCTION.format(faults=len(results.verdicts), styles=len(styles), rights=len(results.alarms))
+    lists = [_list(family, results) for family in FAMILIES]
+    return head + _table(results) + "\n".join(["", *lists])
+
+
+def _table(results: Results) -> str:
+    alarms = Counter(family for families in results.alarms for family in families)
+    rows = [_row(f"`{family}`", results.of(family), alarms[family]) for family in FAMILIES]
+    rows.append(_row("all", list(results.verdicts.items()), sum(alarms.values())))
+    return "| family | planted | named | line blamed | false alarms |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _row(name: str, seen: Sequence[tuple[Fault, harness.Verdict]], alarms: int) -> str:
+    named = sum(verdict.right for _, verdict in seen)
+    lines = [verdict.line for _, verdict in seen if verdict.line is not None]
+    return f"| {name} | {len(seen)} | {named} | {sum(lines)} of {len(lines)} | {alarms} |"
+
+
+def _list(family: str, results: Results) -> str:
+    rows = [f"## {family}", ""]
+    for fault, verdict in results.of(family):
+        by = f"by `{verdict.family}`" if verdict.family != family else ""
+        state = f"named {by}".strip() if verdict.right else "not named" if not verdict.named else "drowned by others"
+        rows.append(f"- {fault.name}: {fault.wrong} ([{fault.style.file}]({_link(fault)})). {state.capitalize()}.")
+    return "\n".join(rows) + "\n"
+
+
+def _link(fault: Fault) -> str:
+    return f"../tests/verification/wrong/styles/{fault.style.file}.py"
+
+
+def main() -> int:
+    results = found(lambda name: print(name, flush=True))
+    PAGE.write_text(page(results), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
