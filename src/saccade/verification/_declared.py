@@ -49,8 +49,10 @@ def with_rates(subject: Subject, rates: tuple[Rate, ...], rate: float) -> Subjec
     return new
 
 
-def attribute_line(owner: nn.Module | None, name: str) -> Location | None:
-    """The line `self.<name> = ...` of the owner's class or of one it is derived from."""
+def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Location | None:
+    """The first or last line `self.<name> = ...` of the owner's class or of one it is derived from."""
+    own = rf"self\.{re.escape(name)}"
+    wanted = rf"{own}\b[^=()]*=[^=]|{own}\.\w+_\("
     for kind in () if owner is None else type(owner).__mro__:
         try:
             lines, first = inspect.getsourcelines(kind)
@@ -59,8 +61,12 @@ def attribute_line(owner: nn.Module | None, name: str) -> Location | None:
             continue
         if path is None or not is_own(path):
             continue
-        for at, line in enumerate(lines):
-            if re.search(rf"self\.{re.escape(name)}\b[^=()]*=[^=]", line) or f'"{name}"' in line:
+        numbered = list(enumerate(lines))
+        for at, line in reversed(numbered) if last else numbered:
+            if (
+                re.search(rf"self\.{re.escape(name)}\b[^=()]*=[^=]|self\.{re.escape(name)}\.\w+_\(", line)
+                or f'"{name}"' in line
+            ):
                 return Location(path, first + at, line.strip(), "__init__")
     return None
 

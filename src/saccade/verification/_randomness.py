@@ -27,6 +27,7 @@ _LAYOUT = {
     "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "clone", "unsqueeze", "squeeze", "slice",
     "select", "_to_copy", "detach", "alias",
 }  # fmt: skip
+UNIFORM = {"rand", "rand_like", "uniform_", "uniform", "_scaled_dot_product_flash_attention_for_cpu"}
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}
 _SOFTMAX = {"_softmax", "_safe_softmax"}
 _LIKE_EMPTY = {"empty_like", "zeros_like", "ones_like", "empty", "zeros", "ones", "new_empty", "new_zeros", "new_ones"}
@@ -38,6 +39,11 @@ class Draw:
 
     name: str  # "bernoulli_", "rand_like", "native_dropout"
     location: Location | None
+
+
+def drops(draws: tuple[Draw, ...]) -> bool:
+    """Whether what is drawn is what dropout draws, and not noise."""
+    return any("bernoulli" in one.name or "dropout" in one.name or one.name in UNIFORM for one in draws)
 
 
 @dataclass(frozen=True, eq=False)

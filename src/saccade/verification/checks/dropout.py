@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .._declared import Rate, attribute_line, rates_of, with_rates
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
-from .._randomness import Draw, Followed, Product, followed
+from .._randomness import Draw, Followed, Product, drops, followed
 from .._subject import Subject
 
 # Not a half: there p and 1 - p, kept and dropped, could not be told apart.
@@ -35,7 +35,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     quiet = followed(subject, inputs)
     on, off = _on_and_off(subject, rates)
     if on is None:
-        if not quiet.draws:
+        if not drops(quiet.draws):
             raise Inapplicable("it has no dropout")
         on = off = subject
     still = followed(off, inputs)
@@ -45,7 +45,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     with on.training():
         runs = [followed(on, inputs, seed=seed) for seed in range(DRAWS)]
-    found = list(_on_the_wrong_thing(runs)) or list(_of_weights(runs, still)) or list(_inactive(subject, rates, runs))
+    found = (
+        list(_on_the_wrong_thing(runs))
+        or list(_of_weights(runs, still, bool(rates)))
+        or list(_inactive(subject, rates, runs))
+    )
     yield from found
 
 
@@ -85,12 +89,12 @@ def _with_constants(subject: Subject, more: dict[str, Any]) -> Subject:
 
 
 def _in_eval(off: Subject, still: Followed) -> Iterator[Finding]:
-    if not still.draws:
-        return
+    if not drops(still.draws):
+        return  # noise is told by robustness
     again = followed(off, off.inputs(2, LENGTH), seed=1).out
     if torch.equal(still.out, again):
         return
-    draw = still.draws[0]
+    draw = next(one for one in still.draws if drops((one,)))
     change = float((still.out - again).abs().max())
     where = "in eval mode" if off.module is not None else "without dropout being asked for"
     yield _finding(
@@ -126,17 +130,14 @@ def _on_the_wrong_thing(runs: list[Followed]) -> Iterator[Finding]:
         )
 
 
-def _of_weights(runs: list[Followed], still: Followed) -> Iterator[Finding]:
+def _of_weights(runs: list[Followed], still: Followed, declared: bool) -> Iterator[Finding]:
     for at, product in enumerate(runs[0].products):
         if product.draw is None:
             continue
         base = still.products[at] if len(still.products) == len(runs[0].products) else None
         factors = [_factors(run.products[at], base) for run in runs if len(run.products) > at]
-        found = (
-            _judged(torch.stack([one for one in factors if one is not None]), product.draw)
-            if factors[0] is not None
-            else None
-        )
+        there = [one for one in factors if one is not None]
+        found = _judged(torch.stack(there), product.draw, declared) if there else None
         if found is not None:
             yield found
             return
@@ -160,7 +161,7 @@ def _over(product: Product) -> Tensor | None:
     return torch.where(clean > 1e-6, weights / clean, torch.nan)
 
 
-def _judged(factors: Tensor, draw: Draw) -> Finding | None:
+def _judged(factors: Tensor, draw: Draw, declared: bool) -> Finding | None:
     """factors (draws, ..., Lq, Lk)"""
     there = ~factors.isnan()
     dropped = there & (factors.abs() < 1e-9)
@@ -181,6 +182,15 @@ def _judged(factors: Tensor, draw: Draw) -> Finding | None:
             draw.location,
         )
     factor = float(kept.mean())
+    if declared and abs(share - (1 - RATE)) <= FAR * (RATE * (1 - RATE) / int(there.sum())) ** 0.5:
+        return _finding(
+            f"In training, {share:.3g} of the weights are dropped, where the declared rate is {RATE}: p and 1 - p are"
+            " swapped.",
+            "At a rate of 0.1, nine of ten weights are dropped.",
+            "PyTorch's p is the share to drop: F.dropout(weights, p=self.p), not 1 - self.p.",
+            {"share_dropped": round(share, 4), "rate": RATE},
+            draw.location,
+        )
     expected = 1 - 1 / factor if factor >= 1 else -1.0
     deviation = (max(expected, 0.0) * (1 - max(expected, 0.0)) / int(there.sum())) ** 0.5
     if abs(share - expected) <= FAR * deviation:
