@@ -370,6 +370,20 @@ def blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(torch.cat(outs, 2))
 
 
+def strided_otherwise(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As fairseq has it: (L, B, E), and views that only its own strides allow."""
+    q, k, v = (t.flatten(2).transpose(0, 1).contiguous().view(L, B * H, D).transpose(0, 1) for t in (q / ROOT, k, v))
+    out = torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), dim=-1), v)
+    return out.transpose(0, 1).contiguous().view(L, B, E).transpose(0, 1)
+
+
+def test_views_are_followed_whatever_their_strides():
+    seen, module, x = seen_in(strided_otherwise)
+    query, key, _ = module.parts(x)
+    torch.testing.assert_close(seen.weights, expected(query, key)[1])
+    assert seen.scaled == pytest.approx(1 / ROOT)
+
+
 def test_parts_of_a_matrix_are_put_together():
     seen, module, x = seen_in(tiles)
     query, key, value = module.parts(x)

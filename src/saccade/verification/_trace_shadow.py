@@ -71,7 +71,16 @@ def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         args, kwargs = (*args[:2],), {"mode": "constant", "value": UNKNOWN}
     rest = args[1:]
     kwargs = {key: value for key, value in kwargs.items() if key not in ("input", "self")}
-    found = [None if own is None else func(own, *rest, **kwargs) for own in (shadow.tokens, shadow.pairs)]
+
+    def one(own: Tensor) -> Any:
+        try:
+            return func(own, *rest, **kwargs)
+        except RuntimeError:
+            if name not in ("view", "view_as"):
+                raise
+            return own.contiguous().view(*(rest[0].shape if name == "view_as" else rest))  # it may lie otherwise
+
+    found = [None if own is None else one(own) for own in (shadow.tokens, shadow.pairs)]
     several = next((one for one in found if isinstance(one, (tuple, list))), None)
     if several is None:
         return replace(shadow, tokens=found[0], pairs=found[1], outer=None)

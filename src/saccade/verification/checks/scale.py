@@ -1,14 +1,285 @@
+"""The factor of the logits, measured: by how much they grow when queries times keys do.
+
+Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from .._finding import Check, Finding, Inapplicable
+import torch
+from torch import Tensor
+
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._inputs import Inputs
 from .._subject import Subject
+from .._trace import SeenAttention, measured
+
+# The batch tells bias from product: what all items share is no part of it.
+_BATCH = 3
+_LENGTHS = (11, 13, 17, 19, 23)
+# Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
+_LEFT = 1e-3
+_WRONG = 0.01  # relative; a float32 product is right to 1e-6
+# Scores below this are a mask's, not a product's.
+_HIDDEN = -5e3
+_MEND = "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
+_MEND_FUSED = "out = F.scaled_dot_product_attention(q, k, v)  # it divides by sqrt(q.shape[-1]) itself"
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The factor of one attention computation, for each head."""
+
+    seen: SeenAttention
+    found: tuple[float, ...]
+    left: tuple[float, ...]  # share of the logits' variance that the factor does not explain
+    by_query: tuple[float, float] | None  # smallest and largest, where each query has a factor of its own
+    expected: float
+
+    @property
+    def known(self) -> list[int]:
+        return [head for head, left in enumerate(self.left) if left < _LEFT]
+
+    @property
+    def wrong(self) -> list[int]:
+        return [head for head in self.known if abs(self.found[head] / self.expected - 1) > _WRONG]
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    raise Inapplicable("not written")
-    yield
+    inputs = _inputs(subject)
+    factors = [_factors(subject, seen) for seen in measured(*inputs)]
+    if not any(one.known for one in factors):
+        # a soft cap bends large logits; small ones it leaves straight
+        small = [_factors(subject, seen) for seen in measured(inputs[0], inputs[1].map(lambda one: one * 0.05))]
+        factors = small if any(one.known for one in small) else factors
+    wrong = [one for one in factors if one.wrong]
+    if wrong:
+        yield _finding(inputs[0], inputs[1], wrong, len(factors))
+    elif not any(one.known for one in factors):
+        moving = next((one for one in factors if one.by_query is not None), None)
+        if moving is None:
+            raise Inapplicable("its logits are no multiple of queries times keys, so they have no one factor")
+        yield _moving(moving)
 
 
-CHECK = Check("scale", "scale", "", "", "", _run)
+def _inputs(subject: Subject) -> tuple[Subject, Inputs]:
+    """Sizes that differ from one another and from all widths, as far as the target takes them."""
+    reading = subject.reading
+    if reading.form == "tokens":
+        raise Inapplicable("of whole models, their layers are to be verified")
+    taken = {
+        reading.width,
+        reading.heads,
+        reading.value_width,
+        reading.context_width,
+        reading.width // (reading.heads or 1),
+    }
+    lengths = [length for length in _LENGTHS if length not in taken and length <= (reading.max_length or length)]
+    length, other = (lengths + [reading.max_length or 2] * 2)[:2]
+    tries: list[tuple[Subject, int, int | None]] = [(subject, length, other), (subject, length, None)]
+    if reading.form == "attention" and reading.value_width is None:
+        wider = replace(subject, reading=replace(reading, value_width=reading.width + 3))
+        tries = [(wider, length, other), *tries]
+    for at, (one, own, keys) in enumerate(tries):
+        try:
+            inputs = one.inputs(_BATCH, own, keys)
+            with torch.no_grad():
+                one(inputs)
+            return one, inputs
+        except (Inapplicable, TargetError):
+            if at == len(tries) - 1:
+                raise
+    raise AssertionError
+
+
+def _factors(subject: Subject, seen: SeenAttention) -> _Factors:
+    width = seen.query.shape[-1]
+    expected = width**-0.5 if subject.promise.scale is None else subject.promise.scale
+    heads = seen.query.shape[1]
+    nothing = _Factors(seen, (math.nan,) * heads, (math.inf,) * heads, None, expected)
+    if seen.logits is None or not seen.scaled > 0 or seen.logits.shape[-1] < 2:
+        return nothing
+    product = seen.query.detach().double() @ seen.key.detach().double().mT / seen.scaled
+    logits = seen.logits.detach().double()
+    visible = _visible(logits)
+    found, left = _slopes(_centred(product, visible), _centred(logits, visible), (0, 2, 3))
+    by_query = None if min(left) < _LEFT else _by_query(product, logits, visible)
+    return _Factors(seen, tuple(found), tuple(left), by_query, expected)
+
+
+def _visible(logits: Tensor) -> Tensor:
+    """(1 or B, H, Lq, Lk) scores that are of a product in every item: a mask's are the same in all, or very low."""
+    visible = logits.isfinite() & (logits > _HIDDEN)
+    if len(logits) > 1:
+        visible = visible.all(0, keepdim=True) & (logits != logits[:1]).any(0, keepdim=True)
+    return visible
+
+
+def _centred(scores: Tensor, visible: Tensor) -> Tensor:
+    """Without what all items share, a bias, and without what a whole row shares, which the softmax forgets."""
+    scores = torch.where(visible, scores, 0.0)
+    if len(scores) > 1:
+        scores = scores - scores.mean(0, keepdim=True)
+    return _without_rows(scores, visible)
+
+
+def _without_rows(scores: Tensor, visible: Tensor) -> Tensor:
+    """Less the mean of each row over what is visible; 0 elsewhere."""
+    scores = torch.where(visible, scores, 0.0)
+    mean = scores.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(visible, scores - mean, 0.0)
+
+
+def _slopes(product: Tensor, logits: Tensor, axes: tuple[int, ...]) -> tuple[list[float], list[float]]:
+    """The factor that explains most of the logits, and the share of their variance that it leaves."""
+    own, both, all_of_it = (
+        (one * other).sum(axes).flatten() for one, other in ((product, product), (product, logits), (logits, logits))
+    )
+    slopes = both / own
+    left = torch.where(all_of_it > 0, 1 - both**2 / (own * all_of_it), math.inf).clamp_min(0.0)
+    return slopes.tolist(), left.nan_to_num(math.inf).tolist()
+
+
+def _by_query(product: Tensor, logits: Tensor, visible: Tensor) -> tuple[float, float] | None:
+    """The smallest and the largest factor of a query, where each query has one."""
+    enough = (visible.sum(-1) > 2).expand(logits.shape[:-1]).flatten()
+    both = _slopes(_without_rows(product, visible), _without_rows(logits, visible), (-1,))
+    slopes, left = (torch.tensor(one)[enough] for one in both)
+    if not len(slopes) or not bool((left < _LEFT).all()) or slopes.min() <= 0:
+        return None
+    return slopes.min().item(), slopes.max().item()
+
+
+def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], of: int) -> Finding:
+    first = wrong[0]
+    seen, heads = first.seen, first.wrong
+    found = first.found[heads[0]]
+    words, times = _named(found, _sizes(subject, inputs, seen)), found / first.expected
+    message = (
+        f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
+        f"{_which(first)}{_computations(len(wrong), of)}: {words or f'{_short(times)} times the right factor'}."
+    )
+    designed = _designed(seen)
+    return Finding(
+        "scale", "scale", "note" if designed else "error",
+        message + (f" {designed}" if designed else ""), "" if designed else _effect(times),
+        "" if designed else _mend(seen), {
+            "factor": found, "expected": first.expected, "head_width": seen.query.shape[-1], "heads": heads,
+            "of_heads": len(first.found), "times_too_large": times, "unexplained": first.left[heads[0]],
+        }, _line(seen),
+    )  # fmt: skip
+
+
+def _designed(seen: SeenAttention) -> str:
+    """Why a factor of one's own is meant so, empty where nothing says that it is."""
+    if seen.learned:
+        return "It is multiplied by a parameter: a learned temperature."
+    lengths = [side.detach().double().norm(dim=-1) for side in (seen.query / seen.scaled, seen.key)]
+    if all(torch.allclose(one, torch.ones_like(one), rtol=0, atol=1e-3) for one in lengths):
+        return "Queries and keys have length 1: cosine attention, which has a factor of its own."
+    return ""
+
+
+def _sizes(subject: Subject, inputs: Inputs, seen: SeenAttention) -> list[tuple[float, str]]:
+    """Factors that are written by mistake, and what each would mean."""
+    width, heads = seen.query.shape[-1], seen.query.shape[1]
+    model = heads * width if subject.form == "attention" else subject.reading.width
+    named = [
+        (1.0, "they are not scaled at all"),
+        (width**0.5, f"they are multiplied by sqrt({width}) where they should be divided"),
+        (1 / width, f"the scale is applied twice, or its square root is missing: 1/{width}"),
+        (model**-0.5, f"they are divided by the root of the model width, {model}, not of the head width, {width}"),
+    ]
+    if seen.value is not None and seen.value.shape[-1] != width:
+        values = seen.value.shape[-1]
+        named.append((values**-0.5, f"they are divided by the root of the values' width, {values}"))
+    named += [
+        (heads**-0.5, f"they are divided by the root of the number of heads, {heads}"),
+        (inputs.key_length**-0.5, f"they are divided by the root of the number of keys, {inputs.key_length}"),
+        (inputs.length**-0.5, f"they are divided by the root of the number of queries, {inputs.length}"),
+        (inputs.batch**-0.5, f"they are divided by the root of the batch size, {inputs.batch}"),
+        ((width / 2) ** -0.5, f"sqrt(2) too large, as for half the head width, {width}"),
+        ((2 * width) ** -0.5, f"sqrt(2) too small, as for twice the head width, {width}"),
+        (1 / model, f"they are divided by the model width, {model}"),
+        (width**-0.25, f"they are divided by the fourth root of the head width, {width}"),
+    ]
+    return named
+
+
+def _named(found: float, named: Sequence[tuple[float, str]]) -> str:
+    fits = [words for value, words in named if abs(found / value - 1) < 5e-3]
+    if not fits and abs(found / 0.125 - 1) < 5e-3:
+        fits = ["they are always divided by 8, which is right for a head width of 64 alone"]
+    return " (or ".join(fits[:2]) + (")" if len(fits) > 1 else "")
+
+
+def _expected(subject: Subject, seen: SeenAttention) -> str:
+    if subject.promise.scale is not None:
+        return " by its author's promise"
+    return f", one over the root of the head width, {seen.query.shape[-1]}"
+
+
+def _which(factors: _Factors) -> str:
+    wrong, heads = factors.wrong, len(factors.found)
+    if heads == 1 or len(wrong) == len(factors.known) == heads:
+        return ""
+    listed = ", ".join(str(head) for head in wrong[:8])
+    return f", in head{'s' if len(wrong) > 1 else ''} {listed} of {heads}"
+
+
+def _computations(wrong: int, of: int) -> str:
+    return "" if of == 1 else f", in {wrong} of {of} attention computations"
+
+
+def _effect(times: float) -> str:
+    if times > 1:
+        return (
+            f"Logits are {_short(times)} times too large: the softmax saturates on one key for each query, hardly any "
+            "gradient reaches queries and keys, and training is slow or stalls."
+        )
+    return (
+        f"Logits are {_short(1 / times)} times too small: all keys get nearly the same weight, and attention has to "
+        "learn large projections before it can choose."
+    )
+
+
+def _mend(seen: SeenAttention) -> str:
+    return _MEND_FUSED if seen.source == "F.scaled_dot_product_attention" or _is_fused(seen) else _MEND
+
+
+def _is_fused(seen: SeenAttention) -> bool:
+    line = seen.lines.get("scores")
+    return line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
+
+
+def _line(seen: SeenAttention) -> Location | None:
+    return seen.lines.get("scale") or seen.lines.get("scores")
+
+
+def _moving(factors: _Factors) -> Finding:
+    low, high = factors.by_query or (math.nan, math.nan)
+    return Finding(
+        "scale", "scale", "warning",
+        f"The factor between q.k and the logits differs from query to query, from {_short(low)} to {_short(high)}; one "
+        f"over the root of the head width is {_short(factors.expected)}.",
+        "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "
+        "a model trained at one length behaves otherwise at another.",
+        _MEND, {"smallest": low, "largest": high, "expected": factors.expected}, _line(factors.seen),
+    )  # fmt: skip
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}"
+
+
+CHECK = Check(
+    "scale", "scale",
+    "Logits are q.k divided by the square root of the head width, in every head.",
+    "The logits that enter the softmax (or the logarithms of the weights that the outputs show) are compared with "
+    "queries times keys, head by head, over a batch of random inputs.",
+    "Without the right factor the softmax starts saturated or flat, and gradients to queries and keys vanish.",
+    _run,
+)  # fmt: skip
