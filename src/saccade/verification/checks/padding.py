@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .. import _influence as influence
-from .._finding import Check, Finding, Inapplicable, TargetError
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs, Side
 from .._subject import Subject
-from .._visible import masking_line, steps_of
+from .._trace import SeenAttention, measured
+from .._visible import line_over_sequence, masking_line, steps_of
 
 _LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padding
 _PADDED = 7
@@ -26,6 +27,8 @@ _EFFECT = (
     "batch size, and tests on single sentences do not show it."
 )
 _MEND = 'scores = scores.masked_fill(~padding[:, None, None, :], float("-inf"))  # True = real, before the softmax'
+
+_APART = "Compute each batch item from its own inputs."
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +58,14 @@ class _Padded:
 def _run(subject: Subject) -> Iterator[Finding]:
     right = _padded(subject, [range(real, _PADDED) for real in _LENGTHS])
     base = _call(right)
-    found = list(_contents(right, base))
-    yield from found
-    if not found:
-        yield from _left(subject)
-        yield from _gradients(right)
-    yield from _longer(subject) if not found else ()
-    yield from _not_numbers(right, base) if not found else ()
-    yield from _nothing_real(subject)
+    for asked in (
+        lambda: _contents(right, base), lambda: _left(subject), lambda: _gradients(right), lambda: _longer(subject),
+        lambda: _not_numbers(right, base), lambda: _nothing_real(subject),
+    ):  # fmt: skip
+        found = list(asked())
+        yield from found
+        if any(one.severity == "error" for one in found):
+            return  # what else would be seen is of the same make
 
 
 def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _PADDED) -> _Padded:
@@ -153,16 +156,13 @@ def _left(subject: Subject) -> Iterator[Finding]:
         if any(rows.isnan().any() for _, rows in padded.rows(base)):
             return
         yield from _contents(padded, base, "left")
-    except (Inapplicable, TargetError):
+    except (Inapplicable, Location, TargetError):
         return
 
 
 def _longer(subject: Subject) -> Iterator[Finding]:
     """The same sentence, padded to more and to less."""
-    if subject.form == "tokens":
-        exact = subject
-    else:
-        exact = _in_double(subject)
+    exact = subject if subject.form == "tokens" else _in_double(subject)
     real, outs = 4, []
     most = subject.reading.max_length
     totals = [total for total in (real, _PADDED, _PADDED + _LONGER) if most is None or total <= most]
@@ -180,13 +180,21 @@ def _longer(subject: Subject) -> Iterator[Finding]:
         allowed = 1e3 * torch.finfo(out.dtype).eps * max(1.0, float(outs[0].abs().nan_to_num(0.0).max()))
         if worst > allowed and math.isfinite(worst):
             row = int(influence.difference(outs[0], out).amax((0, 1)).argmax())
-            yield _finding(
+            finding = _finding(
                 longest, "error", f"Output {row} changes by {worst:.3g} when its {real} real positions are padded to "
                 f"{total} instead of {real}.", _EFFECT, "Divide by the number of real positions, and normalise over "
                 "the last axis alone; nothing may depend on the padded length.",
                 {"output": row, "change": _short(worst), "lengths": [real, total]},
             )  # fmt: skip
+            yield replace(finding, location=_length_line(longest))
             return
+
+
+def _length_line(padded: _Padded) -> Location | None:
+    """Where a length enters: a mean along the sequence, else the scale."""
+    found = line_over_sequence(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs.key_length)
+    scales = [one.lines[kind] for one in _attentions(padded) for kind in ("scale", "scores") if kind in one.lines]
+    return found or (scales[0] if scales else None)
 
 
 def _cut(padded: _Padded, total: int) -> Inputs:
@@ -242,7 +250,7 @@ def _not_numbers(padded: _Padded, base: Tensor) -> Iterator[Finding]:
             if bool(padded.real[item].all()):
                 yield _finding(
                     padded, "error", f"NaN in the padding of other batch items reaches item {item}, which has none.",
-                    "One bad sentence spoils all others of its batch.", "Compute each batch item from its own inputs.",
+                    "One bad sentence spoils all others of its batch.", _APART,
                     {"item": item},
                 )  # fmt: skip
             else:
@@ -273,7 +281,7 @@ def _nothing_real(subject: Subject) -> Iterator[Finding]:
         if after[item].isnan().any() and not before[item].isnan().any():
             yield _finding(
                 none, "error", f"A batch item that is all padding makes batch item {item} NaN.",
-                "One empty sentence spoils all others of its batch.", "Compute each batch item from its own inputs.",
+                "One empty sentence spoils all others of its batch.", _APART,
                 {"item": item},
             )  # fmt: skip
             return
@@ -289,8 +297,32 @@ def _nothing_real(subject: Subject) -> Iterator[Finding]:
 def _finding(
     padded: _Padded, severity: str, message: str, effect: str, mend: str, evidence: dict[str, object]
 ) -> Finding:
-    line = masking_line(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs)
+    steps = steps_of(padded.subject, padded.inputs, **padded.masks)
+    line = masking_line(steps, padded.inputs)
+    if mend == _APART:
+        line = line_over_sequence(steps, padded.inputs.key_length) or line
+    if severity == "error" and mend == _MEND and _is_hidden(padded):
+        message += " The weights of padded keys are exactly 0: something around the attention joins positions."
+        mend = "x = x.masked_fill(~padding[:, :, None], 0.0)  # before a mean or sum, and divide by the real positions"
+        line = line_over_sequence(steps, padded.inputs.key_length)
     return Finding("padding", "padding", severity, message, effect, mend, evidence, line)  # type: ignore[arg-type]
+
+
+def _is_hidden(padded: _Padded) -> bool:
+    """Whether every attention over the padded positions gives them no weight."""
+    seen = _attentions(padded)
+    hidden = ~padded.real[:, None, None, :]
+    return bool(seen) and not any(bool((hidden & (one.weights.cpu() != 0)).any()) for one in seen)
+
+
+def _attentions(padded: _Padded) -> list[SeenAttention]:
+    try:
+        with influence.seeded(), torch.no_grad():
+            found = measured(padded.subject.fresh(), padded.inputs, **padded.masks)
+    except (Inapplicable, Location, TargetError):
+        return []
+    items, length = padded.real.shape
+    return [one for one in found if one.weights.shape[-1] == length and one.weights.shape[0] == items]
 
 
 def _short(number: float) -> float:
