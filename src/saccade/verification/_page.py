@@ -34,11 +34,12 @@ def _rendered(template: str, report: Report) -> str:
         loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    return environment.get_template(template).render(
+    page = environment.get_template(template).render(
         report=report, verdict=verdict(report), generator=f"Saccade {__version__}",
         css=(folder / "report.css").read_text(encoding="utf-8"), findings=[_finding(one) for one in report.findings],
         checks={check.name: check for check in CHECKS}, counts=_counts(report),
     )  # fmt: skip
+    return page.encode("utf-8", "replace").decode("utf-8")  # halves of surrogate pairs, which no file can hold
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -41,11 +41,21 @@ def as_text(report: Report, width: int = WIDTH) -> str:
 
 def finding_as_text(finding: Finding, width: int = WIDTH) -> str:
     """One finding without colours."""
-    return _joined_lines(_finding(finding, width))
+    return _joined_lines(_clean(_finding(finding, width)))
 
 
 def report_lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
     """The report line by line, each at most `width` columns where words allow it."""
+    return _clean(_lines(report, width))
+
+
+def _clean(lines: Iterable[Line]) -> Iterator[Line]:
+    """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
+    for line in lines:
+        yield tuple(Piece("".join(one if one.isprintable() else "?" for one in text), style) for text, style in line)
+
+
+def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _filled((Piece(verdict(report), "title" if report.ok else "error"),), "", "", width)
     yield ()
     yield from _how_called(report, width)
@@ -161,9 +171,9 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
     )
     if finding.location is not None:
         number = str(finding.location.line)
-        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(printable(place(finding.location)), "path")
+        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(place(finding.location), "path")
         if finding.location.code:
-            yield Piece(f"  {number} | ", "quiet"), Piece(printable(finding.location.code), "code")
+            yield Piece(f"  {number} | ", "quiet"), Piece(finding.location.code, "code")
     if finding.effect and finding.severity != "note":
         yield from _filled((Piece(finding.effect),), "  why   ", " " * 8, width)
     for at, line in enumerate(mend_lines(finding.mend, width - 8)):
@@ -201,12 +211,7 @@ def _styled(line: str, pieces: Sequence[Piece], tail: str, *, is_first: bool) ->
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), max(width, 20), break_long_words=False, break_on_hyphens=False)
-
-
-def printable(text: str) -> str:
-    """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def _counted(count: int, word: str) -> str:
