@@ -21,8 +21,8 @@ _HIDING = ("masked_fill", "masked_fill_", "where")
 _USED = (*_HIDING, "add", "add_", "mul", "mul_")
 _MADE = ("tril", "tril_", "triu", "triu_")
 _JOINING = (
-    "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod", "batch_norm",
-    "layer_norm", "softmax", "median", "logsumexp",
+    "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
+    "batch_norm", "layer_norm", "softmax", "median", "logsumexp",
 )  # fmt: skip
 
 

@@ -265,7 +265,8 @@ def _window_found(
     width = max(seen)
     nobody = "" if meant else " Nothing in its source speaks of one: it may be a mask made for another length."
     return _finding(
-        "warning" if meant else "error", f"Output {one.length - 1} does not see input {one.length - 2 - width}{_which(one, some, sights)}: it "
+        "warning" if meant else "error", f"Output {one.length - 1} does not see input "
+        f"{one.length - 2 - width}{_which(one, some, sights)}: it "
         f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
         f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}", one, line,
         {"windows": list(widths)},
@@ -290,8 +291,8 @@ def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Findi
         missing = (~one.sees).nonzero().tolist()
         row, column = missing[0]
         yield _finding(
-            "error", f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for {len(missing)} pairs "
-            f"at length {one.length}. It is neither causal nor does every output see every input.",
+            "error", f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for "
+            f"{len(missing)} pairs at length {one.length}. It is neither causal nor does every output see every input.",
             "Let each output see all inputs, or promise causal=True.", one, one.line,
         )  # fmt: skip
         return

@@ -360,7 +360,8 @@ def _shape(union: Tensor, depends: Tensor) -> str:
         return "Every output depends on every later input: nothing hides them."
     for offset in range(1, length - 1):
         if union.equal(upper & upper.tril(offset)):
-            return f"Each output sees {offset} input{'s' * (offset > 1)} too far: the triangle of the mask is off by {offset}."
+            far = "1 input" if offset == 1 else f"{offset} inputs"
+            return f"Each output sees {far} too far: the triangle of the mask is off by {offset}."
     rows, columns = (union.any(axis).nonzero().flatten().tolist() for axis in (-1, -2))
     if len(columns) == 1:
         which = " (the last)" if columns[0] == length - 1 else ""

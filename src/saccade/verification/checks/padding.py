@@ -6,7 +6,7 @@ Shapes: B batch, H heads (1 for modules), L / Lk lengths.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -109,8 +109,8 @@ def _contents(padded: _Padded, base: Tensor, where: str = "right") -> Iterator[F
             row = _row(padded, item, sizes)
             severity = "error" if factor == 1 else "warning"
             yield _finding(
-                padded, severity, f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding of "
-                f"that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.", _EFFECT, _MEND,
+                padded, severity, f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding "
+                f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.", _EFFECT, _MEND,
                 {"item": item, "output": row, "change": _short(worst), "real": real},
             )  # fmt: skip
             return
@@ -135,14 +135,14 @@ def _refilled(padded: _Padded, factor: float) -> Inputs:
     return _with(padded, new, lambda tensor: tensor * factor)
 
 
-def _with(padded: _Padded, inputs: Inputs, change: object) -> Inputs:
+def _with(padded: _Padded, inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     """Every padded position of the padded side changed."""
     made: dict[int, Tensor] = {}
 
     def at_padding(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
             where = ~padded.real if tensor.dim() == 3 else ~padded.real[:, None]
-            made[id(tensor)] = torch.where(where[..., None].to(tensor.device), change(tensor), tensor)  # type: ignore[operator]
+            made[id(tensor)] = torch.where(where[..., None].to(tensor.device), change(tensor), tensor)
         return made[id(tensor)]
 
     return inputs.map(at_padding, inputs.on(padded.side))
@@ -156,7 +156,7 @@ def _left(subject: Subject) -> Iterator[Finding]:
         if any(rows.isnan().any() for _, rows in padded.rows(base)):
             return
         yield from _contents(padded, base, "left")
-    except (Inapplicable, Location, TargetError):
+    except (Inapplicable, TargetError):
         return
 
 
@@ -319,7 +319,7 @@ def _attentions(padded: _Padded) -> list[SeenAttention]:
     try:
         with influence.seeded(), torch.no_grad():
             found = measured(padded.subject.fresh(), padded.inputs, **padded.masks)
-    except (Inapplicable, Location, TargetError):
+    except (Inapplicable, TargetError):
         return []
     items, length = padded.real.shape
     return [one for one in found if one.weights.shape[-1] == length and one.weights.shape[0] == items]
