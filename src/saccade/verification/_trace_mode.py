@@ -48,6 +48,9 @@ _TIMES = frozenset({"mul", "multiply", "imul", "rmul"})
 _OVER = frozenset({"div", "divide", "true_divide", "truediv", "itruediv", "idiv", "rtruediv"})
 _MINUS = frozenset({"sub", "isub", "subtract"})
 _PLUS = _MINUS | {"add", "iadd", "radd", "rsub"}
+_CASTS = frozenset({
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach", "cpu",
+})  # fmt: skip
 _EXP = frozenset({"exp", "exp2"})
 _MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put", "masked_scatter"})
 _LARGEST = 2**24  # elements of scores that are followed
@@ -269,9 +272,12 @@ class Looking(TorchFunctionMode):
             elif name in _MASKS:
                 _note(scores, "mask", where)
             elif name in _TIMES | _OVER | _PLUS:
-                _note(scores, _kind(name, args), where)
+                what = _kind(name, args)
+                _note(scores, "after" if what == "scale" and scores.softened is not None else what, where)
                 if name in _TIMES | _OVER and scores.normalised is None:
                     scores.learned |= any(_learned(arg) for arg in args if self.of(arg) is None)
+            elif before is None and name not in _CASTS:
+                _note(scores, "function", where)
 
     def _product(
         self, product: Spelled, left: Shadow | None, right: Shadow | None, result: Tensor, where: Location | None

@@ -68,8 +68,6 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _inputs(subject: Subject) -> tuple[Subject, Inputs]:
     """Sizes that differ from one another and from all widths, as far as the target takes them."""
     reading = subject.reading
-    if reading.form == "tokens":
-        raise Inapplicable("of whole models, their layers are to be verified")
     taken = {
         reading.width,
         reading.heads,
