@@ -63,10 +63,7 @@ def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Lo
             continue
         numbered = list(enumerate(lines))
         for at, line in reversed(numbered) if last else numbered:
-            if (
-                re.search(rf"self\.{re.escape(name)}\b[^=()]*=[^=]|self\.{re.escape(name)}\.\w+_\(", line)
-                or f'"{name}"' in line
-            ):
+            if re.search(wanted, line) or f'"{name}"' in line:
                 return Location(path, first + at, line.strip(), "__init__")
     return None
 

@@ -7,6 +7,7 @@ from . import (
     cache,
     causal_blindness,
     causal_leak,
+    compile,
     dropout,
     gradients,
     mask_meaning,
@@ -14,6 +15,7 @@ from . import (
     model,
     order,
     padding,
+    placement,
     precision,
     robustness,
     scale,
@@ -24,5 +26,5 @@ from . import (
 CHECKS: tuple[Check, ...] = (
     scale.CHECK, softmax.CHECK, causal_leak.CHECK, causal_blindness.CHECK, mask_meaning.CHECK, padding.CHECK,
     mixing.CHECK, order.CHECK, cache.CHECK, precision.CHECK, gradients.CHECK, dropout.CHECK, robustness.CHECK,
-    weights.CHECK, model.CHECK,
+    placement.CHECK, compile.CHECK, weights.CHECK, model.CHECK,
 )  # fmt: skip

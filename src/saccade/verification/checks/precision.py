@@ -149,33 +149,52 @@ def _wider(half: Subject, case: _Case, dtype: torch.dtype) -> _Wide | None:
 
 
 def _lowered(subject: Subject) -> Iterator[Finding]:
-    """What rounds to half precision inside, whatever the dtype of its inputs. Many keys: there is a jump for each
-    weight that passes a number of half precision, and few do."""
+    """What rounds to half precision inside, whatever the dtype of its inputs."""
+    jumps = jumps_of(subject)
+    if jumps is None:
+        return
+    evidence, where = jumps
+    unmoved, by = evidence["share_unmoved"], evidence["jump"]
+    yield _finding(
+        "error",
+        f"With float64 inputs the output moves in jumps: when they change by one part in {1 / min(SMALL):,.0f}, "
+        + (
+            f"{unmoved:.3g} of it stays the same to the last bit."
+            if unmoved >= 0.5
+            else f"it moves {by:.3g} times as far as in proportion."
+        )
+        + " Something inside is rounded to lower precision.",
+        "Outputs carry the noise of that precision in every dtype.",
+        "Keep the dtype inside: take out .half(), .bfloat16(), .to(torch.float16), autocast and round.",
+        evidence,
+        where,
+    )
+
+
+def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
+    """Whether float64 outputs move in jumps, with the numbers and the line. Many keys: there is a jump for each weight
+    that passes a number of half precision, and few do."""
+    if subject.form == "tokens":
+        return None
     try:
         exact = subject.to(torch.float64)
         inputs = subject.inputs(2, min(64, subject.reading.max_length or 64)).to(torch.float64)
         before = _call(exact, _Case("", inputs))
-        moved = {
-            size: _call(exact, _Case("", inputs.map(lambda one, size=size: _moved(one, size, 3)))) - before  # type: ignore[misc]
-            for size in (*SMALL, LARGE)
-        }
+        change = {size: _call(exact, _Case("", _all_moved(inputs, size))) - before for size in (*SMALL, LARGE)}
     except TargetError:
-        return  # told by robustness
-    if before.dtype != torch.float64 or not before.isfinite().all() or subject.form == "tokens":
-        return
-    rate = {size: float(change.abs().max()) / size for size, change in moved.items()}
-    unmoved = float((moved[min(SMALL)] == 0).float().mean())
-    if max(rate[size] for size in SMALL) <= JUMP * rate[LARGE] and (unmoved < 0.5 or rate[LARGE] == 0):
-        return
-    yield _finding(
-        "error",
-        f"With float64 inputs the output moves in jumps: {unmoved:.3g} of it stays the same to the last bit when the"
-        f" inputs change by one part in {1 / min(SMALL):,.0f}. Something inside is rounded to half precision.",
-        "Outputs carry the noise of half precision in every dtype.",
-        "Keep the dtype inside: take out .half(), .bfloat16(), .to(torch.float16) and autocast.",
-        {"share_unmoved": unmoved, "change_per_change": {f"{size:g}": rate[size] for size in rate}},
-        _first_lowering(exact, inputs),
-    )
+        return None  # told by robustness
+    if before.dtype != torch.float64 or not before.isfinite().all():
+        return None
+    rate = {size: float(one.abs().max()) / size for size, one in change.items()}
+    unmoved = float((change[min(SMALL)] == 0).double().mean())
+    by = max(rate[size] for size in SMALL) / max(rate[LARGE], 1e-300)
+    if by <= JUMP and (unmoved < 0.5 or rate[LARGE] == 0):
+        return None
+    return {"share_unmoved": round(unmoved, 4), "jump": round(by, 2)}, _first_lowering(exact, inputs)
+
+
+def _all_moved(inputs: Inputs, size: float) -> Inputs:
+    return inputs.map(lambda one: _moved(one, size, 3))
 
 
 class _Lowering(TorchDispatchMode):

@@ -1,0 +1,114 @@
+"""torch.compile: captured by TorchDynamo and run again, it gives what it gave.
+
+The eager backend is used: it captures as every backend does and compiles nothing, so it takes a second and no compiler.
+
+Shapes: those of the target's inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._inputs import Inputs
+from .._randomness import seeded
+from .._steady import exact, steady, tolerance
+from .._subject import Subject
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    wide = exact(subject)
+    inputs = wide.inputs(2, 7)
+    plain = steady(wide, inputs).out
+    if not plain.isfinite().all():
+        raise Inapplicable("its output is not finite")
+    if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
+        raise Inapplicable("it keeps a cache from call to call")
+    try:
+        out, graphs = _compiled(wide, inputs)
+    except TargetError as error:
+        yield _finding(
+            "warning", f"Under torch.compile it raises {error.error}", "It runs without compilation only.",
+            "Move what is not PyTorch out of the forward, or mark it with torch.compiler.disable.",
+            {"raised": error.error}, error.location,
+        )  # fmt: skip
+        return
+    far = float((out - plain).abs().max()) if out.shape == plain.shape else float("inf")
+    if not far <= tolerance(wide, inputs, plain):
+        yield _finding(
+            "error", f"Under torch.compile the output differs by {far:.3g} from what it is without.",
+            "The compiled model is another one than was tested.",
+            "Let nothing depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
+            {"largest_difference": far}, _line(subject),
+        )  # fmt: skip
+    elif graphs > 1:
+        yield _finding(
+            "note", f"torch.compile breaks it into {graphs} graphs.", "Each break costs speed; the results are right.",
+            "Take .item(), print and data-dependent branches out of the forward; torch._dynamo.explain names them.",
+            {"graphs": graphs}, None,
+        )  # fmt: skip
+
+
+def _compiled(subject: Subject, inputs: Inputs) -> tuple[Tensor, int]:
+    """What the captured target gives, and into how many graphs it was broken."""
+    import torch._dynamo
+
+    graphs = 0
+
+    def count(graph: Any, example: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    fresh = subject.fresh()
+    compiled = torch.compile(fresh.target, backend=count)
+    captured = replace(subject, target=compiled)
+    try:
+        with _quiet(), seeded(0), torch.no_grad():
+            captured(inputs)
+            graphs_then = graphs
+            out = captured(inputs).out
+    finally:
+        torch._dynamo.reset()
+    return out, graphs_then
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and log lines of a capture, which are told as findings."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _line(subject: Subject) -> Location | None:
+    from .._source import line_with
+
+    return line_with(subject, r"is_compiling|is_dynamo_compiling")
+
+
+def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
+             location: Location | None) -> Finding:  # fmt: skip
+    return Finding("compile", "robustness", severity, message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "compile",
+    "robustness",
+    "Under torch.compile it gives the same output.",
+    "Captured with TorchDynamo and run eagerly, in float64, against the target itself.",
+    "A compiled model that computes something else is found only when it is used.",
+    _run,
+)
