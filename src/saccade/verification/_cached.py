@@ -60,8 +60,9 @@ class Decoder:
             return list(kept_tensors(self.state))
         if self._subject.module is None:
             return []
-        held = [value for one in self._subject.module.modules() for value in (*vars(one).values(), *one._buffers.values())
-                if isinstance(value, (Tensor, list, tuple))]  # fmt: skip
+        modules = self._subject.module.modules()
+        held = [value for one in modules for value in (*vars(one).values(), *one._buffers.values())]
+        held = [value for value in held if isinstance(value, (Tensor, list, tuple))]
         return list(kept_tensors(held))
 
     def __call__(self, piece: Inputs) -> Tensor:

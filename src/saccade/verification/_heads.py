@@ -48,17 +48,6 @@ class Strayed:
     elements: tuple[int, ...]  # of the row
 
 
-@dataclass(frozen=True)
-class Uneven:
-    """A head whose keys are other channels at one position than at another."""
-
-    row: int
-    element: int
-    few: int  # a position that gives few channels
-    many: int  # one that gives more than a head has
-    channels: tuple[int, int]  # how many
-
-
 def strayed(row: Row) -> Strayed | None:
     """Elements of the row whose query is of another position, all of one such position."""
     counts = row.made_from.sum(1)  # (N, C)
@@ -75,19 +64,6 @@ def strayed(row: Row) -> Strayed | None:
 def _alike(row: Row, element: int) -> tuple[int, ...]:
     same = (row.made_from == row.made_from[element]).flatten(1).float().mean(1) > 0.9
     return tuple(row.elements[same].tolist())
-
-
-def uneven(row: Row) -> Uneven | None:
-    """A head that takes more key and value channels from one position than it has, and fewer from another."""
-    for element, made in zip(row.elements.tolist(), row.made_from, strict=True):
-        counts = made.sum(0)
-        own = int((counts == 1).sum())
-        taken = made[:, counts > 1].sum(-1)
-        seen = taken[taken > 0]
-        if own and len(seen) > 1 and seen.max() > own + 1 and seen.min() < seen.max():
-            few = int(taken.masked_fill(taken == 0, int(taken.max()) + 1).argmin())
-            return Uneven(row.position, element, few, int(taken.argmax()), (int(seen.min()), int(seen.max())))
-    return None
 
 
 @dataclass(frozen=True)
@@ -154,8 +130,8 @@ def _channels(chosen: Tensor) -> frozenset[int]:
 def _keys_and_values(
     found: Wiring, reached: Tensor, many: Tensor, elements: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Channels of keys and of values: a key counts for a whole head, a value for one element of it. Those that count for
-    nothing are what the projection's others are, which is known only of inputs by name."""
+    """Channels of keys and of values: a key counts for a whole head, a value for one element of it. Inputs are known by
+    name."""
     share = torch.stack([reached[list(own)].float().mean(0) for own in elements])  # (H, C)
     whole = torch.tensor([len(own) > 1 for own in elements])
     key = many & (((share == 1) | (share == 0)) | ~whole[:, None]).all(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ._finding import Finding, Inapplicable, Location, TargetError
-from ._heads import Heads, Scattered, Strayed, heads, scattered, strayed, uneven
+from ._heads import Heads, Scattered, Strayed, heads, scattered, strayed
 from ._projections import projections
 from ._trace import Step, traced
 from ._wiring import Wiring
@@ -40,17 +40,6 @@ def _positions(found: Wiring, length: int) -> Iterator[Finding]:
     for row in found.rows:
         if (stray := strayed(row)) is not None:
             yield _stray(found, stray)
-    for row in found.rows:
-        if (odd := uneven(row)) is not None:
-            yield Finding(
-                _NAME, _NAME, "error",
-                f"For output {odd.row}, channel {odd.element}, {odd.channels[1]} key and value channels of position "
-                f"{odd.many} count but {odd.channels[0]} of position {odd.few}: keys of one head are made of several "
-                "heads' channels, as happens when a head axis is viewed without a transpose.",
-                "Heads see parts of the sequence instead of parts of the channels.", _SPLIT,
-                {"row": odd.row, "channel": odd.element, "counts": list(odd.channels)},
-                _line(found, _first(_VIEWS, _to_heads)),
-            )  # fmt: skip
 
 
 def _torn(found: Wiring, torn: Scattered, length: int) -> Finding:
@@ -58,9 +47,9 @@ def _torn(found: Wiring, torn: Scattered, length: int) -> Finding:
     head = max(torn.index[: torn.axis], default=0)
     return Finding(
         _NAME, _NAME, "error",
-        f"The {torn.role} at place {place} of head {head} is made from position {torn.position} of the input, that of head 0 "
-        f"from position {torn.expected}: heads are split by a view without a transpose, so that a head is a run of "
-        "positions in place of a slice of the channels.",
+        f"The {torn.role} at place {place} of head {head} is made from position {torn.position} of the input, that of "
+        f"head 0 from position {torn.expected}: heads are split by a view without a transpose, so that a head is a run "
+        "of positions in place of a slice of the channels.",
         "Tokens attend to a few neighbours, chopped into pieces, and a causal mask hides the wrong things. It trains, "
         "but far worse, and depends on the length.",
         _SPLIT, {"role": torn.role, "index": list(torn.index), "position": torn.position},
@@ -72,8 +61,8 @@ def _stray(found: Wiring, stray: Strayed) -> Finding:
     where = "what enters the output projection" if found.merged else "the output"
     return Finding(
         _NAME, _NAME, "error",
-        f"Row {stray.row} of {where} holds, in channels {_span(stray.elements)}, the attention of the query at position "
-        f"{stray.query}: positions and heads are mixed where heads are merged.",
+        f"Row {stray.row} of {where} holds, in channels {_span(stray.elements)}, the attention of the query at "
+        f"position {stray.query}: positions and heads are mixed where heads are merged.",
         "Each token gets the result of other ones. It trains, as the mixing is the same every time, but far worse; it "
         "depends on the length and lets later tokens through in spite of a causal mask.",
         _MERGE, {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
@@ -91,10 +80,11 @@ def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
     if structure.lands != tuple(range(structure.count)):
         yield _order(found, structure, f"heads are merged in the order {list(structure.lands)}", "merged")
         return
-    orders = {
-        "queries": structure.query, "keys": structure.key, "values": structure.value, "the merged output": structure.merged,
-    }  # fmt: skip
-    known = {role: order for role, order in orders.items() if order != "mixed"}
+    orders = (
+        ("queries", structure.query), ("keys", structure.key), ("values", structure.value),
+        ("the merged output", structure.merged),
+    )  # fmt: skip
+    known = {role: order for role, order in orders if order != "mixed"}
     if len(set(known.values())) > 1:
         odd = next(role for role in reversed(known) if known[role] == "interleaved")
         yield _order(found, structure, "; ".join(f"{role} {order}" for role, order in known.items()), odd)
@@ -128,8 +118,8 @@ def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:
     return Finding(
         _NAME, _NAME, "error",
         f"Channels are split into {structure.count} heads in one order and put together in another: {told}.",
-        "Trained from scratch it learns around this. Weights trained elsewhere do not fit, and whatever reads, prunes or "
-        "shards single heads takes the wrong channels.",
+        "Trained from scratch it learns around this. Weights trained elsewhere do not fit, and whatever reads, prunes "
+        "or shards single heads takes the wrong channels.",
         _MERGE if merged else _SPLIT,
         {"query": structure.query, "key": structure.key, "value": structure.value, "merged": structure.merged,
          "lands": list(structure.lands)},
@@ -140,8 +130,8 @@ def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:
 def _interleaved(found: Wiring, count: int) -> Finding:
     return Finding(
         _NAME, _NAME, "warning",
-        f"The {count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {count}, {2 * count}, ..., "
-        "where others take channels 0 to D - 1.",
+        f"The {count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {count}, {2 * count}, "
+        "..., where others take channels 0 to D - 1.",
         "It computes the same kind of attention, but weights trained elsewhere do not fit.",
         "x.view(B, L, H, D) instead of x.view(B, L, D, H)", {"heads": count},
         _line(found, _first(_VIEWS, _widths_last(count))),

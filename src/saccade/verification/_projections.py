@@ -94,10 +94,10 @@ def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: li
         message += f", while {', '.join(unused)} {'is' if len(unused) == 1 else 'are'} never used"
     return Finding(
         _NAME, _NAME, "error" if by_accident else "warning", message + ".",
-        "Queries and keys that are the same make every token look at itself first; heads that are the same see one thing. "
-        "The model has fewer parameters than it seems to.",
-        "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in range(n)], "
-        "not [Head()] * n.",
+        "Queries and keys that are the same make every token look at itself first; heads that are the same see one "
+        "thing. The model has fewer parameters than it seems to.",
+        "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in "
+        "range(n)], not [Head()] * n.",
         {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},
         _where_shared(found, names) or one.location,
     )  # fmt: skip
@@ -108,8 +108,8 @@ def _missing(found: Wiring, count: int, unused: list[str]) -> Finding:
     return Finding(
         _NAME, _NAME, "error" if unused else "warning",
         f"The {count} heads are put side by side and returned: nothing mixes them{declared}.",
-        "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this one "
-        "get less than the published design gives.",
+        "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this "
+        "one get less than the published design gives.",
         "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
         {"heads": count, "unused": unused}, _last_line(found),
     )  # fmt: skip
@@ -119,8 +119,8 @@ def _never_used(unused: list[str]) -> Finding:
     one = len(unused) == 1
     return Finding(
         _NAME, _NAME, "warning",
-        f"{', '.join(unused)} stand{'s' if one else ''} beside the projections and take{'s' if one else ''} no part in a "
-        "call.",
+        f"{', '.join(unused)} {'stands' if one else 'stand'} beside the projections and "
+        f"{'takes' if one else 'take'} no part in a call.",
         "Parameters that are saved and never trained; often another projection is used in their place.",
         "Use it in forward, or remove it.", {"unused": unused},
     )  # fmt: skip
@@ -158,8 +158,8 @@ def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Findi
         _NAME, _NAME, "error",
         f"Channels {channels[0]} to {channels[-1]} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no "
         "output.",
-        "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys or "
-        "keys and values at once.",
+        "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
+        "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
         {"projection": one.name, "channels": channels},
         line_with(found.original, _ONE_FOR_ANOTHER) or one.location,

@@ -78,7 +78,7 @@ def wiring(subject: Subject, length: int) -> Wiring:
     changed = _changed_flows(original, inputs, flow)
     given = [_labels(flow, changed, place, "given") for place in range(len(flow.maps))]
     end = next((place for place, label in enumerate(given) if (label.sum(-1) > 1).any()), len(flow.maps))
-    merged = flow.maps[end] if end < len(flow.maps) else None
+    merged = _output_projection(flow, end, length)
     projections = _projections(subject, flow, changed, end, length) or _leaves(subject, inputs)
     rows = _merged_rows(flow, changed, merged, given, length)
     made = tuple(_row(at, *rows[at], projections) for at in sorted({length - 1, length // 2}))
@@ -86,7 +86,7 @@ def wiring(subject: Subject, length: int) -> Wiring:
 
 
 def ready(subject: Subject) -> Subject:
-    """A copy whose parameters collect gradients. A call may leave tensors with a graph in it, which cannot be copied."""
+    """A copy whose parameters collect gradients."""
     copy = subject.fresh()
     for parameter in copy.module.parameters() if copy.module is not None else ():
         parameter.requires_grad_(parameter.is_floating_point())
@@ -104,6 +104,20 @@ def _changed_flows(subject: Subject, inputs: Inputs, flow: Flow) -> list[Flow]:
                 raise Inapplicable("it computes something else for other numbers")
             flows.append(new)
     return flows
+
+
+def _output_projection(flow: Flow, end: int, length: int) -> LinearMap | None:
+    """The first map of what comes from many positions that gives a row for each; one that mixes the scores of heads
+    ("talking heads") gives more.
+
+    Raises:
+        Inapplicable: there are such maps, and none gives rows for positions.
+    """
+    later = flow.maps[end:]
+    fitting = [one for one in later if one.out.numel() == length * one.out.shape[-1]]
+    if later and not fitting:
+        raise Inapplicable("its output projection does not give one row for each position")
+    return fitting[0] if fitting else None
 
 
 def _labels(flow: Flow, changed: Sequence[Flow], place: int, what: str) -> Tensor:
@@ -160,8 +174,6 @@ def _merged_rows(
         by_position = order if out.dim() == 3 else order.transpose(0, 1).flatten(1)
         return [(out.flatten(), by_position[at]) for at in range(length)]
     results = merged.out.reshape(-1, merged.out.shape[-1])
-    if len(results) != length:
-        raise Inapplicable("its output projection is not given one row for each position")
     rows = []
     for at in _row_order(flow, merged, length):
         weight = torch.linspace(1.0, 2.0, results.shape[-1], dtype=results.dtype)
@@ -197,7 +209,11 @@ def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[
 
 
 def _reached(gradient: Tensor | None, slots: Tensor) -> Tensor:
-    return torch.zeros_like(slots, dtype=torch.bool) if gradient is None else gradient.flatten()[slots] != 0
+    if gradient is None:
+        return torch.zeros_like(slots, dtype=torch.bool)
+    if not torch.isfinite(gradient).all():
+        raise Inapplicable("its gradients are not finite")
+    return gradient.flatten()[slots] != 0
 
 
 def names_of(subject: Subject) -> dict[int, str]:

@@ -6,17 +6,18 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .._cached import Decoder, capacity, in_pieces
+from .._cached import Decoder, capacity, in_pieces, pieces
+from .._cached_kept import wrongly_kept
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
-from .._trace import traced
+from .._trace import Step, traced
 
 _NAME = "cache"
 _LENGTH = 11
@@ -132,24 +133,29 @@ def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterat
     later = [j for j in extra if j > found.position]
     if later:
         what = f"it depends on position {later[0]}, which comes later in the same piece"
+        where = _line(subject, ("tril", "triu"), _MASKED)
         mend = ("The mask of a piece has its queries at the end of the keys: "
                 "mask = torch.ones(Lq, Lk).tril(diagonal=Lk - Lq).bool().")  # fmt: skip
     elif missing and start > 0 and set(missing) >= set(expected) - set(range(start, stop)):
         what = f"it depends on positions {_list(seen)} alone: nothing of the {start} positions before reaches it"
+        where = _line(subject, _JOINED, _WRITTEN)
         mend = "Put earlier keys and values in front and return them: k = torch.cat([past_k, k], dim=-2), v likewise."
     elif missing and start > 0 and seen == [0]:
         what = "it depends on position 0 alone: a causal mask for one query and all keys is aligned at the top left"
+        where = _line(subject, ("tril", "triu"), _MASKED)
         mend = "With one query use no causal mask, or tril(diagonal=Lk - Lq): the query stands at the last key."
     elif missing:
         what = f"it depends on positions {_list(seen)}, not on {_list(missing)}, which the whole sees"
+        where = _line(subject, _WRITTEN, ("getitem", "narrow"))
         mend = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
     elif extra:
         what = f"it depends on position {extra[0]}, which the whole does not see"
+        where = _line(subject, ("getitem", "narrow"), _MASKED)
         mend = "Cut the cache to the window: k = k[..., -window:, :], v likewise; or mask what is older."
     else:
         yield from _numbers_differ(subject, whole, found, seen)
         return
-    yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected})
+    yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected}, _NAME, where)
 
 
 def _seen(subject: Subject, whole: _Parallel, found: _Difference) -> tuple[list[int], list[int]]:
@@ -169,6 +175,11 @@ def _seen(subject: Subject, whole: _Parallel, found: _Difference) -> tuple[list[
 
 def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen: list[int]) -> Iterator[Finding]:
     """The right positions are seen, with other numbers."""
+    kept = wrongly_kept(subject, _inputs(subject, sum(found.way.sizes)), found.way.sizes, found.position)
+    if kept is not None:
+        where = _line(subject, _POSITIONS) if kept.family == "order" else _line_of(subject, kept.of)
+        yield _finding(subject, found, kept.what, kept.mend, {"sees": seen}, kept.family, where)
+        return
     if _order_is_lost(subject, whole, found):
         yield _finding(
             subject, found,
@@ -176,16 +187,16 @@ def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen
             "positions from 0",
             "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
             "embeddings and biases alike.",
-            {"sees": seen}, "order",
+            {"sees": seen}, "order", _line(subject, _POSITIONS),
         )  # fmt: skip
         return
     yield _finding(
         subject, found,
         "it depends on the right positions but with other numbers: keys and values are kept in another order than they "
         "are read, or stand at another position than in the whole",
-        "Append keys and values at the same end, k = torch.cat([past_k, k], dim=-2) and v likewise, and count positions "
-        "from past_k.shape[-2].",
-        {"sees": seen},
+        "Append keys and values at the same end, k = torch.cat([past_k, k], dim=-2) and v likewise, and count "
+        "positions from past_k.shape[-2].",
+        {"sees": seen}, _NAME, _line(subject, _WRITTEN, _JOINED),
     )  # fmt: skip
 
 
@@ -213,7 +224,13 @@ def _list(positions: Sequence[int]) -> str:
 
 
 def _finding(
-    subject: Subject, found: _Difference, what: str, mend: str, evidence: dict[str, object], family: str = _NAME
+    subject: Subject,
+    found: _Difference,
+    what: str,
+    mend: str,
+    evidence: dict[str, object],
+    family: str = _NAME,
+    where: Location | None = None,
 ) -> Finding:
     return Finding(
         _NAME, family, "error",
@@ -222,19 +239,46 @@ def _finding(
         "Text is generated by another function than the one that was trained: it gets worse with length, and no error "
         "says so.",
         mend, {"position": found.position, "item": found.item, "by": found.by, "pieces": list(found.way.sizes),
-               **evidence}, _line(subject),
+               **evidence}, where,
     )  # fmt: skip
 
 
-def _line(subject: Subject) -> Location | None:
-    """Where keys are put together, or what is kept is written."""
+_POSITIONS = ("arange", "cumsum")
+_MASKED = ("tril", "triu", "masked_fill", "where", "scaled_dot_product_attention")
+_WRITTEN = ("setitem", "index_copy_", "index_copy", "scatter", "scatter_", "copy_")
+_JOINED = ("cat", "concat", "concatenate", "stack")
+
+
+def _steps(subject: Subject) -> list[Step]:
+    """What a second piece computes, where its line is known."""
     try:
         inputs = _inputs(subject, 3)
-        decoder = Decoder(subject.fresh())
-        decoder(inputs)
-        return traced(decoder.next_call(), inputs).line("cat", "concat", "index_copy_", "__setitem__")
+        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (2, 1)))
+        with torch.no_grad():
+            decoder(parts[0])
+        return [step for step in traced(decoder.next_call(), parts[1]).steps if step.location is not None]
     except (Inapplicable, TargetError):
-        return None
+        return []
+
+
+def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:
+    """The last line that has a step of the first group that has any."""
+    steps = _steps(subject)
+    for names in groups:
+        for step in reversed(steps):
+            if step.name in names:
+                return step.location
+    return None
+
+
+def _line_of(subject: Subject, side: str) -> Location | None:
+    """The line that keeps keys (the first that writes or joins) or values (the second)."""
+    steps = _steps(subject)
+    for names in (_WRITTEN, _JOINED):
+        lines = list(dict.fromkeys(step.location for step in steps if step.name in names))
+        if lines:
+            return lines[1 if side == "value" and len(lines) > 1 else 0]
+    return None
 
 
 # --- longer sequences, and a second one
@@ -253,7 +297,8 @@ def _beyond(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
         if longest is not None and length > longest:
             return
         yield Finding(
-            _NAME, _NAME, "note", f"Given one position at a time, {length} positions are more than it takes: {error.error}.",
+            _NAME, _NAME, "note",
+            f"Given one position at a time, {length} positions are more than it takes: {error.error}.",
             "Longer text cannot be generated.", "", {"length": length}, error.location,
         )  # fmt: skip
         return
@@ -286,11 +331,11 @@ def _second_sequence(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
     found = _difference(subject, inputs, whole(subject, inputs), in_pieces(decoder, inputs, way.sizes), way)
     if found is not None:
         yield _finding(
-            subject, replace(found), "this is a second sequence, begun with an empty cache, and what was kept of the first "
-            "one is still there",
-            "Begin with a new cache: no list as a default argument or class attribute; in reset(), empty keys, values and "
-            "the position.",
-            {"second": True},
+            subject, found,
+            "this is a second sequence, begun with an empty cache, and what was kept of the first one is still there",
+            "Begin with a new cache: no list as a default argument or class attribute; in reset(), empty keys, values "
+            "and the position.",
+            {"second": True}, _NAME, _line(subject, _WRITTEN, _JOINED),
         )  # fmt: skip
 
 
@@ -301,5 +346,5 @@ CHECK = Check(
     "after another sequence; outputs are compared in float64.",
     "Training uses the one way and generation the other: where they differ, the model that is used is not the one that "
     "was trained.",
-    _run,
+    _run, follows_from=("causal-leak", "causal-blindness", "mixing"),
 )  # fmt: skip

@@ -5,13 +5,13 @@ Shapes: B batch, H heads, L length, D head width, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._flow import followed
 from .._inputs import Inputs
 from .._mixed_heads import mixed
@@ -85,15 +85,15 @@ def _outputs(subject: Subject, inputs: Inputs, training: bool) -> Tensor:
 
 def _influenced(subject: Subject, inputs: Inputs, item: int, other: int, by: float, training: bool) -> Finding:
     mode = "in training mode " if training else ""
-    severity = "warning" if training and _has_batch_norm(subject) else "error"
+    severity: Severity = "warning" if training and _has_batch_norm(subject) else "error"
     why = "; it has batch normalisation, which does this" if severity == "warning" else ""
     return Finding(
         _NAME, _NAME, severity,
         f"The output of batch item {other} changes by {by:.3g} when batch item {item} changes {mode}(of 3 items){why}.",
         "A sample's result depends on which others it happens to share a batch with: results cannot be repeated, and "
         "evaluation leaks between samples.",
-        "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise over "
-        "positions and channels only.",
+        "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise "
+        "over positions and channels only.",
         {"changed item": item, "moved item": other, "by": by, "training": training}, _line(subject, inputs),
     )  # fmt: skip
 
@@ -140,10 +140,14 @@ def _line(subject: Subject, inputs: Inputs) -> Location | None:
         outs = [
             steps[place].out for steps in changed if place < len(steps) and steps[place].out.shape == step.out.shape
         ]
-        if len(outs) == inputs.batch and step.location is not None:
-            if (sum((out != step.out).int() for out in outs) > 1).any():  # type: ignore[union-attr]
-                return step.location
+        if len(outs) == inputs.batch and step.location is not None and _overlap(step.out, outs):
+            return step.location
     return None
+
+
+def _overlap(before: Tensor, outs: Sequence[Tensor]) -> bool:
+    """Whether an element differs from `before` in more than one of them."""
+    return bool((torch.stack([out != before for out in outs]).sum(0) > 1).any())
 
 
 # --- heads and projections
@@ -184,8 +188,8 @@ def _length(subject: Subject) -> int:
 
 CHECK = Check(
     _NAME, _NAME,
-    "Batch items, positions and heads stay apart: a head's query, keys and values are its own channels, heads are merged "
-    "in the order in which they were split, and every projection is used for what it is there for.",
+    "Batch items, positions and heads stay apart: a head's query, keys and values are its own channels, heads are "
+    "merged in the order in which they were split, and every projection is used for what it is there for.",
     "One batch item is changed and the others compared bit for bit; the gradient of each channel before the output "
     "projection says from which channels of which positions it was made.",
     "Code that mixes axes runs and trains without a word, since every shape fits.",

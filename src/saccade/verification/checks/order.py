@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .._finding import Check, Finding, Inapplicable
-from .._inputs import Inputs, Side
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
 
@@ -81,7 +80,8 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
     if knows:
         yield Finding(
             _NAME, _NAME, "error",
-            "Inputs in another order do not give the same outputs in that order, though it is said to have no positions.",
+            "Inputs in another order do not give the same outputs in that order, though it is said to have no "
+            "positions.",
             "What is learned at one place does not hold at another.",
             "Remove what depends on the place: index arithmetic, biases by position, a reshape that mixes positions.",
             {"ratio": ratio},
@@ -89,8 +89,8 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
     else:
         yield Finding(
             _NAME, _NAME, "error",
-            "Inputs in another order give the same outputs in that order: positions have no effect, though it is said to "
-            "know them.",
+            "Inputs in another order give the same outputs in that order: positions have no effect, though it is said "
+            "to know them.",
             "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
             "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
             {"ratio": ratio},
