@@ -57,8 +57,9 @@ def _clean(lines: Iterable[Line]) -> Iterator[Line]:
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _filled((Piece(verdict(report), "title" if report.ok else "error"),), "", "", width)
-    yield ()
-    yield from _how_called(report, width)
+    if report.called:
+        yield ()
+        yield from _how_called(report, width)
     if report.outcomes:
         yield ()
         yield from _table(report, width)
@@ -116,15 +117,12 @@ def place(location: Location) -> str:
 
 
 def _how_called(report: Report, width: int) -> Iterator[Line]:
-    if report.called:
-        yield from _filled((Piece(report.called),), "called   ", " " * 9, width)
+    yield from _filled((Piece(report.called),), "called   ", " " * 9, width)
     for at, assumed in enumerate(report.assumed):
         yield from _filled((Piece(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
-    yield from _filled((Piece(_spent(report), "quiet"),), "run      ", " " * 9, width)
-
-
-def _spent(report: Report) -> str:
-    return f"{_counted(len(report.outcomes), 'check') or 'no check'} in {report.seconds:.1f} s"
+    if report.outcomes:
+        checks = _counted(len(report.outcomes), "check")
+        yield from _filled((Piece(f"{checks} in {report.seconds:.1f} s", "quiet"),), "run      ", " " * 9, width)
 
 
 # The table

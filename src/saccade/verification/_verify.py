@@ -73,7 +73,9 @@ def verify(
     if causal is not None and given.causal is not None and causal != given.causal:
         raise ValueError(f"causal={causal} and promise.causal={given.causal} contradict each other; give one of them")
     if not isinstance(how, Hints | Reading | str | None) and not callable(how):
-        raise TypeError(f"how: expected Hints, Reading, a function or a string that names one, got {type(how).__name__}")
+        raise TypeError(
+            f"how: expected Hints, Reading, a function or a string that names one, got {type(how).__name__}"
+        )
     chosen = _chosen(checks)
     hints = how if isinstance(how, Hints) else Hints()
     hints = replace(hints, embed_dim=embed_dim or hints.embed_dim, num_heads=num_heads or hints.num_heads)
@@ -150,6 +152,12 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
     )  # fmt: skip
 
 
+_STAGES = {
+    "loading": ("importing it", "Make `python FILE.py` work first: the import alone fails."),
+    "calling": ("calling it", "Make a call of it work, or say with options or an adapter how it is called."),
+}
+
+
 class _Elsewhere(Exception):
     """The traceback of an error that was raised in the child: shown above the error itself."""
 
@@ -170,12 +178,13 @@ def _in_this_process(job: Any) -> Iterable[Message]:
 def _nothing_works(broken: Broken) -> Finding:
     from ._run import raised
 
-    doing = {"loading": "importing it", "calling": "finding out how it is called"}.get(broken.stage, "starting")
+    doing, mend = _STAGES.get(broken.stage, ("starting", "Try it once more."))
     found = raised(None, broken.error, broken.location)
-    message = found.message if found.family != "robustness" or not found.message.startswith("A call") else broken.error
+    special = not found.message.startswith("A call of it raised ")  # memory, exit or a missing device
+    message = found.message if special else broken.error
     return replace(
         found, check="robustness", message=f"Nothing could be checked: {doing} failed. {message}",
-        effect="Until it can be made and called, nothing is known of it.",
+        effect="Until it can be made and called, nothing is known of it.", mend=found.mend if special else mend,
     )  # fmt: skip
 
 
