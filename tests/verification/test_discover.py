@@ -59,8 +59,7 @@ def one_sequence(Q, K, V):
 
 def one_sequence_of_heads(q, k, v):
     """q, k, v: (heads, length, width)"""
-    n_heads, length, width = q.shape
-    return torch.bmm(torch.softmax(torch.bmm(q, k.mT) / math.sqrt(width), -1), v)
+    return torch.bmm(torch.softmax(torch.bmm(q, k.mT) / math.sqrt(q.shape[2]), -1), v)
 
 
 def grouped(query_states, key_states, value_states):
@@ -216,7 +215,7 @@ def forgets_to_transpose(q, k, v):
 
 
 def unpacked_as_meant(query, key, value):
-    batch, heads, length, width = query.shape
+    _batch, _heads, length, _width = query.shape
     return torch.softmax(query @ key.mT / math.sqrt(length), 1) @ value
 
 

@@ -157,7 +157,8 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 
 def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes) -> Any:
     """A configuration: its dataclass with what has no default filled in, else an object of what the class reads."""
-    kind = _annotated(target, parameter) or _nearby(target)
+    attributes, keys = _read_of(target, parameter.name)
+    kind = _annotated(target, parameter) or (None if keys else _nearby(target))
     if kind is not None and dataclasses.is_dataclass(kind):
         missing = [
             one.name for one in dataclasses.fields(kind)
@@ -166,7 +167,6 @@ def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes) -> Any:
         return kind(**{name: _required(kind, name, parameter, sizes) for name in missing})
     if kind is not None:
         return kind()
-    attributes, keys = _read_of(target, parameter.name)
     made = {name: _required(target, name, parameter, sizes) for name in (keys or attributes)}
     if not made:
         raise Undecided(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .._reading import Meaning
-from ._source import Source, comments, docstrings, letters
+from ._source import Source, comments, docstrings, letter
 
 _TRUE = r"true|ones?|non-?zeros?|1s?|1\.0"
 _FALSE = r"false|zeros?|0s?|0\.0"
@@ -55,13 +55,13 @@ def documented_axes(source: Source, argument: str, others: Sequence[str] = ()) -
 
 
 def _mask_axes(names: list[str]) -> str | None:
-    plain = ["1" if name == "1" else letters([name]) for name in names]
-    lengths = [at for at, letter in enumerate(plain) if letter == "L"]
+    plain = ["1" if name == "1" else letter(name, at, names) for at, name in enumerate(names)]
+    lengths = [at for at, one in enumerate(plain) if one == "L"]
     if None in plain or not 1 <= len(lengths) <= 2:
         return None
-    for at, letter in zip(lengths, "QK" if len(lengths) == 2 else "K", strict=True):
-        plain[at] = letter
-    axes = "".join(str(letter) for letter in plain)
+    for at, one in zip(lengths, "QK" if len(lengths) == 2 else "K", strict=True):
+        plain[at] = one
+    axes = "".join(map(str, plain))
     return axes if "D" not in axes and len(set(axes.replace("1", ""))) == len(axes.replace("1", "")) else None
 
 

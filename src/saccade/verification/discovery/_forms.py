@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import Any
 
 from torch import nn
@@ -62,24 +63,31 @@ def read(trials: Trials, clues: Clues) -> Reading:
         Undecided: no call works, or the forms that do cannot be told apart.
         TargetError: every call raises the same, so that it is not the way of calling that is wrong.
     """
-    for masks in _required_masks(clues):
-        for form in _forms(clues):
-            for reading in _candidates(clues, form):
-                found = _working(trials, clues, replace(reading, masks=masks))
-                if found is not None:
-                    return _settled(trials, clues, found)
+    for form in _forms(clues):
+        for reading in _candidates(clues, form):
+            found = _working(trials, clues, reading)
+            if found is not None:
+                return _settled(trials, clues, found)
+    found = _with_required_masks(trials, clues)
+    if found is not None:
+        return _settled(trials, clues, found)
     raise _nothing_works(trials, clues)
 
 
-def _required_masks(clues: Clues) -> Iterator[tuple[MaskReading, ...]]:
-    """None at first; then masks that hide nothing, for targets that must be given one. Only one argument's is varied."""
-    yield ()
+def _with_required_masks(trials: Trials, clues: Clues) -> Reading | None:
+    """A reading that gives masks which hide nothing, for a target that must be given one; the likeliest sizes only."""
     names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
-    for axes in _MASK_SHAPES if names else ():
-        for meaning in _MEANINGS:
-            yield tuple(MaskReading(name, axes, meaning, required=True) for name in names)
+    for form in _forms(clues) if names else ():
+        for reading in islice(_candidates(clues, form), _LIKELY):
+            for axes, meaning in product(_MASK_SHAPES, _MEANINGS):
+                masks = tuple(MaskReading(name, axes, meaning, required=True) for name in names)
+                found = _working(trials, clues, replace(reading, masks=masks))
+                if found is not None:
+                    return found
+    return None
 
 
+_LIKELY = 6
 _MASK_SHAPES = ("QK", "BK", "B1QK", "BQK", "B1K", "B11K", "BHQK")
 _MEANINGS: tuple[Meaning, ...] = ("attend", "additive")
 

@@ -91,13 +91,13 @@ class Source:
 
 def letters(names: list[str]) -> str | None:
     """ "batch", "seq_len", "d_model" -> "BLD"; None where a name says nothing or two say the same."""
-    found = [_letter(name, at, names) for at, name in enumerate(names)]
+    found = [letter(name, at, names) for at, name in enumerate(names)]
     if any(letter is None for letter in found) or len(set(found)) < len(found):
         return None
     return "".join(str(letter) for letter in found)
 
 
-def _letter(name: str, at: int, names: list[str]) -> str | None:
+def letter(name: str, at: int, names: list[str]) -> str | None:
     lowered = name.lower().strip("_")
     others = [one.lower() for one in names]
     if lowered == "n":

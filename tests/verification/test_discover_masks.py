@@ -1,0 +1,288 @@
+"""What masks mean and which shapes they have: told by documentation, shown by what they hide."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from saccade.verification import Promise
+from saccade.verification._discover import discover
+from saccade.verification._reading import Hints
+from saccade.verification.discovery._documented import documented, documented_axes, meaning_of
+from saccade.verification.discovery._source import Source
+
+
+def scores_of(q, k):
+    return q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+
+
+def kept_where_one(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    return (scores if mask is None else scores.masked_fill(mask == 0, -1e9)).softmax(-1) @ v
+
+
+def hidden_where_true(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    return (scores if mask is None else scores.masked_fill(mask, -math.inf)).softmax(-1) @ v
+
+
+def added(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    return (scores if mask is None else scores + mask).softmax(-1) @ v
+
+
+def added_bias(q, k, v, attn_bias=None):
+    return added(q, k, v, attn_bias)
+
+
+def times_a_large_number(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    return (scores if mask is None else scores + mask * -1e9).softmax(-1) @ v
+
+
+def one_minus(q, k, v, attention_mask=None):
+    scores = scores_of(q, k)
+    if attention_mask is not None:
+        scores = scores + (1.0 - attention_mask[:, None, None, :]) * torch.finfo(scores.dtype).min
+    return scores.softmax(-1) @ v
+
+
+def by_lengths(queries, keys, values, valid_lens=None):
+    scores = torch.bmm(queries, keys.mT) / math.sqrt(queries.shape[-1])
+    if valid_lens is not None:
+        scores[torch.arange(keys.shape[1])[None, None] >= valid_lens[:, None, None].expand_as(scores)] = -1e6
+    return torch.bmm(scores.softmax(-1), values)
+
+
+def both(q, k, v, attn_mask=None, key_padding_mask=None):
+    scores = scores_of(q, k)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None, :], -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def required(q, k, v, mask):
+    return scores_of(q, k).masked_fill(mask.unsqueeze(1) == 0, -1e9).softmax(-1) @ v
+
+
+class Encoder(nn.Module):
+    def __init__(self, d_model=24, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x, mask=None):
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        return self.attend(q, k, v, mask).transpose(1, 2).flatten(2)
+
+    def attend(self, q, k, v, mask):
+        return kept_where_one(q, k, v, None if mask is None else mask[:, None, None, :])
+
+
+class CausalWithPadding(Encoder):
+    def attend(self, q, k, v, mask):
+        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        if mask is not None:
+            hidden = hidden | mask[:, None, None, :]
+        return scores_of(q, k).masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+class OnlyTriangles(Encoder):
+    """Its mask is one for all items and heads."""
+
+    def attend(self, q, k, v, mask):
+        if mask is not None:
+            assert mask.dim() == 2
+        return kept_where_one(q, k, v, mask)
+
+
+FOUND = [
+    (kept_where_one, "mask", "attend", {"QK", "B1QK", "BHQK", "B11K"}),
+    (hidden_where_true, "mask", "ignore", {"QK", "B1QK", "BHQK", "B11K"}),
+    (added, "mask", "additive", {"QK", "B1QK", "BHQK", "B11K"}),
+    (added_bias, "attn_bias", "additive", {"QK", "B1QK", "BHQK", "B11K"}),
+    (times_a_large_number, "mask", "ignore", {"QK", "B1QK", "BHQK", "B11K"}),
+    (one_minus, "attention_mask", "attend", {"BK"}),
+    (required, "mask", "attend", {"BQK", "B1K"}),
+    (by_lengths, "valid_lens", "attend", {"B"}),
+    (F.scaled_dot_product_attention, "attn_mask", "attend", {"QK", "B1QK", "BHQK", "B11K"}),
+    (Encoder(), "mask", "attend", {"BK"}),
+    (CausalWithPadding(), "mask", "ignore", {"BK"}),
+    (OnlyTriangles(), "mask", "attend", {"QK"}),
+]
+
+
+@pytest.mark.parametrize(("target", "argument", "meaning", "shapes"), FOUND)
+def test_shapes_and_meaning_are_found_by_what_is_hidden(target, argument, meaning, shapes):
+    masks = discover(target).reading.masks
+    assert {mask.argument for mask in masks} == {argument}
+    assert {mask.axes for mask in masks} == shapes
+    assert {mask.meaning for mask in masks} == {mask.behaves for mask in masks} == {meaning}
+
+
+@pytest.mark.parametrize("target", [kept_where_one, hidden_where_true, added, times_a_large_number, one_minus, required,
+                                    by_lengths, both, Encoder(), CausalWithPadding()])  # fmt: skip
+def test_padding_is_hidden_through_the_reading(target):
+    subject = discover(target)
+    inputs = subject.inputs(2, 6)
+    padding = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    side = "key" if "key" in inputs.tensors else "both"
+    before = subject(inputs, padding=padding).out
+    after = subject(inputs.changed([4, 5], side, item=1), padding=padding).out
+    torch.testing.assert_close(after[1, ..., :4, :], before[1, ..., :4, :])
+    assert not torch.equal(subject(inputs).out[1], before[1])
+
+
+def test_two_masks_are_two_arguments():
+    masks = discover(both).reading.masks
+    assert [
+        (mask.argument, mask.axes, mask.meaning) for mask in masks if not mask.by_pair and mask.argument != "attn_mask"
+    ] == [("key_padding_mask", "BK", "ignore")]
+    assert {mask.meaning for mask in masks if mask.argument == "attn_mask"} == {"attend"}
+
+
+def test_one_argument_takes_padding_and_triangle_at_once():
+    subject = discover(required)
+    inputs = subject.inputs(2, 6)
+    padding = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    triangle = torch.ones(6, 6, dtype=torch.bool).tril()
+    out = subject(inputs, pairs=triangle, padding=padding).out
+    seen = triangle & padding[:, None, None, :]
+    torch.testing.assert_close(out, hidden_where_true(*inputs.tensors.values(), ~seen))
+
+
+@pytest.mark.parametrize(
+    ("module", "by_pair", "by_key"),
+    [
+        (nn.MultiheadAttention(20, 4, batch_first=True), "attn_mask", "key_padding_mask"),
+        (nn.TransformerEncoderLayer(20, 4, 32, batch_first=True), "src_mask", "src_key_padding_mask"),
+        (nn.TransformerDecoderLayer(20, 4, 32, batch_first=True), "memory_mask", "memory_key_padding_mask"),
+    ],
+)
+def test_pytorchs_masks_are_true_where_ignored(module, by_pair, by_key):
+    masks = discover(module).reading.masks
+    assert {(mask.argument, mask.axes, mask.meaning) for mask in masks} == {
+        (by_pair, "QK", "ignore"),
+        (by_key, "BK", "ignore"),
+    }
+
+
+def inverted(q, k, v, mask=None):
+    """mask: (batch, 1, queries, keys), True where a key may be attended to"""
+    return hidden_where_true(q, k, v, mask)
+
+
+def multiplied(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    return (scores if mask is None else scores * mask).softmax(-1) @ v
+
+
+def ignored(q, k, v, key_padding_mask=None):
+    return scores_of(q, k).softmax(-1) @ v
+
+
+def test_documentation_wins_over_behaviour_and_both_are_told():
+    mask = discover(inverted).reading.masks[0]
+    assert (mask.meaning, mask.documented, mask.behaves) == ("attend", "attend", "ignore")
+    assert mask.axes == "B1QK"
+    assert "True where a key may be attended to" in mask.words
+
+
+def test_what_hides_nothing_is_read_as_is_usual():
+    (first, *_) = discover(multiplied).reading.masks
+    assert (first.meaning, first.behaves) == ("attend", None)
+    (padding, *_) = discover(ignored).reading.masks
+    assert (padding.axes, padding.meaning, padding.behaves) == ("BK", "ignore", None)
+    assert any("hides no key wholly" in words for words in discover(ignored).reading.assumed)
+
+
+def test_a_promise_wins_over_all():
+    assert discover(inverted, promise=Promise(mask="ignore")).reading.masks[0].meaning == "ignore"
+
+
+def test_the_user_may_name_the_mask():
+    def odd(q, k, v, visible=None):
+        return kept_where_one(q, k, v, visible)
+
+    assert discover(odd).reading.masks == ()
+    assert discover(odd, Hints(mask="visible")).reading.masks[0].argument == "visible"
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("mask: True = attend", "attend"),
+        ("mask: 1 = keep, 0 = drop", "attend"),
+        ("mask (Tensor): boolean mask with True for positions that should be ignored", "ignore"),
+        ("True where padded", "ignore"),
+        ("True means ignore", "ignore"),
+        ("0 for masked, 1 otherwise", "attend"),
+        ("0 for masked tokens and 1 for real tokens", "attend"),
+        ("1 for tokens that are not masked, 0 for tokens that are masked.", "attend"),
+        ("positions with nonzero values are not allowed to attend", "ignore"),
+        ("ones mark positions that may not be attended to", "ignore"),
+        ("False hides a key", "attend"),
+        ("zero entries are masked out", "attend"),
+        ("added to the scores before the softmax", "additive"),
+        ("additive mask of shape (B, 1, L, S)", "additive"),
+        ("0.0 where visible, -inf elsewhere", "additive"),
+        ("a boolean, or float values that are added to the scores; True = attend", "attend"),
+        ("(batch, 1, length)", None),
+        ("optional mask", None),
+        ("padding mask of shape (1, 5)", None),
+        ("the mask of 1 head", None),
+    ],
+)
+def test_words_of_a_meaning(words, meaning):
+    assert meaning_of(words) == meaning
+
+
+TWO = Source('''
+def f(x, src_mask=None, pad=None):
+    """A layer.
+
+    Args:
+        x: (batch, length, width)
+        src_mask: (L, S) booleans.
+            True where attention is allowed.
+        pad (Tensor): (batch, length), True at
+            the padding.
+    """
+''', "")  # fmt: skip
+COMMENTED = Source('''
+def f(
+    x,
+    mask=None,  # (b, n): 1 = real token
+    bias=None,
+):
+    # bias is added to the logits
+    return x
+''', '''
+def f(
+    x,
+    mask=None,  # (b, n): 1 = real token
+    bias=None,
+):
+    # bias is added to the logits
+    return x
+''')  # fmt: skip
+
+
+def test_each_argument_has_its_own_words():
+    names = ("x", "src_mask", "pad")
+    assert documented(TWO, "src_mask", names)[0] == "attend"
+    assert documented(TWO, "pad", names) == ("ignore", "pad (Tensor): (batch, length), True at the padding.")
+    assert documented(TWO, "x", names) == (None, "")
+    assert (documented_axes(TWO, "src_mask", names), documented_axes(TWO, "pad", names)) == ("QK", "BK")
+
+
+def test_comments_are_words_too():
+    assert documented(COMMENTED, "mask", ("x", "mask", "bias"))[0] == "attend"
+    assert documented(COMMENTED, "bias", ("x", "mask", "bias"))[0] == "additive"
+    assert documented_axes(COMMENTED, "mask", ("x", "mask", "bias")) == "BK"
