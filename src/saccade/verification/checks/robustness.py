@@ -28,7 +28,7 @@ CLEAR = ("ValueError", "AssertionError", "IndexError", "NotImplementedError", "T
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    told = list(_again(subject)) or list(_written(subject))
+    told = list(_written(subject)) or list(_again(subject))
     yield from told
     sized = list(_batches(subject))
     sized += [] if any(one.severity == "error" for one in sized) else list(_lengths(subject))
@@ -344,5 +344,4 @@ CHECK = Check(
     " and at the sizes of buffers; transposed memory; train mode with dropout at 0.",
     "What holds for the author's sizes only fails later, or silently computes something else.",
     _run,
-    follows_from=("mixing", "cache"),
 )
