@@ -132,7 +132,7 @@ def direction_of(sizes: Tensor) -> Direction:
     if not upper.any():
         return "causal"
     length = sizes.shape[-1]
-    everything = int(upper.sum()) == upper[..., 0, 0].numel() * length * (length - 1) // 2
+    everything = int(off_diagonal(sizes > 0).sum()) == upper[..., 0, 0].numel() * length * (length - 1)
     return "bidirectional" if everything and not _one_sided(sizes) else "neither"
 
 

@@ -102,8 +102,8 @@ def named(probe: Probe) -> Defect:
         return Defect("The mask is applied transposed: its rows and columns, queries and keys, are swapped.",
                        "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)")  # fmt: skip
     return _mixed(probe) or Defect(
-        f"What is seen fits no reading of `{mask.argument}`: it hides {int((probe.own & ~probe.seen).sum())} pairs, and "
-        f"the mask says {int((probe.own & ~probe.expected(given)).sum())}."
+        f"What is seen fits no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
+        f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
     )
 
 

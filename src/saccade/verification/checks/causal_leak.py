@@ -151,7 +151,12 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
     long = [sizes for sizes in whole if sizes.shape[-1] > 3] or whole  # of two or three positions half is nearly all
     each = [sizes[item, head][None, None] for sizes in long for item, head in _items_and_heads(sizes)]
     some = [one for one in each if not bool(((one > 0) == (one > 0).mT).all())]
-    return any(influence.direction_of(one) == "causal" or influence.hides_most(one) for one in some)
+    return any(influence.direction_of(one) == "causal" or influence.hides_most(one) or _is_inverted(one) for one in some)
+
+
+def _is_inverted(sizes: Tensor) -> bool:
+    """Whether later inputs are seen and no earlier ones."""
+    return not bool(influence.above_diagonal(sizes.mT).any())
 
 
 def _items_and_heads(sizes: Tensor) -> Iterator[tuple[int, int]]:
