@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import harness
+import test_right
+import torch
 from wrong.fault import STYLES, Fault
 
+import saccade
 from saccade.verification import Report
 from saccade.verification._finding import FAMILIES
 
@@ -26,7 +29,8 @@ caches, encoder-decoders, whole models. Each differs from its right twin by the 
 
 A fault is *named* when an error of a family that fits says it, with at most two other errors beside it. Its *line* is
 blamed when that error points to the line that was changed. A *false alarm* is an error of the family on one of {rights}
-right implementations.
+right implementations: the right twins, Saccade's own, PyTorch's, those of transformers and of a third party, and more
+that were written for this.
 
 This page is written by `python tests/verification/fault_table.py`, and a test holds it to what verifying finds.
 
@@ -45,7 +49,17 @@ class Results:
 
 def rights() -> list[Callable[[], Report]]:
     """The right implementations, each as a function that verifies it."""
-    return [lambda style=style: harness.run_right(style, compiled=False) for style in STYLES]
+    others = [right for kind in test_right.KINDS.values() for right in kind]
+    return [
+        *(lambda style=style: harness.run_right(style) for style in STYLES),
+        *(lambda right=right: _verified(right) for right in others),
+    ]
+
+
+def _verified(right: test_right.Right) -> Report:
+    with torch.random.fork_rng(), harness.without_compile():
+        torch.manual_seed(11)
+        return saccade.verify(right.make(), promise=right.promise, isolated=False)
 
 
 def found(progress: Callable[[str], None] = lambda _: None) -> Results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+import fault_table
 import harness
 import pytest
 from wrong.fault import STYLES
@@ -67,3 +68,14 @@ def test_a_fault_is_one_small_change():
         assert 1 <= sum(line.startswith(("-", "+")) for line in lines) <= 10, fault.name
         assert fault.wrong
         assert fault.line == "" or fault.to_blame(), fault.name
+
+
+def test_the_page_lists_every_fault():
+    shown = fault_table.PAGE.read_text(encoding="utf-8")
+    assert all(f"- {one.name}: {one.wrong}" in shown for one in FAULTS)
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_found():
+    shown = fault_table.PAGE.read_text(encoding="utf-8")
+    assert shown == fault_table.page(fault_table.found())
