@@ -97,8 +97,8 @@ def _query(own: Tensor, expected: Tensor, position: int) -> str:
 def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], position: int) -> Kept:
     if missing == [position]:
         return Kept(
-            f"the {name} of position {position} itself is not as in the whole, though its input is the same: it is taken "
-            "to stand at another position, or is not written before it is read",
+            f"the {name} of position {position} itself is not as in the whole, though its input is the same: it is "
+            "taken to stand at another position, or is not written before it is read",
             _POSITIONS, "order",
         )  # fmt: skip
     words = _what_stands_there(own, expected, missing[0], position)

@@ -26,10 +26,10 @@ def same_random_numbers(seed: int = 0) -> Iterator[None]:
         yield
 
 
-def steady(subject: Subject, inputs: Inputs, **masks: Any) -> Result:
+def steady(subject: Subject, inputs: Inputs, seed: int = 0, **masks: Any) -> Result:
     """One call on a copy of the target, without gradients: what it draws is what the last call drew, what it keeps from
     call to call is as at first."""
-    with same_random_numbers(), torch.no_grad():
+    with same_random_numbers(seed), torch.no_grad():
         return subject.fresh()(inputs, **masks)
 
 
@@ -46,20 +46,25 @@ def exact(subject: Subject) -> Subject:
 
 
 def vivid(subject: Subject) -> Subject:
-    """The same with weights of at least standard deviation 1 / sqrt(inputs), 1 for embeddings. Weights as small as some
-    models begin with (0.02) make every logit nearly 0, and then what is wrong with the logits cannot be seen. Changes
-    `subject` in place."""
+    """The same with weights of at least standard deviation 1 / sqrt(inputs), 1 for embeddings, and none of them all 0.
+    Weights as small as some models begin with (0.02) make every logit nearly 0, and output projections and gates that
+    begin at 0 hide all that is before them. Changes `subject` in place."""
     if subject.module is None:
         return subject
+    generator = torch.Generator().manual_seed(0)
     tables = {id(one.weight) for one in subject.module.modules() if isinstance(one, nn.Embedding)}
     with torch.no_grad():
         for parameter in subject.module.parameters():
-            if parameter.dim() < 2 or not parameter.is_floating_point() or parameter.numel() < 4:
+            if not parameter.is_floating_point() or not parameter.numel():
                 continue
-            size = float(parameter.double().std())
-            wanted = 1.0 if id(parameter) in tables else 1 / math.sqrt(max(parameter[0].numel(), 1))
-            if 0 < size < wanted:
-                parameter.mul_(wanted / size)
+            if not parameter.any():
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_(drawn / math.sqrt(max(parameter.shape[-1:].numel(), 1)))
+            elif parameter.dim() > 1 and parameter.numel() > 3:
+                size = float(parameter.double().std())
+                wanted = 1.0 if id(parameter) in tables else 1 / math.sqrt(max(parameter[0].numel(), 1))
+                if 0 < size < wanted:
+                    parameter.mul_(wanted / size)
     return subject
 
 

@@ -59,7 +59,14 @@ def _run(subject: Subject) -> Iterator[Finding]:
     plain = exact(subject)
     whole = _whole(plain)
     for way in _ways(subject):
-        found = _compared(plain, whole, way)
+        inputs = _inputs(plain, sum(way.sizes))
+        expected = whole(plain, inputs)
+        try:
+            got = in_pieces(Decoder(plain.fresh()), inputs, way.sizes)
+        except TargetError as error:
+            yield _raises(way, error)
+            return
+        found = _difference(plain, inputs, expected, got, way)
         if found is not None:
             yield from _explained(plain, whole, found)
             return
@@ -120,6 +127,16 @@ def _difference(subject: Subject, inputs: Inputs, expected: Tensor, got: Tensor,
     position = int(wrong.any(0).nonzero()[0])
     item = int(wrong[:, position].nonzero()[0])
     return _Difference(way, item, position, float(off[item, position]), float(expected.abs().mean()))
+
+
+def _raises(way: _Way, error: TargetError) -> Finding:
+    return Finding(
+        _NAME, _NAME, "error",
+        f"Given {way.words}, {sum(way.sizes)} positions end with {error.error}. The whole sequence works.",
+        "Nothing can be generated step by step.",
+        "Take all lengths and positions from what is kept: past_length = past_k.shape[-2].",
+        {"pieces": list(way.sizes), "raised": error.error}, error.location,
+    )  # fmt: skip
 
 
 # --- what a difference comes from
