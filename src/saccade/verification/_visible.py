@@ -20,6 +20,10 @@ from ._trace import SeenAttention, Step, measured, traced
 _HIDING = ("masked_fill", "masked_fill_", "where")
 _USED = (*_HIDING, "add", "add_", "mul", "mul_")
 _MADE = ("tril", "tril_", "triu", "triu_")
+# what makes a mask of positions, for a kernel that hides by itself
+_COMPARING = (
+    "le", "lt", "ge", "gt", "eq", "ne", "and", "or", "bitwise_and", "bitwise_or", "logical_and", "logical_or",
+)  # fmt: skip
 _JOINING = (
     "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
     "batch_norm", "layer_norm", "softmax", "median", "logsumexp",
@@ -46,10 +50,6 @@ class Visible:
     def line(self, *kinds: str) -> Location | None:
         """The source line of the first kind that is known."""
         return next((self.seen.lines[kind] for kind in kinds if kind in self.seen.lines), None)
-
-    @property
-    def is_sdpa(self) -> bool:
-        return self.seen.source == "F.scaled_dot_product_attention"
 
 
 def self_attentions(
@@ -84,8 +84,9 @@ def masking_line(steps: Sequence[Step], inputs: Inputs, *, shape_first: bool = F
     made = [step for step in here if step.name in _MADE]
     # a product or sum of two tensors; with a number it is the scale
     used = [step for name in _USED for step in here if step.name == name and _of_two(step)]
+    compared = [step for step in here if step.name in _COMPARING][-1:]
     anywhere = [step for step in steps if step.name in _HIDING and step.location is not None]
-    for found in (made, used, anywhere) if shape_first else (used, made, anywhere):
+    for found in (made, used, compared, anywhere) if shape_first else (used, made, compared, anywhere):
         if found:
             return found[0].location
     return None

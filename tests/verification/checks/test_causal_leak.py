@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from checks.masked import ATTENTION, H, MODULE, E, Layer, causal, hiding, only_error, run, softmax_where, triangle
+from checks.masked import ATTENTION, MODULE, E, H, Layer, causal, hiding, only_error, run, softmax_where, triangle
 from torch import Tensor, nn
 
 from saccade.verification import Inapplicable, Reading

@@ -212,7 +212,7 @@ def _windowed(subject: Subject, sights: Sequence[_Sight], line: Location | None)
         one = next(sight for sight in sights if sight.length == longest)
         yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
     elif not full and promised is None:
-        yield _window_found(sights, longest, widths, line, _speaks_of_it(subject))
+        yield _window_found(sights, longest, widths, line, value is not None or _speaks_of_it(subject))
 
 
 def _window_error(

@@ -151,7 +151,9 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
     long = [sizes for sizes in whole if sizes.shape[-1] > 3] or whole  # of two or three positions half is nearly all
     each = [sizes[item, head][None, None] for sizes in long for item, head in _items_and_heads(sizes)]
     some = [one for one in each if not bool(((one > 0) == (one > 0).mT).all())]
-    return any(influence.direction_of(one) == "causal" or influence.hides_most(one) or _is_inverted(one) for one in some)
+    return any(
+        influence.direction_of(one) == "causal" or influence.hides_most(one) or _is_inverted(one) for one in some
+    )
 
 
 def _is_inverted(sizes: Tensor) -> bool:
@@ -203,6 +205,7 @@ _EFFECT = (
     "not exist yet, is bad."
 )
 _MEND = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
+_FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
 
 
 def _finding(subject: Subject, leaks: Sequence[_Leak], whole: dict[int, Tensor]) -> Finding:
@@ -259,7 +262,8 @@ def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[in
     if "triangle" in words:
         line = masking_line(steps, inputs, shape_first=True)
     scores = next((one.line("scores") for one in inside), None)
-    return _Cause(words, _mend(words, any(one.is_sdpa for one in inside)), line or scores)
+    fused = any(step.name == "scaled_dot_product_attention" for step in steps)
+    return _Cause(words, _FUSED if fused else _MEND, line or scores)
 
 
 def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location | None) -> _Cause | None:
@@ -277,12 +281,6 @@ def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location
                 "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included", line, "note",
             )  # fmt: skip
     return None
-
-
-def _mend(words: str, sdpa: bool) -> str:
-    if sdpa:
-        return "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
-    return _MEND
 
 
 def _filled(one: Visible) -> _Cause | None:
