@@ -100,7 +100,9 @@ def _masks(reading: Reading, given: Given) -> list[tuple[str | int, Tensor]]:
     made: dict[str | int, Tensor] = {}
     if given.padding is not None:
         padding = given.padding[:, None, None, :]
-        own = next((mask for mask in reading.masks if not mask.by_pair and "B" in mask.axes), None)
+        alike = bool((given.padding == given.padding[:1]).all())
+        fits = (mask for mask in reading.masks if not mask.by_pair and (alike or "B" in mask.axes))
+        own = next(fits, None)
         if own is not None and (by_pair is None or own.argument != by_pair.argument):
             made[own.argument] = mask_tensor(own, padding, given.inputs)
         else:
@@ -140,11 +142,12 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
         if letter == "1":
             kept = kept.unsqueeze(at)
     kept = kept.contiguous().to(next(iter(inputs.tensors.values())).device)
+    dtype = next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
     if mask.meaning == "additive":
-        dtype = next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
         fill = mask.fill if math.isinf(mask.fill) else max(mask.fill, torch.finfo(dtype).min)
         return torch.zeros(kept.shape, dtype=dtype, device=kept.device).masked_fill(~kept, fill)
-    return (kept if mask.meaning == "attend" else ~kept).to(_DTYPES[mask.dtype])
+    # a mask of numbers that came in float32 would make float32 of all that it meets
+    return (kept if mask.meaning == "attend" else ~kept).to(dtype if mask.dtype == "float32" else _DTYPES[mask.dtype])
 
 
 def _real_lengths(attend: Tensor, inputs: Inputs) -> Tensor:

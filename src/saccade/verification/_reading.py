@@ -48,7 +48,7 @@ class MaskReading:
     argument: str | int  # keyword, or place among the positional arguments
     axes: str
     meaning: Meaning
-    dtype: str = "bool"  # of what is passed: "bool", "int64", "float32"; additive masks have the inputs' dtype
+    dtype: str = "bool"  # of what is passed: "bool", "int64"; "float32" and additive masks: the inputs' dtype
     fill: float = float("-inf")  # of an additive mask, where nothing is seen
     documented: Meaning | None = None  # what its documentation says, whatever it does
     words: str = ""  # of the documentation that says it
