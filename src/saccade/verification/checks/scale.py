@@ -18,7 +18,7 @@ from .._subject import Subject
 from .._trace import SeenAttention, measured
 
 # The batch tells bias from product: what all items share is no part of it.
-_BATCH = 3
+_BATCH = 2
 _LENGTHS = (11, 13, 17, 19, 23)
 # Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
 _LEFT = 1e-3
@@ -49,15 +49,15 @@ class _Factors:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    inputs = _inputs(subject)
-    factors = [_factors(subject, seen) for seen in measured(*inputs)]
-    if not any(one.known for one in factors):
+    subject, inputs = _asked(subject)
+    factors = [_factors(subject, seen) for seen in measured(subject, inputs)]
+    if not any(one.known for one in factors) and subject.form != "tokens":
         # a soft cap bends large logits; small ones it leaves straight
-        small = [_factors(subject, seen) for seen in measured(inputs[0], inputs[1].map(lambda one: one * 0.05))]
+        small = [_factors(subject, seen) for seen in measured(subject, inputs.map(lambda one: one * 0.05))]
         factors = small if any(one.known for one in small) else factors
     wrong = [one for one in factors if one.wrong]
     if wrong:
-        yield _finding(inputs[0], inputs[1], wrong, len(factors))
+        yield _finding(subject, inputs, wrong, len(factors))
     elif not any(one.known for one in factors):
         moving = next((one for one in factors if one.by_query is not None), None)
         if moving is None:
@@ -65,7 +65,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield _moving(moving)
 
 
-def _inputs(subject: Subject) -> tuple[Subject, Inputs]:
+def _asked(subject: Subject) -> tuple[Subject, Inputs]:
     """Sizes that differ from one another and from all widths, as far as the target takes them."""
     reading = subject.reading
     taken = {
@@ -81,16 +81,18 @@ def _inputs(subject: Subject) -> tuple[Subject, Inputs]:
     if reading.form == "attention" and reading.value_width is None:
         wider = replace(subject, reading=replace(reading, value_width=reading.width + 3))
         tries = [(wider, length, other), *tries]
-    for at, (one, own, keys) in enumerate(tries):
+    for one, own, keys in [*tries, (subject, 7, None)]:
+        fresh = one.fresh()  # some keep something of their first call
         try:
-            inputs = one.inputs(_BATCH, own, keys)
+            inputs = fresh.inputs(_BATCH, own, keys)
             with torch.no_grad():
-                one(inputs)
-            return one, inputs
-        except (Inapplicable, TargetError):
-            if at == len(tries) - 1:
-                raise
-    raise AssertionError
+                fresh(inputs)
+            return fresh, inputs
+        except Inapplicable:
+            continue
+        except TargetError as error:
+            why = error.error
+    raise Inapplicable(f"a call of it raised {why}")
 
 
 def _factors(subject: Subject, seen: SeenAttention) -> _Factors:
