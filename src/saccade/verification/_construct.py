@@ -8,15 +8,17 @@ import inspect
 import re
 import sys
 import textwrap
+import typing
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ._finding import Undecided
+from ._finding import TargetError, Undecided
 from ._locate import location_of
 from ._reading import Hints, Promise
+from ._run import GPU_WORDS
 
 EMBED_DIM, NUM_HEADS, KV_HEADS, MAX_LENGTH, DROPOUT = 24, 4, 2, 64, 0.1
 _USUAL: tuple[tuple[str, str], ...] = (
@@ -65,6 +67,8 @@ def construct(
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             where = location_of(error)
+            if any(one in words.lower() for one in GPU_WORDS):
+                raise TargetError(words, where) from error
             at = f" at {where.path}:{where.line}" if where else ""
             shown = ", ".join(f"{name}={value!r}" for name, value in taken.items())[:200]
             options = [(f"another {name}", f"--arg {name}=VALUE") for name in taken]
@@ -81,14 +85,14 @@ def _arguments(
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
     named = {one.name: one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
     taken = {
-        name: value for name, value in given.items() if name in named or open_ended and not _of_forward(target, name)
+        name: value for name, value in given.items() if name in named or (open_ended and not _of_forward(target, name))
     }
     sizes = _Sizes(hints, promise, taken)
     for name, one in named.items():
         if name in taken:
             continue
         if one.default is one.empty:
-            taken[name] = _config(target, one, sizes) if _is_config(one) else _required(target, name, one, sizes)
+            taken[name] = _config(target, one, sizes) if _is_config(one) else _required(target, name, sizes)
         elif _kind(name) == "dropout" and one.default == 0.0 and not isinstance(one.default, bool):
             taken[name] = DROPOUT  # so that it can be seen to work; it is off outside training
         elif told := sizes.told(name):
@@ -138,7 +142,7 @@ def _kind(name: str) -> str:
     return next((kind for kind, pattern in _USUAL if re.fullmatch(pattern, lowered)), "")
 
 
-def _required(target: type, name: str, parameter: inspect.Parameter, sizes: _Sizes) -> Any:
+def _required(target: type, name: str, sizes: _Sizes) -> Any:
     try:
         return sizes.of(name)
     except KeyError:
@@ -160,20 +164,33 @@ def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes) -> Any:
     attributes, keys = _read_of(target, parameter.name)
     kind = _annotated(target, parameter) or (None if keys else _nearby(target))
     if kind is not None and dataclasses.is_dataclass(kind):
-        missing = [
-            one.name for one in dataclasses.fields(kind)
-            if one.init and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-        ]  # fmt: skip
-        return kind(**{name: _required(kind, name, parameter, sizes) for name in missing})
+        return _filled(kind, sizes)
     if kind is not None:
         return kind()
-    made = {name: _required(target, name, parameter, sizes) for name in (keys or attributes)}
+    made = {name: _required(target, name, sizes) for name in (keys or attributes)}
     if not made:
         raise Undecided(
             f"{target.__name__} must be given {parameter.name!r}, and nothing says what it is",
             [("give it to the constructor", f"--arg {parameter.name}=VALUE")],
         )
     return made if keys else SimpleNamespace(**made)
+
+
+def _filled(kind: type, sizes: _Sizes) -> Any:
+    """A dataclass with a value for each field that has no default; fields that are dataclasses likewise."""
+    try:
+        kinds = typing.get_type_hints(kind)
+    except (NameError, TypeError):
+        kinds = {}
+    made = {}
+    for one in dataclasses.fields(kind):
+        if one.init and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
+            own = kinds.get(one.name)
+            if inspect.isclass(own) and dataclasses.is_dataclass(own):
+                made[one.name] = _filled(own, sizes)
+            else:
+                made[one.name] = _required(kind, one.name, sizes)
+    return kind(**made)
 
 
 def _annotated(target: type, parameter: inspect.Parameter) -> type | None:

@@ -30,15 +30,25 @@ def with_cache(trials: Trials, clues: Clues, reading: Reading) -> Reading:
         return reading
     argument = next((one.name for one in clues.arguments if one.role == "cache"), None)
     flag = next((one.name for one in clues.arguments if one.role == "use_cache"), None)
-    start = next((one.name for one in clues.arguments if one.role == "start"), None)
+    starts = (one for one in clues.arguments if one.role == "start" and (one.required or one.default is not None))
+    start = next((one.name for one in starts), None)
     found = None
     if argument is not None:
         found = _passed(trials, reading, argument, flag, start) or _made(trials, clues, reading, argument, flag, start)
-    elif start is not None or flag is not None or _step(clues.target):
+    elif flag is not None or _step(clues.target) or (start is not None and _keeps(clues)):
         found = CacheReading("inside", reset=_reset(clues.target), position=start, flag=flag, step=_step(clues.target))
     if found is None:
         return reading
     return replace(reading, cache=found, assumed=(*reading.assumed, _told(found)))
+
+
+def _keeps(clues: Clues) -> bool:
+    """Whether the module keeps something: by the names of what it holds, or of what its source says that it will."""
+    held = (name for part in clues.target.modules() for name in (*vars(part), *part._buffers))
+    words = r"cache|past|kept|history"
+    return re.search(rf"self\.\w*({words})", clues.source.whole) is not None or any(
+        re.search(words, name) for name in held
+    )
 
 
 def _passed(

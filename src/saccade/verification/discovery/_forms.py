@@ -119,6 +119,7 @@ def _prefers_context(clues: Clues) -> bool:
 
 def is_pytorch(target: Any) -> bool:
     """PyTorch's own layers, whose documentation speaks of float masks first and whose `is_causal` is only a hint."""
+    target = getattr(target, "_orig_mod", target)
     return isinstance(target, nn.Module) and type(target).__module__.startswith("torch.nn.")
 
 

@@ -21,7 +21,7 @@ from .._reading import MaskReading, Meaning, Promise, Reading
 from ._documented import documented, documented_axes
 from ._forms import Clues, is_pytorch
 from ._signature import Argument
-from ._trials import Trials
+from ._trials import Trials, sizes_for
 
 BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
 BY_KEY = ("BK", "B1K", "B11K", "K")
@@ -83,11 +83,12 @@ def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
 
 
 def of_queries(name: str, clues: Clues) -> bool:
-    """Whether, beside a context, a mask is of the queries' own sequence."""
+    """Whether, beside a context, a mask is of one sequence alone: the queries' own, or the context's before it."""
     lowered = name.lower()
-    if re.search("tgt|trg|self|dec|x_mask|look_ahead|causal", lowered):
+    if re.search("tgt|trg|target|self|dec|x_mask|look_ahead|causal", lowered):
         return True
-    return "src" in lowered and any("memory_mask" in one.name for one in clues.arguments)
+    beside = any(re.search("(memory|context|cross).*mask", one.name) for one in clues.arguments)
+    return re.search("src|source|enc", lowered) is not None and beside and "memory" not in lowered
 
 
 def _axes(argument: Argument, reading: Reading, shape: str | None) -> list[str]:
@@ -129,9 +130,10 @@ class _Trial:
 
     def __init__(self, trials: Trials, reading: Reading, argument: str, additive: bool):
         self.trials, self.argument, self.additive = trials, argument, additive
-        self.reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != argument))
-        self.inputs = trials.inputs(reading)
-        out = trials.out(reading, self.inputs)
+        others = (mask for mask in reading.masks if mask.required and mask.argument != argument)
+        self.reading = replace(reading, masks=tuple(others))
+        self.crossed = reading.form != "self"
+        self.inputs, out = _unlike_lengths(trials, reading)
         self.shape = None if out is None else out.shape
 
     def of(self, axes: str) -> tuple[MaskReading | None, Meaning | None]:
@@ -170,8 +172,9 @@ class _Trial:
         if before is None or (mask.meaning == "additive" and not self._adds(mask)):
             return None
         at = self._hidden(mask)
-        rows = [row for row in range(2, self.inputs.length - 1) if row != at]
-        others = [one for one in range(self.inputs.key_length) if one != at and one not in rows[-1:]]
+        rows = [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
+        own = () if self.crossed else rows[-1:]  # a query's own content moves it whatever it sees
+        others = [one for one in range(self.inputs.key_length) if one != at and one not in own]
         hidden = self._movement(mask, before, [at], rows)
         return _Moved(hidden, self._movement(mask, before, others, rows[-1:]))
 
@@ -212,6 +215,18 @@ class _Trial:
     def _hidden(self, mask: MaskReading) -> int:
         """A length hides from the end."""
         return self.inputs.key_length - 1 if mask.axes == "B" else 1
+
+
+def _unlike_lengths(trials: Trials, reading: Reading) -> tuple[Inputs, Tensor | None]:
+    """Inputs with more keys than queries, where the target takes them, so that a mask's axes are told apart."""
+    same = sizes_for(reading)
+    if reading.form in ("cross", "qkv", "attention"):
+        inputs = trials.inputs(reading, replace(same, key_length=same.length + 4))
+        out = trials.out(reading, inputs)
+        if out is not None and out.shape[-2] == inputs.length:
+            return inputs, out
+    inputs = trials.inputs(reading, same)
+    return inputs, trials.out(reading, inputs)
 
 
 def _nearest(moved: list[tuple[MaskReading, _Moved]]) -> Meaning | None:

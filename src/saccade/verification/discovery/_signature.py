@@ -86,7 +86,10 @@ def role_of(name: str) -> str:
 
 def arguments_of(target: Any) -> tuple[Argument, ...]:
     """The target's arguments; none where it has no signature that says them."""
+    target = getattr(target, "_orig_mod", target)  # what torch.compile made of a module
     function = target.forward if isinstance(target, nn.Module) else target
+    if hasattr(function, "schema"):
+        return _agreed([_scripted(one) for one in function.schema.arguments if one.name != "self"])
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -128,6 +131,12 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         None if required else parameter.default,
         parameter.kind is parameter.POSITIONAL_ONLY,
     )
+
+
+def _scripted(argument: Any) -> Argument:
+    """Of TorchScript's schema."""
+    required = not argument.has_default_value()
+    return Argument(argument.name, role_of(argument.name), required, None if required else argument.default_value)
 
 
 def _agreed(arguments: list[Argument]) -> tuple[Argument, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 _LETTERS = {
@@ -35,10 +36,13 @@ class Source:
 
     @classmethod
     def of(cls, target: Any) -> Source:
+        target = getattr(target, "_orig_mod", target)
+        if isinstance(target, torch.jit.ScriptModule):
+            return cls("", "")
         if not isinstance(target, nn.Module):
             text = _text(target if inspect.isroutine(target) else getattr(target, "func", type(target)))
             return cls(text, text)
-        owner = next(kind for kind in type(target).__mro__ if "forward" in vars(kind))
+        owner = next(kind for kind in type(target).__mro__ if "forward" in vars(kind))  # nn.Module itself at last
         own = [_text(kind) for kind in dict.fromkeys((type(target), owner))]
         return cls(_text(type(target).forward), "\n\n".join(own))
 
