@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ._finding import Location
 from ._inputs import Inputs
 from ._locate import location_here
+from ._operations import Operations
 from ._subject import Subject
 
 # Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.
@@ -95,7 +95,7 @@ def followed(subject: Subject, inputs: Inputs, *, seed: int = 0) -> Followed:
     return Followed(out, tuple(mode.draws), tuple(mode.before_softmax), tuple(mode.products))
 
 
-class _Follow(TorchDispatchMode):
+class _Follow(Operations):
     def __init__(self, subject: Subject):
         super().__init__()
         module = subject.module
@@ -170,7 +170,9 @@ class _Follow(TorchDispatchMode):
             return self._softmax(_Label(merged.draw, merged.through_product), out)
         if name in ("_log_softmax", "logsumexp"):
             return _NONE
-        return _merged(labels)
+        merged = _merged(labels)
+        same = merged.clean is not None and merged.clean.shape == out.shape
+        return merged if same else replace(merged, clean=None)  # a mean of weights is no weights
 
 
 def _merged(labels: list[_Label]) -> _Label:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .._declared import function_line, rates_of, with_rates
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs
 from .._locate import location_here
+from .._operations import Operations
 from .._randomness import seeded
 from .._subject import Subject
 from .._trace import measured
@@ -189,13 +189,16 @@ def _wrong(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
     """Gradients that are not what finite differences say."""
     if not point.exact or jumps_of(point.subject) is not None:
         return  # differences mean nothing of what moves in jumps, which precision tells
-    noise = _noise(point)
+    directions = {name: _direction(one) for name, one in point.tensors.items()}
+    scales = {name: float(grads[name].norm() * one.square().mean().sqrt()) for name, one in directions.items()}
+    # what moves the loss a hundred thousand times less than something else does is rounding (the bias of the keys)
+    noise, least = _noise(point), 1e-5 * max(scales.values())
     worst: tuple[float, str, float, float] | None = None
     names = []
     for name in list(grads)[-AT_MOST:]:
-        direction = _direction(point.tensors[name])
+        direction = directions[name]
         told = float((grads[name] * direction).sum())
-        scale = max(float(grads[name].norm() * direction.square().mean().sqrt()), abs(told))
+        scale = max(scales[name], abs(told), least)
         true = _measured(point, name, direction, told, scale, noise)
         if true is None:
             continue
@@ -233,17 +236,22 @@ def _measured(point: _Point, name: str, direction: Tensor, told: float, scale: f
 
 
 def _noise(point: _Point) -> float:
-    """What rounding does to the loss: float64's, or that of float32 parts inside."""
-    tensor = next(reversed(point.tensors.values()))
-    middle = point.value()
-    spread = 0.0
-    for size in (1e-12, -1e-12, 3e-12):
-        with torch.no_grad():
-            kept = tensor.detach().clone()
-            tensor.mul_(1 + size)
-            spread = max(spread, abs(point.value() - middle))
-            tensor.copy_(kept)
-    return 20 * spread
+    """What rounding does to the loss, float64's or that of float32 parts inside, which a change below their own
+    precision would not show: what is left of a parabola through values a millionth of every tensor apart."""
+    at = torch.arange(-2.0, 3.0, dtype=torch.float64)
+    kept = [tensor.detach().clone() for tensor in point.tensors.values()]
+    values = []
+    with torch.no_grad():
+        for size in at.tolist():
+            for tensor, old in zip(point.tensors.values(), kept, strict=True):
+                tensor.copy_(old * (1 + 1e-6 * size))
+            values.append(point.value())
+        for tensor, old in zip(point.tensors.values(), kept, strict=True):
+            tensor.copy_(old)
+    seen = torch.tensor(values, dtype=torch.float64)
+    powers = at[:, None] ** torch.arange(3)
+    left = seen - powers @ torch.linalg.lstsq(powers, seen[:, None]).solution[:, 0]
+    return 20 * max(float(left.abs().max()), torch.finfo(torch.float64).eps * float(seen.abs().max()))
 
 
 def _difference(point: _Point, tensor: Tensor, direction: Tensor, step: float) -> float:
@@ -335,7 +343,7 @@ def _own_backward(out: Tensor) -> Location | None:
     return None
 
 
-class _InPlace(TorchDispatchMode):
+class _InPlace(Operations):
     """Lines that change a tensor in place, with its shape."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs
 from .._locate import location_here
+from .._operations import Operations
 from .._randomness import seeded
 from .._subject import Subject
 from .._trace import traced
@@ -197,7 +197,7 @@ def _all_moved(inputs: Inputs, size: float) -> Inputs:
     return inputs.map(lambda one: _moved(one, size, 3))
 
 
-class _Lowering(TorchDispatchMode):
+class _Lowering(Operations):
     """The first line that makes half precision of more."""
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
     return (tensor * (1 + size * drawn.to(tensor.device))).to(tensor.dtype)
 
 
-class _Overflows(TorchDispatchMode):
+class _Overflows(Operations):
     """The first line that makes what is not finite of what is."""
 
     def __init__(self) -> None:

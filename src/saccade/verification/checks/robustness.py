@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._declared import attribute_line, rates_of, with_rates
 from .._finding import Check, Finding, Location, TargetError
 from .._inputs import Inputs
 from .._locate import location_here
+from .._operations import Operations
 from .._randomness import drops, followed, seeded
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
@@ -146,7 +146,7 @@ def _written(subject: Subject) -> Iterator[Finding]:
         )
 
 
-class _Written(TorchDispatchMode):
+class _Written(Operations):
     """The first line that writes into the memory of the inputs."""
 
     def __init__(self, inputs: Inputs) -> None:
