@@ -131,9 +131,9 @@ def test_colours_are_for_terminals_and_not_for_those_who_say_no(capsys, monkeypa
 def test_every_option_reaches_verify(capsys, seen):
     run(
         capsys, "theirs.py:Causal", "--arg", "width=24", "--arg", "name=plain words", "--arg", "sizes=(1, 2)",
-        "--causal", "--window", "3", "--no-positions", "--scale", "0.5", "--mask-meaning", "ignore", "--embed-dim", "24",
-        "--num-heads", "2", "--form", "self", "--layout", "LBD", "--mask", "attn_mask", "--skip", "model", "--skip",
-        "cache", "--time-limit", "7", "--memory-limit", "2.5",
+        "--causal", "--window", "3", "--no-positions", "--scale", "0.5", "--mask-meaning", "ignore", "--embed-dim",
+        "24", "--num-heads", "2", "--form", "self", "--layout", "LBD", "--mask", "attn_mask", "--skip", "model",
+        "--skip", "cache", "--time-limit", "7", "--memory-limit", "2.5",
     )  # fmt: skip
     ((target, options),) = seen
     assert target == "theirs.py:Causal"
@@ -195,7 +195,7 @@ def test_what_remains_open_is_listed_with_the_options_that_decide(capsys, theirs
     assert (status, out) == (2, "")
     assert err == textwrap.dedent("""\
         saccade: error: target theirs.py: several things in it could be meant
-        Say which is meant:
+        What decides it:
           theirs.py:Causal  class
           theirs.py:Other   class
         """)

@@ -159,6 +159,23 @@ def test_what_breaks_off_in_a_check_is_not_laid_to_the_target(with_checks):
     assert [one.status for one in report.outcomes] == ["n/a", "passed"]
 
 
+def test_the_same_defect_of_ours_is_told_once(with_checks):
+    def broken(subject):
+        yield from {}["nothing"]
+
+    broken.__code__ = broken.__code__.replace(co_filename=saccade.__file__)
+    with_checks(*checks(scale=broken, softmax=broken))
+    assert len(verify(right, False, how=READING).findings) == 1
+
+
+def test_what_mixes_no_positions_is_not_taken_for_attention():
+    families = ["scale", "softmax", "causal-leak", "causal-blindness", "mask-meaning", "order"]
+    report = verify(nn.Linear(WIDTH, WIDTH), how=MODULE_READING, checks=families)
+    assert report.ok and report.causal is None and report.assumed == ()
+    assert "No output depends on the input of another position." in str(report)
+    assert str(report).startswith("No attention was seen in Linear: ")
+
+
 def test_progress_is_told_each_stage(with_checks):
     with_checks(*checks(scale=passes, softmax=passes))
     told = []

@@ -278,6 +278,6 @@ def _print_candidates(undecided: Undecided, *, as_numbers: bool) -> None:
     typer.echo(f"saccade: error: {undecided.message.rstrip('.:')}", err=True)
     if undecided.candidates:
         wide = max(len(option) for _, option in undecided.candidates)
-        typer.echo("Say which is meant:", err=True)
+        typer.echo("What decides it:", err=True)
         for words, option in undecided.candidates:
             typer.echo(f"  {option:{wide}}  {words}", err=True)

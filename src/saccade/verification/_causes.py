@@ -43,6 +43,8 @@ def _told_once(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _same(one: Finding, other: Finding) -> bool:
+    if one.message == other.message and "traceback" in one.evidence:
+        return True  # the same defect of ours in two checks
     if not (_only_raised(one) or _only_raised(other)) or one.severity != "error" or other.severity != "error":
         return False
     return _what(one) is not None and _what(one) == _what(other)

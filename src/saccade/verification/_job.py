@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._finding import Check, Finding, Inapplicable, Location, Outcome, TargetError, Undecided
+from ._influence import dependence, direction_of, off_diagonal
 from ._locate import is_own, line_of, location_of
 from ._reading import Hints, Promise, Reading
 from ._run import run_check
 from ._subject import Subject
+from ._words import call_in_words
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Called:
     called: str
     assumed: tuple[str, ...]
     causal: bool | None
+    mixes: bool = True  # whether any output depends on another position's input
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,14 @@ def _loaded(named: Any) -> Any:
 
 
 def _called(subject: Subject) -> Called:
-    from ._words import call_in_words
-
-    causal, assumed = subject.promise.causal, subject.reading.assumed
-    if causal is None:
-        with contextlib.suppress(Inapplicable, TargetError):
-            causal = {"causal": True, "bidirectional": False}.get(subject.direction)
-    if subject.promise.causal is None and causal is not None:
-        assumed = (*assumed, DIRECTIONS[causal])
-    return Called(call_in_words(subject), assumed, causal)
+    causal, assumed, mixes = subject.promise.causal, subject.reading.assumed, True
+    with contextlib.suppress(Inapplicable, TargetError):
+        sizes = dependence(subject, 7)
+        mixes = bool(off_diagonal(sizes > 0).any())
+        if causal is None and mixes:
+            causal = {"causal": True, "bidirectional": False}.get(direction_of(sizes))
+            assumed = assumed if causal is None else (*assumed, DIRECTIONS[causal])
+    return Called(call_in_words(subject), assumed, causal, mixes)
 
 
 def _failed(error: BaseException, stage: str) -> Broken | Refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from ._finding import Finding, Location, Outcome, Report
 
 WIDTH = 100
+_OF_ATTENTION = ("scale", "softmax", "causal-leak", "causal-blindness", "mask-meaning")
 
 
 # As rich names them; without colours the words alone say everything.
@@ -83,6 +85,9 @@ def verdict(report: Report) -> str:
         return f"{report.target} breaks {promises} of attention: {joined(errors)}."
     if not counts["passed"]:
         return f"None of the checks applies to {report.target}."
+    about = [one for one in report.outcomes if one.family in _OF_ATTENTION]
+    if len(about) == len(_OF_ATTENTION) and all(one.status == "n/a" for one in about):
+        return f"No attention was seen in {report.target}: only checks that any layer may pass were passed."
     others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
     also = joined([words for words in others if words])
     apply = f", {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply" if counts["n/a"] else ""
@@ -142,11 +147,11 @@ def _table(report: Report, width: int) -> Iterator[Line]:
 
 
 def _one_line(text: str, width: int) -> str:
-    """The first clause that fits, else as much as fits."""
-    for clause in (text, *(text.split(mark)[0] for mark in (". ", "; ", ": "))):
-        if len(clause) <= width:
-            return clause.rstrip(".")
-    return textwrap.shorten(text, width, placeholder=" ...")
+    """As many of its clauses as fit, else as many words."""
+    ends = [match.start() for match in re.finditer(r"[.;:,] ", text) if match.start() <= width]
+    if len(text) <= width or not ends:
+        return textwrap.shorten(text, width, placeholder=" ...").rstrip(".")
+    return text[: ends[-1]]
 
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:

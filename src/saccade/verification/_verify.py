@@ -143,6 +143,8 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
             printed = message.text
     if printed:
         findings.append(_it_prints(printed))
+    if called and not called.mixes and not any(one.family == "causal-blindness" for one in findings):
+        findings.append(_no_attention())
     told, ended = explained(checks, findings, outcomes)
     leaks = any(one.family == "causal-leak" and one.severity == "error" for one in told)
     assumed = [one for one in called.assumed if not (leaks and one in DIRECTIONS)] if called else []
@@ -194,6 +196,15 @@ def _it_prints(printed: str) -> Finding:
     return Finding(
         "robustness", "robustness", "note", f"It prints while it works: {first}{' ...' if len(lines) > 3 else ''}",
         "In training that is a line for every step.", "Remove the print, or use logging.", {"lines": len(lines)},
+    )  # fmt: skip
+
+
+def _no_attention() -> Finding:
+    return Finding(
+        "causal-blindness", "causal-blindness", "warning", "No output depends on the input of another position",
+        "If this is attention, each position sees itself alone, and nothing of the sequence can be learnt. A block "
+        "whose last projection starts at zero looks like this, too.",
+        "Name the class or function that holds the attention, or give its last projection other weights than zeros.",
     )  # fmt: skip
 
 
