@@ -27,24 +27,35 @@ def _run(subject: Subject) -> Iterator[Finding]:
     masks = subject.reading.masks
     if not masks:
         raise Inapplicable("it takes no mask")
-    reasons, told = [], set()
+    reasons: list[str] = []
+    told: list[Finding] = []
     # the axes that say most first: what is wrong with them is wrong with the others
     for mask in sorted(masks, key=lambda one: -len(set(one.axes) & set("BHQK"))):
-        if mask.argument in told:
+        if any(_tells_all(one, mask) for one in told):
             continue
         alone = replace(subject, reading=replace(subject.reading, masks=(mask,)))
         try:
-            for finding in _judged(alone, mask):
-                key = (finding.severity, str(mask.argument) if finding.severity != "error" else finding.mend)
-                if key not in told:
-                    yield finding
-                told |= {key, mask.argument if finding.severity == "error" else key}
+            new = [one for one in _judged(alone, mask) if not any(_are_alike(one, other) for other in told)]
         except Inapplicable as reason:
             reasons.append(str(reason))
-    if not any(key for key in told):
+            continue
+        told += new
+        yield from new
+    if not any(one.severity == "error" for one in told):
         yield from _contradicting(masks)
     if len(reasons) == len(masks):
         raise Inapplicable(reasons[0])
+
+
+def _tells_all(finding: Finding, mask: MaskReading) -> bool:
+    return finding.severity == "error" and finding.evidence.get("argument") == mask.argument
+
+
+def _are_alike(one: Finding, other: Finding) -> bool:
+    """The same defect in another argument, or the same convention of the same argument."""
+    if one.severity == other.severity == "error":
+        return one.mend == other.mend
+    return one.severity == other.severity and one.message == other.message
 
 
 def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
@@ -190,7 +201,15 @@ def _alike_sizes(probe: Probe) -> list[Finding]:
                 "mask[:, None] makes (B, Lq, Lk) fit scores of shape (B, H, Lq, Lk)",
             )
             line = line_of(other, defect)
-            return [_finding(probe.subject, probe.mask, defect, {"batch": batch, "heads": heads}, line)]
+            return [
+                _finding(
+                    probe.subject,
+                    probe.mask,
+                    defect,
+                    {"argument": probe.mask.argument, "batch": batch, "heads": heads},
+                    line,
+                )
+            ]
     return []
 
 
