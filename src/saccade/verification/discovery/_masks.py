@@ -21,7 +21,7 @@ from .._reading import MaskReading, Meaning, Promise, Reading
 from ._documented import documented, documented_axes
 from ._forms import Clues, is_pytorch
 from ._signature import Argument
-from ._trials import Trials, sizes_for
+from ._trials import Sizes, Trials, sizes_for
 
 BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
 BY_KEY = ("BK", "B1K", "B11K", "K")
@@ -58,15 +58,18 @@ def _of_argument(
     silent = is_pytorch(clues.target)
     said, words = (None, "") if silent else documented(clues.source, argument.name, names)
     shape = None if silent else documented_axes(clues.source, argument.name, names)
-    trial = _Trial(trials, reading, argument.name, said == "additive")
-    found: list[MaskReading] = []
-    for axes in _axes(argument, reading, shape):
-        if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
-            continue
-        mask, nearest = trial.of(axes)
-        if mask is not None:
-            meaning = promise.mask or said or mask.behaves or nearest or _usual(argument)
-            found.append(replace(mask, meaning=meaning, documented=said, words=words[:200]))
+    for lengths in _lengths(trials, reading):
+        trial = _Trial(trials, reading, argument.name, said == "additive", lengths)
+        found: list[MaskReading] = []
+        for axes in _axes(argument, reading, shape):
+            if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
+                continue
+            mask, nearest = trial.of(axes)
+            if mask is not None:
+                meaning = promise.mask or said or mask.behaves or nearest or _usual(argument)
+                found.append(replace(mask, meaning=meaning, documented=said, words=words[:200]))
+        if found:
+            break
     clear = [mask for mask in found if mask.behaves is not None]
     return _kept(clear or found, shape)
 
@@ -122,18 +125,19 @@ class _Moved:
 
     @property
     def hides(self) -> bool:
-        return self.hidden <= _HIDDEN * self.others and self.others > 0
+        return 0 < self.others < math.inf and self.hidden <= _HIDDEN * self.others
 
 
 class _Trial:
     """One argument, given masks of one shape after the other."""
 
-    def __init__(self, trials: Trials, reading: Reading, argument: str, additive: bool):
+    def __init__(self, trials: Trials, reading: Reading, argument: str, additive: bool, lengths: Sizes):
         self.trials, self.argument, self.additive = trials, argument, additive
         others = (mask for mask in reading.masks if mask.required and mask.argument != argument)
         self.reading = replace(reading, masks=tuple(others))
         self.crossed = reading.form != "self"
-        self.inputs, out = _unlike_lengths(trials, reading)
+        self.inputs = trials.inputs(reading, lengths)
+        out = trials.out(reading, self.inputs)
         self.shape = None if out is None else out.shape
 
     def of(self, axes: str) -> tuple[MaskReading | None, Meaning | None]:
@@ -173,10 +177,10 @@ class _Trial:
             return None
         at = self._hidden(mask)
         rows = [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
-        own = () if self.crossed else rows[-1:]  # a query's own content moves it whatever it sees
-        others = [one for one in range(self.inputs.key_length) if one != at and one not in own]
         hidden = self._movement(mask, before, [at], rows)
-        return _Moved(hidden, self._movement(mask, before, others, rows[-1:]))
+        # one key at a time, or the only one that is left would do; a neighbour, because windows see no other
+        others = [self._movement(mask, before, [one], rows[-1:]) for one in (rows[-1] - 1, 0)]
+        return _Moved(hidden, max(others))
 
     def _adds(self, mask: MaskReading) -> bool:
         """Whether zeros are like no mask at all, as they are where a mask is added."""
@@ -217,16 +221,15 @@ class _Trial:
         return self.inputs.key_length - 1 if mask.axes == "B" else 1
 
 
-def _unlike_lengths(trials: Trials, reading: Reading) -> tuple[Inputs, Tensor | None]:
-    """Inputs with more keys than queries, where the target takes them, so that a mask's axes are told apart."""
+def _lengths(trials: Trials, reading: Reading) -> Iterator[Sizes]:
+    """More keys than queries, where the target takes them, so that a mask's axes are told apart; then as many."""
     same = sizes_for(reading)
     if reading.form in ("cross", "qkv", "attention"):
-        inputs = trials.inputs(reading, replace(same, key_length=same.length + 4))
-        out = trials.out(reading, inputs)
-        if out is not None and out.shape[-2] == inputs.length:
-            return inputs, out
-    inputs = trials.inputs(reading, same)
-    return inputs, trials.out(reading, inputs)
+        more = replace(same, key_length=same.length + 4)
+        out = trials.out(reading, trials.inputs(reading, more))
+        if out is not None and out.shape[-2] == more.length:
+            yield more
+    yield same
 
 
 def _nearest(moved: list[tuple[MaskReading, _Moved]]) -> Meaning | None:
