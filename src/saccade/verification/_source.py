@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import io
 import re
+import textwrap
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +63,22 @@ def line_with(subject: Subject, pattern: str) -> Location | None:
 def definition(subject: Subject) -> Location | None:
     """The line on which the target's call begins: `def forward`, or the function's own."""
     return line_with(subject, r"def (forward|__call__)\b") or line_with(subject, r"^\s*(def|class) \w+")
+
+
+def return_of_several(subject: Subject) -> Location | None:
+    """The last `return a, b` of the target's own call: its `forward`, or the function."""
+    for source in sources(subject.target):
+        try:
+            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for function in sorted(functions, key=lambda one: one.name not in ("forward", "__call__")):
+            returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+            tuples = [node for node in returns if isinstance(node.value, ast.Tuple)]
+            if tuples:
+                return source.location(tuples[-1].lineno - 1)
+    return None
 
 
 def _parts(target: Any) -> Iterator[Any]:

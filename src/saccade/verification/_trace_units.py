@@ -95,9 +95,10 @@ class _Unit:
 def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[SeenAttention, ...]:
     """Those of all scores that became weights; what was computed in loops is put together."""
     groups: dict[object, list[Scores]] = {}
-    for scores in found:
-        if scores.weights is not None or scores.softened is not None:
-            groups.setdefault(_place(scores, tokens), []).append(scores)
+    softened = [scores for scores in found if scores.weights is not None or scores.softened is not None]
+    used = [scores for scores in softened if scores.weights is not None]
+    for scores in used or softened:  # what meets no values is no attention where something else does
+        groups.setdefault(_place(scores, tokens), []).append(scores)
     made = [_together(group, tokens, batch) for group in groups.values()]
     return tuple(one for one in made if one is not None)
 

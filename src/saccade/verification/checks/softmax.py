@@ -176,11 +176,8 @@ def _sums(seen: SeenAttention, weights: Tensor, sums: Tensor, seeing: Tensor) ->
 def _why(seen: SeenAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
     before = seen.softened
     if before is None and seen.logits is None:
-        return (
-            "No softmax was seen between the scores and their product with the values.",
-            _MEND,
-            (seen.lines.get("softmax") or seen.lines.get("values")),
-        )
+        line = seen.lines.get("function") or seen.lines.get("values")
+        return "No softmax was seen between the scores and their product with the values.", _MEND, line
     if before is not None and torch.allclose(before.double().sum(-1), torch.ones_like(sums), rtol=0, atol=_OFF):
         dropped = (weights == 0) & (before != 0)
         if dropped.any() and torch.allclose(weights[~dropped], before.double()[~dropped], rtol=1e-4, atol=1e-7):
