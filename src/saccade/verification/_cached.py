@@ -34,6 +34,7 @@ class Decoder:
         if "B" not in subject.reading.layout:
             raise Inapplicable("it takes no batch")
         self._subject, self._cache = subject, subject.reading.cache
+        self._needs_mask = subject.form != "cross" and not subject.is_causal
         self.state: Any = None
         self.position = 0
         self.reset()
@@ -66,11 +67,14 @@ class Decoder:
         return list(kept_tensors(held))
 
     def __call__(self, piece: Inputs) -> Tensor:
-        """The outputs of the next positions."""
+        """The outputs of the next positions. A target that is not causal by itself is given its mask for the first of
+        them, if they are many."""
         if self._cache.step is not None and piece.length > 1:
             single = [piece.cut(slice(at, at + 1)) for at in range(piece.length)]
             return torch.cat([self(one) for one in single], -2)
-        result = self.next_call()(piece)
+        masked = self._needs_mask and self.position == 0 and piece.length > 1
+        triangle = torch.ones(piece.length, piece.length, dtype=torch.bool).tril() if masked else None
+        result = self.next_call()(piece, pairs=triangle)
         if self._cache.kind == "passed":
             self.state = _picked(result.returned, self._cache.returned)
         self.position += piece.length

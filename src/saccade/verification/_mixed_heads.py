@@ -108,7 +108,7 @@ def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple
         "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise" if tiled or kv_heads < count else
         "Multiply the weights of head h with the values of head h: out = weights @ v",
         {"of": which, "reads": list(reads), "expected": list(expected)},
-        _line(found, _first(("repeat", "expand", "tile", "repeat_interleave", "cat", "roll"), None)),
+        _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _line(found: Wiring, choose: Chosen) -> Location | None:
 
 
 def _first(names: tuple[str, ...], fits: Fits | None) -> Chosen:
-    """The line of the first step of one of these names, in the order of the names."""
+    """The line of the first step of one of these names that fits."""
 
     def choose(steps: tuple[Step, ...]) -> Location | None:
         for step in steps:

@@ -189,7 +189,7 @@ class Subject:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy, also of a module that keeps something with a graph, the weights of its last call say: without the graph."""
+    """A copy. What a module keeps with a graph (the weights of its last call, say) is copied without it."""
     held = [value for one in module.modules() for value in tree_leaves(dict(vars(one)))]
     bound = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
     try:

@@ -6,7 +6,7 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,9 +56,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise Inapplicable("the model check does this for whole models")
     if subject.reading.cache is None:
         raise Inapplicable("it has no cache that is known")
-    plain = exact(subject)
+    # found once, as every copy would find it again
+    promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=subject.is_causal)
+    plain = replace(exact(subject), promise=promise)
     whole = _whole(plain)
-    for way in _ways(subject):
+    for way in _ways(plain):
         inputs = _inputs(plain, sum(way.sizes))
         expected = whole(plain, inputs)
         try:
@@ -269,13 +271,22 @@ _JOINED = ("cat", "concat", "concatenate", "stack")
 def _steps(subject: Subject) -> list[Step]:
     """What a second piece computes, where its line is known."""
     try:
-        inputs = _inputs(subject, 3)
-        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (2, 1)))
+        inputs = _inputs(subject, 4)
+        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (3, 1)))
         with torch.no_grad():
             decoder(parts[0])
-        return [step for step in traced(decoder.next_call(), parts[1]).steps if step.location is not None]
+        steps = traced(decoder.next_call(), parts[1]).steps
     except (Inapplicable, TargetError):
         return []
+    return [step for step in steps if step.location is not None and (step.name not in _JOINED or _joins(step))]
+
+
+def _joins(step: Step) -> bool:
+    """Whether it puts one position behind others, and not halves of channels together."""
+    if len(step.taken) < 2 or len(step.taken[0]) != len(step.taken[1]):
+        return False
+    sizes = [(one, other) for one, other in zip(*step.taken[:2], strict=True) if one != other]
+    return len(sizes) == 1 and 1 in sizes[0]
 
 
 def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:

@@ -1,0 +1,421 @@
+"""What mixes batch items, positions, heads or projections is named, with the line; what does not is left alone.
+
+Shapes: B batch, H heads, L length, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.verification import Finding, Inapplicable, Reading
+from saccade.verification._heads import heads
+from saccade.verification._steady import exact
+from saccade.verification._subject import Subject
+from saccade.verification._wiring import wiring
+from saccade.verification.checks import mixing
+
+H, D = 3, 5
+E = H * D
+SELF = Reading("self", "BLD", E)
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """(B, L, E) -> (B, H, L, D)"""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def untransposed(x: Tensor, heads: int) -> Tensor:
+    return x.view(x.shape[0], heads, x.shape[1], -1)
+
+
+def widths_first(x: Tensor, heads: int) -> Tensor:
+    return x.view(*x.shape[:2], -1, heads).permute(0, 3, 1, 2)
+
+
+def merge(x: Tensor) -> Tensor:
+    """(B, H, L, D) -> (B, L, E)"""
+    return x.transpose(1, 2).flatten(2)
+
+
+def merge_untransposed(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], x.shape[2], -1)
+
+
+def merge_interleaved(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).flatten(2)
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    return x.repeat_interleave(times, 1)
+
+
+def tiled(x: Tensor, times: int) -> Tensor:
+    return x.repeat(1, times, 1, 1)
+
+
+Splits = tuple[Callable[[Tensor, int], Tensor], ...]
+
+
+class Attention(nn.Module):
+    """Self-attention with a place to break it at each step."""
+
+    def __init__(
+        self, splits: Splits = (split,) * 3, merged: Callable[[Tensor], Tensor] = merge, *, heads: int = H,
+        kv_heads: int | None = None, repeats: Splits = (repeated,) * 2, causal: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        torch.manual_seed(2)
+        self.heads, self.kv_heads = heads, kv_heads or heads
+        self.q_proj = nn.Linear(heads * D, heads * D)
+        self.k_proj = nn.Linear(heads * D, self.kv_heads * D)
+        self.v_proj = nn.Linear(heads * D, self.kv_heads * D)
+        self.out_proj = nn.Linear(heads * D, heads * D)
+        self.splits, self.merged, self.repeats, self.causal = splits, merged, repeats, causal
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+    def attended(self, x: Tensor) -> Tensor:
+        sizes = (self.heads, self.kv_heads, self.kv_heads)
+        q, k, v = (cut(one, n) for cut, one, n in zip(self.splits, self.projected(x), sizes, strict=True))
+        k, v = (repeat(one, self.heads // self.kv_heads) for repeat, one in zip(self.repeats, (k, v), strict=True))
+        return self.merged(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(self.attended(x))
+
+
+def found(target: Any, reading: Reading = SELF) -> list[Finding]:
+    target = target.eval() if isinstance(target, nn.Module) else target
+    return list(mixing.CHECK.run(Subject(target, reading)))
+
+
+def only_error(target: Any, reading: Reading = SELF) -> Finding:
+    (finding,) = found(target, reading)
+    assert (finding.severity, finding.family) == ("error", "mixing")
+    return finding
+
+
+def blamed(finding: Finding) -> str:
+    assert finding.location is not None
+    return finding.location.code
+
+
+# --- heads and positions
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("place, role", [(0, "query"), (1, "key"), (2, "value")])
+def test_a_view_without_a_transpose(place: int, role: str, causal: bool) -> None:
+    splits = [split] * 3
+    splits[place] = untransposed
+    finding = only_error(Attention(tuple(splits), causal=causal))
+    # (1, H, L, D) of (L, H*D): head 1 begins at chunk L of D channels, which is position L // H
+    length = 7  # 5 divides the width
+    assert finding.evidence == {"role": role, "index": [0, 1, 0, 0], "position": length // H}
+    assert f"The {role} at place 0 of head 1 is made from position {length // H}" in finding.message
+    assert blamed(finding) == "return x.view(x.shape[0], heads, x.shape[1], -1)"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_transposes_at_all_mix_though_each_row_is_its_own(causal: bool) -> None:
+    finding = only_error(Attention((untransposed,) * 3, merge_untransposed, causal=causal))
+    assert "run of positions" in finding.message
+
+
+def test_merged_without_a_transpose() -> None:
+    finding = only_error(Attention(merged=merge_untransposed))
+    length, row = 7, 3
+    first = row * H  # the first chunk of row 3 in (H, L, D)
+    assert finding.evidence["row"] == row and finding.evidence["query"] == first % length
+    assert finding.evidence["channels"][:D] == [*range(D)]
+    assert blamed(finding) == "return x.reshape(x.shape[0], x.shape[2], -1)"
+
+
+@pytest.mark.parametrize("place, role", [(0, "query"), (1, "key"), (2, "value")])
+def test_one_projection_split_in_another_order(place: int, role: str) -> None:
+    splits = [split] * 3
+    splits[place] = widths_first
+    finding = only_error(Attention(tuple(splits)))
+    assert finding.evidence[role] == "interleaved" and finding.evidence["merged"] == "head by head"
+    assert blamed(finding) == "return x.view(*x.shape[:2], -1, heads).permute(0, 3, 1, 2)"
+
+
+def test_merged_in_another_order_than_split() -> None:
+    finding = only_error(Attention(merged=merge_interleaved))
+    assert finding.evidence["merged"] == "interleaved" and finding.evidence["query"] == "head by head"
+    assert blamed(finding) == "return x.permute(0, 2, 3, 1).flatten(2)"
+
+
+def test_interleaved_everywhere_is_a_convention() -> None:
+    (finding,) = found(Attention((widths_first,) * 3, merge_interleaved))
+    assert finding.severity == "warning" and "head 0 is channels 0, 3, 6" in finding.message
+
+
+def test_heads_merged_in_reverse() -> None:
+    finding = only_error(Attention(merged=lambda o: merge(o.flip(1))))
+    assert finding.evidence["lands"] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("repeats, which", [((tiled, tiled), "keys"), ((tiled, repeated), "keys"),
+                                            ((repeated, tiled), "values")])  # fmt: skip
+def test_kv_heads_repeated_in_the_wrong_order(repeats: Splits, which: str) -> None:
+    finding = only_error(Attention(heads=6, kv_heads=2, repeats=repeats), Reading("self", "BLD", 30))
+    assert finding.evidence == {"of": which, "reads": [0, 1, 0, 1, 0, 1], "expected": [0, 0, 0, 1, 1, 1]}
+    assert "repeat_interleave" in finding.message
+    assert blamed(finding) == "return x.repeat(1, times, 1, 1)"
+
+
+def test_the_kv_heads_of_a_function() -> None:
+    def tiling(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, *(tiled(one, q.shape[1] // one.shape[1]) for one in (k, v)))
+
+    finding = only_error(tiling, Reading("attention", "BHLD", D))
+    assert finding.evidence["reads"] == [0, 1, 0, 1, 0, 1]
+
+    def right(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    assert found(right, Reading("attention", "BHLD", D)) == []
+
+
+def test_a_head_that_reads_the_values_of_another() -> None:
+    def first_for_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, torch.cat([v[:, :-1], v[:, :1]], 1))
+
+    finding = only_error(first_for_last, Reading("attention", "BHLD", D, heads=4))
+    assert finding.evidence["reads"] == [0, 1, 2, 0] and "nobody reads 3" in finding.message
+
+
+# --- projections
+
+
+class KeysOfQueries(Attention):
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q_proj(x), self.q_proj(x), self.v_proj(x)
+
+
+class ValuesOfKeys(Attention):
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q_proj(x), self.k_proj(x), self.k_proj(x)
+
+
+class OneForBoth(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k_proj = self.q_proj
+
+
+class Unmixed(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attended(x)
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(one, H) for one in self.qkv(x).chunk(3, -1))
+        v = k
+        return self.proj(merge(F.scaled_dot_product_attention(q, k, v)))
+
+
+class OneHeadManyTimes(nn.Module):
+    def __init__(self, copies: bool = False) -> None:
+        super().__init__()
+        head = [nn.Linear(E, D) for _ in range(3)]
+        self.heads = nn.ModuleList([nn.ModuleList(head)] * H)
+        if copies:
+            self.heads = nn.ModuleList(nn.ModuleList(nn.Linear(E, D) for _ in range(3)) for _ in range(H))
+        self.out = nn.Linear(E, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outs = [F.scaled_dot_product_attention(*(one(x) for one in head)) for head in self.heads]
+        return self.out(torch.cat(outs, -1))
+
+
+def test_a_projection_that_serves_twice_while_another_stands_idle() -> None:
+    finding = only_error(KeysOfQueries())
+    assert finding.evidence == {"shared": ["q_proj.weight"], "names": ["q_proj.weight"], "unused": ["k_proj.weight"]}
+    assert only_error(ValuesOfKeys()).evidence["unused"] == ["v_proj.weight"]
+
+
+def test_one_module_under_two_names() -> None:
+    finding = only_error(OneForBoth())
+    assert finding.evidence["names"] == ["q_proj.weight", "k_proj.weight"]
+    assert blamed(finding) == "self.k_proj = self.q_proj"
+
+
+def test_one_head_in_a_list_many_times() -> None:
+    finding = only_error(OneHeadManyTimes())
+    assert len(finding.evidence["shared"]) == 3
+    assert blamed(finding) == "self.heads = nn.ModuleList([nn.ModuleList(head)] * H)"
+    assert found(OneHeadManyTimes(copies=True)) == []
+
+
+def test_values_that_are_the_keys() -> None:
+    finding = only_error(Fused())
+    assert finding.evidence == {"projection": "qkv.weight", "channels": [*range(2 * E, 3 * E)]}
+    assert blamed(finding) == "v = k"
+
+
+def test_no_output_projection() -> None:
+    finding = only_error(Unmixed())
+    assert finding.evidence == {"heads": H, "unused": ["out_proj.weight"]}
+    bare = Unmixed()
+    del bare.out_proj
+    (told,) = found(bare)
+    assert told.severity == "warning"  # the next module may hold it, as BERT's does
+    assert found(Unmixed(heads=1), Reading("self", "BLD", D))[0].severity == "warning"  # unused, but nothing to mix
+
+
+# --- batch items
+
+
+class Batched(Attention):
+    def __init__(self, change: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.change(self, x))
+
+
+def test_an_item_that_moves_another() -> None:
+    finding = only_error(Batched(lambda _, x: x - 1e-3 * x.mean(0, keepdim=True)))
+    assert finding.evidence["changed item"] != finding.evidence["moved item"]
+    assert "x.mean(0, keepdim=True)" in blamed(finding)
+
+
+def test_items_that_meet_in_training_alone() -> None:
+    def change(module: nn.Module, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True) if module.training else x
+
+    assert "in training mode" in only_error(Batched(change)).message
+
+
+def test_batch_normalisation_is_said_and_no_error() -> None:
+    target = Batched(lambda module, x: module.norm(x.mT).mT)  # type: ignore[operator]
+    target.norm = nn.BatchNorm1d(E)
+    (finding,) = found(target)
+    assert finding.severity == "warning" and "batch normalisation" in finding.message
+
+
+def test_an_item_alone_that_is_another_than_among_others() -> None:
+    finding = only_error(Batched(lambda _, x: x / x.shape[0]))
+    assert "alone" in finding.message
+
+
+def test_noise_in_eval_is_no_mixing() -> None:
+    with pytest.raises(Inapplicable, match="random numbers"):
+        found(Batched(lambda _, x: x + torch.randn_like(x)))
+
+
+# --- right ones
+
+
+class Rotary(Attention):
+    def attended(self, x: Tensor) -> Tensor:
+        q, k, v = (split(one, H) for one in self.projected(x))
+        place = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        turned = [torch.cat([t[..., :1], t[..., 1:3] * place.cos() + t[..., 3:] * place.sin(),
+                             t[..., 3:] * place.cos() - t[..., 1:3] * place.sin()], -1) for t in (q, k)]  # fmt: skip
+        return merge(F.scaled_dot_product_attention(*turned, v))
+
+
+class Normed(Attention):
+    """Queries normalised over all heads at once."""
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().projected(x)
+        return F.layer_norm(q, (E,)), F.layer_norm(k, (E,)), v
+
+
+class Gated(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(E, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(self.attended(x) * self.gate(x).sigmoid())
+
+
+class PerHead(nn.Module):
+    """Parameters with an axis for heads, and no merge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(E, H, D)) for _ in range(3))
+        self.o = nn.Parameter(torch.zeros(H, D, E))  # as some begin
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("ble,ehd->bhld", x, one) for one in (self.q, self.k, self.v))
+        return torch.einsum("bhld,hde->ble", F.scaled_dot_product_attention(q, k, v), self.o)
+
+
+class Interleaved(nn.Module):
+    """Queries, keys and values of a head side by side in one projection, as in GPT-NeoX."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = split(self.qkv(x), H).chunk(3, -1)
+        return self.proj(merge(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+class ByPosition(nn.Module):
+    """(L, B, E), heads and items in one axis, as in fairseq."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(E, E) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, batch, _ = x.shape
+        q, k, v = (f(x).view(length, batch * H, D).transpose(0, 1) for f in (self.q, self.k, self.v))
+        out = torch.bmm((torch.bmm(q, k.mT) / math.sqrt(D)).softmax(-1), v)
+        return self.o(out.transpose(0, 1).reshape(length, batch, E))
+
+
+def encoder(norm_first: bool) -> nn.Module:
+    return nn.TransformerEncoderLayer(E, H, 19, batch_first=True, norm_first=norm_first)
+
+
+@pytest.mark.parametrize("make, reading", [
+    (Attention, SELF), (lambda: Attention(causal=True), SELF), (Rotary, SELF), (Normed, SELF), (Gated, SELF),
+    (PerHead, SELF), (Interleaved, SELF), (ByPosition, Reading("self", "LBD", E)),
+    (lambda: Attention(heads=6, kv_heads=2), Reading("self", "BLD", 30)),
+    (lambda: Attention(heads=4, kv_heads=1), Reading("self", "BLD", 20)),
+    (lambda: encoder(False), SELF), (lambda: encoder(True), SELF),
+    (lambda: nn.MultiheadAttention(E, H, batch_first=True), Reading("qkv", "BLD", E, out=0)),
+    (lambda: nn.TransformerDecoderLayer(E, H, 19, batch_first=True), Reading("cross", "BLD", E)),
+    (lambda: F.scaled_dot_product_attention, Reading("attention", "BHLD", D)),
+    (lambda: F.scaled_dot_product_attention, Reading("attention", "BLD", D)),
+])  # fmt: skip
+def test_right_ones_are_left_alone(make: Callable[[], Any], reading: Reading) -> None:
+    torch.manual_seed(3)
+    assert found(make(), reading) == []
+
+
+def test_heads_are_found_as_they_are() -> None:
+    subject = Subject(Attention(heads=6, kv_heads=2).eval(), Reading("self", "BLD", 30))
+    found = wiring(exact(subject), 7)
+    assert [one.name for one in found.projections] == ["q_proj.weight", "k_proj.weight", "v_proj.weight"]
+    seen = heads(found)
+    assert seen is not None
+    assert (seen.count, seen.keys, seen.values) == (6, 2, 2)
+    assert seen.reads_key == seen.reads_value == (0, 0, 0, 1, 1, 1) and seen.lands == (0, 1, 2, 3, 4, 5)
+    last = found.rows[-1].made_from  # (30 elements, 7 positions, 30 + 10 + 10 channels)
+    # an element comes from D channels of its own query, and from D keys and one value at each of 7 positions
+    assert last.shape == (30, 7, 50) and set(last.sum((1, 2)).tolist()) == {D + 7 * (D + 1)}

@@ -1,0 +1,103 @@
+"""Whether order matters is found, told, and held against what is promised.
+
+Shapes: B batch, H heads, L length, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.verification import Finding, Inapplicable, Promise, Reading
+from saccade.verification._subject import Subject
+from saccade.verification.checks import order
+
+E = 15
+SELF = Reading("self", "BLD", E)
+PROPER = Reading("attention", "BHLD", 5, heads=3)
+
+
+class Attention(nn.Module):
+    def __init__(self, positions: str = "", causal: bool = False, small: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
+        self.positions, self.causal = positions, causal
+        if small:
+            for parameter in self.parameters():
+                nn.init.normal_(parameter, std=0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        place = torch.arange(length, dtype=x.dtype)
+        if self.positions == "added":
+            x = x + 0.1 * place[:, None]
+        q, k, v = (one.view(*x.shape[:2], 3, 5).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT / 5**0.5
+        if self.positions == "bias":
+            scores = scores - 0.1 * (place[:, None] - place).abs()
+        if self.positions == "shifted":
+            scores = scores.roll(1, -1)
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def found(target: Any, reading: Reading = SELF, **promise: Any) -> list[Finding]:
+    target = target.eval() if isinstance(target, nn.Module) else target
+    return list(order.CHECK.run(Subject(target, reading, Promise(**promise))))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("positions", ["", "added", "bias"])
+def test_it_is_found_and_told(positions: str, causal: bool, small: bool) -> None:
+    target = Attention(positions, causal, small)
+    (told,) = found(target)
+    assert told.severity == "note"
+    assert told.message.startswith("It knows the order" if positions else "It does not know the order")
+    assert found(target, positions=bool(positions)) == []
+    (broken,) = found(target, positions=not positions)
+    assert (broken.severity, broken.family) == ("error", "order")
+    assert ("no effect" in broken.message) == (not positions)
+
+
+def test_keys_one_off_from_their_values() -> None:
+    (finding,) = found(Attention("shifted"), positions=False)
+    assert finding.severity == "error"
+    assert float(finding.evidence["ratio"]) > 1
+
+
+def test_attention_proper() -> None:
+    (told,) = found(F.scaled_dot_product_attention, PROPER)
+    assert told.message.startswith("It does not know the order")
+
+    def reversed_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v.flip(-2))
+
+    assert found(reversed_values, PROPER, positions=False)[0].severity == "error"
+
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    assert found(causal, PROPER, positions=False) == []
+
+
+def test_two_sequences() -> None:
+    mha = nn.MultiheadAttention(E, 3, batch_first=True)
+    assert found(mha, Reading("qkv", "BLD", E, out=0), positions=False) == []
+    decoder = nn.TransformerDecoderLayer(E, 3, 19, batch_first=True)
+    assert found(decoder, Reading("cross", "BLD", E), positions=False) == []
+
+
+def test_neither_causal_nor_bidirectional_is_not_judged() -> None:
+    class Half(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([super().forward(x)[:, :3], x[:, 3:]], 1)
+
+    with pytest.raises(Inapplicable, match="some outputs see later inputs"):
+        found(Half())
