@@ -40,11 +40,12 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
     """
     if type(layer) is nn.Transformer:
         return Subject(layer.eval(), _of_transformer(layer), promise or Promise())
+    if not type(layer).__module__.startswith("transformers.models.") or is_transformers(layer):
+        return None
     file = sys.modules.get(type(layer).__module__)
-    taken = inspect.signature(layer.forward).parameters if isinstance(layer, nn.Module) else {}
+    taken = inspect.signature(layer.forward).parameters
     config: Any = getattr(layer, "config", None) or _config_within(layer)
-    ours = type(layer).__module__.startswith("transformers.models.") and not is_transformers(layer)
-    if not ours or "hidden_states" not in taken or config is None:
+    if "hidden_states" not in taken or config is None:
         return None
     target: nn.Module = layer.eval()
     if "position_embeddings" in taken:
@@ -70,7 +71,8 @@ def _of_transformer(module: nn.Transformer) -> Reading:
     why = "src_key_padding_mask and memory_key_padding_mask are given the same"
     return Reading(
         "cross", "BLD" if module.batch_first else "LBD", module.d_model, module.nhead, assumed=(why,),
-        masks=(MaskReading("padding", "BK", "ignore", documented="ignore", behaves="ignore"),), call=_called_with_padding,
+        masks=(MaskReading("padding", "BK", "ignore", documented="ignore", behaves="ignore"),),
+        call=_called_with_padding,
     )  # fmt: skip
 
 

@@ -39,6 +39,8 @@ def leaks(subject: Subject) -> Iterator[Finding]:
         allowed = float(seen.tril().max()) or 1.0
         if float(ahead.max()) > NOISE * allowed:
             row, column = divmod(int(ahead.argmax()), length)
+            if not _alone_moves(subject, length, row, column):
+                return  # items of a batch that meet, which `batches` tells
             pairs = int((ahead > NOISE * allowed).sum())
             yield error(
                 f"Output {row} changes by {ahead[row, column]:.3g} when {whose(subject)} {column}, which comes later, "
@@ -53,6 +55,14 @@ def leaks(subject: Subject) -> Iterator[Finding]:
                 },
             )  # fmt: skip
             return
+
+
+def _alone_moves(subject: Subject, length: int, row: int, column: int) -> bool:
+    """Whether output `row` changes with token `column` where the item is the only one of its batch."""
+    one = subject.inputs(1, length)
+    with torch.no_grad():
+        before, after = subject(one).out[:, row], subject(one.changed([column], seed=column + 1)).out[:, row]
+    return not torch.equal(before.nan_to_num(), after.nan_to_num())
 
 
 def blindness(subject: Subject) -> Iterator[Finding]:
