@@ -23,8 +23,8 @@ from .._subject import Subject
 
 # Not a half: there p and 1 - p, kept and dropped, could not be told apart.
 RATE = 0.25
-LENGTH = 13
-DRAWS = 8
+LENGTH = 7
+DRAWS = 16
 # Standard deviations of the share that is kept; beyond this by chance once in 10^9 verifications.
 FAR = 6.0
 

@@ -91,16 +91,15 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Without a mask, and with those that it takes. A mask of floats has a dtype that was chosen for it, which then
+    """Without a mask, and with those that it takes, which a call moves to where its inputs are. A mask of floats has a dtype that was chosen for it, which then
     need not be that of the rest."""
     yield {}
     if any(mask.dtype.startswith("float") for mask in subject.reading.masks) and _dtype(inputs) != torch.float32:
         return
-    device = inputs.tensors[next(iter(inputs.tensors))].device
     if subject.takes("B"):
-        yield {"padding": torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool, device=device)}
+        yield {"padding": torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)}
     if subject.takes("Q"):
-        yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool, device=device).tril()}
+        yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
 
 
 def _dtype(inputs: Inputs) -> torch.dtype:

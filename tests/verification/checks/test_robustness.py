@@ -1,0 +1,191 @@
+"""The same function for any sizes, strides, modes and calls before: right modules pass, each wrong one is named.
+
+Shapes: B batch, H heads, L length, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import saccade
+from saccade.verification import Reading
+from saccade.verification._subject import Subject
+from saccade.verification.checks import robustness
+
+E, H = 33, 3
+SELF = Reading("self", "BLD", E, heads=H)
+HEADS = Reading("attention", "BHLD", 7, heads=3)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, H, E // H).permute(2, 0, 3, 1, 4)
+        return self.proj(self.attend(q, k, v).transpose(1, 2).reshape(batch, length, E))
+
+
+class Buffered(Block):
+    def __init__(self, longest: int, says: bool) -> None:
+        super().__init__()
+        self.says = says
+        self.register_buffer("seen", torch.ones(longest, longest).tril().bool())
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length, longest = q.shape[-2], self.seen.shape[0]
+        if self.says and length > longest:
+            raise ValueError(f"at most {longest} tokens, got {length}")
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(~self.seen[:length, :length], -torch.inf).softmax(-1) @ v
+
+
+class Counting(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class Noisy(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * torch.randn_like(x)
+
+
+class FirstMask(Block):
+    mask: Tensor | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.zeros(q.shape[-2], k.shape[-2], dtype=q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, self.mask)
+
+
+class Writing(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x *= 2
+        return super().forward(x)
+
+
+class Squeezing(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class TwoItems(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(2, -1, E))
+
+
+class Cutting(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :64])
+
+
+class Viewing(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(-1, E).view(x.shape))
+
+
+class Reading_memory(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.as_strided(x, x.shape, (x.shape[1] * E, E, 1)))
+
+
+class Mode(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if self.training else 0.9)
+
+
+class Halving(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.shape[1] < 100 else super().forward(x) / 0.0
+
+
+def findings(target: Any, reading: Reading = SELF) -> list[Any]:
+    subject = Subject(target.eval() if isinstance(target, nn.Module) else target, reading)
+    return list(robustness.CHECK.run(subject))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(7), Block())
+
+
+class Normalised(Block):
+    """Batch statistics: another function in train mode, by design."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x.mT).mT)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [Block(), Normalised(), nn.TransformerEncoderLayer(E, H, 67, batch_first=True), saccade.nn.SelfAttention(E)],
+)
+def test_right_modules_are_left_alone(target: nn.Module) -> None:
+    assert findings(target) == []
+
+
+def test_right_functions_are_left_alone() -> None:
+    assert findings(F.scaled_dot_product_attention, HEADS) == []
+    assert findings(saccade.attention, HEADS) == []
+    mha = nn.MultiheadAttention(E, H, 0.1)
+    assert findings(mha, Reading("qkv", "LBD", E, heads=H, out=0)) == []
+
+
+WRONG = {
+    "counts": (Counting(), "a call changes `calls`", "self.calls += 1"),
+    "noise": (Noisy(), "draws random numbers (randn_like)", "torch.randn_like(x)"),
+    "first mask": (FirstMask(), "After a call with 2 sequences of 7", "F.scaled_dot_product_attention"),
+    "writes": (Writing(), "changes its own input x in place", "x *= 2"),
+    "squeezes": (Squeezing(), "With 1 batch item", None),
+    "two items": (TwoItems(), "With 1 batch item", None),
+    "cuts": (Cutting(), "With a length of 257 the output has the shape [2, 64, 33]", None),
+    "view": (Viewing(), "not contiguous", "x.view(-1, E)"),
+    "memory": (Reading_memory(), "another order in memory", None),
+    "mode": (Mode(), "train and eval mode differ", "self.training"),
+    "long": (Halving(), "With a length of 257 the output holds NaN or Inf", None),
+    "short buffer": (Buffered(12, False), "It takes at most 12 tokens", "masked_fill(~self.seen"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_wrong_module_is_named_once(name: str) -> None:
+    module, words, code = WRONG[name]
+    found = [one for one in findings(module) if one.severity == "error"]
+    assert len(found) == 1, found
+    assert words in found[0].message
+    assert code is None or code in found[0].location.code
+
+
+@pytest.mark.parametrize("longest, says, severity", [(12, True, "note"), (64, True, "note"), (64, False, "warning")])
+def test_a_limit_that_is_told_is_none_of_it(longest: int, says: bool, severity: str) -> None:
+    (found,) = findings(Buffered(longest, says))
+    assert found.severity == severity
+    assert f"at most {longest} tokens; with {longest + 1}" in found.message
+
+
+def test_a_known_limit_is_asked_one_beyond() -> None:
+    reading = Reading("self", "BLD", E, heads=H, max_length=12)
+    (found,) = findings(Buffered(12, False), reading)
+    assert found.severity == "warning" and found.evidence["longest"] == 12
+    (found,) = findings(Buffered(12, True), reading)
+    assert found.severity == "note"
