@@ -16,7 +16,7 @@ import torch
 
 from saccade.verification import Finding, Location, Outcome, Report, as_json, as_junit, as_page, report_lines
 from saccade.verification._json import plain
-from saccade.verification._show import mend_lines, verdict
+from saccade.verification._show import is_code, mend_lines, verdict
 
 LEAK = Finding(
     "causal-leak", "causal-leak", "error", "Output 3 changes by 0.12 when input 5, which comes later, changes",
@@ -120,6 +120,26 @@ def test_a_path_below_here_is_short(tmp_path, monkeypatch):
 def test_a_comment_goes_above_code_that_is_too_long():
     assert list(mend_lines("a = b  # why", 80)) == ["a = b  # why"]
     assert list(mend_lines("a = b  # why", 8)) == ["# why", "a = b"]
+    assert list(mend_lines("Say: a = b  # why", 8)) == ["Say: a = b  # why"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("scores = scores / math.sqrt(q.shape[-1])", True),
+        ("k, v = kv.chunk(2, dim=-1)", True),
+        ("scores *= scale", True),
+        ("self.mask[:, :length] = True", True),
+        ("nn.init.xavier_uniform_(self.weight)", True),
+        ("return out", True),
+        ("# before the softmax", True),
+        ("Apply it to the weights: weights = self.drop(weights).", False),
+        ("Fill with what the dtype holds: scores.masked_fill(mask, float('-inf')).", False),
+        ("Raise the limit.", False),
+    ],
+)
+def test_code_is_told_from_sentences(line, expected):
+    assert is_code(line) is expected
 
 
 def test_colours_say_nothing_that_the_words_do_not():

@@ -8,7 +8,7 @@ from typing import Any
 
 from ._finding import Finding, Report
 from ._json import plain
-from ._show import place, verdict
+from ._show import is_code, place, verdict
 
 _WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not applicable"}
 
@@ -49,7 +49,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "family": finding.family,
         "message": finding.message.rstrip(".") + ".",
         "effect": finding.effect,
-        "mend": finding.mend,
+        "mend": [(is_code(line), line) for line in finding.mend.splitlines()],
         "place": place(finding.location) if finding.location else "",
         "line": finding.location.line if finding.location else 0,
         "code": finding.location.code if finding.location else "",

@@ -148,10 +148,13 @@ def _table(report: Report, width: int) -> Iterator[Line]:
 
 def _one_line(text: str, width: int) -> str:
     """As many of its clauses as fit, else as many words."""
-    ends = [match.start() for match in re.finditer(r"[.;:,] ", text) if match.start() <= width]
-    if len(text) <= width or not ends:
-        return textwrap.shorten(text, width, placeholder=" ...").rstrip(".")
-    return text[: ends[-1]]
+    if len(text) <= width:
+        return text.rstrip(".")
+    for marks in ("[.;:] ", ", "):
+        ends = [match.start() for match in re.finditer(marks, text) if match.start() <= width]
+        if ends:
+            return text[: ends[-1]]
+    return textwrap.shorten(text, width, placeholder=" ...")
 
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
@@ -184,14 +187,22 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
 
 
 def mend_lines(mend: str, width: int) -> Iterator[str]:
-    """Its lines; the comment of a line that is too long stands above it, so that the code stays whole."""
+    """Its lines; the comment of code that is too long stands above it, so that the code stays whole."""
     for line in mend.splitlines():
         code, mark, comment = line.partition("  # ")
-        if mark and len(line) > width:
+        if mark and len(line) > width and is_code(line):
             yield f"# {comment}"
             yield code
         else:
             yield line
+
+
+def is_code(line: str) -> bool:
+    """Whether a line of a mend is code and not a sentence: an assignment, a call, a statement or a comment."""
+    target = r"[\w.]+(\[[^\]]*\])?"
+    return bool(
+        re.match(rf"\s*({target}(, {target})* [-+*/@]?= |[\w.]+\(|(return|assert|raise|for|if|with|def|del) |#)", line)
+    )
 
 
 def _filled(pieces: Sequence[Piece], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:
