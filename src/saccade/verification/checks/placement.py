@@ -91,8 +91,8 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Without a mask, and with those that it takes, which a call moves to where its inputs are. A mask of floats has a dtype that was chosen for it, which then
-    need not be that of the rest."""
+    """Without a mask, and with those that it takes, which a call moves to where its inputs are. A mask of floats has a
+    dtype that was chosen for it, which then need not be that of the rest."""
     yield {}
     if any(mask.dtype.startswith("float") for mask in subject.reading.masks) and _dtype(inputs) != torch.float32:
         return

@@ -17,6 +17,7 @@ from .._inputs import Inputs
 from .._locate import location_here
 from .._operations import Operations
 from .._randomness import drops, followed, seeded
+from .._source import line_with
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
 
@@ -85,7 +86,7 @@ def _kept_from_the_first(error: TargetError) -> Finding:
         f"After a call with 2 sequences of 7, one with 3 of 5 raises {error.error}; alone it does not.",
         "What the first call leaves behind decides what later ones may look like.",
         "Build masks and buffers for the input at hand, at each call.",
-        {"raised": error.error},
+        {"raised": error.error, "first": [2, 7], "then": [3, 5]},
         error.location,
     )
 
@@ -168,10 +169,36 @@ def _batches(subject: Subject) -> Iterator[Finding]:
         try:
             out = steady(subject, subject.inputs(batch, 7)).out
         except TargetError as error:
-            yield _raised(f"{batch} batch item{'s' if batch > 1 else ''}", error, "It works with 2.")
+            yield _raised(f"{batch} batch item{'s' if batch > 1 else ''}", error, "It works with 2.", {"batch": batch})
             return
-        if out.shape[0] != batch or out.shape[-2] != 7:
+        if out.shape[0] != batch or out.shape[-2 if subject.form != "tokens" else 1] != 7:
             yield _shape(f"{batch} batch items of 7", out)
+            return
+    yield from _items(exact(subject))
+
+
+def _items(wide: Subject) -> Iterator[Finding]:
+    """What is independent of the other item of two is the same alone and among three. Where it is not independent,
+    that is told by mixing."""
+    three = wide.inputs(3, 7)
+    if followed(wide, three).draws:
+        return  # other sizes draw other numbers
+    two = steady(wide, three.items([0, 1])).out
+    other = steady(wide, three.items([0, 2])).out
+    if not (torch.equal(two[0], other[0]) and two.isfinite().all()):
+        return
+    for chosen in ([0], [0, 1, 2]):
+        out = steady(wide, three.items(chosen)).out
+        far = float((out[0] - two[0]).abs().max())
+        if not far <= tolerance(wide, three, two):
+            yield _finding(
+                "error",
+                f"Batch item 0 gives another output in a batch of {len(chosen)} than in a batch of 2 (by {far:.3g}).",
+                "It is right for the author's batch size alone.",
+                "Take sizes from the input: batch, length, _ = x.shape; no number in view and reshape.",
+                {"batch": len(chosen), "largest_difference": far},
+                line_with(wide, r"\.(view|reshape)\(\s*\d"),
+            )
             return
 
 
@@ -187,7 +214,7 @@ def _lengths(subject: Subject) -> Iterator[Finding]:
             if length > 7:
                 yield _too_long(subject, max(fits, 7), length, error)
             else:
-                yield _raised(f"a length of {length}", error, "It works with 7.")
+                yield _raised(f"a length of {length}", error, "It works with 7.", {"length": length})
             return
         if out.shape[-2 if subject.form != "tokens" else 1] != length:
             yield _shape(f"a length of {length}", out)
@@ -262,7 +289,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
             f"With inputs that are not contiguous in memory it raises {error.error}",
             "It fails on what transpose, permute or slicing give, which is most of what one has.",
             "Use reshape, which copies where it must: x.reshape(batch, length, -1), not x.view(...).",
-            {"raised": error.error},
+            {"raised": error.error, "contiguous": False},
             error.location,
         )
         return
@@ -301,8 +328,6 @@ def _modes(subject: Subject) -> Iterator[Finding]:
 
 
 def _mode_line(subject: Subject) -> Location | None:
-    from .._source import line_with
-
     return line_with(subject, r"self\.training")
 
 
@@ -312,12 +337,12 @@ def _learns_from_batches(module: nn.Module) -> bool:
     return any(isinstance(one, kinds) for one in module.modules())
 
 
-def _raised(what: str, error: TargetError, works: str) -> Finding:
+def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) -> Finding:
     return _finding(
         "error", f"With {what} it raises {error.error}. {works}",
         "It fails on the last batch of an epoch, on single inputs, or on any other size than the author's.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
-        {"raised": error.error}, error.location,
+        {"raised": error.error, **sizes}, error.location,
     )  # fmt: skip
 
 
