@@ -17,7 +17,7 @@ from ._inputs import Inputs
 from ._reading import MaskReading
 from ._subject import Subject
 from ._trace import SeenAttention, measured
-from ._visible import masking_line, steps_of
+from ._visible import attends, masking_line, steps_of
 
 MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
 _REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "cat")
@@ -35,6 +35,7 @@ class Probe:
     seen: Tensor  # (B, H', Lq, Lk) and with it
     known: Tensor  # (Lq, Lk) pairs of which the dependence is known: not a position on itself, in one sequence
     weights: Tensor | None = None  # (B, H, Lq, Lk) where `seen` is read from them
+    normalised: str = "unknown"  # the axis of their softmax
 
     def expected(self, given: Tensor) -> Tensor:
         """What outputs depend on if the mask means `given`; over all heads of a module, as `seen`."""
@@ -79,9 +80,13 @@ def inside(probe: Probe) -> Probe | None:
     seen = _weights(probe)
     if seen is None or seen[0].weights.shape[0] != probe.seen.shape[0]:
         return None
-    before, after = (one.weights.cpu() for one in seen)
-    own = (before != 0) & (probe.own | ~probe.known)
-    return replace(probe, own=own, seen=after != 0, known=torch.ones_like(probe.known), weights=after)
+    before, after = (attends(one).cpu() for one in seen)
+    # under an inverted polarity showing everything hides all, which is NaN: outputs then tell what there is to see
+    own = before & (probe.own | ~probe.known) if seen[0].weights.isnan().any() else before
+    return replace(
+        probe, own=own, seen=after, known=torch.ones_like(probe.known), weights=seen[1].weights.cpu(),
+        normalised=seen[1].normalised,
+    )  # fmt: skip
 
 
 def sums_to_one(inner: Probe) -> bool:
@@ -231,6 +236,9 @@ def _constant(after: SeenAttention, shown: Tensor) -> Defect:
             "Hidden scores are 0 instead of -inf: the mask is multiplied into the scores, or they are filled with 0. "
             "exp(0) is 1, so hidden keys keep their weight."
         )
+    if zero < -1e4:
+        words = f"Hidden scores are {zero:.3g}, and keep weight: it is the softmax that is at fault."
+        return Defect(words, "weights = scores.softmax(dim=-1)", "note")
     return Defect(f"Hidden scores are set to {zero:.3g} instead of -inf, which is too small a number to hide them.")
 
 

@@ -17,6 +17,8 @@ from ._inputs import Inputs
 from ._subject import Subject
 from ._trace import SeenAttention, Step, measured, traced
 
+_UNDERFLOW = 80.0  # exp(-88) is the smallest normal number of float32
+_HIDDEN = -5e3  # masks fill with -1e4 or less, or add it
 _HIDING = ("masked_fill", "masked_fill_", "where")
 _USED = (*_HIDING, "add", "add_", "mul", "mul_")
 _MADE = ("tril", "tril_", "triu", "triu_")
@@ -44,12 +46,21 @@ class Visible:
 
     @property
     def attends(self) -> Tensor:
-        """(B, H, L, L) booleans: a weight that is not 0, NaN included."""
-        return self.seen.weights != 0
+        """(B, H, L, L) booleans: see `attends`."""
+        return attends(self.seen)
 
     def line(self, *kinds: str) -> Location | None:
         """The source line of the first kind that is known."""
         return next((self.seen.lines[kind] for kind in kinds if kind in self.seen.lines), None)
+
+
+def attends(seen: SeenAttention) -> Tensor:
+    """(B, H, Lq, Lk) booleans: a weight that is not 0, NaN included, or is 0 only because its logit, which nothing
+    hides, lies that far below its row's largest."""
+    if seen.logits is None or seen.logits.shape != seen.weights.shape:
+        return seen.weights != 0
+    below = seen.logits.amax(-1, keepdim=True) - seen.logits
+    return (seen.weights != 0) | ((below > _UNDERFLOW) & (seen.logits > _HIDDEN))
 
 
 def self_attentions(

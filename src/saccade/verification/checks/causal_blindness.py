@@ -360,5 +360,5 @@ CHECK = Check(
     "The weights that multiply the values are read at lengths from 2 to 33 and compared with 0; where they cannot be "
     "seen, inputs are changed and outputs compared bit for bit",
     "The model works without what it cannot see; nothing fails, it is only worse.", _run,
-    follows_from=("causal-leak",),
+    follows_from=("causal-leak", "dropout"),
 )  # fmt: skip

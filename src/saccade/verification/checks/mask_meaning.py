@@ -95,6 +95,9 @@ def _misfit(probe: Probe) -> Iterator[Finding]:
         return  # the weights obey it: something around the attention joins positions, which other checks name
     useful = inner is not None and not inner.fits(probe.given) and not inner.fits(torch.ones_like(probe.given))
     defect = named(inner if inner is not None and useful else probe)
+    if inner is not None and inner.normalised in ("query", "head", "batch"):
+        words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
+        defect = Defect(words, "weights = scores.softmax(dim=-1)", "note")
     wrong = (probe.seen != probe.expected(probe.given)) & probe.known
     item, head, row, column = (int(one) for one in wrong.nonzero()[0])
     sees = bool(probe.seen[item, head, row, column])
