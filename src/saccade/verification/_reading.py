@@ -96,7 +96,7 @@ class Reading:
     width: int  # D of attention proper, else the model width; of tokens: 0
     heads: int | None = None  # of attention proper: those to give; of modules: those known
     kv_heads: int | None = None
-    value_width: int | None = None  # Dv of attention proper, None: the same
+    value_width: int | None = None  # Dv of attention proper, of form "qkv" the input's; None: as the keys
     context_width: int | None = None  # of form "cross" and "qkv", None: the same
     names: tuple[str, ...] = ()  # keywords of the inputs; empty: given by place
     out: int | str | None = None  # place in the returned tuple, attribute or key; None: what is returned is the output

@@ -156,8 +156,11 @@ class Subject:
         return replace(self, flagged=value, promise=replace(self.promise, causal=value))
 
     def one_sequence(self, inputs: Inputs) -> Inputs:
-        """Form "qkv": key and value are the query tensor, which makes it self-attention. Other forms as they are."""
-        if self.form != "qkv":
+        """Form "qkv": key and value are the query tensor, which makes it self-attention.
+
+        Other forms as they are, and keys or values of a width of their own.
+        """
+        if self.form != "qkv" or len({one.shape[-1] for one in inputs.tensors.values()}) > 1:
             return inputs
         return replace(inputs, tensors=dict.fromkeys(inputs.tensors, inputs["query"]))
 
@@ -177,7 +180,8 @@ class Subject:
         if reading.form == "cross":
             return {"x": (batch, length, reading.width), "context": (batch, key_length, other)}
         if reading.form == "qkv":
-            sides = {"query": (length, reading.width), "key": (key_length, other), "value": (key_length, other)}
+            values = (key_length, reading.value_width or other)
+            sides = {"query": (length, reading.width), "key": (key_length, other), "value": values}
             return {name: (batch, *shape) for name, shape in sides.items()}
         heads = reading.heads or 1
         kv_heads = reading.kv_heads or heads

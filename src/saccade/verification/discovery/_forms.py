@@ -152,8 +152,14 @@ def _candidates(clues: Clues, form: Form) -> Iterator[Reading]:
         for other in others:
             for layout in _layouts(clues, names, "LBD" if _sequence_first(clues) else "BLD", "LD"):
                 yield Reading(
-                    form, layout, width, heads, _sizes.kv_heads(clues.target), context_width=other, names=names
+                    form, layout, width, heads, _sizes.kv_heads(clues.target), _values(clues, form), other, names
                 )
+
+
+def _values(clues: Clues, form: Form) -> int | None:
+    """The width of values that is not the keys', as nn.MultiheadAttention says it."""
+    keys, values = (getattr(clues.target, name, None) for name in ("kdim", "vdim"))
+    return values if form == "qkv" and isinstance(values, int) and values != keys else None
 
 
 def _heads(clues: Clues) -> int | None:

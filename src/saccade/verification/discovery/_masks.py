@@ -21,7 +21,7 @@ from .._reading import MaskReading, Meaning, Promise, Reading
 from ._documented import documented, documented_axes
 from ._forms import Clues, is_pytorch
 from ._signature import Argument
-from ._trials import Sizes, Trials, sizes_for
+from ._trials import Sizes, Trials, differs, sizes_for
 
 BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
 BY_KEY = ("BK", "B1K", "B11K", "K")
@@ -67,7 +67,9 @@ def _of_argument(
             mask, nearest = trial.of(axes)
             if mask is not None:
                 meaning = promise.mask or said or mask.behaves or nearest or _usual(argument)
-                found.append(replace(mask, meaning=meaning, documented=said, words=words[:200]))
+                # PyTorch's documentation says of all of its boolean masks that True is ignored.
+                known = "ignore" if silent and mask.behaves == "ignore" else said
+                found.append(replace(mask, meaning=meaning, documented=known, words=words[:200]))
         if found:
             break
     clear = [mask for mask in found if mask.behaves is not None]
@@ -138,6 +140,8 @@ class _Trial:
         self.crossed = reading.form != "self"
         self.inputs = trials.inputs(reading, lengths)
         out = trials.out(reading, self.inputs)
+        is_required = any(mask.argument == argument for mask in reading.masks)
+        self.plain = None if is_required else out  # the output without this mask, where it can be left out
         self.shape = None if out is None else out.shape
 
     def of(self, axes: str) -> tuple[MaskReading | None, Meaning | None]:
@@ -149,7 +153,7 @@ class _Trial:
         moved: dict[MaskReading, _Moved] = {}
         for mask in codes:
             found = self._moved(mask)
-            if found is not None and found.hides:
+            if found is not None and found.hides and self._matters(mask):
                 return replace(mask, behaves=mask.meaning), None
             if found is not None:
                 moved[mask] = found
@@ -176,20 +180,31 @@ class _Trial:
         if before is None or (mask.meaning == "additive" and not self._adds(mask)):
             return None
         at = self._hidden(mask)
-        rows = [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
+        rows = self._rows(at)
         hidden = self._movement(mask, before, [at], rows)
         # one key at a time, or the only one that is left would do; a neighbour, because windows see no other
         others = [self._movement(mask, before, [one], rows[-1:]) for one in (rows[-1] - 1, 0)]
         return _Moved(hidden, max(others))
 
+    def _matters(self, mask: MaskReading) -> bool:
+        """Whether the hidden key would move those rows if it were not hidden."""
+        if self.plain is None:
+            return True
+        at = self._hidden(mask)
+        after = self.trials.out(self.reading, self.inputs.changed([at], "key"))
+        return after is not None and bool(differs(self.plain, after)[..., self._rows(at), :].any())
+
+    def _rows(self, at: int) -> list[int]:
+        """The queries that are looked at: not the hidden key's own, nor the first, which a causal one leaves little."""
+        return [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
+
     def _adds(self, mask: MaskReading) -> bool:
         """Whether zeros are like no mask at all, as they are where a mask is added."""
         reading = replace(self.reading, masks=(replace(mask, required=True), *self.reading.masks))
         zeros = self.trials.out(reading, self.inputs)
-        plain = self.trials.out(self.reading, self.inputs)
-        return plain is None or (
-            zeros is not None and zeros.shape == plain.shape and torch.allclose(zeros, plain, equal_nan=True)
-        )
+        if self.plain is None or zeros is None:
+            return zeros is not None
+        return zeros.shape == self.plain.shape and torch.allclose(zeros, self.plain, equal_nan=True)
 
     def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
         """The mean movement of these rows when keys at these positions change; infinite where nothing finite is left."""

@@ -48,7 +48,7 @@ def with_returns(reading: Reading, returned: Any, inputs: Inputs, source: Source
 
 def _output(reading: Reading, found: dict[Any, Tensor], inputs: Inputs) -> int | str | None:
     fitting = [where for where, tensor in found.items() if _fits(tensor, reading, inputs)]
-    wide = [where for where in fitting if found[where].shape[-1] == (reading.value_width or reading.width)]
+    wide = [where for where in fitting if found[where].shape[-1] == _width(reading)]
     return (wide or fitting or [None])[0]
 
 
@@ -92,3 +92,8 @@ def _is_weights(name: str, tensor: Tensor) -> bool:
     if re.fullmatch(_OTHERS, lowered):
         return False
     return re.fullmatch(_WEIGHTS, lowered) is not None or not bool((tensor < 0).any())
+
+
+def _width(reading: Reading) -> int:
+    """Of its output."""
+    return (reading.value_width if reading.form == "attention" else None) or reading.width
