@@ -59,19 +59,23 @@ def additive(q, k, v, attn_mask=None):
 
 
 def in_blocks(q, k, v, block=4):
-    """The online softmax of Milakov and Gimelshein 2018 over blocks of keys, as flash attention has it."""
-    scale = q.shape[-1] ** -0.5
+    """The online softmax of Milakov and Gimelshein 2018 over blocks of keys, as flash attention has it.
+
+    Sums are kept in float32 at least: each block rounds them once more.
+    """
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide) * q.shape[-1] ** -0.5, k.to(wide), v.to(wide)
     top = q.new_full((*q.shape[:-1], 1), float("-inf"))
     total = torch.zeros_like(top)
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     for start in range(0, k.shape[-2], block):
-        scores = (q * scale) @ k[..., start : start + block, :].mT
+        scores = q @ k[..., start : start + block, :].mT
         new = torch.maximum(top, scores.amax(-1, keepdim=True))
         shrunk, weights = torch.exp(top - new), torch.exp(scores - new)
         total = total * shrunk + weights.sum(-1, keepdim=True)
         out = out * shrunk + weights @ v[..., start : start + block, :]
         top = new
-    return out / total
+    return (out / total).to(dtype)
 
 
 class Recomputed(torch.autograd.Function):
