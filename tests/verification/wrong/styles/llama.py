@@ -48,6 +48,7 @@ class Attention(nn.Module):
 
         start_pos = 0 if cache is None else cache[0].shape[1]
         cos, sin = precompute_freqs_cis(self.head_dim, start_pos + seqlen)
+        cos, sin = cos.to(x.device), sin.to(x.device)
         xq = apply_rotary_emb(xq, cos[start_pos:], sin[start_pos:])
         xk = apply_rotary_emb(xk, cos[start_pos:], sin[start_pos:])
 
@@ -60,7 +61,7 @@ class Attention(nn.Module):
         values = repeat_kv(xv, self.n_rep).transpose(1, 2)
         xq = xq.transpose(1, 2)
         scores = torch.matmul(xq, keys.transpose(2, 3)) / math.sqrt(self.head_dim)
-        mask = torch.full((seqlen, start_pos + seqlen), float("-inf")).triu(diagonal=start_pos + 1)
+        mask = torch.full((seqlen, start_pos + seqlen), float("-inf"), device=x.device).triu(diagonal=start_pos + 1)
         scores = scores + mask.to(scores.dtype)
         scores = F.softmax(scores.float(), dim=-1).type_as(xq)
         output = torch.matmul(scores, values)

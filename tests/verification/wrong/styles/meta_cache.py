@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.remember(xk, xv, start_pos)
         scores = torch.einsum("bqhd,bkhd->bhqk", xq, keys) / math.sqrt(self.head_dim)
         total = start_pos + seqlen
-        seen = torch.arange(total)[None, :] <= torch.arange(start_pos, total)[:, None]
+        seen = torch.arange(total, device=x.device)[None, :] <= torch.arange(start_pos, total, device=x.device)[:, None]
         scores = scores.masked_fill(~seen, float("-inf"))
         probs = torch.softmax(scores, dim=-1)
         out = torch.einsum("bhqk,bkhd->bqhd", probs, values)

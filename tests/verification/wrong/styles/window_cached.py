@@ -19,8 +19,8 @@ class LocalAttention(nn.Module):
             past = cache[0].shape[2]
             k = torch.cat([cache[0], k], dim=2)
             v = torch.cat([cache[1], v], dim=2)
-        rows = torch.arange(past, past + t).unsqueeze(1)
-        cols = torch.arange(past + t).unsqueeze(0)
+        rows = torch.arange(past, past + t, device=x.device).unsqueeze(1)
+        cols = torch.arange(past + t, device=x.device).unsqueeze(0)
         hidden = (cols > rows) | (cols <= rows - self.window)
         scores = (q @ k.mT) * q.shape[-1] ** -0.5
         scores = scores.masked_fill(hidden, float("-inf"))
