@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from ._finding import Finding, Inapplicable, Location, TargetError
 from ._heads import Heads, Scattered, Strayed, heads, scattered, strayed
-from ._projections import projections
+from ._projections import projections, spans
 from ._trace import Step, traced
 from ._wiring import Wiring
 
@@ -61,7 +61,7 @@ def _stray(found: Wiring, stray: Strayed) -> Finding:
     where = "what enters the output projection" if found.merged else "the output"
     return Finding(
         _NAME, _NAME, "error",
-        f"Row {stray.row} of {where} holds, in channels {_span(stray.elements)}, the attention of the query at "
+        f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
         f"position {stray.query}: positions and heads are mixed where heads are merged.",
         "Each token gets the result of other ones. It trains, as the mixing is the same every time, but far worse; it "
         "depends on the length and lets later tokens through in spite of a causal mask.",
@@ -136,11 +136,6 @@ def _interleaved(found: Wiring, count: int) -> Finding:
         "x.view(B, L, H, D) instead of x.view(B, L, D, H)", {"heads": count},
         _line(found, _first(_VIEWS, _widths_last(count))),
     )  # fmt: skip
-
-
-def _span(channels: tuple[int, ...]) -> str:
-    whole = len(channels) > 1 and channels == tuple(range(channels[0], channels[-1] + 1))
-    return f"{channels[0]} to {channels[-1]}" if whole else ", ".join(map(str, channels[:6]))
 
 
 # --- which line is to blame

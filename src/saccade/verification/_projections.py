@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -156,14 +156,27 @@ def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
 def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
     return Finding(
         _NAME, _NAME, "error",
-        f"Channels {channels[0]} to {channels[-1]} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no "
-        "output.",
+        f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output.",
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
         {"projection": one.name, "channels": channels},
         line_with(found.original, _ONE_FOR_ANOTHER) or one.location,
     )  # fmt: skip
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """In words: "4 to 9 and 12"; the first few where there are many."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    if len(words) > 4:
+        return f"{', '.join(words[:3])} and others"
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _where_shared(found: Wiring, names: list[str]) -> Location | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, Reading
 from saccade.verification._heads import heads
+from saccade.verification._projections import spans
 from saccade.verification._steady import exact
 from saccade.verification._subject import Subject
 from saccade.verification._wiring import wiring
@@ -419,3 +420,21 @@ def test_heads_are_found_as_they_are() -> None:
     last = found.rows[-1].made_from  # (30 elements, 7 positions, 30 + 10 + 10 channels)
     # an element comes from D channels of its own query, and from D keys and one value at each of 7 positions
     assert last.shape == (30, 7, 50) and set(last.sum((1, 2)).tolist()) == {D + 7 * (D + 1)}
+
+
+@pytest.mark.parametrize("numbers, words", [
+    ([4], "4"), ([4, 5, 6, 9], "4 to 6 and 9"), ([0, 1, 3, 5, 6], "0 to 1, 3 and 5 to 6"),
+    ([0, 2, 4, 6, 8], "0, 2, 4 and others"),
+])  # fmt: skip
+def test_channels_in_words(numbers: list[int], words: str) -> None:
+    assert spans(numbers) == words
+
+
+def test_one_head_that_is_written_twice() -> None:
+    def twice(out: Tensor) -> Tensor:
+        return merge(torch.cat([out[:, :-1], out[:, :1]], 1))
+
+    finding = only_error(Attention(merged=twice))
+    # the last head's query reaches nothing
+    assert finding.evidence["channels"] == [*range(E - D, E)]
+    assert "Channels 10 to 14 (5 of 15) of q_proj.weight reach no output" in finding.message

@@ -25,6 +25,9 @@ _NAME = "mixing"
 
 def _run(subject: Subject) -> Iterator[Finding]:
     random = _draws(subject)
+    axis = _axis(subject)
+    if axis == "batch":
+        raise Inapplicable("its softmax runs over the batch, which mixes all that this looks at")
     found = [*_items(subject), *([] if random else _alone(subject))]
     if found and subject.form == "tokens":
         raise Inapplicable("its samples meet, as the model check says")
@@ -33,9 +36,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     if random:
         raise Inapplicable("it draws random numbers in eval mode, so that calls cannot be compared")
-    softmax_axis = _axis(subject)
-    if softmax_axis in ("query", "head", "batch"):
-        return  # each of them mixes what this looks at, and the softmax check names it
+    if axis in ("query", "head"):
+        raise Inapplicable(f"its softmax runs over the {axis} axis, which mixes all that this looks at")
     yield from _structure(subject)
 
 
