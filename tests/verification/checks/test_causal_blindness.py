@@ -46,6 +46,12 @@ def test_what_sees_all_is_clean(promise: bool | None) -> None:
     assert run(CHECK, Layer(softmax_where), MODULE, causal=promise) == []
 
 
+@pytest.mark.parametrize("mask_of", [ones, triangle])
+def test_weights_that_underflow_are_not_hidden(mask_of: Callable[[int], Tensor]) -> None:
+    layer = Layer(lambda scores, _: softmax_where(300 * scores, mask_of(scores.shape[-1])))
+    assert run(CHECK, layer, MODULE) == []
+
+
 @pytest.mark.parametrize("fill", [float("-inf"), -1e9])
 @pytest.mark.parametrize("make", [hiding, layer_of])
 def test_a_strict_triangle(make: Callable[..., Callable[..., Tensor]], fill: float) -> None:

@@ -49,6 +49,12 @@ def test_bidirectional_attention_and_windows_to_both_sides_are_not_asked(target:
         run(CHECK, target)
 
 
+def test_large_logits_hide_nothing() -> None:
+    """Nearly all weight goes to one key, and changes of the others are lost in rounding."""
+    with pytest.raises(Inapplicable, match="bidirectional"):
+        run(CHECK, Layer(lambda scores, _: (300 * scores).softmax(-1)), MODULE)
+
+
 def test_one_that_is_promised_bidirectional_is_not_asked() -> None:
     with pytest.raises(Inapplicable, match="its author says that it is bidirectional"):
         run(CHECK, sdpa, causal=False)

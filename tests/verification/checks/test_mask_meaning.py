@@ -64,6 +64,17 @@ def test_modules_of_pytorch_are_clean() -> None:
     assert run(CHECK, layer, replace(MODULE, masks=masks)) == []
 
 
+def test_weights_that_underflow_are_not_hidden() -> None:
+    layer = Layer(lambda s, m: softmax_where(300 * s, None if m is None else m[:, None, None]))
+    assert run(CHECK, layer, replace(MODULE, masks=(with_mask("BK"),))) == []
+
+
+def test_a_softmax_over_queries_is_another_promise() -> None:
+    layer = Layer(lambda s, m: (s if m is None else s.masked_fill(~m[:, None, None], -1e9)).softmax(-2))
+    found = run(CHECK, layer, replace(MODULE, masks=(with_mask("BK"),)))
+    assert [one.severity for one in found] == ["note"] and "over the query axis" in found[0].message
+
+
 def test_a_causal_target_keeps_its_own_mask_too() -> None:
     def both(scores: Tensor, mask: Tensor) -> Tensor:
         return softmax_where(scores, mask & triangle(scores.shape[-1]))

@@ -66,7 +66,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     """Whether it is, or should be, causal, and the finding of its leaks."""
     whole = _by_pairs(subject)
-    if subject.promise.causal is None and not _hides_later(list(whole.values())):
+    if subject.promise.causal is None and (not _hides_later(list(whole.values())) or _shows_all(subject, max(whole))):
         found = _between_inside(subject)
         return bool(found), found
     leaks = [_Leak(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
@@ -159,6 +159,12 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
 def _is_inverted(sizes: Tensor) -> bool:
     """Whether later inputs are seen and no earlier ones."""
     return not bool(influence.above_diagonal(sizes.mT).any())
+
+
+def _shows_all(subject: Subject, length: int) -> bool:
+    """Whether nothing inside hides a key, though large logits leave some with next to no weight."""
+    seen = self_attentions(subject, one_sequence(subject, _BATCH, length))
+    return bool(seen) and all(bool(one.attends.all()) for one in seen)
 
 
 def _items_and_heads(sizes: Tensor) -> Iterator[tuple[int, int]]:
