@@ -91,19 +91,12 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Without a mask, and with those that it takes, which a call moves to where its inputs are. A mask of floats has a
-    dtype that was chosen for it, which then need not be that of the rest."""
+    """Without a mask, and with those that it takes; a call gives them the dtype and device of its inputs."""
     yield {}
-    if any(mask.dtype.startswith("float") for mask in subject.reading.masks) and _dtype(inputs) != torch.float32:
-        return
     if subject.takes("B"):
         yield {"padding": torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)}
     if subject.takes("Q"):
         yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
-
-
-def _dtype(inputs: Inputs) -> torch.dtype:
-    return next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
 
 
 def _raises(subject: Subject, inputs: Inputs) -> tuple[TargetError | None, Tensor | None]:

@@ -13,6 +13,7 @@ def precompute_freqs_cis(dim, end, theta=10000.0):
 
 def apply_rotary_emb(x, cos, sin):
     # x: (bsz, seqlen, heads, head_dim); pairs of neighbouring channels turn together
+    cos, sin = cos.to(x.device), sin.to(x.device)
     cos, sin = cos[None, :, None, :].to(x.dtype), sin[None, :, None, :].to(x.dtype)
     even, odd = x[..., 0::2], x[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -48,7 +49,6 @@ class Attention(nn.Module):
 
         start_pos = 0 if cache is None else cache[0].shape[1]
         cos, sin = precompute_freqs_cis(self.head_dim, start_pos + seqlen)
-        cos, sin = cos.to(x.device), sin.to(x.device)
         xq = apply_rotary_emb(xq, cos[start_pos:], sin[start_pos:])
         xk = apply_rotary_emb(xk, cos[start_pos:], sin[start_pos:])
 
