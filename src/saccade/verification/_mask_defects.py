@@ -20,6 +20,7 @@ from ._trace import SeenAttention, measured
 from ._visible import attends, masking_line, steps_of
 
 MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
+_FINITE = -1.5  # a bias that changes weights and hides nothing
 _REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "cat")
 
 
@@ -204,6 +205,22 @@ def _weights(probe: Probe) -> tuple[SeenAttention, SeenAttention] | None:
         ):
             return one, other
     return None
+
+
+def counted(probe: Probe) -> float | None:
+    """How many times a finite value of an additive mask counts in the scores; None where that could not be seen."""
+    mask = replace(probe.mask, fill=_FINITE)
+    reading = replace(probe.subject.reading, masks=(mask,))
+    seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
+    if seen is None:
+        return None
+    change = (seen[1].weights.double() / seen[0].weights.double()).log().cpu()
+    hidden = ~probe.given.expand(change.shape)
+    rows = (hidden.any(-1) & (~hidden).any(-1)).unsqueeze(-1)
+    if not bool(change.masked_fill(~rows, 0.0).isfinite().all()):
+        return None
+    lowered, kept = (change.masked_fill(~which, torch.nan).nanmean(-1)[rows[..., 0]] for which in (hidden, ~hidden))
+    return float((lowered - kept).mean() / _FINITE)
 
 
 def _by_weights(before: SeenAttention, after: SeenAttention, given: Tensor) -> Defect | None:

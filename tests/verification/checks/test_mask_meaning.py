@@ -15,6 +15,7 @@ from checks.masked import (
     ATTENTION,
     INF,
     MODULE,
+    D,
     E,
     H,
     Layer,
@@ -48,6 +49,13 @@ def test_masks_that_are_kept_are_clean(weigh: Weigh, axes: str) -> None:
 def test_additive_masks_are_clean() -> None:
     assert judged(lambda s, m: (s + m).softmax(-1), meaning="additive") == []
     assert judged(lambda s, m: (s + (1 - m) * -1e9).softmax(-1), dtype="float32") == []
+
+
+def test_finite_values_that_are_scaled_with_the_scores_are_told() -> None:
+    """-inf is as before, a bias of relative positions is not."""
+    (finding,) = judged(lambda s, m: (s + m * s.new_tensor(D).rsqrt()).softmax(-1), meaning="additive")
+    assert finding.severity == "warning" and "it is added before logits are scaled" in finding.message
+    assert finding.evidence["times"] == pytest.approx(D**-0.5, abs=1e-3)
 
 
 def test_modules_of_pytorch_are_clean() -> None:

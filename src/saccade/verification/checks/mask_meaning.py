@@ -5,7 +5,7 @@ Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk length
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,12 +14,13 @@ from torch import Tensor
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs, Side
-from .._mask_defects import MEND, Defect, Probe, inside, line_of, masks_of, named, sums_to_one
+from .._mask_defects import MEND, Defect, Probe, counted, inside, line_of, masks_of, named, sums_to_one
 from .._reading import MaskReading
 from .._subject import Subject
 
 _BATCH, _QUERIES, _KEYS = 3, 5, 6
 _EFFECT = "Attention looks at what was to be hidden, or away from what was to be seen; training goes on, only worse."
+_TAKEN_FOR_ANOTHER = "Whoever passes the mask that another implementation takes gets something else."
 _SDPA = "F.scaled_dot_product_attention expects True = attend"
 
 
@@ -69,7 +70,7 @@ def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
             return
         probe = other
     if probe.fits(probe.given):
-        yield from _alike_sizes(probe) or _conventions(probe)
+        yield from _alike_sizes(probe) or [*_conventions(probe), *_finite_values(probe)]
     else:
         yield from _misfit(probe)
 
@@ -230,6 +231,18 @@ def _conventions(probe: Probe) -> Iterator[Finding]:
     yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
 
 
+def _finite_values(probe: Probe) -> Iterator[Finding]:
+    """Finite values of an additive mask: they are added to the logits as they are."""
+    times = counted(probe) if probe.mask.meaning == "additive" else None
+    if times is None or abs(times - 1) < 0.01:
+        return
+    words = f"A finite value in `{probe.mask.argument}` counts {times:.3g} times: it is added before logits are scaled."
+    mend = "scores = q @ k.transpose(-2, -1) * scale + mask  # scaled first"
+    steps = {"argument": probe.mask.argument, "times": float(f"{times:.3g}")}
+    defect = Defect(words, mend, "warning")
+    yield _finding(probe.subject, probe.mask, defect, steps, line_of(probe, defect))
+
+
 def _contradicting(masks: tuple[MaskReading, ...]) -> Iterator[Finding]:
     """Two arguments of which one means attend and the other ignore."""
     plain = [mask for mask in masks if mask.meaning != "additive" and (mask.behaves or mask.meaning) == mask.meaning]
@@ -247,12 +260,12 @@ def _contradicting(masks: tuple[MaskReading, ...]) -> Iterator[Finding]:
 
 
 def _finding(
-    subject: Subject, mask: MaskReading, defect: Defect, evidence: dict[str, object], line: Location | None
+    subject: Subject, mask: MaskReading, defect: Defect, evidence: Mapping[str, object], line: Location | None
 ) -> Finding:
     words = defect.words[:1].upper() + defect.words[1:]
     return Finding(
         "mask-meaning", "mask-meaning", defect.severity, words,  # type: ignore[arg-type]
-        _EFFECT if defect.severity == "error" else "Whoever passes the other one's mask hides what should be seen.",
+        _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER,
         defect.mend, evidence, line,
     )  # fmt: skip
 
