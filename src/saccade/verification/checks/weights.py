@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .._declared import rates_of, with_rates
 from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._inputs import Inputs
+from .._probe import copied
 from .._source import return_of_several
 from .._subject import Result, Subject
 from .._trace import SeenAttention, measured, traced
@@ -42,7 +43,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise Inapplicable("it returns no weights")
     asked = list(_asked(subject))
     if not asked:
-        raise Inapplicable("its attention could not be followed, so that there is nothing to compare its weights with")
+        raise Inapplicable("the weights that it uses could not be followed, or differ from call to call")
     for result, seen, hidden, plain in asked:
         defect = _compared(result, seen, hidden, plain)
         if defect is not None:
@@ -59,6 +60,8 @@ def _asked(subject: Subject) -> Iterator[tuple[Result, SeenAttention, Tensor | N
         try:
             inputs = own.inputs(_BATCH, min(_LENGTH, own.reading.max_length or _LENGTH), keys)
             result = _call(own, inputs)
+            if result.weights is not None and not _alike(result.weights, _call(own, inputs).weights):
+                return  # noise, or dropout that is on in eval mode
         except (Inapplicable, TargetError):
             continue
         plain = _measured(own, inputs, {}, result)
@@ -78,7 +81,7 @@ def _asked(subject: Subject) -> Iterator[tuple[Result, SeenAttention, Tensor | N
 
 def _call(subject: Subject, inputs: Inputs, **masks: Tensor) -> Result:
     with torch.no_grad():
-        return subject(inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
+        return subject(copied(inputs), pairs=masks.get("pairs"), padding=masks.get("padding"))
 
 
 def _masks(subject: Subject, inputs: Inputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -99,8 +102,13 @@ def _measured(subject: Subject, inputs: Inputs, masks: dict[str, Tensor], result
         return None
     try:
         found = measured(subject, inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
+        again = measured(subject, inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
     except (Inapplicable, TargetError):
         return None
+    if not all(_alike(one.weights, other.weights) for one, other in zip(found, again, strict=True)):
+        return None
+    # of others it is for the checks of softmax and mask to tell
+    found = tuple(seen for seen in found if seen.normalised == "key" and seen.weights.isfinite().all())
     fits = [seen for seen in found if _shape_fits(seen.weights, result.weights)]
     exact = [seen for seen in fits if _same(result.weights, seen.weights)]
     best = exact or fits
@@ -124,7 +132,7 @@ def _compared(result: Result, seen: SeenAttention, hidden: Tensor | None, plain:
     """What the returned weights are in place of those that were used."""
     returned = result.weights
     assert returned is not None
-    if _same(returned, seen.weights):
+    if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
         return _left_over(returned, seen, hidden)
     under = "" if hidden is None else "Under a mask, "
     return _Defect(f"{under}the weights that it returns are not those that multiply the values: "
@@ -201,6 +209,21 @@ def _order(returned: Tensor, weights: Tensor) -> list[int] | None:
     return found if len(set(found)) == len(found) else None
 
 
+def _in_another_order(returned: Tensor, weights: Tensor) -> bool:
+    """Whether the target has its keys in an order of its own: then they are the same ones, and it is for others to say
+    whether they are the right keys."""
+    if returned.shape != weights.shape:
+        return False
+    order = torch.empty(weights.shape[-1], dtype=torch.long)
+    order[weights[0, 0, -1].argsort()] = returned[0, 0, -1].argsort()
+    return _same(returned[..., order], weights)
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """NaN is like NaN."""
+    return one is other or (one is not None and other is not None and torch.allclose(one, other, equal_nan=True))
+
+
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(
         one.double(), other.double(), rtol=1e-4, atol=_OFF, equal_nan=True
@@ -237,16 +260,21 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
             yield _finding(subject, _Defect(
                 f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are 0, "
                 f"and rows sum to {returned.double().sum(-1).min():.3g} and up."
-                + (" PyTorch's own nn.MultiheadAttention returns them so." if _is_pytorchs(subject) else ""),
-                severity="warning" if _is_pytorchs(subject) else "error",
+                + (f" {_usual(subject)} so." if _usual(subject) else ""),
+                severity="warning" if _usual(subject) else "error",
                 evidence=(("zeros", gone), ("of", returned.numel())),
             ), seen)  # fmt: skip
             return
 
 
-def _is_pytorchs(subject: Subject) -> bool:
-    module = subject.module
-    return module is not None and any(isinstance(one, nn.MultiheadAttention) for one in module.modules())
+def _usual(subject: Subject) -> str:
+    """Whose convention it is: modules built on a library's are not to be blamed for it."""
+    parts = () if subject.module is None else tuple(subject.module.modules())
+    if any(isinstance(one, nn.MultiheadAttention) for one in parts):
+        return "PyTorch's own nn.MultiheadAttention returns them"
+    if any(type(one).__module__.startswith("transformers.models.") for one in parts):
+        return "Models of transformers return them"
+    return ""
 
 
 def _finding(subject: Subject, defect: _Defect, seen: SeenAttention) -> Finding:
