@@ -36,7 +36,7 @@ class Death:
     @property
     def words(self) -> str:
         if self.kind == "time":
-            return f"did not finish within {self.seconds:g} seconds"
+            return f"did not finish within {self.seconds:g} second{'' if self.seconds == 1 else 's'}"
         if self.kind == "exit":
             return f"ended the process with status {self.number} (os._exit, or a library that did)"
         name = signal.Signals(self.number).name if self.number in set(signal.Signals) else f"signal {self.number}"

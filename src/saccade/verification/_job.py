@@ -3,14 +3,13 @@ child."""
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._finding import Check, Finding, Inapplicable, Location, Outcome, TargetError, Undecided
+from ._finding import Check, Finding, Location, Outcome, TargetError, Undecided
 from ._influence import dependence, direction_of, off_diagonal
 from ._locate import is_own, line_of, location_of
 from ._reading import Hints, Promise, Reading
@@ -29,11 +28,12 @@ class Job:
     hints: Hints = field(default_factory=Hints)
     promise: Promise = field(default_factory=Promise)
     names: tuple[str, ...] = ()  # of the checks to run
+    looks: bool = True  # whether to find out which way it looks
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What is about to be done: "loading", "calling", or the name of a check."""
+    """What is about to be done: "loading", "calling", "looking", or the name of a check."""
 
     name: str
 
@@ -44,8 +44,14 @@ class Called:
 
     called: str
     assumed: tuple[str, ...]
-    causal: bool | None
-    mixes: bool = True  # whether any output depends on another position's input
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Which way it looks, found by trying."""
+
+    causal: bool | None  # None: neither the one nor the other
+    mixes: bool  # whether any output depends on another position's input
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ DIRECTIONS = (
     "it is bidirectional: every output depends on every input (otherwise --causal)",
     "it is causal: no output depends on a later input (otherwise --bidirectional)",
 )
-Message = Stage | Called | Done | Broken | Refused
+Message = Stage | Called | Looks | Done | Broken | Refused
 
 
 def work(job: Job) -> Iterator[Message]:
@@ -94,7 +100,7 @@ def work(job: Job) -> Iterator[Message]:
             stage = "calling"
             yield Stage(stage)
             subject = discover(target, job.hints, job.promise, how, job.arguments)
-            yield _called(subject)
+            yield Called(call_in_words(subject), subject.reading.assumed)
         except Undecided as undecided:
             yield Refused(undecided)
             return
@@ -104,6 +110,9 @@ def work(job: Job) -> Iterator[Message]:
         except (Exception, SystemExit) as error:
             yield _failed(error, stage)
             return
+        if job.looks:
+            yield Stage("looking")
+            yield from _looks(subject)
         for check in chosen(job.names):
             yield Stage(check.name)
             yield Done(*run_check(check, subject))
@@ -123,15 +132,14 @@ def _loaded(named: Any) -> Any:
     return load(named)
 
 
-def _called(subject: Subject) -> Called:
-    causal, assumed, mixes = subject.promise.causal, subject.reading.assumed, True
-    with contextlib.suppress(Inapplicable, TargetError):
+def _looks(subject: Subject) -> Iterator[Looks]:
+    """Nothing where it cannot be seen: the checks will say what stands in the way."""
+    try:
         sizes = dependence(subject, 7)
-        mixes = bool(off_diagonal(sizes > 0).any())
-        if causal is None and mixes:
-            causal = {"causal": True, "bidirectional": False}.get(direction_of(sizes))
-            assumed = assumed if causal is None else (*assumed, DIRECTIONS[causal])
-    return Called(call_in_words(subject), assumed, causal, mixes)
+    except (Exception, SystemExit):  # whatever it is, a check meets it again
+        return
+    mixes = bool(off_diagonal(sizes > 0).any())
+    yield Looks({"causal": True, "bidirectional": False}.get(direction_of(sizes)) if mixes else None, mixes)
 
 
 def _failed(error: BaseException, stage: str) -> Broken | Refused:

@@ -120,10 +120,10 @@ def _chosen(names: Iterable[str] | None) -> list[Check]:
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
     from ._causes import explained
     from ._child import Printed, isolated
-    from ._job import DIRECTIONS, Broken, Called, Done, Refused, Stage
+    from ._job import DIRECTIONS, Broken, Called, Done, Looks, Refused, Stage
 
     start, printed = time.perf_counter(), ""
-    called: Called | None = None
+    called, looks = Called("", ()), Looks(job.promise.causal, True)
     findings: list[Finding] = []
     outcomes: list[Outcome] = []
     messages: Iterable[Message | Printed] = isolated(job, limits) if is_isolated else _in_this_process(job)
@@ -133,7 +133,9 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
         if isinstance(message, Stage) and progress is not None:
             progress(len(outcomes), len(checks), message.name)
         elif isinstance(message, Called):
-            called = called or message
+            called = message
+        elif isinstance(message, Looks):
+            looks = message
         elif isinstance(message, Done):
             outcomes.append(message.outcome)
             findings += message.findings
@@ -143,14 +145,14 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
             printed = message.text
     if printed:
         findings.append(_it_prints(printed))
-    if called and not called.mixes and not any(one.family == "causal-blindness" for one in findings):
+    if not looks.mixes and not any(one.family == "causal-blindness" for one in findings):
         findings.append(_no_attention())
     told, ended = explained(checks, findings, outcomes)
-    leaks = any(one.family == "causal-leak" and one.severity == "error" for one in told)
-    assumed = [one for one in called.assumed if not (leaks and one in DIRECTIONS)] if called else []
+    promised, leaks = job.promise.causal, any(one.family == "causal-leak" for one in told if one.severity == "error")
+    found = () if promised is not None or looks.causal is None or leaks else (DIRECTIONS[looks.causal],)
     return Report(
-        _name(job.target), called.called if called else "", tuple(assumed),
-        called.causal if called else job.promise.causal, told, ended, time.perf_counter() - start, printed,
+        _name(job.target), called.called, called.assumed + found, looks.causal if promised is None else promised,
+        told, ended, time.perf_counter() - start, printed,
     )  # fmt: skip
 
 
