@@ -36,6 +36,8 @@ class Attention(nn.Module):
         place = torch.arange(length, dtype=x.dtype)
         if self.positions == "added":
             x = x + 0.1 * place[:, None]
+        if self.positions == "clamped":
+            x = x + 0.1 * place.clamp(max=11)[:, None]
         q, k, v = (one.view(*x.shape[:2], 3, 5).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
         scores = q @ k.mT / 5**0.5
         if self.positions == "bias":
@@ -101,3 +103,14 @@ def test_neither_causal_nor_bidirectional_is_not_judged() -> None:
 
     with pytest.raises(Inapplicable, match="some outputs see later inputs"):
         found(Half())
+
+
+def test_positions_that_stop_counting_are_an_error():
+    (error,) = [one for one in found(Attention("clamped")) if one.severity == "error"]
+    assert "Swapping inputs 31 and 32 of 33 swaps their outputs" in error.message
+    assert error.location is not None and "clamp(max=11)" in error.location.code
+
+
+@pytest.mark.parametrize("positions", ["", "added", "bias"])
+def test_positions_that_count_everywhere_or_nowhere_are_none(positions: str):
+    assert not [one for one in found(Attention(positions)) if one.severity == "error"]

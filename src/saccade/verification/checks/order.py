@@ -10,12 +10,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._finding import Check, Finding, Inapplicable
+from .._finding import Check, Finding, Inapplicable, TargetError
+from .._inputs import Inputs
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
+from .._trace import traced
 
 _NAME = "order"
 _LENGTH = 7
+_LONG = 33
 _ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
 
 
@@ -27,7 +30,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
     direction = subject.direction
     if direction == "neither":
         raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
-    yield from _judged(subject, _last_row(plain) if direction == "causal" else _all_rows(plain))
+    if direction == "causal":
+        yield from _judged(subject, _last_row(plain))
+    else:
+        yield from _judged(subject, _all_rows(plain))
+        yield from _late(plain)
 
 
 def _all_rows(subject: Subject) -> float:
@@ -44,6 +51,39 @@ def _last_row(subject: Subject) -> float:
     order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
     out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
     return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
+
+
+def _late(subject: Subject) -> Iterator[Finding]:
+    """Positions that count at the start of a long input and no longer at its end, as where their number is clamped."""
+    length = min(_LONG, subject.reading.max_length or _LONG)
+    if length < 2 * _LENGTH:
+        return
+    inputs = subject.inputs(2, length)
+    try:
+        first, last = (_swapped(subject, inputs, at) for at in (0, length - 2))
+    except TargetError:
+        return  # a limit of its length, which robustness tells
+    if first <= 1 or last > 1:
+        return
+    yield Finding(
+        _NAME, _NAME, "error",
+        f"Swapping inputs {length - 2} and {length - 1} of {length} swaps their outputs and changes nothing else, "
+        "while swapping inputs 0 and 1 does: late positions are all taken for the same one.",
+        "In longer texts than those of its tests the order of what comes late is lost, without an error.",
+        "x = x + self.positions(torch.arange(L))  # a table that is long enough, and no clamp",
+        {"length": length, "at the start": first, "at the end": last},
+        traced(subject, inputs).line("clamp", "clip", "clamp_max", "minimum", "remainder"),
+    )  # fmt: skip
+
+
+def _swapped(subject: Subject, inputs: Inputs, at: int) -> float:
+    """As `_all_rows`, for one input and the next one swapped."""
+    order = list(range(inputs.length))
+    order[at], order[at + 1] = at + 1, at
+    out, swapped = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
+    if out.shape[-2] != inputs.length:
+        raise Inapplicable("its outputs are not one for each input")
+    return _apart(swapped, out[..., order, :]) / tolerance(subject, inputs, out)
 
 
 def _of_sides(subject: Subject) -> Iterator[Finding]:
@@ -112,7 +152,8 @@ CHECK = Check(
     _NAME, _NAME,
     "Attention by itself does not know the order of its input; where positions are added, they have an effect.",
     "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
-    "its last output, with the earlier inputs in another order).",
+    "its last output, with the earlier inputs in another order); of a long input, the first two and the last two are "
+    "swapped.",
     "Without positions a sentence is a bag of words; with positions that are not meant to be there, tokens are mixed.",
     _run,
 )  # fmt: skip
