@@ -5,15 +5,18 @@ It takes some minutes. Read the diff before you commit it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 import harness
 import test_right
 import torch
-from wrong.fault import STYLES, Fault
+from wrong.fault import STYLES, Fault, Style
 
 import saccade
 from saccade.verification import Report
@@ -47,28 +50,39 @@ class Results:
         return [(fault, seen) for fault, seen in self.verdicts.items() if harness.family_of(fault) == family]
 
 
-def rights() -> list[Callable[[], Report]]:
-    """The right implementations, each as a function that verifies it."""
-    others = [right for kind in test_right.KINDS.values() for right in kind]
-    return [
-        *(lambda style=style: harness.run_right(style) for style in STYLES),
-        *(lambda right=right: _verified(right) for right in others),
-    ]
+def found(jobs: int = 1, progress: Callable[[int, int], None] = lambda done, of: None) -> Results:
+    """Everything verified, in `jobs` processes."""
+    faults, count = harness.every_fault(), len(_rights())
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        verdicts = [pool.submit(_verdict, index) for index in range(len(faults))]
+        alarms = [pool.submit(_alarms, index) for index in range(count)]
+        for done, _ in enumerate(as_completed([*verdicts, *alarms]), 1):
+            progress(done, len(faults) + count)
+    return Results(
+        dict(zip(faults, (one.result() for one in verdicts), strict=True)), [one.result() for one in alarms]
+    )  # fmt: skip
+
+
+def _verdict(index: int) -> harness.Verdict:
+    fault = harness.every_fault()[index]
+    return harness.judge(fault, harness.run(fault))
+
+
+def _alarms(index: int) -> set[str]:
+    """The families that give an error on a right implementation."""
+    right = _rights()[index]
+    report = harness.run_right(right) if isinstance(right, Style) else _verified(right)
+    return {one.family for one in report.errors}
+
+
+def _rights() -> list[Style | test_right.Right]:
+    return [*STYLES, *(right for kind in test_right.KINDS.values() for right in kind)]
 
 
 def _verified(right: test_right.Right) -> Report:
     with torch.random.fork_rng(), harness.without_compile():
         torch.manual_seed(11)
         return saccade.verify(right.make(), promise=right.promise, isolated=False)
-
-
-def found(progress: Callable[[str], None] = lambda _: None) -> Results:
-    verdicts = {}
-    for fault in harness.every_fault():
-        verdicts[fault] = harness.judge(fault, harness.run(fault))
-        progress(f"{harness.family_of(fault)}: {fault.name}")
-    alarms = [{one.family for one in verified().errors} for verified in rights()]
-    return Results(verdicts, alarms)
 
 
 def page(results: Results) -> str:
@@ -105,8 +119,10 @@ def _link(fault: Fault) -> str:
 
 
 def main() -> int:
-    results = found(lambda name: print(name, flush=True))
+    jobs = int(sys.argv[1]) if len(sys.argv) > 1 else os.cpu_count() or 1
+    results = found(jobs, lambda done, of: print(f"\r{done} of {of}", end="", flush=True))
     PAGE.write_text(page(results), encoding="utf-8")
+    print(f"\n{PAGE}")
     return 0
 
 
