@@ -24,7 +24,7 @@ def probed(
         block = torch.eye(length, dtype=value.dtype, device=value.device)[:, start : start + width]
         units = torch.nn.functional.pad(block, (0, width - block.shape[1])).expand(value.shape).contiguous()
         given = inputs.map(lambda _, units=units: units, ["value"])  # type: ignore[misc]
-        parts.append(subject(given, pairs=pairs, padding=padding).out[..., : block.shape[1]])
+        parts.append(subject(copied(given), pairs=pairs, padding=padding).out[..., : block.shape[1]])
     weights = torch.cat(parts, -1)
     heads = query.shape[1]
     if weights.shape != (inputs.batch, heads, inputs.length, length) or heads % key.shape[1]:
@@ -33,3 +33,9 @@ def probed(
     if not torch.allclose(weights @ value, out, rtol=1e-3, atol=1e-4, equal_nan=True):
         return None
     return SeenAttention(query, key, value, weights.log(), weights, summed_axis(weights), "probed")
+
+
+def copied(inputs: Inputs) -> Inputs:
+    """The same in memory of its own, for targets that write into what they are given. One tensor stays one."""
+    copies = {id(one): one.clone() for one in inputs.tensors.values()}
+    return inputs.map(lambda one: copies[id(one)])

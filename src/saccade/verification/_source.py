@@ -36,7 +36,7 @@ class Source:
 
 def sources(target: Any) -> tuple[Source, ...]:
     """The classes of a module and of its parts, or a function, without what PyTorch, Python and Saccade define."""
-    found = [source for one in _parts(target) if (source := _source(one)) is not None]
+    found = [source for one in _parts(target) for source in _sources(one)]
     return tuple(dict.fromkeys(found))
 
 
@@ -100,6 +100,14 @@ def _plain(target: Any) -> Any:
     while isinstance(target, functools.partial):
         target = target.func
     return inspect.unwrap(target) if callable(target) and not isinstance(target, nn.Module) else target
+
+
+def _sources(one: Any) -> list[Source]:
+    """Of a class whose module is not known any more, its functions."""
+    whole = _source(one)
+    if whole is not None or not inspect.isclass(one):
+        return [] if whole is None else [whole]
+    return [source for own in vars(one).values() if inspect.isfunction(own) and (source := _source(own)) is not None]
 
 
 def _source(one: Any) -> Source | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _tap
 from ._finding import Inapplicable, Location
 from ._inputs import Inputs
-from ._probe import probed
+from ._probe import copied, probed
 from ._subject import Result, Subject
 from ._trace_fused import told
 from ._trace_mode import Looking, Step
@@ -50,6 +50,7 @@ def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
         Inapplicable: the target takes no mask that can say this.
         TargetError: the target raised.
     """
+    inputs = copied(inputs)
     tokens, looking = Tokens(inputs), Looking()
     for tensor, shadow in tokens:
         looking.know(tensor, shadow)

@@ -148,7 +148,7 @@ class Looking(TorchFunctionMode):
         self.steps.append(Step(name, tuple(tuple(one.shape) for one in given), shape, where))
         if _is_kernel(func):
             self.kernels.append(str(func))
-        if all(self.of(one) is None for one in given):
+        if all(self.of(one) is None for one in given) or name.endswith("_like") or name.startswith("new_"):
             return
         if name == "scaled_dot_product_attention":
             query = args[0] if args else kwargs["query"]
@@ -165,9 +165,9 @@ class Looking(TorchFunctionMode):
         elif name in JOINS:
             tensors = list(args[0] if args else kwargs["tensors"])
             self.know(result, joined(func, tensors, [self.of(one) for one in tensors], args[1:], kwargs))
-        elif isinstance(result, Tensor):
+        elif isinstance(result, Tensor) and result.dtype != torch.bool:
             self._changed(name, args, kwargs, given, result, where, before)
-        else:
+        elif not isinstance(result, Tensor):
             self._lose(args, result)
 
     def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -255,16 +255,15 @@ class Looking(TorchFunctionMode):
             assert pairs is not None
             if before is not None and name in _MINUS:
                 scores.unshifted = scores.gathered(before, pairs, -torch.inf)
+            elif before is not None and name in _SOFTMAX:
+                axis = scores.along(pairs, _softmax_axis(args, kwargs, given[0]))
+                weights = scores.gathered(result.exp() if name == "log_softmax" else result, pairs, 0.0)
+                scores.soften(scores.gathered(before, pairs, -torch.inf), weights, axis, where)
             elif before is not None:
                 if scores.logits is None:
                     own = scores.gathered(before, pairs, -torch.inf)
-                    scores.logits = own if name in _SOFTMAX or scores.unshifted is None else scores.unshifted
-                _note(scores, "softmax", where)
-            if name in _SOFTMAX:
-                axis = _softmax_axis(args, kwargs, given[0])
-                if scores.normalised is None:
-                    scores.normalised = scores.along(pairs, axis)
-                scores.softened = scores.gathered(result, pairs, 0.0)
+                    scores.logits = own if scores.unshifted is None else scores.unshifted
+                    _note(scores, "softmax", where)
             elif name == "normalize" and scores.normalised is None:
                 scores.normalised = scores.along(pairs, _axis(args, kwargs, 2, 1) % result.dim())
             elif name == "dropout":
@@ -333,7 +332,7 @@ class Looking(TorchFunctionMode):
         for scores in chosen:
             along = scores.along(pairs, -1)
             if scores.weights is None:
-                scores.weights = scores.gathered(product.left, left.pairs, 0.0)
+                scores.multiply(scores.gathered(product.left, left.pairs, 0.0))
                 scores.keys = "left" if along == "left" else "right"
                 if along in ("left", "right", "none"):
                     scores.values = _values(scores, pairs, laid.right(product.right))

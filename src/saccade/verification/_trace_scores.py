@@ -19,6 +19,16 @@ Coordinate = Literal["left", "right", "unit", "several", "none"]
 Source = Literal["by hand", "F.scaled_dot_product_attention"]
 
 
+@dataclass(frozen=True, eq=False)
+class Softened:
+    """One softmax of scores. There may be several, of which one is used and another returned, say."""
+
+    logits: Tensor  # (U, I, J)
+    weights: Tensor
+    axis: Coordinate
+    line: Location | None
+
+
 @dataclass(eq=False)
 class Scores:
     """One product of two tensors whose rows are of the inputs."""
@@ -34,6 +44,7 @@ class Scores:
     lines: dict[str, Location] = field(default_factory=dict)
     logits: Tensor | None = None  # (U, I, J)
     unshifted: Tensor | None = None  # (U, I, J) before something of each row was subtracted, its maximum say
+    softmaxes: list[Softened] = field(default_factory=list)
     softened: Tensor | None = None  # (U, I, J) as they came out of the softmax
     weights: Tensor | None = None  # (U, I, J) as they multiplied the values
     values: Tensor | None = None  # (U, I or J, Dv)
@@ -55,6 +66,25 @@ class Scores:
     def of_sequences(self) -> bool:
         """Whether each row on both sides is of one token: a product of queries and keys, not of channels."""
         return bool((self.left_tokens != UNKNOWN).all() and (self.right_tokens != UNKNOWN).all())
+
+    def soften(self, logits: Tensor, weights: Tensor, axis: Coordinate, line: Location | None) -> None:
+        """A softmax; of one that follows another, the logits are the first one's."""
+        first = next((one for one in self.softmaxes if torch.equal(one.weights, logits)), None)
+        own = Softened(logits if first is None else first.logits, weights, axis, line)
+        self.softmaxes.append(own)
+        if self.weights is None:
+            self._take(own)
+
+    def multiply(self, weights: Tensor) -> None:
+        """These multiply the values: they come from the softmax that gave what is most like them."""
+        self.weights = weights
+        if self.softmaxes:
+            self._take(min(self.softmaxes, key=lambda one: (one.weights - weights).abs().nan_to_num(0.0).sum().item()))
+
+    def _take(self, one: Softened) -> None:
+        self.logits, self.softened, self.normalised = one.logits, one.weights, one.axis
+        if one.line is not None:
+            self.lines["softmax"] = one.line
 
     def gathered(self, tensor: Tensor, pairs: Tensor, missing: float) -> Tensor:
         """A tensor's elements, put back where their pairs say: (U, I, J)."""

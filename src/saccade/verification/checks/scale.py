@@ -22,6 +22,7 @@ _BATCH = 2
 _LENGTHS = (11, 13, 17, 19, 23)
 # Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
 _LEFT = 1e-3
+_BENT = 1e-7
 _WRONG = 0.01  # relative; a float32 product is right to 1e-6
 # Scores below this are a mask's, not a product's.
 _HIDDEN = -5e3
@@ -44,6 +45,11 @@ class _Factors:
         return [head for head, left in enumerate(self.left) if left < _LEFT]
 
     @property
+    def straight(self) -> bool:
+        """Whether logits are the product times a number to rounding, in every head."""
+        return max(self.left) < _BENT
+
+    @property
     def wrong(self) -> list[int]:
         return [head for head in self.known if abs(self.found[head] / self.expected - 1) > _WRONG]
 
@@ -51,7 +57,7 @@ class _Factors:
 def _run(subject: Subject) -> Iterator[Finding]:
     subject, inputs = _asked(subject)
     factors = [_factors(subject, seen) for seen in measured(subject, inputs)]
-    if not any(one.known for one in factors) and subject.form != "tokens":
+    if not all(one.straight for one in factors) and subject.form != "tokens":
         # a soft cap bends large logits; small ones it leaves straight
         small = [_factors(subject, seen) for seen in measured(subject, inputs.map(lambda one: one * 0.05))]
         factors = small if any(one.known for one in small) else factors
