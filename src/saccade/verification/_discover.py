@@ -70,9 +70,10 @@ def discover(
 
 def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
     """A whole model, or a layer of one of transformers' models; None for all else."""
-    if hints.form in (None, "tokens") and takes_tokens(target):
+    scripted = isinstance(target, torch.jit.ScriptModule)
+    if hints.form in (None, "tokens") and not scripted and takes_tokens(target):
         return token_subject(target, promise)
-    if hints.form in (None, "self") and isinstance(target, nn.Module):
+    if hints.form in (None, "self") and isinstance(target, nn.Module) and not scripted:
         return layer_subject(target, promise)
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ._subject import Subject
+from .discovery._words import masks_in_words, returned_in_words
 
 _AXES = {"B": "batch", "H": "heads", "L": "length"}
 _INPUTS = {
@@ -31,7 +32,8 @@ def call_in_words(subject: Subject) -> str:
     subjects = inputs[0] if len(inputs) == 1 else f"{', '.join(inputs[:-1])} and {inputs[-1]}"
     each = " each" if len(inputs) > 1 else ""
     heads = f", {reading.heads} heads" if reading.form == "attention" and reading.heads else ""
-    return f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {subjects}{each} ({shape}){heads}"
+    called = f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {subjects}{each} ({shape}){heads}"
+    return called + masks_in_words(reading) + returned_in_words(reading)
 
 
 def _places(target: Any) -> list[str]:

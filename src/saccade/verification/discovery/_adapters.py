@@ -30,8 +30,8 @@ def adapted(target: Any, adapter: Callable[..., Any], hints: Hints) -> Reading:
     inputs = tuple(name for name in names if name != "mask")
     if inputs not in _FORMS:
         raise Undecided(
-            f"the adapter takes ({', '.join(names)}) after the target, expected (query, key, value), (x), (x, context) or "
-            "(tokens), each with or without mask"
+            f"the adapter takes ({', '.join(names)}) after the target, expected (query, key, value), (x), (x, context) "
+            "or (tokens), each with or without mask"
         )
     trials = Trials(target)
     for reading in _candidates(target, _FORMS[inputs], inputs, hints):

@@ -5,6 +5,7 @@ Names say that there is a cache; a call says where it comes back.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -107,8 +108,11 @@ def _makers(target: nn.Module) -> Iterator[Callable[[], Any]]:
             and re.search("cache", name, re.IGNORECASE)
             and kind.__module__ == type(target).__module__
         ):
-            yield lambda kind=kind: construct(kind, {}, Hints())[0]
-            yield kind
+            yield functools.partial(_constructed, kind)
+
+
+def _constructed(kind: type) -> Any:
+    return construct(kind, {}, Hints())[0]
 
 
 def _needed(method: Any) -> list[str]:

@@ -13,15 +13,19 @@ _FALSE = r"false|zeros?|0s?|0\.0"
 _VALUE = re.compile(rf"(?<![\w.=!])(?:(?P<on>{_TRUE})|(?P<off>{_FALSE}))(?![\w.])")
 _SEEN = re.compile(
     r"\bke(?:ep|pt)|\battend|\bvisible|\bvalid|\breal\b|\bseen?\b|\ballow|\bparticipat|\bunmask|\bused?\b|\binclud|\bpresent\b"
-    r"|\b(?:not|un|non)-?(?: be)? ?(?:mask|pad|ignor)|\b(?:may|can) (?:be )?(?:look|see)|\bactual|\btakes? part|\bto look|\bopen\b"
+    r"|\b(?:not|un|non)-?(?: be)? ?(?:mask|pad|ignor)|\b(?:may|can) (?:be )?(?:look|see)|\bactual|\btakes? part"
+    r"|\bto look|\bopen\b"
 )
 _HIDDEN = re.compile(
-    r"\bmasked\b|\bmask(?:s|ing)? (?:out|it|them|that)\b|^\s*(?:=|means?|:|->)\s*mask\b|\bignor|\bpadd?(?:ed|ing)?\b|\bhid(?:den|es?|ing)|\bblock"
+    r"\bmasked\b|\bmask(?:s|ing)? (?:out|it|them|that)\b|^\s*(?:=|means?|:|->)\s*mask\b|\bignor|\bpadd?(?:ed"
+    r"|ing)?\b|\bhid(?:den|es?|ing)|\bblock"
     r"|\bexclud|\bdisallow|\bprevent|\bdrop|\binvisible|\bforbid|\bremoved?|\bdiscard|\bsuppress|\binvalid"
-    r"|\b(?:not|never|no|cannot|can't|mustn't)(?: (?:be|to|may|allowed|let|should|any))* ?(?:attend|see|look|allow|visible|valid|real|used?|included?)"
+    r"|\b(?:not|never|no|cannot|can't|mustn't)(?: (?:be|to|may|allowed|let|should|any))* ?(?:attend|see|look"
+    r"|allow|visible|valid|real|used?|included?)"
 )
 _ADDED = re.compile(
-    r"\badditive|\badded (?:on)?to\b|\badds? to the (?:scores|logits)|\b0(?:\.0)?\b[^.;]{0,40}(?:-inf|-1e|negative|minus inf|finfo)"
+    r"\badditive|\badded (?:on)?to\b|\badds? to the (?:scores|logits)|\b0(?:\.0)?\b[^.;]{0,40}(?:-inf|-1e"
+    r"|negative|minus inf|finfo)"
     r"|\b(?:large )?negative (?:number|value)s?\b|\bfloat mask"
 )
 

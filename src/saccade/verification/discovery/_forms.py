@@ -180,7 +180,7 @@ def _proper(clues: Clues, names: tuple[str, ...]) -> Iterator[Reading]:
     told = clues.hints.embed_dim or next(_sizes.head_widths(clues.target), None)
     for layout in _layouts(clues, names, "BHLD", "BLD", "LD"):
         for width in [told] if told else [WIDTH, 24, 64]:
-            if "H" in layout or (heads or 1) == 1:
+            if "H" in layout or heads is None or heads == 1:
                 yield Reading("attention", layout, width, (heads or 3) if "H" in layout else 1, names=names)
             elif width % heads == 0:
                 yield Reading("qkv", layout, width * heads if told else width, heads, names=names)
@@ -282,7 +282,8 @@ def _assumptions(clues: Clues, reading: Reading) -> Iterator[str]:
 
 WORDS = {
     "BHLD": "(batch, heads, length, width)", "BLHD": "(batch, length, heads, width)", "BLD": "(batch, length, width)",
-    "LBD": "(length, batch, width)", "LD": "(length, width), one sequence", "HLD": "(heads, length, width), one sequence",
+    "LBD": "(length, batch, width)", "LD": "(length, width), one sequence",
+    "HLD": "(heads, length, width), one sequence",
     "BL": "(batch, length)", "LBHD": "(length, batch, heads, width)",
 }  # fmt: skip
 

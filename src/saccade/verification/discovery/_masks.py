@@ -54,6 +54,8 @@ def _of_argument(
 ) -> list[MaskReading]:
     if reading.form == "cross" and of_queries(argument.name, clues):
         return []
+    if reading.form == "self" and re.search("context|memory|mem_|cross|encoder_", argument.name.lower()):
+        return []  # of a context, which is not given
     names = [one.name for one in clues.arguments]
     silent = is_pytorch(clues.target)
     said, words = (None, "") if silent else documented(clues.source, argument.name, names)
@@ -77,7 +79,8 @@ def _of_argument(
 
 
 def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
-    """The documented shape and others of its rank; else one plain shape by pair, the richest by pair, and one by key."""
+    """The documented shape and others of its rank; else one plain shape by pair, the richest by pair,
+    and one by key."""
     if shape is not None and any(mask.axes == shape for mask in masks):
         masks = sorted((mask for mask in masks if len(mask.axes) == len(shape)), key=lambda mask: mask.axes != shape)
     pairs = [mask for mask in masks if mask.by_pair]
@@ -207,7 +210,7 @@ class _Trial:
         return zeros.shape == self.plain.shape and torch.allclose(zeros, self.plain, equal_nan=True)
 
     def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
-        """The mean movement of these rows when keys at these positions change; infinite where nothing finite is left."""
+        """The mean movement of these rows when these keys change; infinite where nothing finite is left."""
         after = self._out(mask, self.inputs.changed(positions, "key"))
         if after is None:
             return float("inf")

@@ -43,9 +43,7 @@ def constants(
             continue
         if one.role == "weights_flag" and not one.default:
             made[one.name] = True
-        elif one.role == "training" and one.default:
-            made[one.name] = False
-        elif one.role == "averaged":
+        elif one.role == "averaged" or (one.role == "training" and one.default):
             made[one.name] = False
         elif one.required and one.role not in (*LATER, *_MADE):
             made[one.name] = _value(one, width, heads)
@@ -67,7 +65,8 @@ def _value(argument: Argument, width: int, heads: int | None) -> Any:
     head_width = width // heads if heads else width
     simple: dict[str, Any] = {
         "dropout": 0.0, "scale": head_width**-0.5, "temperature": head_width**0.5, "training": False, "inference": True,
-        "head_width": head_width, "width": width, "gqa": False, "groups": 1, "window": None, "start": 0, "head_mask": None,
+        "head_width": head_width, "width": width, "gqa": False, "groups": 1, "window": None, "start": 0,
+        "head_mask": None,
         "heads": heads or 4, "kv_heads": heads or 4, "weights_flag": True,
     }  # fmt: skip
     if argument.role in simple:

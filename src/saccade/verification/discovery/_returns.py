@@ -39,7 +39,7 @@ def with_returns(reading: Reading, returned: Any, inputs: Inputs, source: Source
         {at: name for at, name in enumerate(source.returned_names(len(found)))} if isinstance(returned, tuple) else {}
     )
     for where, tensor in found.items():
-        name = str(names.get(where, where if isinstance(where, str) else ""))  # type: ignore[call-overload]
+        name = where if isinstance(where, str) else names.get(where or 0, "")
         axes = _axes(tensor, inputs, reading)
         if where != out and axes and _is_weights(name, tensor):
             return replace(reading, weights=where, weights_axes=axes)

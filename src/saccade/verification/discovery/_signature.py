@@ -20,17 +20,20 @@ _ROLES = (
               r"|.*_?caches?|cache_params|memory_state|incremental_state|state|present"),
     ("head_mask", r"(layer_|cross_attn_)?head_mask"),
     ("flag", r"(is_|use_)?(causal|autoregressive)(_flag|ity)?|use_(causal_)?mask|apply_mask|masked|mask_future"),
-    ("lengths", r"(valid|seq|src|source|key|input|sequence|memory|context|x)?_?(lens?|lengths|valid_lens?|valid_lengths)"),
+    ("lengths", r"(valid|seq|src|source|key|input|sequence|memory|context|x)?_?(lens?|lengths|valid_lens?"
+                r"|valid_lengths)"),
     ("mask", r".*masks?.*|(attn|attention|score|logit|position|rel_pos|pos|relative_position|alibi)_?(bias|biases)|bias"
              r"|key_padding|padding|is_pad(ding)?"),
-    ("weights_flag", r"(need|return|output|with|get|ret|want)_?(the_)?(attn|attention|attentions|weights|att|probs|scores"
+    ("weights_flag", r"(need|return|output|with|get|ret|want)_?(the_)?(attn|attention|attentions|weights|att"
+                     r"|probs|scores"
                      r"|attn_weights|attention_weights|attn_probs|w|map|maps|attention_scores)"),
     ("averaged", r"average_attn_weights|average_weights"),
     ("gqa", r"enable_gqa|gqa|use_gqa"),
     ("groups", r"n_rep|num_(key_value|kv|query)_groups|num_groups|n_groups|groups|group_size|kv_groups"),
     ("training", r"training|train|is_training"),
     ("inference", r"inference|eval|evaluate|deterministic"),
-    ("dropout", r"(attn|attention)?_?(dropout|drop|p_drop|pdrop|dropout_p|dropout_rate|drop_rate|drop_prob|dropout_prob)"
+    ("dropout", r"(attn|attention)?_?(dropout|drop|p_drop|pdrop|dropout_p|dropout_rate|drop_rate|drop_prob"
+                r"|dropout_prob)"
                 r"|p_dropout|p"),
     ("scale", r"(softmax|sm|attn|attention|qk|score)?_?(scale|scaling|scale_factor|scaling_factor)|norm_factor"),
     ("temperature", r"temperature|temp|tau"),
@@ -54,9 +57,11 @@ _ROLES = (
     ("key_value", r"kv|key_value(s|_states)?|keys?_(and_)?values?|x_?kv|kv_input|inputs_kv"),
     ("query", r"(x|input|inputs)?_?q|(x_|input_|inputs_)?(query|queries)(_states|_layer|_input|_in|_seq|_tensor|_head"
               r"|_heads)?|qs|qh|q_(in|input|heads?|states|seq)"),
-    ("key", r"(x|input|inputs)?_?k|(x_|input_|inputs_)?keys?(_states|_layer|_input|_in|_seq|_tensor|_head|_heads)?|ks|kh"
+    ("key", r"(x|input|inputs)?_?k|(x_|input_|inputs_)?keys?(_states|_layer|_input|_in|_seq|_tensor|_head"
+            r"|_heads)?|ks|kh"
             r"|k_(in|input|heads?|states|seq)"),
-    ("value", r"(x|input|inputs)?_?v|(x_|input_|inputs_)?values?(_states|_layer|_input|_in|_seq|_tensor|_head|_heads)?|vs"
+    ("value", r"(x|input|inputs)?_?v|(x_|input_|inputs_)?values?(_states|_layer|_input|_in|_seq|_tensor|_head"
+              r"|_heads)?|vs"
               r"|vh|v_(in|input|heads?|states|seq)"),
     ("context", r"context|ctx|cond(itioning)?|memory|mem|y|encoder_(output|outputs|out|hidden_states|states|x|hidden)"
                 r"|enc(_out|_output|_outputs|_hidden|_x|_states)?|encoded|key_value_states|source|other"

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 _WIDTHS = (
-    "embed_dim", "d_model", "hidden_size", "n_embd", "dim", "emb_dim", "embed_size", "embedding_dim", "model_dim", "d_in",
-    "input_dim", "query_dim", "in_features", "in_dim", "num_hiddens", "hidden_dim", "all_head_size", "width", "channels", "d",
+    "embed_dim", "d_model", "hidden_size", "n_embd", "dim", "emb_dim", "embed_size", "embedding_dim",
+    "model_dim", "d_in",
+    "input_dim", "query_dim", "in_features", "in_dim", "num_hiddens", "hidden_dim", "all_head_size", "width",
+    "channels", "d",
     "dim_in", "in_channels", "features", "hidden", "E", "C", "n_state", "emb_size", "model_size", "qdim", "q_dim",
 )  # fmt: skip
 _CONTEXT = (
     "context_dim", "cross_attention_dim", "kdim", "d_context", "d_cross", "cond_dim", "kv_dim", "key_dim", "d_cond",
-    "context_size", "cross_dim", "memory_dim", "d_kv_in", "encoder_dim", "enc_dim", "d_encoder", "key_size", "dim_context",
+    "context_size", "cross_dim", "memory_dim", "d_kv_in", "encoder_dim", "enc_dim", "d_encoder", "key_size",
+    "dim_context",
 )  # fmt: skip
 _HEADS = ("num_heads", "n_heads", "nhead", "n_head", "heads", "num_attention_heads", "h", "nheads", "head_num", "H",
           "num_query_heads", "n_q_heads", "nh", "n_local_heads")  # fmt: skip
@@ -62,9 +65,8 @@ def kv_heads(module: Any) -> int | None:
 def longest(module: Any) -> int | None:
     """The longest input that a buffer of its mask, or a number of its own, lets pass."""
     named = list(_numbers(module, _LENGTHS))
-    squares = [
-        one.shape[-1] for one in module.buffers() if one.dim() >= 2 and one.shape[-1] == one.shape[-2] > 1 and _is_mask(one)
-    ]  # fmt: skip
+    planes = [one for one in module.buffers() if one.dim() >= 2]
+    squares = [one.shape[-1] for one in planes if one.shape[-1] == one.shape[-2] > 1 and _is_mask(one)]
     return min([*named, *squares], default=None)
 
 

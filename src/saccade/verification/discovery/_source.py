@@ -1,4 +1,4 @@
-"""What the target's source says in words and names: the letters of its axes, the names of what it returns, its comments."""
+"""What the target's source says in words and names: the letters of its axes, what it returns, its comments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from torch import nn
 _LETTERS = {
     "B": r"b|bs|bsz|bz|batch|batch_?size|num_?batch(es)?|n_?batch(es)?|nb|b_sz",
     "H": r"h|heads?|n_?heads?|num_?heads?|nh|nhead|hq|hkv|kv_?heads?|n_?kv_?heads?|num_attention_heads|num_kv_heads",
-    "L": r"l|t|s|seq|seq_?len(gth)?|length|len|lq|lk|tq|tk|sq|sk|q_?len|k_?len|kv_?len|tgt_?len|src_?len|time|l_q|l_k|t_q"
+    "L": r"l|t|s|seq|seq_?len(gth)?|length|len|lq|lk|tq|tk|sq|sk|q_?len|k_?len|kv_?len|tgt_?len|src_?len|time"
+         r"|l_q|l_k|t_q"
          r"|t_k|seqlen|num_?tokens|n_?tokens|tokens?|sequence(_?length)?|positions?|tgt_?len|m|num_queries|num_keys|ctx"
          r"|(q|k|kv|query|key|src|tgt|trg|source|target|memory|context|mem|enc|dec|x)_?(seq_?)?(len(gth)?|size|tokens)"
          r"|(seq_?)?(len(gth)?)_?(q|k|v|kv|query|key|src|tgt|x|context)|n_ctx|n_?(q|k|kv|src|tgt|queries|keys)|src|tgt|keys?"
          r"|quer(y|ies)|i|j",
-    "D": r"d|c|e|dim|dims|emb|embed|embed_?dim|emb_?dim|d_?model|hidden|hidden_?(dim|size)|hd|head_?(dim|size)|d_?head|d_?k"
+    "D": r"d|c|e|dim|dims|emb|embed|embed_?dim|emb_?dim|d_?model|hidden|hidden_?(dim|size)|hd|head_?(dim|size)"
+         r"|d_?head|d_?k"
          r"|d_?v|d_?q|channels?|features?|hs|model_?dim|feature_?dim|width|dk|dv|embedding(_dim|_size)?|d_in|n_embd|embed_size"
          r"|num_hiddens|depth|dim_per_head|input_dim|f",
 }  # fmt: skip
@@ -55,9 +57,8 @@ class Source:
 
     def returned_names(self, count: int) -> tuple[str, ...]:
         """The names of the tuple that the last `return` gives."""
-        found = [
-            node.value for node in ast.walk(self.tree) if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
-        ] if self.tree else []  # fmt: skip
+        returns = [node.value for node in ast.walk(self.tree) if isinstance(node, ast.Return)] if self.tree else []
+        found = [value for value in returns if isinstance(value, ast.Tuple)]
         fitting = [one for one in found if len(one.elts) >= count]
         return tuple(_name(one) for one in fitting[-1].elts) if fitting else ()
 

@@ -31,7 +31,7 @@ def settled(trials: Trials, clues: Clues) -> tuple[Clues, tuple[str, ...]]:
         )
     if not ways:
         return clues, ()  # giving them will say which argument is not known
-    words, option, way = ways[0]
+    words, _, way = ways[0]
     return way, (f"{words}, because the call works so",)
 
 

@@ -1,4 +1,4 @@
-"""A reading as a sentence for the report."""
+"""What a reading says of masks and of what is returned, in words for the report."""
 
 from __future__ import annotations
 
@@ -6,28 +6,12 @@ from .._reading import MaskReading, Reading
 
 _AXES = {"B": "batch", "H": "heads", "L": "length", "D": "width", "Q": "queries", "K": "keys", "1": "1"}
 _MEANING = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}
-_INPUTS = {
-    "attention": ("query", "key", "value"), "qkv": ("query", "key", "value"), "cross": ("x", "context"), "self": ("x",),
-    "tokens": ("tokens",),
-}  # fmt: skip
 
 
-def in_words(reading: Reading) -> str:
-    """ "(x, mask): x (batch, length, 24), mask (batch, keys) True = attend; returns (output, weights)"."""
-    names = reading.names or _INPUTS[reading.form]
-    arguments = list(dict.fromkeys(str(mask.argument) for mask in reading.masks))
-    flag = [reading.causal_flag] if reading.causal_flag else []
-    masks = "".join(f", {name} {_shapes(reading, name)}" for name in arguments)
-    return f"({', '.join([*names, *arguments, *flag])}): {_joined(names)} {_shape(reading)}{masks}; {_returns(reading)}"
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _shape(reading: Reading) -> str:
-    sizes = {"D": str(reading.width) if reading.form != "attention" else "width"}
-    return f"({', '.join(sizes.get(letter, _AXES[letter]) for letter in reading.layout)})"
+def masks_in_words(reading: Reading) -> str:
+    """ "; mask (batch, queries, keys) True = attend", for each mask argument."""
+    arguments = dict.fromkeys(str(mask.argument) for mask in reading.masks)
+    return "".join(f"; {name} {_shapes(reading, name)}" for name in arguments)
 
 
 def _shapes(reading: Reading, name: str) -> str:
@@ -40,13 +24,14 @@ def _meaning(mask: MaskReading) -> str:
     return "real positions of each item" if mask.axes == "B" else _MEANING[mask.meaning]
 
 
-def _returns(reading: Reading) -> str:
+def returned_in_words(reading: Reading) -> str:
+    """ "; returns (output, weights (batch, heads, queries, keys))"; "" where it returns the output alone."""
     if reading.out is None:
-        return "returns the output"
+        return ""
     if reading.weights is None:
-        return f"its output is item {reading.out!r} of what it returns"
+        return f"; its output is {reading.out!r} of what it returns"
     axes = ", ".join(_AXES[letter] for letter in reading.weights_axes)
     parts = {reading.out: "output", reading.weights: f"weights ({axes})"}
     if set(parts) == {0, 1}:
-        return f"returns ({parts[0]}, {parts[1]})"
-    return "of what it returns, " + " and ".join(f"{where!r} is the {what}" for where, what in parts.items())
+        return f"; returns ({parts[0]}, {parts[1]})"
+    return "; of what it returns, " + " and ".join(f"{where!r} is the {what}" for where, what in parts.items())
