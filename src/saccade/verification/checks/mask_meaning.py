@@ -275,5 +275,5 @@ CHECK = Check(
     "A mask hides exactly the keys that it says, for each query, head and batch item",
     "Random masks, other ones for each query, head and batch item, are given; what outputs then depend on is compared "
     "with them pair by pair, and where it differs the weights say why",
-    _EFFECT, _run, follows_from=("mixing",),
+    _EFFECT, _run, follows_from=("softmax", "mixing"),
 )  # fmt: skip
