@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .. import __version__
 from ._errors import UserError
 from ._options import Grouped, flattened
 
@@ -247,7 +248,7 @@ def _write(report: Report, files: dict[str, Path]) -> None:
     from ..viewer import check_target, write_whole
 
     for kind, path in files.items():
-        content = as_page(report) if kind == "Page" else as_junit(report)
+        content = as_page(report, f"Saccade {__version__}") if kind == "Page" else as_junit(report)
         write_whole(check_target(path, force=True), content.encode("utf-8"))
 
 

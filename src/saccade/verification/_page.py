@@ -13,20 +13,19 @@ from ._show import is_code, place, verdict
 _WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not applicable"}
 
 
-def as_page(report: Report) -> str:
-    """A whole page without scripts; everything of the target's is escaped."""
-    return _rendered("page.html.j2", report)
+def as_page(report: Report, generator: str = "Saccade") -> str:
+    """A whole page without scripts; everything of the target's is escaped. `generator` is who made it, by version."""
+    return _rendered("page.html.j2", report, generator)
 
 
 def as_fragment(report: Report) -> str:
     """What a notebook shows."""
-    return _rendered("report.html.j2", report)
+    return _rendered("report.html.j2", report, "Saccade")
 
 
-def _rendered(template: str, report: Report) -> str:
+def _rendered(template: str, report: Report, generator: str) -> str:
     import jinja2
 
-    from .. import __version__
     from .checks import CHECKS
 
     folder = Path(__file__).parent / "templates"
@@ -35,7 +34,7 @@ def _rendered(template: str, report: Report) -> str:
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     page = environment.get_template(template).render(
-        report=report, verdict=verdict(report), generator=f"Saccade {__version__}",
+        report=report, verdict=verdict(report), generator=generator,
         css=(folder / "report.css").read_text(encoding="utf-8"), findings=[_finding(one) for one in report.findings],
         checks={check.name: check for check in CHECKS}, counts=_counts(report),
     )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Runs checks on a subject, one after the other, and says how each went."""
+"""Runs a check on a subject and says how it went, whatever the target does."""
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -18,13 +18,6 @@ GPU_WORDS = (
     "not compiled with cuda", "no cuda gpus", "no nvidia driver", "cuda is not available", "cuda driver",
     "cuda error", "not linked with support for mps", "mps backend is supported", "no hip gpus", "not compiled with xpu",
 )  # fmt: skip
-
-
-def run_checks(subject: Subject, checks: Sequence[Check]) -> Iterator[tuple[Outcome, list[Finding]]]:
-    """Each check on a copy of its own, so that what one does to the target is not seen by the next."""
-    for check in checks:
-        outcome, findings = run_check(check, subject)
-        yield outcome, list(findings)
 
 
 def run_check(check: Check, subject: Subject) -> tuple[Outcome, tuple[Finding, ...]]:
