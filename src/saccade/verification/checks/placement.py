@@ -122,6 +122,8 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
     for dtype, name in NAMES.items():
         cast = subject.to(dtype)
         error, out = _raises(cast, cast.inputs(2, 7, dtype=dtype))
+        if error is not None and out is not None and any("float" in mask.words for mask in subject.reading.masks):
+            continue  # it asks for a mask of floats, and may be given booleans: no fault of its own
         if error is not None and not any(words in error.error for words in LACKING):
             yield _finding(
                 "error", f"With parameters and inputs in {name} it raises {error.error}",
