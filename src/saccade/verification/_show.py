@@ -151,7 +151,7 @@ def _one_line(text: str, width: int) -> str:
     if len(text) <= width:
         return text.rstrip(".")
     for marks in ("[.;:] ", ", "):
-        ends = [match.start() for match in re.finditer(marks, text) if match.start() <= width]
+        ends = [match.start() for match in re.finditer(marks, text) if width // 3 < match.start() <= width]
         if ends:
             return text[: ends[-1]]
     return textwrap.shorten(text, width, placeholder=" ...")
