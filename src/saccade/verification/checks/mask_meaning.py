@@ -198,6 +198,9 @@ def _alike_sizes(probe: Probe) -> list[Finding]:
             other = _probe(probe.subject, probe.mask, batch=batch, seed=batch)
         except TargetError:
             continue
+        inner = None if other.fits(other.given) else inside(other)
+        if inner is not None and inner.fits(other.given) and sums_to_one(inner):
+            continue  # the weights obey it: further layers join positions
         if not other.fits(other.given):
             defect = Defect(
                 f"With as many batch items as {'heads' if batch == heads else 'queries'} ({batch}) what is seen is not "
