@@ -54,7 +54,7 @@ def _of_argument(
 ) -> list[MaskReading]:
     if reading.form == "cross" and of_queries(argument.name, clues):
         return []
-    if reading.form == "self" and re.search("context|memory|mem_|cross|encoder_", argument.name.lower()):
+    if reading.form == "self" and re.search("context|memory|mem_|cross|encoder_|additional", argument.name.lower()):
         return []  # of a context, which is not given
     names = [one.name for one in clues.arguments]
     silent = is_pytorch(clues.target)
