@@ -58,3 +58,26 @@ def test_a_break_is_a_note() -> None:
 def test_what_is_not_finite_is_told_elsewhere() -> None:
     with pytest.raises(Inapplicable, match="not finite"):
         findings(lambda q, k, v: v * torch.nan)
+
+
+def test_what_the_caller_has_compiled_stays() -> None:
+    """However often it is verified: more often than PyTorch captures one function again."""
+    captures = 0
+
+    def backend(graph: Any, example: Any) -> Any:
+        nonlocal captures
+        captures += 1
+        return graph.forward
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return textbook(q, k, v)
+
+    mine = torch.compile(attend, backend=backend)
+    q = torch.randn(2, 3, 5, 7)
+    torch.testing.assert_close(mine(q, q, q), textbook(q, q, q))
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        assert findings(attend) == []
+    mine(q, q, q)
+    assert captures == 1
+    mine(q.double(), q.double(), q.double())
+    assert captures == 2

@@ -8,12 +8,14 @@ Shapes: those of the target's inputs.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
@@ -21,6 +23,12 @@ from .._inputs import Inputs
 from .._randomness import seeded
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
+
+# What is captured here counts against no limit of the caller's, where PyTorch can keep it apart. Nothing is reset
+# afterwards: that would throw away all that the caller has compiled.
+_APART: dict[str, Any] = (
+    {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+)
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -58,8 +66,6 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 def _compiled(subject: Subject, inputs: Inputs) -> tuple[Tensor, int]:
     """What the captured target gives, and into how many graphs it was broken."""
-    import torch._dynamo
-
     graphs = 0
 
     def count(graph: Any, example: Any) -> Any:
@@ -68,15 +74,12 @@ def _compiled(subject: Subject, inputs: Inputs) -> tuple[Tensor, int]:
         return graph.forward
 
     fresh = subject.fresh()
-    compiled = torch.compile(fresh.target, backend=count)
+    compiled = torch.compile(fresh.target, backend=count, **_APART)
     captured = replace(subject, target=compiled)
-    try:
-        with _quiet(), seeded(0), torch.no_grad():
-            captured(inputs)
-            graphs_then = graphs
-            out = captured(inputs).out
-    finally:
-        torch._dynamo.reset()
+    with _quiet(), seeded(0), torch.no_grad():
+        captured(inputs)
+        graphs_then = graphs
+        out = captured(inputs).out
     return out, graphs_then
 
 
