@@ -72,6 +72,7 @@ def _alarms(index: int) -> set[str]:
     """The families that give an error on a right implementation."""
     right = _rights()[index]
     report = harness.run_right(right) if isinstance(right, Style) else _verified(right)
+    assert not harness.broken_off(report), harness.broken_off(report)
     return {one.family for one in report.errors}
 
 

@@ -8,7 +8,9 @@ import harness
 import pytest
 from wrong.fault import TEXTBOOK, Fault
 
-from saccade.verification import Finding, Location, Report
+from saccade.verification import Check, Finding, Location, Reading, Report
+from saccade.verification._run import run_check
+from saccade.verification._subject import Subject
 from saccade.verification.checks import CHECKS
 
 WRONG_LINE = "scores = torch.matmul(q, k.transpose(-2, -1))"
@@ -43,6 +45,13 @@ def test_every_other_error_counts_and_two_are_allowed():
     assert judged(finding("scale"), *others).others == ("softmax", "mixing")
     assert not judged(finding("scale"), *others, finding("scale")).right
     assert judged(finding("scale"), finding("order", "note")).others == ()
+
+
+def test_a_check_that_broke_off_is_no_result():
+    broken = Check("order", "order", "", "", "", iter)  # a subject is no iterable
+    _, found = run_check(broken, Subject(abs, Reading("self", "BLD", 7)))
+    with pytest.raises(AssertionError, match="broke off with TypeError"):
+        judged(finding("scale"), *found)
 
 
 def test_the_line_is_the_one_that_was_changed():

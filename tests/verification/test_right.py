@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import harness
 import pytest
 import torch
 import torch.nn.functional as F
@@ -226,6 +227,7 @@ def parameters() -> list[Any]:
 def checked(target: Any, **options: Any) -> Report:
     report = verify(target, isolated=False, **options)
     assert report.ok, f"\n{report}"
+    assert not harness.broken_off(report)
     assert any(one.status == "passed" for one in report.outcomes)
     return report
 
@@ -261,6 +263,7 @@ def test_attention_with_any_mask_of_ours(name):
     # a pattern that is neither causal nor full must be promised as something: it is not one of the two
     window = {"window": Promise(window=3), "causal": None}.get(name)
     report = verify(saccade.attention, isolated=False, how=adapter, promise=window)
+    assert not harness.broken_off(report)
     told = {one.family for one in report.errors}
     assert told <= ({"causal-leak", "causal-blindness"} if name not in ("causal", "window") else set()), f"\n{report}"
 

@@ -51,6 +51,7 @@ def test_a_fault_of_each_kind_is_named(fault):
 def test_a_right_twin_is_clean(style):
     report = harness.run_right(style)
     assert report.ok, str(report)
+    assert not harness.broken_off(report)
 
 
 def test_every_family_has_four_faults_and_names_are_unique():
