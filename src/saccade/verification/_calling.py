@@ -35,11 +35,18 @@ def call(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | 
     """out, weights and all that was returned. Raises as `Subject.__call__` says."""
     if "B" not in reading.layout and reading.form != "tokens":
         return _one_by_one(target, reading, given)
+    return _whole(target, reading, given)
+
+
+def _whole(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | None, Any]:
+    """One call of the target."""
     returned = invoke(target, reading, given)
     out = picked(returned, reading.out)
     if not isinstance(out, Tensor):
         raise TargetError(f"it returned {type(out).__name__} where a tensor was expected", None)
     out = _canonical(out, reading.out_layout or reading.layout, reading.form)
+    if reading.form == "attention" and out.shape[-1] != (wide := given.inputs["value"].shape[-1]):
+        raise TargetError(f"its output has the width {out.shape[-1]} where the values' {wide} was expected", None)
     return out, _weights(returned, reading), returned
 
 
@@ -221,9 +228,7 @@ def _single(
         pairs = real if pairs is None else pairs & real
     inputs = own.map(narrowed) if head is not None else own
     one = Given(inputs, pairs, None, given.flagged)
-    returned = invoke(target, reading, one)
-    out = _canonical(picked(returned, reading.out), reading.out_layout or reading.layout, reading.form)
-    return out, _weights(returned, reading), returned
+    return _whole(target, reading, one)
 
 
 def _four(pairs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from .._finding import Undecided
 from .._reading import Form, Hints, MaskReading, Meaning, Reading
 from . import _sizes
 from ._layouts import mixing_axes
-from ._needed import Filled, constants, makers
+from ._needed import Filled, by_place, constants, makers
 from ._returns import with_returns
 from ._signature import Argument
 from ._source import Source
@@ -39,6 +39,8 @@ class Clues:
     def names(self, *roles: str) -> tuple[str, ...]:
         """The arguments of these roles, in this order; empty where one is missing or goes by place."""
         found = [next((one for one in self.arguments if one.role == role), None) for role in roles]
+        if any(one.is_open for one in self.arguments) and found == list(self.arguments[: len(found)]):
+            return ()  # what stands in *args comes by place, and so does all before it
         return tuple(one.name for one in found if one) if all(one and not one.by_place for one in found) else ()
 
     def has(self, *roles: str) -> bool:
@@ -107,7 +109,7 @@ def _forms(clues: Clues) -> Iterable[Form]:
         return ("cross",)
     if clues.has("x") and (clues.has("context") or clues.has("key_value")):
         return ("cross", "self") if _prefers_context(clues) else ("self", "cross")
-    if clues.arguments:
+    if any(not one.is_open for one in clues.arguments):
         return ("self",)
     return ("self", "qkv", "cross") if clues.is_module else ("attention", "self")
 
@@ -214,7 +216,8 @@ def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
     keywords = constants(clues.arguments, clues.given, reading.width, heads)
     keywords = {name: value for name, value in keywords.items() if all(name != mask.argument for mask in reading.masks)}
     made = {name: make for name, make in makers(clues.arguments).items() if name not in keywords}
-    reading = replace(reading, constants=keywords, call=Filled(made) if made else None)
+    placed = by_place(clues.arguments)
+    reading = replace(reading, constants=keywords, call=Filled(made, placed) if made else placed)
     inputs = trials.inputs(reading)
     returned = trials.returned(reading, inputs, f"{reading.form} {reading.layout} of width {reading.width}")
     if returned is None:
@@ -231,7 +234,9 @@ def _settled(trials: Trials, clues: Clues, reading: Reading) -> Reading:
         reading = _grouped(trials, clues, reading)
     if reading.form == "attention":
         told = replace(clues, given={**clues.given, **reading.constants})
-        reading = _working(trials, told, replace(reading, value_width=VALUE_WIDTH)) or reading
+        narrow = _working(trials, told, replace(reading, value_width=VALUE_WIDTH))
+        # what gives another width than the values', or raises for it, keeps values as wide as keys
+        reading = reading if narrow is None or trials.out(narrow, trials.inputs(narrow)) is None else narrow
     longest = _sizes.longest(clues.target) if clues.is_module else None
     return replace(reading, max_length=longest, assumed=(*reading.assumed, *_assumptions(clues, reading)))
 
