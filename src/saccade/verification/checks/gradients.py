@@ -19,25 +19,18 @@ from torch.utils._pytree import tree_leaves
 
 from .._declared import function_line, rates_of, with_rates
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._initial import at_the_start
 from .._inputs import Inputs
 from .._locate import location_here
 from .._operations import Operations
 from .._randomness import seeded
-from .._source import line_with
 from .._subject import Subject
-from .._trace import measured
 from .precision import jumps_of
 
 # Of the central differences, in standard deviations of the tensor: the third derivative's share is its square, and
 # what a float32 softmax inside a float64 module rounds stays below `TOLERANCE`.
 STEPS = (1e-3, 1e-5, 1e-7)
 TOLERANCE = 0.02
-# For inputs of variance 1, logits of a usual initialisation have a standard deviation of 0.01 to 3. Above 12 the
-# largest weight is 0.9 on average, and passes less than a tenth of the gradient: p (1 - p) < 0.1.
-SATURATED_LOGITS, SATURATED = 12.0, 0.9
-# A usual module's output differs between inputs by about its own size; with this share of it, gradients to the input
-# are as small against those to the last bias.
-VANISHING = 1e-4
 AT_MOST = 80  # tensors that are differentiated numerically
 
 
@@ -76,7 +69,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     found = list(_missing(point, out)) or list(_of_backward(point))
     yield from found
     if not found:
-        yield from _at_the_start(subject)
+        yield from (_finding(*one) for one in at_the_start(subject))
 
 
 def _point(subject: Subject) -> _Point:
@@ -278,76 +271,6 @@ def _direction(tensor: Tensor) -> Tensor:
     return drawn * (size if size > 1e-3 else 0.1)
 
 
-def _at_the_start(subject: Subject) -> Iterator[Finding]:
-    """A module whose initial weights leave queries and keys without much gradient."""
-    if subject.module is None or subject.form in ("attention", "tokens"):
-        return
-    found = next(_of_logits(subject), None) or _vanishing(subject)
-    if found is not None:
-        yield found
-
-
-def _of_logits(subject: Subject) -> Iterator[Finding]:
-    """Softmaxes that are one-hot for inputs of variance 1, and logits that are all 0."""
-    try:
-        with torch.no_grad():
-            seen = measured(subject, subject.inputs(2, 7))
-    except (Inapplicable, TargetError):
-        return
-    for one in seen:
-        if one.logits is None or one.normalised != "key" or one.source == "probed":
-            continue
-        weights = one.weights.float()
-        rows = (weights > 0).sum(-1) > 2
-        finite = one.logits[one.logits.isfinite() & (one.logits > -1e4)].float()
-        if not rows.any() or finite.numel() < 2:
-            continue
-        top, spread = float(weights.amax(-1)[rows].mean()), float(finite.std())
-        evidence = {"largest_weight": round(top, 5), "logits_std": round(spread, 5)}
-        where = line_with(subject, r"init\.\w+_\(|\.(zero|fill|normal|uniform)_\(")
-        where = where or one.lines.get("softmax") or one.lines.get("scores")
-        if top >= SATURATED and spread >= SATURATED_LOGITS:
-            yield _finding(
-                f"For inputs of variance 1, logits have a standard deviation of {spread:.3g} and the largest weight of"
-                f" a row is {top:.3g} on average: the softmax is saturated from the start.",
-                "A saturated softmax passes next to no gradient to queries and keys: they are hardly trained.",
-                "Scale the logits by D ** -0.5 and initialise the projections of queries and keys with a variance of"
-                " 1 / embed_dim: nn.init.xavier_uniform_(self.q_proj.weight).",
-                evidence,
-                where,
-            )
-        elif float(finite.abs().max()) == 0:
-            yield _finding(
-                "All logits are 0 for random inputs: queries or keys are 0 from the start, and the other of the two has"
-                " no gradient.",
-                "Keys (or queries) do not begin to learn before the other side has left 0.",
-                "Initialise both projections at random: nn.init.xavier_uniform_(self.q_proj.weight).",
-                evidence,
-                where,
-            )
-
-
-def _vanishing(subject: Subject) -> Finding | None:
-    """An output that hardly differs between inputs, in which the gradient must be as small."""
-    with torch.no_grad(), seeded(0):
-        one = subject(subject.inputs(2, 7)).out.double()
-    with torch.no_grad(), seeded(0):
-        other = subject(subject.inputs(2, 7, seed=5)).out.double()
-    change, size = float((one - other).abs().mean()), float(one.abs().mean())
-    if not 0 < change < VANISHING * size:
-        return None
-    return _finding(
-        f"The output hardly depends on the input: for other inputs of variance 1 it differs by {change / size:.3g} of"
-        " its size.",
-        "Gradients shrink by as much: what lies before this module, and its own queries, keys and values, are hardly"
-        " trained.",
-        "Initialise the projections with a variance of 1 / embed_dim: nn.init.xavier_uniform_(weight), with its gain"
-        " of 1.",
-        {"relative_change": change / size},
-        line_with(subject, r"init\.\w+_\("),
-    )
-
-
 class _Cuts(TorchFunctionMode):
     """Lines at which something with a gradient goes in and something without comes out, largest first."""
 
@@ -435,7 +358,7 @@ def _finding(message: str, effect: str, mend: str, evidence: dict[str, Any], loc
 CHECK = Check(
     "gradients",
     "gradients",
-    "Every parameter and input on which the output depends gets a finite gradient that is the derivative.",
+    "What the output depends on gets a gradient: finite, and the derivative.",
     "One backward pass in float64, in train mode without dropout, against central differences along a random direction"
     " of each tensor; the largest weights of each row for inputs of variance 1.",
     "What has no gradient is never trained; what has a wrong one is trained wrongly.",

@@ -1,0 +1,97 @@
+"""Initial weights that leave no gradient are named with what they do; usual ones are left alone.
+
+Shapes: B batch, H heads, L length, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from saccade.verification import Reading
+from saccade.verification._initial import at_the_start
+from saccade.verification._subject import Subject
+from saccade.verification.checks import gradients
+
+E, H = 33, 3
+
+
+class Block(nn.Module):
+    """Self-attention with weights of these standard deviations; the default of nn.Linear is 0.58 / sqrt(E) = 0.1."""
+
+    def __init__(self, *, query: float | None = None, key: float | None = None, every: float | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.q, self.k, self.v, self.out = (nn.Linear(E, E) for _ in range(4))
+        for layer, std in ((self.q, query), (self.k, key)):
+            if std is not None:
+                nn.init.normal_(layer.weight, std=std)
+                nn.init.zeros_(layer.bias)
+        for parameter in self.parameters() if every is not None else ():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=every)
+
+    def logits(self, x: Tensor) -> Tensor:
+        q, k = (layer(x).unflatten(-1, (H, -1)).transpose(1, 2) for layer in (self.q, self.k))
+        return q @ k.mT / (E // H) ** 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.v(x).unflatten(-1, (H, -1)).transpose(1, 2)
+        return self.out((self.logits(x).softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+
+def subject_of(module: nn.Module) -> Subject:
+    return Subject(module.eval(), Reading("self", "BLD", E, heads=H))
+
+
+def told(module: nn.Module) -> list[Any]:
+    return list(at_the_start(subject_of(module)))
+
+
+@pytest.mark.parametrize("weights", [{}, {"every": 0.02}, {"every": E**-0.5}, {"query": 0.3, "key": 0.3}], ids=str)
+def test_usual_weights_are_left_alone(weights):
+    assert told(Block(**weights)) == []
+
+
+def test_a_softmax_that_is_saturated_from_the_start():
+    block = Block(query=1.0, key=1.0)
+    ((message, _, mend, evidence, location),) = told(block)
+    # q and k have variance E: logits have E * sqrt(D) / sqrt(D) = E
+    assert evidence["logits_std"] == pytest.approx(E, rel=0.25)
+    logits = block.logits(subject_of(block).inputs(2, 7)["x"]).detach()
+    assert evidence["largest_weight"] == pytest.approx(float(logits.softmax(-1).amax(-1).mean()), abs=1e-5)
+    assert "saturated from the start" in message and "xavier_uniform_" in mend
+    assert location.code == "nn.init.normal_(layer.weight, std=std)"
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_queries_or_keys_of_zeros(side):
+    ((message, *_),) = told(Block(**{side: 0.0}))
+    assert message.startswith("All logits are 0 for random inputs")
+
+
+def test_an_output_that_hardly_depends_on_the_input():
+    """Biases of 0.1 and weights of 1e-5: the output is the last bias."""
+    block = Block(every=1e-5)
+    ((message, _, _, evidence, _),) = told(block)
+    assert message.startswith("The output hardly depends on the input")
+    assert 0 < evidence["relative_change"] < 1e-4
+    weight, bias = block.v.weight, block.out.bias
+    x = torch.randn(2, 7, E, requires_grad=True)
+    block(x).square().sum().backward()
+    assert x.grad.abs().max() < 1e-4 * bias.grad.abs().max() and weight.grad.abs().max() < 1e-3 * bias.grad.abs().max()
+
+
+def test_only_modules_have_a_start():
+    reading = Reading("attention", "BHLD", 7, heads=3)
+    assert list(at_the_start(Subject(lambda q, k, v: (100 * q @ k.mT).softmax(-1) @ v, reading))) == []
+
+
+@pytest.mark.parametrize("weights", [{"query": 1.0, "key": 1.0}, {"query": 0.0}, {"every": 1e-5}], ids=str)
+def test_the_check_of_gradients_tells_it_as_an_error(weights):
+    (found,) = gradients.CHECK.run(subject_of(Block(**weights)))
+    assert (found.family, found.severity) == ("gradients", "error")
+    assert (found.message, found.location) == (told(Block(**weights))[0][0], told(Block(**weights))[0][4])
