@@ -31,7 +31,7 @@ def call_in_words(subject: Subject) -> str:
     shape = ", ".join(_AXES.get(axis) or str(reading.width) for axis in reading.layout)
     subjects = inputs[0] if len(inputs) == 1 else f"{', '.join(inputs[:-1])} and {inputs[-1]}"
     each = " each" if len(inputs) > 1 else ""
-    heads = f", {reading.heads} heads" if reading.form == "attention" and reading.heads else ""
+    heads = f", {reading.heads} heads" if reading.form == "attention" and "H" in reading.layout else ""
     called = f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {subjects}{each} ({shape}){heads}"
     return called + masks_in_words(reading) + returned_in_words(reading)
 

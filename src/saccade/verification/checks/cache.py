@@ -369,7 +369,7 @@ def _second_sequence(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
 
 CHECK = Check(
     _NAME, _NAME,
-    "Decoding step by step, with keys and values kept, gives what the whole sequence gives at once.",
+    "Decoding step by step gives what the whole sequence gives at once.",
     "The same sequence is given one position at a time, in threes, and after a prefill, past every window, and again "
     "after another sequence; outputs are compared in float64.",
     "Training uses the one way and generation the other: where they differ, the model that is used is not the one that "

@@ -278,8 +278,7 @@ def _finding(message: str, effect: str, mend: str, evidence: dict[str, Any], loc
 CHECK = Check(
     "dropout",
     "dropout",
-    "In training, dropout removes single attention weights and multiplies the others by 1 / (1 - p); in eval mode it"
-    " does nothing.",
+    "Dropout acts in training alone: it removes single attention weights and multiplies the others by 1 / (1 - p).",
     f"Every declared rate is set to {RATE}; calls in both modes are followed through all their operations, and the"
     " weights compared before and after dropout.",
     "Dropout in eval mode makes predictions random; dropout missing or unscaled in training makes them worse.",

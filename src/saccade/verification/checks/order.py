@@ -150,7 +150,7 @@ def _told(knows: bool) -> Finding:
 
 CHECK = Check(
     _NAME, _NAME,
-    "Attention by itself does not know the order of its input; where positions are added, they have an effect.",
+    "The order of the input matters where positions are added, and not otherwise.",
     "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
     "its last output, with the earlier inputs in another order); of a long input, the first two and the last two are "
     "swapped.",

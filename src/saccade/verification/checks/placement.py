@@ -161,7 +161,7 @@ def _device(subject: Subject) -> Iterator[Finding]:
         where = attribute_line(None if moved.module is None else moved.module.get_submodule(owner), name)
     yield _finding(
         "error",
-        f"Moved to another device it raises {error.error}"
+        f"Moved to another device (meta, which computes shapes alone) it raises {error.error.rstrip('.!')}."
         + (f" The tensor `{left[0]}` stays behind: it is no buffer." if left else ""),
         "It runs on the CPU alone.",
         f'self.register_buffer("{left[0].rpartition(".")[2]}", ..., persistent=False)'

@@ -328,7 +328,7 @@ def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict
 CHECK = Check(
     "precision",
     "precision",
-    "In float16 and bfloat16 the output is finite and as near to float64 as rounding allows; so it is in float32.",
+    "Outputs are finite, and as near to float64 as the rounding of their dtype allows.",
     "Calls in each dtype, short and long, with larger inputs and with masks, against float64 of the same rounded"
     " parameters; the tolerance is by how much float64 itself moves when all that goes in is rounded.",
     "NaN ends a training run; noise that a float32 softmax would not have slows it.",

@@ -24,6 +24,7 @@ _LENGTHS = (11, 13, 17, 19, 23)
 _LEFT = 1e-3
 _BENT = 1e-7
 _WRONG = 0.01  # relative; a float32 product is right to 1e-6
+_SATURATING = 2.0  # times too large: what is less than that is felt, and no more
 # Scores below this are a mask's, not a product's.
 _HIDDEN = -5e3
 _MEND = "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
@@ -241,10 +242,20 @@ def _computations(wrong: int, of: int) -> str:
 
 
 def _effect(times: float) -> str:
+    if times >= _SATURATING:
+        return (
+            f"Logits are {_short(times)} times too large: the softmax saturates on one key for most queries, hardly "
+            "any gradient reaches these, and training is slow or stalls."
+        )
     if times > 1:
         return (
-            f"Logits are {_short(times)} times too large: the softmax saturates on one key for each query, hardly any "
-            "gradient reaches queries and keys, and training is slow or stalls."
+            f"Logits are {_short(times)} times too large: attention is sharper than meant, more so the further the two "
+            "widths are apart, and weights of another implementation do not fit."
+        )
+    if times > 1 / _SATURATING:
+        return (
+            f"Logits are {_short(1 / times)} times too small: attention is flatter than meant, more so the further the "
+            "two widths are apart, and weights of another implementation do not fit."
         )
     return (
         f"Logits are {_short(1 / times)} times too small: all keys get nearly the same weight, and attention has to "
