@@ -1,17 +1,19 @@
-"""Renews what the documentation shows: `python tests/docs/refresh.py`. Read the diff before you commit it."""
+"""Renews what the documentation shows: `python tests/docs/refresh.py [PAGE ...]`. Read the diff before committing."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
 import nbformat
 from notebooks import NOTEBOOKS, execute
-from pages import PAGES, blocks, console, run_shell
+from pages import PAGES, blocks, console, run_shell, save_python
 
 
 def refresh_page(page: Path, folder: Path) -> None:
     text = page.read_text(encoding="utf-8")
+    save_python(page, folder)
     for block in blocks(page, "console"):
         command, _ = console(block)
         lines = [f"$ {command}", *(line.rstrip() for line in run_shell(command, folder).splitlines())]
@@ -24,8 +26,11 @@ def refresh_notebook(path: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    wanted = [Path(name).resolve() for name in sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
         for page in PAGES:
-            refresh_page(page, Path(folder))
+            if not wanted or page in wanted:
+                refresh_page(page, Path(folder))
         for path in NOTEBOOKS:
-            refresh_notebook(path, Path(folder))
+            if not wanted or path in wanted:
+                refresh_notebook(path, Path(folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from pages import PAGES, ROOT, blocks, console, run_python, run_shell, same_output
+from pages import PAGES, ROOT, blocks, console, run_python, run_shell, same_output, save_python
 
 README = ROOT / "README.md"
 SET_UP = [
@@ -15,7 +15,12 @@ SET_UP = [
 
 
 def pages_with(language: str):
-    return [pytest.param(page, id=page.stem) for page in PAGES if blocks(page, language)]
+    return [pytest.param(page, id=page.stem, marks=marks(page, language)) for page in PAGES if blocks(page, language)]
+
+
+def marks(page, language: str):
+    """A report takes seconds, and the pages on pitfalls show one each; their code is judged by test_pitfalls.py."""
+    return [pytest.mark.slow] if language == "console" and page.parent.name == "pitfalls" else []
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # Lightning's own
@@ -35,6 +40,7 @@ def test_shell_blocks_run(page, tmp_path):
 
 @pytest.mark.parametrize("page", pages_with("console"))
 def test_console_blocks_show_what_is_printed(page, tmp_path):
+    save_python(page, tmp_path)
     for block in blocks(page, "console"):
         command, shown = console(block)
         came = run_shell(command, tmp_path)
@@ -57,3 +63,5 @@ def test_same_output_tells_words_and_numbers_apart():
     assert same_output("head 2.5 at .50\n", "head 2.5  at .51")
     assert not same_output("head 2.5 at .50", "head 2.5 at .60")
     assert not same_output("head 2.5 at .50", "layer 2.5 at .50")
+    assert same_output("17 checks in 3.4 s", "17 checks in 7 s")
+    assert not same_output("17 checks in 3.4 s", "18 checks in 7 s")
