@@ -286,3 +286,49 @@ def test_comments_are_words_too():
     assert documented(COMMENTED, "mask", ("x", "mask", "bias"))[0] == "attend"
     assert documented(COMMENTED, "bias", ("x", "mask", "bias"))[0] == "additive"
     assert documented_axes(COMMENTED, "mask", ("x", "mask", "bias")) == "BK"
+
+
+def only_by_place(q, k, v, mask=None, /):
+    return kept_where_one(q, k, v, mask)
+
+
+def among_more(q, k, v, *more):
+    return hidden_where_true(q, k, v, *more)
+
+
+def all_by_place(*given):
+    return kept_where_one(*given)
+
+
+def among_keywords(q, k, v, **options):
+    return hidden_where_true(q, k, v, options.get("attn_mask"))
+
+
+def more_that_is_no_mask(q, k, v, *more):
+    return kept_where_one(q, k, v)
+
+
+class Delegating(Encoder):
+    def forward(self, *given):
+        return super().forward(*given)
+
+
+@pytest.mark.parametrize(
+    ("target", "argument", "meaning"),
+    [(only_by_place, "mask", "attend"), (among_more, "more", "ignore"), (all_by_place, "given", "attend"),
+     (among_keywords, "attn_mask", "ignore"), (Delegating(), "given", "attend")],
+)  # fmt: skip
+def test_masks_that_have_no_name_are_found_by_place(target, argument, meaning):
+    subject = discover(target)
+    assert {(mask.argument, mask.meaning) for mask in subject.reading.masks} == {(argument, meaning)}
+    inputs = subject.inputs(2, 6)
+    padding = torch.tensor([[True] * 4 + [False] * 2] * 2)
+    before, after = (
+        subject(one, padding=padding).out
+        for one in (inputs, inputs.changed([4, 5], "key" if "key" in inputs.tensors else "both"))
+    )
+    torch.testing.assert_close(after[..., :4, :], before[..., :4, :])
+
+
+def test_what_comes_by_place_and_hides_nothing_is_no_mask():
+    assert discover(more_that_is_no_mask).reading.masks == ()

@@ -75,7 +75,7 @@ def _of_argument(
         if found:
             break
     clear = [mask for mask in found if mask.behaves is not None]
-    return _kept(clear or found, shape)
+    return _kept(clear if argument.is_open else clear or found, shape)
 
 
 def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:

@@ -17,15 +17,35 @@ LATER = ("mask", "lengths", "flag", "cache", "use_cache")  # found by trying onc
 
 
 @dataclass(frozen=True)
+class ByPlace:
+    """Calls the target with arguments that cannot be given by name at their places."""
+
+    arguments: tuple[Argument, ...]
+
+    def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
+        given = list(places)
+        for one in self.arguments:
+            if one.name not in keywords:
+                continue
+            at = len(places) if one.place is None else one.place
+            earlier = {other.place: other.default for other in self.arguments}
+            given += [earlier.get(place) for place in range(len(given), at)]
+            given.insert(at, keywords.pop(one.name))
+        return target(*given, **keywords)
+
+
+@dataclass(frozen=True)
 class Filled:
     """Calls the target with what depends on the call's own lengths added: `makers` by argument."""
 
     makers: Mapping[str, Callable[[Tensor, Any], Any]]
-    sequence: int = 1  # the axis of positions
+    entering: ByPlace | None = None
 
     def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
         first = next(one for one in (*places, *keywords.values()) if isinstance(one, Tensor))
         made = {name: make(first, target) for name, make in self.makers.items() if name not in keywords}
+        if self.entering is not None:
+            return self.entering(target, *places, **keywords, **made)
         return target(*places, **keywords, **made)
 
 
@@ -59,6 +79,12 @@ def constants(
 def makers(arguments: tuple[Argument, ...]) -> dict[str, Callable[[Tensor, Any], Any]]:
     """What must be made for each call."""
     return {one.name: _MADE[one.role] for one in arguments if one.role in _MADE and one.required}
+
+
+def by_place(arguments: tuple[Argument, ...]) -> ByPlace | None:
+    """How those that are no inputs and cannot be given by name are given; None where all have names."""
+    placed = tuple(one for one in arguments if one.by_place and one.role not in INPUTS)
+    return ByPlace(placed) if placed else None
 
 
 def _value(argument: Argument, width: int, heads: int | None) -> Any:

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +82,8 @@ class Argument:
     required: bool = True
     default: Any = None
     by_place: bool = False  # cannot be given by name
+    place: int | None = None  # of one that cannot be given by name; None: after the inputs
+    is_open: bool = False  # of `*args`: whether it is a mask, only what it does can tell
 
 
 def role_of(name: str) -> str:
@@ -100,7 +102,30 @@ def arguments_of(target: Any) -> tuple[Argument, ...]:
     except (TypeError, ValueError):
         parameters = _from_text(function)
     named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    return _agreed([_argument(one) for one in named])
+    arguments = list(_agreed([_argument(one, at) for at, one in enumerate(named)]))
+    return tuple([*arguments, *_open(parameters, arguments, function)])
+
+
+def _open(parameters: list[inspect.Parameter], named: list[Argument], function: Any) -> Iterator[Argument]:
+    """A mask among `*args`, and those that the source takes out of `**kwargs` by name."""
+    takes_masks = any(one.role == "mask" for one in named)
+    for one in parameters:
+        if one.kind is one.VAR_POSITIONAL and not takes_masks:
+            yield Argument(one.name, "mask", required=False, by_place=True, place=len(named) or None, is_open=True)
+        elif one.kind is one.VAR_KEYWORD:
+            for name in _taken_out(function, one.name):
+                if role_of(name) in ("mask", "lengths", "flag") and all(name != other.name for other in named):
+                    yield Argument(name, role_of(name), required=False)
+
+
+def _taken_out(function: Any, keywords: str) -> list[str]:
+    """The names in `kwargs["name"]`, `kwargs.get("name")` and `kwargs.pop("name")`."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        return []
+    found = re.findall(rf"\b{re.escape(keywords)}(?:\.(?:get|pop)\(|\[)\s*[\"'](\w+)[\"']", text)
+    return list(dict.fromkeys(found))
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -120,7 +145,7 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
-def _argument(parameter: inspect.Parameter) -> Argument:
+def _argument(parameter: inspect.Parameter, at: int) -> Argument:
     role = role_of(parameter.name)
     required = parameter.default is parameter.empty
     boolean = isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
@@ -135,6 +160,7 @@ def _argument(parameter: inspect.Parameter) -> Argument:
         required,
         None if required else parameter.default,
         parameter.kind is parameter.POSITIONAL_ONLY,
+        at if parameter.kind is parameter.POSITIONAL_ONLY else None,
     )
 
 
