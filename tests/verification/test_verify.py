@@ -345,6 +345,20 @@ def test_warnings_explain_nothing_and_are_not_explained():
     assert severities(told) == {"scale": "error", "softmax": "warning"}
 
 
+def test_a_call_that_raised_follows_from_sizes_that_are_not_taken():
+    made = chain(**{"causal-leak": (), "robustness": (), "padding": ()})
+    stopped = finding("causal-leak", evidence={"raised": "RuntimeError: shapes"})
+    sized = finding("robustness", evidence={"raised": "RuntimeError: invalid for input", "batch": 1})
+    told, outcomes = explain(made, [stopped, finding("padding"), sized])
+    assert [(one.check, one.severity) for one in told] == [
+        ("robustness", "error"), ("padding", "error"), ("causal-leak", "note")
+    ]  # fmt: skip
+    assert "follows from robustness" in told[-1].message
+    assert outcomes[0].status == "n/a"
+    told, _ = explain(made, [stopped, finding("robustness", evidence={"draws": []})])
+    assert severities(told) == {"causal-leak": "error", "robustness": "error"}
+
+
 def test_a_chain_has_one_cause():
     made = chain(scale=(), softmax=("scale",), padding=("softmax",))
     told, _ = explain(made, [finding(name) for name in ("scale", "softmax", "padding")])

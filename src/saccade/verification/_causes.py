@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ._finding import Check, Finding, Outcome
 
+_SIZES = {"batch", "length"}
 _SEVERITIES = ("error", "warning", "note", "n/a")
 
 
@@ -18,7 +19,9 @@ def explained(
     """Findings with causes told apart from what follows, sorted; and outcomes that say so."""
     once = _told_once(findings)
     causes = _causes(checks, once)
-    demoted = [_as_note(one, causes[one.check]) if _follows(one, causes) else one for one in once]
+    sized = any(_is_of_size(one) for one in once)
+    why = [("robustness",) if sized and _only_stopped(one) else causes.get(one.check, ()) for one in once]
+    demoted = [_as_note(one, by) if by and _counts(one) else one for one, by in zip(once, why, strict=True)]
     return _sorted(checks, demoted), tuple(_told(outcome, demoted, findings) for outcome in outcomes)
 
 
@@ -53,6 +56,15 @@ def _same(one: Finding, other: Finding) -> bool:
 def _only_raised(finding: Finding) -> bool:
     """Whether it says no more than that a call failed; see `_run.raised`."""
     return set(finding.evidence) == {"raised"} or "ended" in finding.evidence
+
+
+def _is_of_size(finding: Finding) -> bool:
+    """Whether it says that calls of another size raise, wherever they then do."""
+    return finding.severity == "error" and "raised" in finding.evidence and bool(_SIZES & set(finding.evidence))
+
+
+def _only_stopped(finding: Finding) -> bool:
+    return finding.severity == "error" and finding.family != "robustness" and set(finding.evidence) == {"raised"}
 
 
 def _what(finding: Finding) -> tuple[str, ...] | None:
@@ -110,13 +122,10 @@ def _reached(name: str, near: dict[str, list[str]]) -> set[str]:
     return seen - {name}
 
 
-def _follows(finding: Finding, causes: dict[str, tuple[str, ...]]) -> bool:
-    return finding.severity == "error" and bool(causes.get(finding.check))
-
-
 def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
     words = causes[0] if len(causes) == 1 else f"{', '.join(causes[:-1])} and {causes[-1]}"
-    return replace(finding, severity="note", message=f"{finding.message.rstrip('.')}. Probably follows from {words}.")
+    told = f"{finding.message.rstrip('.')}. Probably follows from {words}."
+    return replace(finding, severity="note", message=told, mend="")  # what mends the cause mends it
 
 
 def _told(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ._finding import Finding, Inapplicable, Location, TargetError
 from ._flow import followed
 from ._heads import Heads
-from ._source import line_with
+from ._source import line_with, return_after
 from ._trace import traced
 from ._wiring import Projection, Wiring, ready
 
@@ -195,8 +195,10 @@ def _owner(name: str) -> str:
 
 
 def _last_line(found: Wiring) -> Location | None:
+    """Where the heads are returned: the `return` that follows the last step."""
     try:
         steps = traced(found.original.fresh(), found.inputs).steps
     except (Inapplicable, TargetError):
         return None
-    return next((step.location for step in reversed(steps) if step.location is not None), None)
+    last = next((step.location for step in reversed(steps) if step.location is not None), None)
+    return last and (return_after(found.original, last) or last)

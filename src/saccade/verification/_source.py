@@ -81,6 +81,29 @@ def return_of_several(subject: Subject) -> Location | None:
     return None
 
 
+def return_after(subject: Subject, line: Location) -> Location | None:
+    """The `return` that follows a line in its function."""
+    for source in sources(subject.target):
+        at = line.line - source.first
+        if source.path != line.path or not 0 <= at < len(source.lines):
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        around = [
+            node for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.lineno - 1 <= at < (node.end_lineno or node.lineno)
+        ]  # fmt: skip
+        if not around:
+            continue
+        own = max(around, key=lambda node: node.lineno)
+        returns = [node for node in ast.walk(own) if isinstance(node, ast.Return) and (node.end_lineno or 0) > at]
+        if returns:
+            return source.location(min(node.lineno for node in returns) - 1)
+    return None
+
+
 def _parts(target: Any) -> Iterator[Any]:
     """Classes and functions that make up a target, itself first."""
     target = _plain(target)

@@ -26,6 +26,7 @@ _MADE = ("tril", "tril_", "triu", "triu_")
 _COMPARING = (
     "le", "lt", "ge", "gt", "eq", "ne", "and", "or", "bitwise_and", "bitwise_or", "logical_and", "logical_or",
 )  # fmt: skip
+_ORDERING = ("le", "lt", "ge", "gt")
 _JOINING = (
     "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
     "batch_norm", "layer_norm", "softmax", "median", "logsumexp",
@@ -100,6 +101,17 @@ def masking_line(steps: Sequence[Step], inputs: Inputs, *, shape_first: bool = F
     for found in (made, used, compared, anywhere) if shape_first else (used, made, compared, anywhere):
         if found:
             return found[0].location
+    return None
+
+
+def shaping_line(steps: Sequence[Step], inputs: Inputs) -> Location | None:
+    """Where the pattern of a mask over a sequence is made: the last triangle, else the last comparison of positions."""
+    shape = (inputs.length, inputs.key_length)
+    here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
+    for names in (_MADE, _ORDERING):
+        found = [step.location for step in here if step.name in names]
+        if found:
+            return found[-1]
     return None
 
 

@@ -70,9 +70,30 @@ def test_the_diagonal_of_one_head_of_a_module() -> None:
     assert "(head 1 of 3, length 7)" in only_error(run(CHECK, layer_of(masks), MODULE, causal=True)).message
 
 
-def test_the_line_of_the_mask_is_told() -> None:
-    layer = Layer(lambda scores, _: softmax_where(scores, torch.ones_like(scores, dtype=torch.bool).tril(-1)))
-    error = only_error(run(CHECK, layer, MODULE, causal=True))
+def strictly(scores: Tensor, _: Tensor | None) -> Tensor:
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-1)
+    return softmax_where(scores, seen)
+
+
+def strictly_by_comparison(scores: Tensor, _: Tensor | None) -> Tensor:
+    at = torch.arange(scores.shape[-1])
+    seen = at[:, None] > at
+    return softmax_where(scores, seen)
+
+
+@pytest.mark.parametrize(("weigh", "code"), [(strictly, "tril(-1)"), (strictly_by_comparison, "at[:, None] > at")])
+def test_the_line_that_makes_the_pattern_is_told(weigh: Callable[..., Tensor], code: str) -> None:
+    error = only_error(run(CHECK, Layer(weigh), MODULE, causal=True))
+    assert error.location is not None and code in error.location.code
+
+
+def test_the_line_that_hides_is_told_where_one_head_alone_is_kept_from_itself() -> None:
+    def weigh(scores: Tensor, _: Tensor | None) -> Tensor:
+        seen = triangle(scores.shape[-1]).repeat(H, 1, 1)
+        seen[1, 1:] &= ~torch.eye(scores.shape[-1], dtype=torch.bool)[1:]
+        return softmax_where(scores, seen)
+
+    error = only_error(run(CHECK, Layer(weigh), MODULE, causal=True))
     assert error.location is not None and "masked_fill" in error.location.code
 
 

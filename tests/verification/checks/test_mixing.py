@@ -438,3 +438,18 @@ def test_one_head_that_is_written_twice() -> None:
     # the last head's query reaches nothing
     assert finding.evidence["channels"] == [*range(E - D, E)]
     assert "Channels 10 to 14 (5 of 15) of q_proj.weight reach no output" in finding.message
+
+
+class Returned(Attention):
+    """The heads themselves, under a name of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = self.attended(x)
+        merged = joined.flatten(2)
+        return merged
+
+
+def test_the_return_without_an_output_projection_is_blamed() -> None:
+    error = only_error(Returned())
+    assert "out_proj.weight is declared and never used" in error.message
+    assert error.location is not None and error.location.code == "return merged"

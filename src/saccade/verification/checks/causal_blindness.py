@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._subject import Subject
-from .._visible import masking_line, one_sequence, self_attentions, steps_of
+from .._visible import masking_line, one_sequence, self_attentions, shaping_line, steps_of
 
 _BATCH = 2
 _LENGTHS = (2, 3, 6, 7, 17, 33)
@@ -24,6 +24,9 @@ _BY_OUTPUTS = 7  # the longest that is tried pair by pair where no weights could
 _NAMES = ("window", "window_size", "sliding_window", "local_window", "attention_window", "local_attention_window")
 _WORDS = ("window", "sliding", "local", "band", "sparse", "dilat", "stride", "span", "lookback")
 _EFFECT = "The model works without what these positions hold, in training and after; the loss goes down, only less far."
+_LONGER = (
+    "It attends to more than it is to: memory and time grow, and a cache that keeps the window gives other outputs."
+)
 _TRIANGLE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal, a token's own position, included"
 
 
@@ -124,28 +127,30 @@ def _seen_outside(subject: Subject, length: int) -> list[_Sight]:
 
 def _causal(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
     inputs = one_sequence(subject, _BATCH, max(one.length for one in sights))
-    line = next((one.line for one in sights if one.line is not None), None) or masking_line(
-        steps_of(subject, inputs), inputs
-    )
+    steps = steps_of(subject, inputs)
+    line = next((one.line for one in sights if one.line is not None), None) or masking_line(steps, inputs)
+    made = shaping_line(steps, inputs) or line
     strict = [one for one in sights if one.length > 1 and not one.lower.diagonal()[1:].any()]
     if strict:
-        yield _strict(strict, sights, line)
+        everywhere = len({one.head for one in strict}) == strict[0].heads
+        yield _strict(strict, sights, made if everywhere else line)
         return
     odd = [one for one in sights if one.distances() is None or _skips_neighbour(one)]
     if odd:
-        yield _odd(odd, sights, line)
+        yield _odd(odd, sights, made)
         return
-    yield from _windowed(subject, sights, line)
+    yield from _windowed(subject, sights, made)
 
 
 def _strict(strict: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None) -> Finding:
     one = max(strict, key=lambda sight: (sight.length <= 7, sight.length))
     row = one.length - 1
-    first = "Output 0 then sees nothing at all, which gives NaN or an average over everything."
+    alone = not bool(one.lower[0].any())
+    first = " Output 0 then sees nothing at all, which gives NaN or an average over everything." if alone else ""
     return _finding(
         "error", f"Output {row} gives weight exactly 0 to input {row}, its own position"
         f"{_which(one, strict, sights)}, as every output after the first: the triangle of the mask leaves out its "
-        f"diagonal. {first}",
+        f"diagonal.{first}",
         _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))', one, line,
     )  # fmt: skip
 
@@ -234,7 +239,7 @@ def _window_error(
         "error", f"{seen}{_which(one, among, sights)}, where {by} a window of {told} inputs before its own: it is "
         f"{'longer' if found > told else 'shorter'} by {abs(found - told)}.{counted}",
         f"mask = (i - j >= 0) & (i - j <= {told})  # i = torch.arange(L)[:, None], j = torch.arange(L)", one, line,
-        {"window": found, "told": told},
+        {"window": found, "told": told}, _LONGER if found > told else _EFFECT,
     )  # fmt: skip
 
 
@@ -290,10 +295,15 @@ def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Findi
         one = min(odd, key=lambda sight: sight.length)
         missing = (~one.sees).nonzero().tolist()
         row, column = missing[0]
+        clean = sorted({sight.length for sight in some if bool(sight.sees.all())} - {sight.length for sight in odd})
+        lengths = f" At length {', '.join(map(str, clean))} every output sees every input." if clean else ""
         yield _finding(
             "error", f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for "
-            f"{len(missing)} pairs at length {one.length}. It is neither causal nor does every output see every input.",
-            "Let each output see all inputs, or promise causal=True.", one, one.line,
+            f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} It is neither "
+            "causal nor does every output see every input" + (": a mask made for one length is cut wrongly for others."
+            if clean else "."),
+            "Hide nothing; or, if it is meant to be causal: " + _TRIANGLE + "  # with L the length of this call; of a "
+            "larger triangle it is mask[:L, :L]", one, one.line,
         )  # fmt: skip
         return
     yield from _band(subject, some)
@@ -344,13 +354,14 @@ def _which(one: _Sight, among: Sequence[_Sight], sights: Sequence[_Sight]) -> st
 
 
 def _finding(
-    severity: str, message: str, mend: str, one: _Sight, line: Location | None, more: dict[str, object] | None = None
-) -> Finding:
+    severity: str, message: str, mend: str, one: _Sight, line: Location | None,
+    more: dict[str, object] | None = None, effect: str = "",
+) -> Finding:  # fmt: skip
     hidden = (~one.lower & torch.ones_like(one.lower).tril()).nonzero().tolist()
     evidence = {"length": one.length, "head": one.head, "hidden": hidden[:20], "how_many": len(hidden), **(more or {})}
     return Finding(
         "causal-blindness", "causal-blindness", severity, message,  # type: ignore[arg-type]
-        _EFFECT if severity != "note" else "", mend, evidence, line,
+        (effect or _EFFECT) if severity != "note" else "", mend, evidence, line,
     )  # fmt: skip
 
 

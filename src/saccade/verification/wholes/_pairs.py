@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._calling import guarded
 from .._finding import Finding, TargetError
 from .._inputs import Inputs
 from .._models import EncoderDecoder
@@ -72,13 +73,11 @@ def _each_its_own(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[
 
 
 def _both_ways(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
-    """The encoder's outputs see later source tokens, where the encoder can be called on its own."""
-    encoder = _encoder(subject)
-    if encoder is None:
+    """The encoder's outputs see later source tokens, where they can be had."""
+    before = _encoded(subject, tokens, source["tokens"])
+    after = _encoded(subject, tokens, source.changed([source.length - 1])["tokens"])
+    if before is None or after is None:
         return
-    name = subject.target.names[0]
-    before = _encoded(encoder, name, source["tokens"])
-    after = _encoded(encoder, name, source.changed([source.length - 1])["tokens"])
     moved = (after - before).abs().amax((0, 2))
     if not (moved[:-1] > NOISE * moved.max()).any():
         yield error(
@@ -131,17 +130,16 @@ def _decoded(subject: Subject, tokens: Inputs, source: Tensor, mask: Tensor | No
         return output(subject, given(subject, tokens, source=source, **more))
 
 
-def _encoder(subject: Subject) -> Any:
+def _encoded(subject: Subject, tokens: Inputs, source: Tensor) -> Tensor | None:
+    """(B, S, E) of the encoder called on its own, else what the whole model says of it; None: neither is there."""
     model: Any = subject.target.model
-    if hasattr(model, "get_encoder"):
-        return model.get_encoder()
-    return getattr(model, "encode", None)
-
-
-def _encoded(encoder: Any, name: str, source: Tensor) -> Tensor:
+    encoder = model.get_encoder() if hasattr(model, "get_encoder") else getattr(model, "encode", None)
     with torch.no_grad():
-        returned = encoder(**{name: source})
+        if encoder is None or encoder is model:  # transformers' own answer where it knows of no encoder
+            returned = getattr(given(subject, tokens, source=source), "encoder_last_hidden_state", None)
+        else:
+            returned = guarded(encoder, **{subject.target.names[0]: source})
     found = getattr(returned, "last_hidden_state", returned)
-    if not isinstance(found, Tensor) or found.dim() != 3:
+    if found is not None and (not isinstance(found, Tensor) or found.dim() != 3):
         raise TargetError("its encoder gives no output for each source token", None)
     return found
