@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,26 @@ from torch.overrides import TorchFunctionMode, has_torch_function
 from .._tap import AttentionCall
 from ._finding import Location
 from ._locate import location_here
+from ._trace_calls import (
+    CASTS,
+    EXP,
+    MASKS,
+    MINUS,
+    OVER,
+    PLUS,
+    SOFTMAX,
+    TIMES,
+    as_number,
+    axes_of,
+    axis_of,
+    is_kernel,
+    is_learned,
+    is_of_rows,
+    kind_of,
+    name_of,
+    softmax_axis_of,
+    tensors_of,
+)
 from ._trace_fused import Known, fused
 from ._trace_products import Laid, Spelled, laid_out, outer, spelled
 from ._trace_scores import Scores, rows_of
@@ -43,16 +63,6 @@ from ._trace_shadow import (
 )
 
 _MHA = inspect.unwrap(F.multi_head_attention_forward)
-_SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
-_TIMES = frozenset({"mul", "multiply", "imul", "rmul"})
-_OVER = frozenset({"div", "divide", "true_divide", "truediv", "itruediv", "idiv", "rtruediv"})
-_MINUS = frozenset({"sub", "isub", "subtract"})
-_PLUS = _MINUS | {"add", "iadd", "radd", "rsub"}
-_CASTS = frozenset({
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach", "cpu",
-})  # fmt: skip
-_EXP = frozenset({"exp", "exp2"})
-_MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put", "masked_scatter"})
 _LARGEST = 2**24  # elements of scores that are followed
 
 
@@ -98,7 +108,7 @@ class Looking(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _MHA or func is F.multi_head_attention_forward:
             return self._entered(args, kwargs)
-        name = _name(func)
+        name = name_of(func)
         before = self._logits(name, args, kwargs)
         result = func(*args, **kwargs)
         if name == "iter":
@@ -122,7 +132,7 @@ class Looking(TorchFunctionMode):
 
     def _logits(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         """A copy of what enters a softmax, an exponential or a shift of rows, which may write over it."""
-        if name in _SOFTMAX or name in _EXP or (name in _MINUS and len(args) > 1 and _of_rows(*args[:2])):
+        if name in SOFTMAX or name in EXP or (name in MINUS and len(args) > 1 and is_of_rows(*args[:2])):
             given = args[0] if args else kwargs.get("input")
             shadow = self.of(given)
             if shadow is not None and shadow.pairs is not None:
@@ -131,22 +141,22 @@ class Looking(TorchFunctionMode):
         return None
 
     def _lose(self, args: tuple[Any, ...], result: Any) -> None:
-        known = [shadow for shadow in map(self.of, _tensors(args)) if shadow is not None]
-        for tensor in _tensors([result]):
+        known = [shadow for shadow in map(self.of, tensors_of(args)) if shadow is not None]
+        for tensor in tensors_of([result]):
             if known and id(tensor) not in self._shadows:
                 self.know(tensor, unknown(tensor.shape, max(shadow.depth for shadow in known)))
 
     def _sees(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: Tensor | None
     ) -> None:  # fmt: skip
-        given = _tensors([*args, *kwargs.values()])
-        results = _tensors([result])
+        given = tensors_of([*args, *kwargs.values()])
+        results = tensors_of([result])
         if not results and name != "setitem":
             return
         where = location_here()
         shape = tuple(results[0].shape) if results else ()
         self.steps.append(Step(name, tuple(tuple(one.shape) for one in given), shape, where))
-        if _is_kernel(func):
+        if is_kernel(func):
             self.kernels.append(str(func))
         if all(self.of(one) is None for one in given) or name.endswith("_like") or name.startswith("new_"):
             return
@@ -178,7 +188,7 @@ class Looking(TorchFunctionMode):
         if name == "iter":
             func = _unbound
         made = moved(func, name, args or (source,), kwargs, shadow)
-        for tensor, own in zip(_tensors([result]), made if isinstance(made, list) else [made], strict=True):
+        for tensor, own in zip(tensors_of([result]), made if isinstance(made, list) else [made], strict=True):
             self.know(tensor, own)
 
     def _changed(
@@ -203,7 +213,7 @@ class Looking(TorchFunctionMode):
             made = None if name in SHUFFLES else elementwise(result.shape, shadows)
             if made is not None:
                 self._each(name, args, kwargs, given, shadows, result, where, before)
-                if name in _TIMES | _OVER:
+                if name in TIMES | OVER:
                     made = self._multiplied(name, made, args, result, where)
                 elif name in NORMS:
                     made = replace(made, scaled=NOT_SCALED)
@@ -214,12 +224,12 @@ class Looking(TorchFunctionMode):
     ) -> Shadow:
         factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and self.of(arg) is not None]
         others = [arg for arg in args[:2] if not any(arg is one for one in factors)]
-        by = _number(others[0]) if len(others) == 1 else None
+        by = as_number(others[0]) if len(others) == 1 else None
         if by is not None and len(factors) == 1:
-            by = 1 / by if name in _OVER and by and others[0] is args[1] else by
-            kept, scaled = self.of(factors[0]), made.scaled.times(by, _learned(others[0]), where)
+            by = 1 / by if name in OVER and by and others[0] is args[1] else by
+            kept, scaled = self.of(factors[0]), made.scaled.times(by, is_learned(others[0]), where)
             return replace(made, scaled=scaled, outer=None if kept is None else kept.outer)
-        if len(others) == 1 and _learned(others[0]) and made.pairs is None and others[0].dim() > 1:
+        if len(others) == 1 and is_learned(others[0]) and made.pairs is None and others[0].dim() > 1:
             return replace(made, scaled=made.scaled.times(1.0, True, where))  # a temperature for each head
         if len(factors) < 2 or any(self.of(one) is None for one in factors):
             return made
@@ -231,14 +241,14 @@ class Looking(TorchFunctionMode):
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Tensor, shadow: Shadow,
         result: Tensor, where: Location | None,
     ) -> None:  # fmt: skip
-        axes = _axes(name, args, kwargs, given)
+        axes = axes_of(name, args, kwargs, given)
         if shadow.outer is not None and name in ("sum", "mean") and result.dim() == given.dim() - len(axes):
             self._summed(*shadow.outer, given.shape, axes, result, where)
         elif shadow.pairs is not None:
             if name in ("sum", "logsumexp", "norm", "vector_norm"):
                 for scores in self._scores(shadow):
                     if scores.normalised is None and (scores.logits is not None or name != "sum"):
-                        _note(scores, "sum", where)
+                        scores.note("sum", where)
                         scores.normalised = scores.along(shadow.pairs, axes[0])
         elif shadow.tokens is not None:
             keep = result.dim() == given.dim()
@@ -253,30 +263,30 @@ class Looking(TorchFunctionMode):
         """What a function of each element does to scores or weights."""
         for scores, pairs in [(one, shadow.pairs) for shadow in shadows for one in self._scores(shadow)]:
             assert pairs is not None
-            if before is not None and name in _MINUS:
+            if before is not None and name in MINUS:
                 scores.unshifted = scores.gathered(before, pairs, -torch.inf)
-            elif before is not None and name in _SOFTMAX:
-                axis = scores.along(pairs, _softmax_axis(args, kwargs, given[0]))
+            elif before is not None and name in SOFTMAX:
+                axis = scores.along(pairs, softmax_axis_of(args, kwargs, given[0]))
                 weights = scores.gathered(result.exp() if name == "log_softmax" else result, pairs, 0.0)
                 scores.soften(scores.gathered(before, pairs, -torch.inf), weights, axis, where)
             elif before is not None:
                 if scores.logits is None:
                     own = scores.gathered(before, pairs, -torch.inf)
                     scores.logits = own if scores.unshifted is None else scores.unshifted
-                    _note(scores, "softmax", where)
+                    scores.note("softmax", where)
             elif name == "normalize" and scores.normalised is None:
-                scores.normalised = scores.along(pairs, _axis(args, kwargs, 2, 1) % result.dim())
+                scores.normalised = scores.along(pairs, axis_of(args, kwargs, 2, 1) % result.dim())
             elif name == "dropout":
-                _note(scores, "dropout", where)
-            elif name in _MASKS:
-                _note(scores, "mask", where)
-            elif name in _TIMES | _OVER | _PLUS:
-                what = _kind(name, args)
-                _note(scores, "after" if what == "scale" and scores.softened is not None else what, where)
-                if name in _TIMES | _OVER and scores.normalised is None:
-                    scores.learned |= any(_learned(arg) for arg in args if self.of(arg) is None)
-            elif before is None and name not in _CASTS:
-                _note(scores, "function", where)
+                scores.note("dropout", where)
+            elif name in MASKS:
+                scores.note("mask", where)
+            elif name in TIMES | OVER | PLUS:
+                what = kind_of(name, args)
+                scores.note("after" if what == "scale" and scores.softened is not None else what, where)
+                if name in TIMES | OVER and scores.normalised is None:
+                    scores.learned |= any(is_learned(arg) for arg in args if self.of(arg) is None)
+            elif before is None and name not in CASTS:
+                scores.note("function", where)
 
     def _product(
         self, product: Spelled, left: Shadow | None, right: Shadow | None, result: Tensor, where: Location | None
@@ -312,8 +322,8 @@ class Looking(TorchFunctionMode):
             rows_of(laid.left(left.tokens), one.shape), rows_of(laid.right(right.tokens), other.shape),
             max(left.depth, right.depth), left.scaled.by * right.scaled.by, left.scaled.learned or right.scaled.learned,
         )  # fmt: skip
-        _note(scores, "scores", where)
-        _note(scores, "scale", left.scaled.where or right.scaled.where)
+        scores.note("scores", where)
+        scores.note("scale", left.scaled.where or right.scaled.where)
         pairs = torch.arange(scores.first, scores.first + scores.count).reshape(*laid.lead, *units)
         self._pairs += scores.count
         self.scores.append(scores)
@@ -335,9 +345,9 @@ class Looking(TorchFunctionMode):
                 scores.multiply(scores.gathered(product.left, left.pairs, 0.0))
                 scores.keys = "left" if along == "left" else "right"
                 if along in ("left", "right", "none"):
-                    scores.values = _values(scores, pairs, laid.right(product.right))
-                _note(scores, "values", where)
-            tokens = torch.where(tokens == UNKNOWN, _query_tokens(scores, pairs[..., 0], along == "left"), tokens)
+                    scores.values = scores.rows_weighted(pairs, laid.right(product.right))
+                scores.note("values", where)
+            tokens = torch.where(tokens == UNKNOWN, scores.query_tokens(pairs[..., 0], along == "left"), tokens)
         whole = tokens.unsqueeze(-1).expand(*laid.lead, laid.rows, laid.columns)
         return Shadow(laid.out(whole), depth=1 + max(left.depth, right.depth))
 
@@ -359,7 +369,7 @@ class Looking(TorchFunctionMode):
         own, source = self.of(tensor), self.of(value)
         if own is not None and own.pairs is not None and source is None:
             for scores in self._scores(own):
-                _note(scores, "mask", where)
+                scores.note("mask", where)
         if source is None:
             return
         made = own or Shadow()
@@ -405,26 +415,6 @@ def _projected(laid: Laid, left: Shadow | None, right: Shadow | None) -> Shadow 
     return Shadow(laid.out(tokens.expand(*laid.lead, laid.rows, laid.columns)), depth=shadow.depth)
 
 
-def _values(scores: Scores, pairs: Tensor, values: Tensor) -> Tensor:
-    """(U, I or J, Dv) the rows that the weights multiply; `pairs` (*lead, rows, keys), `values` (*lead, Dv, keys)."""
-    first = pairs[..., 0, :]
-    own = (first >= scores.first) & (first < scores.first + scores.count)
-    unit, row, column = scores.split(first[own])
-    units, rows, columns = scores.shape
-    at, length = (row, rows) if scores.keys == "left" else (column, columns)
-    made = values.new_zeros(units, length, values.shape[-2])
-    made[unit, at] = values.detach().transpose(-2, -1)[own]
-    return made
-
-
-def _query_tokens(scores: Scores, pairs: Tensor, turned: bool) -> Tensor:
-    """The token of the query of each pair, -1 where a pair is none of this product."""
-    own = (pairs >= scores.first) & (pairs < scores.first + scores.count)
-    unit, row, column = scores.split(pairs.masked_fill(~own, scores.first))
-    tokens = scores.right_tokens[unit, column] if turned else scores.left_tokens[unit, row]
-    return tokens.masked_fill(~own, UNKNOWN)
-
-
 def _stamped(own: Tensor | None, tensor: Tensor, index: Any, source: Tensor | None) -> Tensor | None:
     if own is None and source is None:
         return None
@@ -437,90 +427,5 @@ def _is_writable(tensor: Tensor) -> bool:
     return 0 not in tensor.stride()
 
 
-def _note(scores: Scores, what: str, where: Location | None) -> None:
-    if where is not None and what:
-        scores.lines[what] = where
-
-
-def _kind(name: str, args: tuple[Any, ...]) -> str:
-    """What multiplying or adding does to scores or weights."""
-    numbers = [arg for arg in args if not (isinstance(arg, Tensor) and arg.numel() > 1)]
-    if len(numbers) == len(args) - 1:
-        return "scale" if name in _TIMES | _OVER else ""
-    if name in _OVER:
-        return "normalise"
-    if name in _TIMES:
-        return "scale" if any(_learned(arg) for arg in args[1:]) else "mask"
-    return "mask" if any(isinstance(arg, Tensor) and _hides(arg) for arg in args[1:]) else "bias"
-
-
-def _of_rows(scores: Any, other: Any) -> bool:
-    """Whether `other` has one number for each row of scores, or column."""
-    both = isinstance(scores, Tensor) and isinstance(other, Tensor) and other.dim() == scores.dim() > 1
-    return both and 1 in (other.shape[-1], other.shape[-2]) and other.numel() < scores.numel()
-
-
-def _number(given: Any) -> float | None:
-    if isinstance(given, Tensor):
-        return float(given) if given.numel() == 1 and not given.is_complex() else None
-    return float(given) if isinstance(given, (int, float)) else None
-
-
-def _learned(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.requires_grad
-
-
-def _hides(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and bool((tensor.detach() <= -1e3).any())
-
-
-def _softmax_axis(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> int:
-    axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
-    if not isinstance(axis, int):  # as F.softmax chooses where it is not told
-        axis = 0 if tensor.dim() in (0, 1, 3) else 1
-    return axis % max(tensor.dim(), 1)
-
-
-def _axis(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int, default: int) -> int:
-    found = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis", default))
-    return int(found)
-
-
-def _axes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> list[int]:
-    at = 2 if name in ("norm", "vector_norm") else 1
-    given = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis"))
-    if given is None:
-        return list(range(tensor.dim()))
-    return [one % tensor.dim() for one in (given if isinstance(given, (tuple, list)) else [given])]
-
-
 def _unbound(tensor: Tensor) -> Sequence[Tensor]:
     return tensor.unbind(0)
-
-
-def _tensors(given: Sequence[Any]) -> list[Tensor]:
-    """Tensors among arguments, those in lists and tuples too."""
-    return list(_each_tensor(given))
-
-
-def _each_tensor(given: Any) -> Iterator[Tensor]:
-    for one in given:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, (tuple, list)) and not isinstance(one, torch.Size):
-            yield from _each_tensor(one)
-
-
-def _name(func: Any) -> str:
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        name = getattr(func.__self__, "__name__", name)
-    return str(name).strip("_")
-
-
-def _is_kernel(func: Any) -> bool:
-    """Whether it is an operator (not one of PyTorch's functions) that computes attention, as its name says."""
-    if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
-        return False
-    name = str(func).lower()
-    return "attention" in name or "attn" in name

@@ -86,17 +86,22 @@ class Scores:
         if one.line is not None:
             self.lines["softmax"] = one.line
 
+    def note(self, what: str, where: Location | None) -> None:
+        """The line on which something was done to these scores or their weights."""
+        if where is not None and what:
+            self.lines[what] = where
+
     def gathered(self, tensor: Tensor, pairs: Tensor, missing: float) -> Tensor:
         """A tensor's elements, put back where their pairs say: (U, I, J)."""
         made = tensor.new_full((self.count,), missing)
-        own = (pairs >= self.first) & (pairs < self.first + self.count)
+        own = self._own(pairs)
         made[pairs[own] - self.first] = tensor.detach()[own]
         return made.reshape(self.shape)
 
     def along(self, pairs: Tensor, axis: int) -> Coordinate:
         """Which coordinate of the pairs differs along an axis."""
         _, rows, columns = self.shape
-        own = (pairs >= self.first) & (pairs < self.first + self.count)
+        own = self._own(pairs)
         local = (pairs - self.first).masked_fill(~own, UNKNOWN)
         parts = {
             "left": local.div(columns, rounding_mode="floor") % rows,
@@ -120,6 +125,28 @@ class Scores:
             local.div(columns, rounding_mode="floor") % rows,
             local % columns,
         )
+
+    def rows_weighted(self, pairs: Tensor, values: Tensor) -> Tensor:
+        """(U, I or J, Dv) the rows that the weights multiply. pairs (*lead, rows, keys), values (*lead, Dv, keys)."""
+        first = pairs[..., 0, :]
+        own = self._own(first)
+        unit, row, column = self.split(first[own])
+        units, rows, columns = self.shape
+        at, length = (row, rows) if self.keys == "left" else (column, columns)
+        made = values.new_zeros(units, length, values.shape[-2])
+        made[unit, at] = values.detach().transpose(-2, -1)[own]
+        return made
+
+    def query_tokens(self, pairs: Tensor, turned: bool) -> Tensor:
+        """The token of the query of each pair, -1 where a pair is none of this product."""
+        own = self._own(pairs)
+        unit, row, column = self.split(pairs.masked_fill(~own, self.first))
+        tokens = self.right_tokens[unit, column] if turned else self.left_tokens[unit, row]
+        return tokens.masked_fill(~own, UNKNOWN)
+
+    def _own(self, pairs: Tensor) -> Tensor:
+        """Which pairs are of this product."""
+        return (pairs >= self.first) & (pairs < self.first + self.count)
 
 
 def rows_of(tokens: Tensor | None, shape: torch.Size) -> Tensor:

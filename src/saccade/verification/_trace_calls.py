@@ -1,0 +1,100 @@
+"""What the name and the arguments of a PyTorch function say: what it does to scores, and along which axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
+TIMES = frozenset({"mul", "multiply", "imul", "rmul"})
+OVER = frozenset({"div", "divide", "true_divide", "truediv", "itruediv", "idiv", "rtruediv"})
+MINUS = frozenset({"sub", "isub", "subtract"})
+PLUS = MINUS | {"add", "iadd", "radd", "rsub"}
+CASTS = frozenset({
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach", "cpu",
+})  # fmt: skip
+EXP = frozenset({"exp", "exp2"})
+MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put", "masked_scatter"})
+
+
+def kind_of(name: str, args: tuple[Any, ...]) -> str:
+    """What multiplying or adding does to scores or weights."""
+    numbers = [arg for arg in args if not (isinstance(arg, Tensor) and arg.numel() > 1)]
+    if len(numbers) == len(args) - 1:
+        return "scale" if name in TIMES | OVER else ""
+    if name in OVER:
+        return "normalise"
+    if name in TIMES:
+        return "scale" if any(is_learned(arg) for arg in args[1:]) else "mask"
+    return "mask" if any(isinstance(arg, Tensor) and _hides(arg) for arg in args[1:]) else "bias"
+
+
+def is_of_rows(scores: Any, other: Any) -> bool:
+    """Whether `other` has one number for each row of scores, or column."""
+    both = isinstance(scores, Tensor) and isinstance(other, Tensor) and other.dim() == scores.dim() > 1
+    return both and 1 in (other.shape[-1], other.shape[-2]) and other.numel() < scores.numel()
+
+
+def as_number(given: Any) -> float | None:
+    if isinstance(given, Tensor):
+        return float(given) if given.numel() == 1 and not given.is_complex() else None
+    return float(given) if isinstance(given, (int, float)) else None
+
+
+def is_learned(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.requires_grad
+
+
+def _hides(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0 and bool((tensor.detach() <= -1e3).any())
+
+
+def softmax_axis_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> int:
+    axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+    if not isinstance(axis, int):  # as F.softmax chooses where it is not told
+        axis = 0 if tensor.dim() in (0, 1, 3) else 1
+    return axis % max(tensor.dim(), 1)
+
+
+def axis_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int, default: int) -> int:
+    found = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis", default))
+    return int(found)
+
+
+def axes_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> list[int]:
+    at = 2 if name in ("norm", "vector_norm") else 1
+    given = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis"))
+    if given is None:
+        return list(range(tensor.dim()))
+    return [one % tensor.dim() for one in (given if isinstance(given, (tuple, list)) else [given])]
+
+
+def tensors_of(given: Sequence[Any]) -> list[Tensor]:
+    """Tensors among arguments, those in lists and tuples too."""
+    return list(_each_tensor(given))
+
+
+def _each_tensor(given: Any) -> Iterator[Tensor]:
+    for one in given:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, (tuple, list)) and not isinstance(one, torch.Size):
+            yield from _each_tensor(one)
+
+
+def name_of(func: Any) -> str:
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", name)
+    return str(name).strip("_")
+
+
+def is_kernel(func: Any) -> bool:
+    """Whether it is an operator (not one of PyTorch's functions) that computes attention, as its name says."""
+    if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+        return False
+    name = str(func).lower()
+    return "attention" in name or "attn" in name
