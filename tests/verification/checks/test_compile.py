@@ -42,6 +42,10 @@ def test_right_ones_are_left_alone() -> None:
     assert findings(layer, Reading("self", "BLD", 33)) == []
 
 
+def test_what_drops_in_eval_draws_the_same_compiled() -> None:
+    assert findings(lambda q, k, v: F.dropout(textbook(q, k, v), 0.3)) == []
+
+
 def test_another_output_is_an_error() -> None:
     (found,) = findings(differs)
     assert found.severity == "error" and "Under torch.compile the output differs" in found.message

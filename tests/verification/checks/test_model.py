@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import harness
 import pytest
 import torch
 import transformers
 from right.language import TinyBert, TinyGPT, TinyTranslator
 from torch import nn
+from wrong.fault import HF_SEQ2SEQ
 
 from saccade.models import load
 from saccade.verification._families import promised
@@ -231,6 +233,19 @@ def test_a_source_of_another_item():
     assert "when another item's source does" in only(broken_translator(change)).message
 
 
+def test_an_encoder_that_cannot_be_called_alone_is_seen_by_what_the_model_returns():
+    triangle = "source & torch.ones(2 * source.shape[-1:], dtype=torch.bool).tril()"
+    wrong = HF_SEQ2SEQ.source.replace("layer(memory, source)", f"layer(memory, {triangle})")
+    for source in (HF_SEQ2SEQ.source, wrong):
+        with harness.loaded(source, "seq2seq") as names:
+            model = harness.made(names, HF_SEQ2SEQ.target)
+            assert model.get_encoder() is model
+            if source is wrong:
+                assert "The encoder is causal: of its 6 outputs" in only(model).message
+            else:
+                assert not [one for one in findings(model) if one.severity == "error"]
+
+
 def test_a_sources_padding_that_cross_attention_reads():
     def change(model):
         model.read = nn.ModuleList(Deaf(one) for one in model.read)
@@ -239,6 +254,29 @@ def test_a_sources_padding_that_cross_attention_reads():
 
 
 @pytest.mark.slow
+class PyTorchs(nn.Module):
+    """nn.Transformer between an embedding and a head; its masks are True where the source is padding."""
+
+    def __init__(self, hides):
+        super().__init__()
+        self.tokens, self.head, self.hides = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS), hides
+        self.transformer = nn.Transformer(WIDTH, 4, 1, 1, 2 * WIDTH, 0.0, batch_first=True)
+
+    def forward(self, src, tgt, src_key_padding_mask=None):
+        later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
+        out = self.transformer(
+            self.tokens(src), self.tokens(tgt), tgt_mask=later, src_key_padding_mask=src_key_padding_mask,
+            memory_key_padding_mask=src_key_padding_mask if self.hides else None,
+        )  # fmt: skip
+        return self.head(out)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_padding_mask_of_a_source_as_pytorch_means_it():
+    assert [one for one in findings(PyTorchs(hides=True)) if one.severity == "error"] == []
+    assert only(PyTorchs(hides=False)).message.endswith("when only padded source tokens are left away.")
+
+
 def test_saccades_own_language_model():
     assert findings(load()) == []
 
