@@ -22,6 +22,7 @@ from ._layers import layer_subject
 from ._models import takes_tokens, token_subject
 from ._reading import Hints, Promise, Reading
 from ._subject import Subject
+from ._target import check, unwrapped
 from .discovery._adapters import adapted
 from .discovery._caches import with_cache
 from .discovery._forms import Clues, is_pytorch, read
@@ -48,9 +49,12 @@ def discover(
     Raises:
         Undecided: more than one way to call it fits, or none.
         TargetError: it raises however it is called.
+        TypeError: it is nothing that can be called with tensors.
     """
     promise, given = promise or Promise(), dict(arguments or {})
     hints = how if isinstance(how, Hints) else hints or Hints()
+    check(target)
+    target, wrapped = unwrapped(target)
     if inspect.isclass(target) and issubclass(target, torch.autograd.Function):
         target = applied(target)
     elif inspect.isclass(target):
@@ -62,10 +66,9 @@ def discover(
             return Subject(target, how, promise)
         if callable(how):
             return Subject(target, adapted(target, how, hints), promise)
-        known = _known(target, hints, promise)
-        if known is not None:
-            return known
-        return Subject(target, _found(target, hints, promise, given), promise)
+        subject = _known(target, hints, promise) or Subject(target, _found(target, hints, promise, given), promise)
+        assumed = (*wrapped, *subject.reading.assumed)
+        return replace(subject, reading=replace(subject.reading, assumed=assumed))
 
 
 def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,8 @@ import torch
 
 from ._finding import FAMILIES, Finding, Outcome, Report
 from ._reading import Hints, Promise, Reading
+from ._target import check as check_target
+from ._target import name_of
 
 if TYPE_CHECKING:
     from ._child import Limits, Printed
@@ -64,6 +65,7 @@ def verify(
 
     Raises:
         Undecided: (a ValueError) how to call it remains open; the message lists the candidates.
+        TypeError: a target that cannot be called with tensors, or a `how` that is no way to call it.
         ValueError: an argument that cannot be, a string that names nothing, or a target that cannot reach a child.
     """
     from ._child import Limits
@@ -76,6 +78,8 @@ def verify(
         raise TypeError(
             f"how: expected Hints, Reading, a function or a string that names one, got {type(how).__name__}"
         )
+    if not isinstance(target, str):
+        check_target(target)
     chosen = _chosen(checks)
     hints = how if isinstance(how, Hints) else Hints()
     hints = replace(hints, embed_dim=embed_dim or hints.embed_dim, num_heads=num_heads or hints.num_heads)
@@ -214,5 +218,4 @@ def _name(target: Any) -> str:
     """A string as the user gave it, an object by its name."""
     if isinstance(target, str):
         return target
-    named = target if inspect.isclass(target) or inspect.isroutine(target) else type(target)
-    return getattr(named, "__qualname__", repr(named)).replace("<locals>.", "")
+    return name_of(target)

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ._subject import Subject
+from ._target import name_of
+from .discovery._needed import ByPlace, Filled
 from .discovery._words import masks_in_words, returned_in_words
 
 _AXES = {"B": "batch", "H": "heads", "L": "length"}
@@ -22,16 +24,19 @@ def call_in_words(subject: Subject) -> str:
     reading = subject.reading
     places = _places(subject.target)
     wanted = _INPUTS[reading.form]
-    by_place = places[: len(wanted)] if len(places) >= len(wanted) and reading.call is None else wanted
+    is_own = reading.call is None or isinstance(reading.call, ByPlace | Filled)
+    by_place = places[: len(wanted)] if len(places) >= len(wanted) and is_own else wanted
     inputs = list(reading.names or by_place)
     masks = [_name(mask.argument, places) for mask in reading.masks]
-    more = [f"{name}={_value(value)}" for name, value in reading.constants.items()]
+    more = [f"{name}={_value(value)}" for name, value in reading.constants.items() if name not in masks]
     target = subject.target
-    name = "forward" if subject.module is not None else getattr(target, "__name__", type(target).__name__)
+    name = "forward" if subject.module is not None else name_of(target).rpartition(".")[2]
     shape = ", ".join(_AXES.get(axis) or str(reading.width) for axis in reading.layout)
     subjects = inputs[0] if len(inputs) == 1 else f"{', '.join(inputs[:-1])} and {inputs[-1]}"
     each = " each" if len(inputs) > 1 else ""
     heads = f", {reading.heads} heads" if reading.form == "attention" and "H" in reading.layout else ""
+    if reading.context_width not in (None, reading.width) and len(inputs) > 1:
+        heads += f"; {' and '.join(inputs[1:])} of width {reading.context_width}"
     called = f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {subjects}{each} ({shape}){heads}"
     return called + masks_in_words(reading) + returned_in_words(reading)
 
