@@ -56,9 +56,10 @@ _USUAL: tuple[tuple[str, str], ...] = (
 
 
 def construct(
-    target: type, given: Mapping[str, Any], hints: Hints | None = None, promise: Promise | None = None
+    target: type, given: Mapping[str, Any], hints: Hints | None = None, promise: Promise | None = None, seed: int = 0
 ) -> tuple[Any, dict[str, Any]]:
-    """The module of a class, and those of the user's arguments that its constructor does not take.
+    """The module of a class, and those of the user's arguments that its constructor does not take. Its weights are
+    drawn with `seed`.
 
     Raises:
         Undecided: an argument that must be given and whose name says nothing; its option is named.
@@ -66,7 +67,7 @@ def construct(
     hints, promise = hints or Hints(), promise or Promise()
     taken, left = _arguments(target, dict(given), hints, promise)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         try:
             return target(**taken), left
         except Exception as error:

@@ -6,7 +6,7 @@ Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Ma
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ._calling import Given, call
 from ._finding import Inapplicable
 from ._inputs import Inputs
+from ._own_part import own_part
 from ._reading import MaskReading, Promise, Reading
 
 
@@ -39,6 +40,7 @@ class Subject:
     reading: Reading
     promise: Promise = field(default_factory=Promise)
     flagged: bool | None = None  # what the causal flag is given, where there is one
+    again: Callable[[], nn.Module] | None = None  # makes another of its class, with other random numbers
 
     @property
     def module(self) -> nn.Module | None:
@@ -138,6 +140,13 @@ class Subject:
         """A copy of its own to change: other dtype, training steps, hooks. Functions come as they are."""
         return replace(self, target=_copied(self.module) if self.module is not None else self.target)
 
+    def remade(self) -> Subject | None:
+        """Another one of its class, with other random numbers; None where how it was made is not known."""
+        if self.again is None:
+            return None
+        made = self.again()
+        return replace(self, target=made.eval()) if type(made) is type(self.target) else None
+
     def to(self, dtype: torch.dtype) -> Subject:
         """A copy whose parameters have another dtype."""
         new = self.fresh()
@@ -163,6 +172,14 @@ class Subject:
         if self.form != "qkv" or len({one.shape[-1] for one in inputs.tensors.values()}) > 1:
             return inputs
         return replace(inputs, tensors=dict.fromkeys(inputs.tensors, inputs["query"]))
+
+    @cached_property
+    def own_part(self) -> Subject | None:
+        """Form "cross": its attention over the queries' own sequence, the context filled in; None without such masks.
+
+        Of form "self", with `Reading.own_masks` as its masks.
+        """
+        return replace(self, reading=own_part(self.reading)) if self.reading.own_masks else None
 
     def mask_for(self, pairs: bool) -> MaskReading | None:
         """The mask argument that takes one mask for each query (`pairs`) or one for all of them."""

@@ -119,6 +119,39 @@ class Loose(Block):
         return super().forward(x * self.gain)
 
 
+class Projected(Block):
+    """Random features that are no part of the state: a plain tensor, or a buffer that is not saved."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        features = torch.randn(E, E) / E**0.5
+        if kind == "plain":
+            self.features = features
+        else:
+            self.register_buffer("features", features, persistent=kind == "saved")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x @ self.features.to(x.device, x.dtype))
+
+
+class KeepsNothing(Block):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {name: one for name, one in super().state_dict(*args, **kwargs).items() if "proj" not in name}
+
+
+class LoadsNothing(Block):
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+class KeepsMore(Block):
+    def get_extra_state(self) -> Any:
+        return {"made by": Reading}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
 def findings(target: Any, reading: Reading = SELF) -> list[Any]:
     subject = Subject(target.eval() if isinstance(target, nn.Module) else target, reading)
     return list(placement.CHECK.run(subject))
@@ -160,6 +193,34 @@ def test_each_wrong_module_is_named_once(name: str) -> None:
     found = findings(module)
     assert [one.severity for one in found] == ["error"], found
     assert words in found[0].message and code in found[0].location.code
+
+
+def remade(kind: str) -> list[Any]:
+    """Of a class that `verify` can make again, as it is given one."""
+    subject = Subject(Projected(kind).eval(), SELF, again=lambda: Projected(kind))
+    return list(placement.CHECK.run(subject))
+
+
+def test_what_is_random_and_not_saved_is_lost() -> None:
+    assert remade("saved") == []
+    for kind in ("plain", "buffer"):
+        (found,) = remade(kind)
+        assert found.severity == "error" and found.evidence["left_out"] == ["features"]
+        assert "its state leaves out `features`" in found.message and "features" in found.location.code
+    # the same each time it is made: nothing is lost
+    assert list(placement.CHECK.run(Subject(Buffer().eval(), SELF, again=Buffer))) == []
+
+
+@pytest.mark.parametrize(
+    "target, severity, words",
+    [(KeepsNothing(), "error", "Missing key"), (LoadsNothing(), "error", "gives another output"),
+     (KeepsMore(), "warning", "UnpicklingError")],
+)  # fmt: skip
+def test_a_state_that_cannot_be_loaded(target: nn.Module, severity: str, words: str) -> None:
+    before = {name: one.clone() for name, one in nn.Module.state_dict(target).items() if isinstance(one, Tensor)}
+    (found,) = findings(target)
+    assert found.severity == severity and words in found.message
+    assert all(torch.equal(one, before[name]) for name, one in target.named_parameters())
 
 
 def test_only_what_takes_the_mask_is_wrong() -> None:

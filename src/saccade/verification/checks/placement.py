@@ -20,6 +20,7 @@ from .._declared import attribute_line
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs
 from .._randomness import seeded
+from .._saving import lost
 from .._source import line_with
 from .._subject import Subject
 
@@ -32,7 +33,9 @@ LACKING = ("not implemented for", "without overflow")
 def _run(subject: Subject) -> Iterator[Finding]:
     hidden = list(_hidden(subject))
     yield from hidden
-    if hidden:
+    unsaved = [] if hidden else list(_saved(subject))
+    yield from unsaved
+    if hidden or unsaved:
         return
     there = list(_device(subject))
     where = {one.location for one in there}
@@ -88,6 +91,35 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
         yield from _parts((value.func, *value.args), depth + 1)
     elif hasattr(value, "__self__") and depth < 3:
         yield from _parts(value.__self__, depth + 1)
+
+
+def _saved(subject: Subject) -> Iterator[Finding]:
+    """Its state, saved, read and loaded into another one of its kind."""
+    found = lost(subject)
+    if found is None:
+        return
+    if found.raised:
+        yield _finding(
+            "warning" if found.refused else "error",
+            f"Its state, saved and loaded again, raises {found.raised}",
+            "It cannot be read with torch.load(..., weights_only=True), the only safe way to read what others saved."
+            if found.refused
+            else "A checkpoint of it cannot be used.",
+            "Keep tensors alone in state_dict(): register_buffer(name, tensor) and nn.Parameter(tensor).",
+            {"raised": found.raised, "saved": True},
+            None,
+        )
+        return
+    named = f" {', '.join(f'`{name}`' for name in found.names)}" if found.names else " what it computes with"
+    yield _finding(
+        "error",
+        f"Saved and loaded into another one of its class, it gives another output (by {found.change:.3g}, of"
+        f" {found.size:.3g}): its state leaves out{named}.",
+        "What was trained is lost when it is saved: the loaded model computes something else.",
+        f'self.register_buffer("{(*found.names, "name")[0].rpartition(".")[2]}", ...)  # saved with the parameters',
+        {"largest_difference": found.change, "left_out": list(found.names)},
+        found.location,
+    )
 
 
 def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
@@ -194,7 +226,7 @@ CHECK = Check(
     "robustness",
     "Cast, moved, saved and loaded, all of it follows: parameters, masks and what the call makes.",
     "Calls in float64 and bfloat16 and on the meta device, with and without masks; a search for modules and learned"
-    " tensors in plain lists, dictionaries and attributes.",
+    " tensors in plain lists, dictionaries and attributes; its state, saved and loaded into another one.",
     "What stays behind fails on a GPU or in half precision, is not trained, or is lost when the model is saved.",
     _run,
 )
