@@ -58,25 +58,34 @@ def test_usual_weights_are_left_alone(weights):
 
 def test_a_softmax_that_is_saturated_from_the_start():
     block = Block(query=1.0, key=1.0)
-    ((message, _, mend, evidence, location),) = told(block)
+    ((message, _, mend, evidence, location, severity),) = told(block)
     # q and k have variance E: logits have E * sqrt(D) / sqrt(D) = E
     assert evidence["logits_std"] == pytest.approx(E, rel=0.25)
     logits = block.logits(subject_of(block).inputs(2, 7)["x"]).detach()
     assert evidence["largest_weight"] == pytest.approx(float(logits.softmax(-1).amax(-1).mean()), abs=1e-5)
     assert "saturated from the start" in message and "xavier_uniform_" in mend
-    assert location.code == "nn.init.normal_(layer.weight, std=std)"
+    assert (severity, location.code) == ("error", "nn.init.normal_(layer.weight, std=std)")
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
 def test_queries_or_keys_of_zeros(side):
-    ((message, *_),) = told(Block(**{side: 0.0}))
-    assert message.startswith("All logits are 0 for random inputs")
+    """They leave 0 at the first step, and some start so on purpose."""
+    ((message, *_, severity),) = told(Block(**{side: 0.0}))
+    assert message.startswith("All logits are 0 for random inputs: queries or keys are 0") and severity == "warning"
+
+
+def test_queries_and_keys_of_zeros_never_learn():
+    block = Block(query=0.0, key=0.0)
+    ((message, *_, severity),) = told(block)
+    assert "neither has a gradient" in message and severity == "error"
+    block(torch.randn(2, 7, E)).square().sum().backward()
+    assert not block.q.weight.grad.any() and not block.k.weight.grad.any()
 
 
 def test_an_output_that_hardly_depends_on_the_input():
     """Biases of 0.1 and weights of 1e-5: the output is the last bias."""
     block = Block(every=1e-5)
-    ((message, _, _, evidence, _),) = told(block)
+    ((message, _, _, evidence, _, _),) = told(block)
     assert message.startswith("The output hardly depends on the input")
     assert 0 < evidence["relative_change"] < 1e-4
     weight, bias = block.v.weight, block.out.bias
@@ -90,7 +99,7 @@ def test_only_modules_have_a_start():
     assert list(at_the_start(Subject(lambda q, k, v: (100 * q @ k.mT).softmax(-1) @ v, reading))) == []
 
 
-@pytest.mark.parametrize("weights", [{"query": 1.0, "key": 1.0}, {"query": 0.0}, {"every": 1e-5}], ids=str)
+@pytest.mark.parametrize("weights", [{"query": 1.0, "key": 1.0}, {"query": 0.0, "key": 0.0}, {"every": 1e-5}], ids=str)
 def test_the_check_of_gradients_tells_it_as_an_error(weights):
     (found,) = gradients.CHECK.run(subject_of(Block(**weights)))
     assert (found.family, found.severity) == ("gradients", "error")

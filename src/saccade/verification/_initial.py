@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ._finding import Inapplicable, Location, TargetError
+from ._finding import Inapplicable, Location, Severity, TargetError
 from ._randomness import seeded
 from ._source import line_with
 from ._subject import Subject
@@ -23,8 +23,8 @@ SATURATED_LOGITS, SATURATED = 12.0, 0.9
 # A usual module's output differs between inputs by about its own size; with this share of it, gradients to the input
 # are as small against those to the last bias.
 VANISHING = 1e-4
-# Message, effect, mend, evidence and location of a finding.
-Told: TypeAlias = tuple[str, str, str, dict[str, Any], Location | None]
+# Message, effect, mend, evidence, location and severity of a finding.
+Told: TypeAlias = tuple[str, str, str, dict[str, Any], Location | None, Severity]
 
 
 def at_the_start(subject: Subject) -> Iterator[Told]:
@@ -64,16 +64,45 @@ def _of_logits(subject: Subject) -> Iterator[Told]:
                 " 1 / embed_dim: nn.init.xavier_uniform_(self.q_proj.weight).",
                 evidence,
                 where,
+                "error",
             )
         elif float(finite.abs().max()) == 0:
-            yield (
-                "All logits are 0 for random inputs: queries or keys are 0 from the start, and the other of the two has"
-                " no gradient.",
-                "Keys (or queries) do not begin to learn before the other side has left 0.",
-                "Initialise both projections at random: nn.init.xavier_uniform_(self.q_proj.weight).",
-                evidence,
-                where,
-            )
+            yield _no_logits(subject, evidence, where)
+
+
+def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | None) -> Told:
+    """Zero-initialised queries are chosen by some (muP, arXiv 2203.03466), and leave 0 at the first step; where both
+    sides are 0 neither ever does."""
+    learns = _leaves_zero(subject)
+    return (
+        "All logits are 0 for random inputs: "
+        + ("queries or keys are" if learns else "queries and keys are")
+        + " 0 from the start, and "
+        + ("the other of the two has no gradient." if learns else "neither has a gradient."),
+        "Keys (or queries) do not begin to learn before the other side has left 0."
+        if learns
+        else "The weights stay uniform for ever: each output is the mean of the values.",
+        "Initialise both projections at random: nn.init.xavier_uniform_(self.q_proj.weight).",
+        evidence,
+        where,
+        "warning" if learns else "error",
+    )
+
+
+def _leaves_zero(subject: Subject) -> bool:
+    """Whether logits that are all 0 are so no more after one step against the gradient."""
+    moved = subject.fresh()
+    inputs = moved.inputs(2, 7)
+    parameters = [one for one in moved.module.parameters() if one.requires_grad] if moved.module is not None else []
+    out = moved(inputs).out
+    towards = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
+    found = torch.autograd.grad((out * towards).sum(), parameters, allow_unused=True)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, found, strict=True):
+            if gradient is not None:
+                parameter -= 0.01 * gradient
+        seen = measured(moved, inputs)
+    return any(one.logits is not None and bool(one.logits[one.logits.isfinite()].any()) for one in seen)
 
 
 def _vanishing(subject: Subject) -> Told | None:
@@ -94,4 +123,5 @@ def _vanishing(subject: Subject) -> Told | None:
         " of 1.",
         {"relative_change": change / size},
         line_with(subject, r"init\.\w+_\("),
+        "error",
     )

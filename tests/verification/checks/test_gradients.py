@@ -93,6 +93,20 @@ def zero_initialised() -> Block:
     return block
 
 
+class Relu(nn.Module):
+    """Of whose hidden units half are off for most inputs: for all of 14 positions, hardly for all of 448."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.norm, self.up, self.down = nn.LayerNorm(E), nn.Linear(E, 40), nn.Linear(40, E)
+        with torch.no_grad():
+            self.up.bias[:20] = -2.0 * self.up.weight[:20].norm(dim=1)  # 2 standard deviations: on at 2% of positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(self.norm(x)).relu())
+
+
 def tiny_weights() -> Block:
     block = Block()
     for one in block.parameters():
@@ -107,6 +121,7 @@ RIGHT = {
     "own backward": Block(weights=RightSoftmax.apply),
     "relu": Block(weights=lambda s: s.relu(), out=F.relu),
     "hard-coded dropout": Block(weights=lambda s: F.dropout(s.softmax(-1), 0.3)),
+    "units that are mostly off": Relu(),
     "frozen": frozen(),
     "zero-initialised": zero_initialised(),
     "tiny weights": tiny_weights(),
@@ -126,6 +141,18 @@ def test_other_forms() -> None:
     assert findings(F.scaled_dot_product_attention, form="attention", layout="BHLD", width=7) == []
     assert findings(saccade.attention, form="attention", layout="BHLD", width=7) == []
     assert findings(saccade.nn.SelfAttention(E)) == []
+
+
+def test_a_forward_that_is_for_inference_alone() -> None:
+    """As the published reference of Llama has it."""
+
+    class Served(Block):
+        @torch.inference_mode()
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    (finding,) = findings(Served())
+    assert finding.severity == "warning" and "torch.inference_mode" in finding.message
 
 
 def no_grad(scores: Tensor) -> Tensor:

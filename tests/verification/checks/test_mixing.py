@@ -160,6 +160,13 @@ def test_interleaved_everywhere_is_a_convention() -> None:
     assert finding.severity == "warning" and "head 0 is channels 0, 3, 6" in finding.message
 
 
+def test_one_other_split_for_all_three_is_a_choice() -> None:
+    """Channels of free projections may be dealt out in any order that is the same for queries, keys and values."""
+    (finding,) = found(Attention((widths_first,) * 3))
+    assert finding.severity == "warning" and finding.evidence["merged"] == "head by head"
+    assert finding.evidence["query"] == finding.evidence["key"] == finding.evidence["value"] == "interleaved"
+
+
 def test_heads_merged_in_reverse() -> None:
     finding = only_error(Attention(merged=lambda o: merge(o.flip(1))))
     assert finding.evidence["lands"] == [2, 1, 0]

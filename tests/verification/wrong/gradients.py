@@ -69,8 +69,9 @@ FAULTS = (
         "nothing to start from", GRADIENTS, DECODER_LAYER,
         "        self.q = nn.Linear(dim, dim)\n",
         "        self.q = nn.Linear(dim, dim)\n"
-        "        nn.init.zeros_(self.q.weight), nn.init.zeros_(self.q.bias)\n",
-        "a query projection of zeros: keys have no gradient", line="zeros_",
+        "        for projection in (self.q, self.k):\n"
+        "            nn.init.zeros_(projection.weight), nn.init.zeros_(projection.bias)\n",
+        "queries and keys of zeros: neither ever has a gradient", line="zeros_",
     ),
     Fault(
         "the winner takes all", ("gradients", "softmax"), TEXTBOOK,

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from .._declared import function_line, rates_of, with_rates
-from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._initial import at_the_start
 from .._inputs import Inputs
 from .._locate import location_here
@@ -98,7 +98,16 @@ def _missing(point: _Point, out: Tensor) -> Iterator[Finding]:
     """The output has no gradient at all."""
     if not point.tensors:
         raise Inapplicable("it has neither parameters nor inputs with gradients")
-    if point.out().requires_grad:
+    out = point.out()
+    if out.requires_grad:
+        return
+    if out.is_inference():
+        yield _finding(
+            "It runs in torch.inference_mode: its output has no gradient, as it is made to be used and not trained.",
+            "Nothing before it, and nothing in it, can be trained with this forward.",
+            "Put torch.inference_mode() around the call where it is used, not on forward.",
+            {"inference": True}, _cut_at(point), "warning",
+        )  # fmt: skip
         return
     yield _finding(
         "The output has no gradient: it is cut off from every parameter and input.",
@@ -142,7 +151,7 @@ def _cut(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
     named, change = [], 0.0
     for name, grad in grads.items():
         still = _still(grad)
-        if still is None:
+        if still is None or (still := _still_elsewhere(point, name, still)) is None:
             continue
         by = _change(point, point.tensors[name], still)
         if by > 1e-5:
@@ -159,6 +168,26 @@ def _cut(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
         {"without_gradient": named, "relative_change_of_output": round(change, 6)},
         _cut_at(point),
     )
+
+
+def _still_elsewhere(point: _Point, name: str, still: Tensor) -> Tensor | None:
+    """What of a parameter has no gradient for many other inputs, either: a relu's unit that was off for all of a few
+    positions is not cut off. None: nothing is left."""
+    if bool(still.all()) or name.startswith("input "):
+        return still
+    length = min(7, point.subject.reading.max_length or 7)
+    other = _Point(point.subject, point.subject.inputs(64, length, seed=5, dtype=_dtype(point)), point.tensors, False)
+    try:
+        out = other.out()
+        grad = torch.autograd.grad(other.loss(out), point.tensors[name], allow_unused=True)[0]
+    except (TargetError, RuntimeError):
+        return still
+    left = still if grad is None else still & (grad == 0)
+    return left if left.float().mean() >= 0.25 else None
+
+
+def _dtype(point: _Point) -> torch.dtype | None:
+    return torch.float64 if point.exact else None
 
 
 def _still(grad: Tensor) -> Tensor | None:
@@ -351,8 +380,11 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:4]) + more
 
 
-def _finding(message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None) -> Finding:
-    return Finding("gradients", "gradients", "error", message, effect, mend, evidence, location)
+def _finding(
+    message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None,
+    severity: Severity = "error",
+) -> Finding:  # fmt: skip
+    return Finding("gradients", "gradients", severity, message, effect, mend, evidence, location)
 
 
 CHECK = Check(

@@ -60,7 +60,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     base = _call(right)
     for asked in (
         lambda: _contents(right, base), lambda: _left(subject), lambda: _gradients(right), lambda: _longer(subject),
-        lambda: _not_numbers(right, base), lambda: _nothing_real(subject),
+        lambda: _nothing_and_nan(right, base, subject),
     ):  # fmt: skip
         found = list(asked())
         yield from found
@@ -240,6 +240,21 @@ def _gradients(padded: _Padded) -> Iterator[Finding]:
             return
 
 
+def _nothing_and_nan(right: _Padded, base: Tensor, subject: Subject) -> list[Finding]:
+    """NaN in the padding, and an item that is all padding: conventions of both are one finding."""
+    nan = list(_not_numbers(right, base))
+    if any(one.severity == "error" for one in nan):
+        return nan
+    nothing = list(_nothing_real(subject))
+    if not nan or not nothing or nothing[0].severity == "error":
+        return nothing or nan
+    return [replace(nothing[0], message=f"{nothing[0].message} {_SPREADS}", effect=f"{nothing[0].effect} {_RARELY}")]
+
+
+_SPREADS = "NaN in padding reaches the real outputs of its item, too: a weight of 0 times NaN is NaN."
+_RARELY = "The latter matters only where padding may hold what was never written (torch.empty)."
+
+
 def _not_numbers(padded: _Padded, base: Tensor) -> Iterator[Finding]:
     """NaN in the padding."""
     if padded.inputs.vocabulary:
@@ -256,8 +271,7 @@ def _not_numbers(padded: _Padded, base: Tensor) -> Iterator[Finding]:
             else:
                 yield _finding(
                     padded, "note", f"NaN in the padding of batch item {item} makes its real outputs NaN: a weight of "
-                    "0 times NaN is NaN. PyTorch's own attention does the same.", "It matters only where padding may "
-                    "hold what was never written (torch.empty).",
+                    "0 times NaN is NaN. PyTorch's own attention does the same.", _RARELY.replace("The latter", "It"),
                     "value = value.masked_fill(~padding[:, None, :, None], 0.0)", {"item": item},
                 )  # fmt: skip
             return
