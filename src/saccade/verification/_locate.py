@@ -37,6 +37,17 @@ def location_here() -> Location | None:
     return None
 
 
+def module_here() -> Location | None:
+    """The running line of the target's own module that is nearest, past functions that it calls; else as
+    `location_here`."""
+    for frame in _frames():
+        if frame.f_code.co_filename == _CALLER:
+            break
+        if is_own(frame.f_code.co_filename) and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return line_of(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return location_here()
+
+
 def is_own(path: str) -> bool:
     """Whether a file is neither PyTorch's, Python's nor Saccade's."""
     if path.startswith(_LIBRARIES) or (path.startswith("<") and not path.startswith("<ipython")):

@@ -81,6 +81,36 @@ def return_of_several(subject: Subject) -> Location | None:
     return None
 
 
+def thrown_away(subject: Subject) -> Location | None:
+    """A line that computes something and does nothing with it: a submodule that is called, an operation of tensors."""
+    parts: set[str] = set()
+    for one in subject.module.modules() if subject.module is not None else ():
+        parts |= set(one._modules)
+    for source in sources(subject.target):
+        try:
+            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and _computes(node.value, parts):
+                return source.location(node.lineno - 1)
+    return None
+
+
+def _computes(node: ast.expr, parts: set[str]) -> bool:
+    if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp)):
+        return True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, owner = node.func.attr, node.func.value
+    if isinstance(owner, ast.Name) and owner.id == "self":
+        return name in parts
+    return name in _PURE
+
+
+_PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous", "softmax", "mul", "add", "div", "to")
+
+
 def return_after(subject: Subject, line: Location) -> Location | None:
     """The `return` that follows a line in its function."""
     for source in sources(subject.target):

@@ -61,7 +61,8 @@ def test_it_is_found_and_told(positions: str, causal: bool, small: bool) -> None
     target = Attention(positions, causal, small)
     (told,) = found(target)
     assert told.severity == "note"
-    assert told.message.startswith("It knows the order" if positions else "It does not know the order")
+    ignorant = "It has no positions of its own" if causal else "It does not know the order"
+    assert told.message.startswith("It knows the order" if positions else ignorant)
     assert found(target, positions=bool(positions)) == []
     (broken,) = found(target, positions=not positions)
     assert (broken.severity, broken.family) == ("error", "order")

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._finding import Check, Finding, Inapplicable, TargetError
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs
+from .._positions import positions
+from .._source import thrown_away
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
 from .._trace import traced
+from .._visible import line_over_sequence, steps_of
 
 _NAME = "order"
 _LENGTH = 7
@@ -115,7 +118,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
     knows, promised = ratio > 1, subject.promise.positions
     if promised is None or promised == knows:
         if promised is None:
-            yield _told(knows)
+            yield _told(knows, causal=subject.is_causal and subject.form != "cross")
         return
     if knows:
         yield Finding(
@@ -124,7 +127,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
             "positions.",
             "What is learned at one place does not hold at another.",
             "Remove what depends on the place: index arithmetic, biases by position, a reshape that mixes positions.",
-            {"ratio": ratio},
+            {"ratio": ratio}, _line_of_use(subject),
         )  # fmt: skip
     else:
         yield Finding(
@@ -133,13 +136,33 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
             "to know them.",
             "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
             "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
-            {"ratio": ratio},
+            {"ratio": ratio}, _line_of_loss(subject),
         )  # fmt: skip
 
 
-def _told(knows: bool) -> Finding:
+def _line_of_use(subject: Subject) -> Location | None:
+    """Where positions meet the input, or where it is turned along the sequence."""
+    inputs = subject.one_sequence(subject.inputs(2, _LENGTH, _LENGTH + 4 if subject.form == "cross" else None))
+    used = positions(subject, inputs).used
+    return used[0] if used else line_over_sequence(steps_of(subject, inputs), _LENGTH)
+
+
+def _line_of_loss(subject: Subject) -> Location | None:
+    """Where positions are thrown away or become all the same; else where they are used, or made."""
+    found = positions(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    last = [lines[-1] for lines in (found.used, found.made) if lines]
+    return thrown_away(subject) or next(iter([*found.lost, *last]), None)
+
+
+def _told(knows: bool, *, causal: bool) -> Finding:
     if knows:
         return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
+    if causal:
+        return Finding(
+            _NAME, _NAME, "note",
+            "It has no positions of its own: the last output is the same whatever the order of the inputs before it.",
+            "A model made of it needs positions from elsewhere, or many layers to learn them from the causal mask.",
+        )  # fmt: skip
     return Finding(
         _NAME, _NAME, "note",
         "It does not know the order of its input (permuted inputs give permuted outputs), as attention by itself does "
