@@ -7,16 +7,17 @@ documentation say how their axes stand, and trial calls decide the rest. What wa
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ._construct import construct
+from ._copies import copied
 from ._finding import TargetError, Undecided
 from ._layers import layer_subject
 from ._models import takes_tokens, token_subject
@@ -26,7 +27,7 @@ from ._target import check, unwrapped
 from .discovery._adapters import adapted
 from .discovery._caches import with_cache
 from .discovery._forms import Clues, is_pytorch, read
-from .discovery._masks import with_masks
+from .discovery._masks import with_masks, with_own_masks
 from .discovery._signature import applied, arguments_of
 from .discovery._source import Source
 from .discovery._trials import Trials, unnoticed
@@ -55,20 +56,28 @@ def discover(
     hints = how if isinstance(how, Hints) else hints or Hints()
     check(target)
     target, wrapped = unwrapped(target)
+    again = None
     if inspect.isclass(target) and issubclass(target, torch.autograd.Function):
         target = applied(target)
     elif inspect.isclass(target):
+        again = partial(_another, target, given, hints, promise)
         target, given = construct(target, given, hints, promise)
     if isinstance(target, nn.Module):
         target = _own(target)
     with unnoticed():
         if isinstance(how, Reading):
-            return Subject(target, how, promise)
+            return Subject(target, how, promise, again=again)
         if callable(how):
-            return Subject(target, adapted(target, how, hints), promise)
+            return Subject(target, adapted(target, how, hints), promise, again=again)
         subject = _known(target, hints, promise) or Subject(target, _found(target, hints, promise, given), promise)
         assumed = (*wrapped, *subject.reading.assumed)
-        return replace(subject, reading=replace(subject.reading, assumed=assumed))
+        return replace(subject, reading=replace(subject.reading, assumed=assumed), again=again)
+
+
+def _another(target: type, given: Mapping[str, Any], hints: Hints, promise: Promise) -> nn.Module:
+    """One more of a class, with other random numbers."""
+    made: nn.Module = construct(target, given, hints, promise, seed=1)[0]
+    return made
 
 
 def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
@@ -85,6 +94,7 @@ def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]
     trials = Trials(target)
     clues, assumed = settled(trials, Clues(target, arguments_of(target), Source.of(target), hints, given))
     reading = with_masks(trials, clues, promise, read(trials, clues))
+    reading = with_own_masks(trials, clues, promise, reading)
     reading = with_cache(trials, clues, replace(reading, assumed=(*assumed, *reading.assumed)))
     return _with_flag(trials, clues, reading)
 
@@ -101,7 +111,7 @@ def _with_flag(trials: Trials, clues: Clues, reading: Reading) -> Reading:
 def _own(module: nn.Module) -> nn.Module:
     """A copy in eval mode; the module itself where it cannot be copied."""
     try:
-        module = copy.deepcopy(module)
+        module = copied(module)
     except Exception:  # what a target's own __deepcopy__ may raise is not known
         return module.eval()
     return module.eval()

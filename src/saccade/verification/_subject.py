@@ -5,7 +5,6 @@ Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Ma
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ._calling import Given, call
+from ._copies import copied
 from ._finding import Inapplicable
 from ._inputs import Inputs
 from ._own_part import own_part
@@ -210,10 +209,7 @@ class Subject:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy. What a module keeps with a graph (the weights of its last call, say) is copied without it."""
-    held = [value for one in module.modules() for value in tree_leaves(dict(vars(one)))]
-    bound = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
     try:
-        return copy.deepcopy(module, {id(one): one.detach().clone() for one in bound})
+        return copied(module)
     except Exception as error:  # what a target's own __deepcopy__ may raise is not known
         raise Inapplicable(f"it cannot be copied ({type(error).__name__}: {error})") from error

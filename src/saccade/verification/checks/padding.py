@@ -56,14 +56,33 @@ class _Padded:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
+    """Beside a context the padding of each of the two sequences."""
+    parts = [one for one in (subject, subject.own_part) if one is not None and one.reading.masks] or [subject]
+    reasons: list[Inapplicable] = []
+    for part in parts:
+        try:
+            found = list(_of(part))
+        except Inapplicable as reason:
+            reasons.append(reason)
+            continue
+        yield from found
+        if any(one.severity == "error" for one in found):
+            return  # the same masks are made of the same lines
+    if len(reasons) == len(parts):
+        raise reasons[0]
+
+
+def _of(subject: Subject) -> Iterator[Finding]:
     right = _padded(subject, [range(real, _PADDED) for real in _LENGTHS])
     base = _call(right)
+    told: list[object] = []  # of padding on the right, that on the left says the same
     for asked in (
         lambda: _contents(right, base), lambda: _left(subject), lambda: _gradients(right), lambda: _longer(subject),
         lambda: _nothing_and_nan(right, base, subject),
     ):  # fmt: skip
-        found = list(asked())
+        found = [one for one in asked() if (one.severity, one.evidence.keys()) not in told]
         yield from found
+        told += [(one.severity, one.evidence.keys()) for one in found]
         if any(one.severity == "error" for one in found):
             return  # what else would be seen is of the same make
 
