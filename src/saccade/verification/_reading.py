@@ -104,6 +104,7 @@ class Reading:
     weights: int | str | None = None  # where attention weights are, if they are returned
     weights_axes: str = "BHQK"  # or "BQK", "BHKQ", "HQK", "QK"
     masks: tuple[MaskReading, ...] = ()
+    own_masks: tuple[MaskReading, ...] = ()  # of form "cross": of the queries' own sequence, Q and K both of it
     causal_flag: str | None = None  # a boolean argument that makes it causal (`is_causal`)
     constants: dict[str, Any] = field(default_factory=dict)  # other keywords of every call
     cache: CacheReading | None = None

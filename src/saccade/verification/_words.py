@@ -27,7 +27,7 @@ def call_in_words(subject: Subject) -> str:
     is_own = reading.call is None or isinstance(reading.call, ByPlace | Filled)
     by_place = places[: len(wanted)] if len(places) >= len(wanted) and is_own else wanted
     inputs = list(reading.names or by_place)
-    masks = [_name(mask.argument, places) for mask in reading.masks]
+    masks = [_name(mask.argument, places) for mask in (*reading.own_masks, *reading.masks)]
     more = [f"{name}={_value(value)}" for name, value in reading.constants.items() if name not in masks]
     target = subject.target
     name = "forward" if subject.module is not None else name_of(target).rpartition(".")[2]

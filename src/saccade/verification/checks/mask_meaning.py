@@ -25,16 +25,18 @@ _SDPA = "F.scaled_dot_product_attention expects True = attend"
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    masks = subject.reading.masks
+    parts = [subject] if subject.own_part is None else [subject, subject.own_part]
+    masks = tuple(mask for part in parts for mask in part.reading.masks)
     if not masks:
         raise Inapplicable("it takes no mask")
     reasons: list[str] = []
     told: list[Finding] = []
     # the axes that say most first: what is wrong with them is wrong with the others
-    for mask in sorted(masks, key=lambda one: -len(set(one.axes) & set("BHQK"))):
+    asked = [(part, mask) for part in parts for mask in part.reading.masks]
+    for part, mask in sorted(asked, key=lambda one: -len(set(one[1].axes) & set("BHQK"))):
         if any(_tells_all(one, mask) for one in told):
             continue
-        alone = replace(subject, reading=replace(subject.reading, masks=(mask,)))
+        alone = replace(part, reading=replace(part.reading, masks=(mask,)))
         try:
             new = [one for one in _judged(alone, mask) if not any(_are_alike(one, other) for other in told)]
         except Inapplicable as reason:

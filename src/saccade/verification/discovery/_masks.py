@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._inputs import Inputs
+from .._own_part import own_part
 from .._reading import MaskReading, Meaning, Promise, Reading
 from ._documented import documented, documented_axes
 from ._forms import Clues, is_pytorch
@@ -26,6 +27,7 @@ from ._trials import Sizes, Trials, differs, sizes_for
 BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
 BY_KEY = ("BK", "B1K", "B11K", "K")
 _FOR_KEYS = r".*(pad|key_mask|keys_mask|valid|kv_mask|context_mask|token_mask|seq_mask).*"
+_OWN = "tgt|trg|target|self|dec|x_mask|look_ahead|causal"  # of the queries' own sequence, beside a context
 _HIDDEN = 1e-6  # of the movement that a key makes which is not hidden: rounding, or the weight e^-14
 
 
@@ -42,6 +44,17 @@ def with_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading)
             reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != one.name))
         reading = replace(reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_told(one, masks)))
     return reading
+
+
+def with_own_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading) -> Reading:
+    """Form "cross": the reading with the masks of the queries' own sequence, found while the context stays the same."""
+    own = [one for one in clues.arguments if one.role == "mask" and re.search(_OWN, one.name.lower())]
+    if reading.form != "cross" or not own or "B" not in reading.layout:
+        return reading
+    others = [one for one in clues.arguments if one.role not in ("mask", "lengths")]
+    told = replace(clues, arguments=(*others, *own), hints=replace(clues.hints, mask=None))
+    found = with_masks(trials, told, promise, replace(own_part(reading), masks=(), assumed=()))
+    return replace(reading, own_masks=found.masks, assumed=(*reading.assumed, *found.assumed))
 
 
 def _of_a_side(argument: Argument) -> bool:
@@ -93,7 +106,7 @@ def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
 def of_queries(name: str, clues: Clues) -> bool:
     """Whether, beside a context, a mask is of one sequence alone: the queries' own, or the context's before it."""
     lowered = name.lower()
-    if re.search("tgt|trg|target|self|dec|x_mask|look_ahead|causal", lowered):
+    if re.search(_OWN, lowered):
         return True
     beside = any(re.search("(memory|context|cross).*mask", one.name) for one in clues.arguments)
     return re.search("src|source|enc", lowered) is not None and beside and "memory" not in lowered

@@ -10,13 +10,17 @@ _MEANING = {"attend": "True = attend", "ignore": "True = ignore", "additive": "a
 
 def masks_in_words(reading: Reading) -> str:
     """ "; mask (batch, queries, keys) True = attend", for each mask argument."""
-    arguments = dict.fromkeys(str(mask.argument) for mask in reading.masks)
-    return "".join(f"; {name} {_shapes(reading, name)}" for name in arguments)
+    return _of(reading.masks, _AXES) + _of(reading.own_masks, _AXES | {"K": "queries"})
 
 
-def _shapes(reading: Reading, name: str) -> str:
-    own = [mask for mask in reading.masks if str(mask.argument) == name]
-    shapes = " or ".join(f"({', '.join(_AXES[letter] for letter in mask.axes)})" for mask in own)
+def _of(masks: tuple[MaskReading, ...], axes: dict[str, str]) -> str:
+    arguments = dict.fromkeys(str(mask.argument) for mask in masks)
+    return "".join(f"; {name} {_shapes(masks, name, axes)}" for name in arguments)
+
+
+def _shapes(masks: tuple[MaskReading, ...], name: str, axes: dict[str, str]) -> str:
+    own = [mask for mask in masks if str(mask.argument) == name]
+    shapes = " or ".join(f"({', '.join(axes[letter] for letter in mask.axes)})" for mask in own)
     return f"{shapes} {_meaning(own[0])}"
 
 
