@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,11 +49,10 @@ def run_python(page: Path) -> int:
 
 
 def save_python(page: Path, folder: Path) -> None:
-    """The page's Python blocks as the file that its commands name: docs/a-page.md as a_page.py."""
+    """The page's Python blocks as the file that its commands name, docs/a-page.md as a_page.py; and the examples."""
     text = "\n\n".join(block.text for block in blocks(page, "python"))
     (folder / f"{page.stem.replace('-', '_')}.py").write_text(text, encoding="utf-8")
-    if not (folder / "docs").exists():
-        (folder / "docs").symlink_to(ROOT / "docs")
+    shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples", dirs_exist_ok=True)
 
 
 def run_shell(command: str, folder: Path) -> str:

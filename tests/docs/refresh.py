@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import checks_table
 import nbformat
 from notebooks import NOTEBOOKS, execute
 from pages import PAGES, blocks, console, run_shell, save_python
@@ -18,6 +19,8 @@ def refresh_page(page: Path, folder: Path) -> None:
         command, _ = console(block)
         lines = [f"$ {command}", *(line.rstrip() for line in run_shell(command, folder).splitlines())]
         text = text.replace(block.text, "\n".join(lines) + "\n")
+    if page == checks_table.PAGE:
+        text = checks_table.with_table(text)
     page.write_text(text, encoding="utf-8")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import checks_table
 import pytest
 from pages import PAGES, ROOT, blocks, console, run_python, run_shell, same_output, save_python
 
@@ -65,3 +66,19 @@ def test_same_output_tells_words_and_numbers_apart():
     assert not same_output("head 2.5 at .50", "layer 2.5 at .50")
     assert same_output("17 checks in 3.4 s", "17 checks in 7 s")
     assert not same_output("17 checks in 3.4 s", "18 checks in 7 s")
+
+
+def test_the_table_of_checks_is_what_they_say():
+    text = checks_table.PAGE.read_text(encoding="utf-8")
+    assert checks_table.with_table(text) == text, "python tests/docs/refresh.py docs/verifying.md"
+    assert all(row in text for row in checks_table.rows())
+
+
+def test_the_readmes_broken_module_differs_from_the_textbooks_by_its_diff():
+    right, broken = (
+        (ROOT / "docs" / "examples" / f"{name}_attention.py").read_text(encoding="utf-8")
+        for name in ("textbook", "broken")
+    )
+    (diff,) = blocks(README, "diff")
+    old, new = (line[1:] for line in diff.text.splitlines())
+    assert right.count(old) == 1 and right.partition("\n")[2].replace(old, new) == broken.partition("\n")[2]
