@@ -128,10 +128,19 @@ def return_after(subject: Subject, line: Location) -> Location | None:
         if not around:
             continue
         own = max(around, key=lambda node: node.lineno)
-        returns = [node for node in ast.walk(own) if isinstance(node, ast.Return) and (node.end_lineno or 0) > at]
+        returns = [node for node in _returns(own) if (node.end_lineno or 0) > at]
         if returns:
             return source.location(min(node.lineno for node in returns) - 1)
     return None
+
+
+def _returns(node: ast.AST) -> Iterator[ast.Return]:
+    """Those of a function, without those of functions in it."""
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, ast.Return):
+            yield one
+        elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _returns(one)
 
 
 def _parts(target: Any) -> Iterator[Any]:
@@ -192,10 +201,12 @@ def _words(source: Source) -> list[str]:
 
 def _spoken(source: Source) -> Iterator[tokenize.TokenInfo]:
     quiet = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT)
-    before = tokenize.NEWLINE
+    before, depth = tokenize.NEWLINE, 0
     for token in _tokens(source):
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in quiet):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in quiet and not depth):
             yield token
+        if token.type == tokenize.OP:  # a string on a line of its own within brackets is an argument
+            depth += (token.string in "([{") - (token.string in ")]}")
         before = token.type
 
 
