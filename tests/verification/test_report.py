@@ -32,6 +32,8 @@ OUTCOMES = (
     Outcome("order", "order", "Attention by itself does not know the order of its input.", "passed", "", 0.1),
     Outcome("cache", "cache", "Steps give what the whole gives.", "n/a", "it has no cache", 0.0),
 )
+BROKEN_OFF = Outcome("scale", "scale", "Logits are scaled.", "n/a", "the check broke off with KeyError", 0.1)
+UNMIXED = Finding("causal-blindness", "causal-blindness", "warning", "No output depends", evidence={"mixes": False})
 REPORT = Report(
     "model.py:Attention", "forward(x) with x (batch, length, 64)", ("the model width is 64 (otherwise --embed-dim)",),
     True, (LEAK, PADDED, KNOWS), OUTCOMES, 2.345, "hello\n",
@@ -81,11 +83,15 @@ note: It knows the order of its input. [order]"""
 @pytest.mark.parametrize(
     ("report", "words"),
     [
-        (RIGHT, "model.py:Attention keeps the promises of attention: 2 checks passed, 1 does not apply."),
+        (RIGHT, "No error found in model.py:Attention: 2 of 3 checks passed; 1 does not apply to it."),
         (replace(RIGHT, findings=(PADDED, KNOWS)),
-         "model.py:Attention keeps the promises of attention: 2 checks passed, 1 does not apply, with 1 warning and 1 "
-         "note."),
-        (replace(RIGHT, outcomes=OUTCOMES[1:2]), "model.py:Attention keeps the promises of attention: 1 check passed."),
+         "No error found in model.py:Attention: 2 of 3 checks passed, with 1 warning and 1 note; 1 does not apply to it."),
+        (replace(RIGHT, outcomes=OUTCOMES[1:2]), "No error found in model.py:Attention: 1 of 1 check passed."),
+        (replace(RIGHT, findings=(UNMIXED,)),
+         "No attention was seen in model.py:Attention: only checks that any layer may pass were passed."),
+        (replace(RIGHT, outcomes=(*OUTCOMES[1:3], BROKEN_OFF)),
+         "model.py:Attention could not be tested to the end: 1 check broke off, which is a defect of Saccade's; 2 of 3 "
+         "checks passed."),
         (replace(RIGHT, outcomes=OUTCOMES[3:]), "None of the checks applies to model.py:Attention."),
         (replace(REPORT, outcomes=()), "Nothing could be checked of model.py:Attention."),
         (replace(REPORT, findings=(LEAK, replace(LEAK, family="scale"), replace(LEAK, family="cache"))),
@@ -94,6 +100,21 @@ note: It knows the order of its input. [order]"""
 )  # fmt: skip
 def test_the_verdict_is_a_sentence(report, words):
     assert verdict(report) == words
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (RIGHT, ""),
+        (replace(RIGHT, findings=(PADDED, KNOWS)), ""),
+        (replace(RIGHT, findings=(UNMIXED,)), "no attention was seen"),
+        (replace(RIGHT, outcomes=OUTCOMES[3:]), "no check applies"),
+        (replace(RIGHT, outcomes=(*OUTCOMES[1:], BROKEN_OFF)), "1 check broke off"),
+    ],
+)
+def test_a_report_is_good_only_where_attention_was_tested(report, words):
+    assert report.untested == as_json(report)["untested"] == words
+    assert report.ok == as_json(report)["ok"] == (words == "")
 
 
 def test_lines_keep_to_the_width():
@@ -163,7 +184,7 @@ def test_a_target_cannot_move_the_cursor():
 def test_json_has_names_that_stay():
     told = json.loads(json.dumps(as_json(REPORT), allow_nan=False))
     assert list(told) == [
-        "format", "target", "ok", "called", "assumed", "causal", "seconds", "errors", "warnings", "notes", "findings",
+        "format", "target", "ok", "untested", "called", "assumed", "causal", "seconds", "errors", "warnings", "notes", "findings",
         "checks", "printed",
     ]  # fmt: skip
     assert (told["format"], told["ok"], told["errors"], told["warnings"], told["notes"]) == (1, False, 1, 1, 1)

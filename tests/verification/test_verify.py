@@ -153,7 +153,7 @@ def test_what_breaks_off_in_a_check_is_not_laid_to_the_target(with_checks):
     broken.__code__ = broken.__code__.replace(co_filename=saccade.__file__)
     with_checks(*checks(scale=broken, softmax=passes))
     report = verify(right, False, how=READING)
-    assert report.ok
+    assert not report.errors and not report.ok and report.untested == "1 check broke off"
     assert [(one.severity, one.family) for one in report.findings] == [("warning", "scale")]
     assert "broke off with KeyError: 'nothing'" in report.findings[0].message
     assert [one.status for one in report.outcomes] == ["n/a", "passed"]
@@ -171,7 +171,8 @@ def test_the_same_defect_of_ours_is_told_once(with_checks):
 def test_what_mixes_no_positions_is_not_taken_for_attention():
     families = ["scale", "softmax", "causal-leak", "causal-blindness", "mask-meaning", "order"]
     report = verify(nn.Linear(WIDTH, WIDTH), how=MODULE_READING, checks=families)
-    assert report.ok and report.causal is None and report.assumed == ()
+    assert not report.ok and report.untested == "no attention was seen"
+    assert not report.errors and report.causal is None and report.assumed == ()
     assert "No output depends on the input of another position." in str(report)
     assert str(report).startswith("No attention was seen in Linear: ")
 
@@ -431,7 +432,7 @@ def test_a_check_that_does_not_apply_says_why(with_checks):
     with_checks(*checks(padding=inapplicable))
     report = verify(right, False, how=READING)
     assert [(one.status, one.reason) for one in report.outcomes] == [("n/a", "it takes no mask")]
-    assert report.ok and report.findings == ()
+    assert not report.ok and report.untested == "no check applies" and report.findings == ()
 
 
 def test_limits_can_be_given(with_checks):

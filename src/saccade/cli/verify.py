@@ -137,8 +137,8 @@ def verify(
     """Verify an implementation of attention: which promises it breaks, where, and how to mend it.
 
     This runs the code that you name, as pytest does: run only what you trust. It runs in a child process with limits
-    of time and memory, and nothing is fetched. Exit status: 0 no errors, 1 errors, 2 it could not be decided how to
-    call it, or a usage error.
+    of time and memory, and nothing is fetched. Exit status: 0 no errors; 1 errors, or no attention could be tested; 2
+    it could not be decided how to call it, or a usage error.
     """
     written = _checked(outputs, target)
     report = _verified(target, promised, calls, runs, outputs)

@@ -99,7 +99,8 @@ class Outcome:
 class Report:
     """What `verify` found.
 
-    `ok` is whether there is no error; warnings and notes do not count. `str(report)`, and so `print`, give the table.
+    `ok` is whether attention was put to the test and no error found; warnings and notes do not count. `str(report)`,
+    and so `print`, give the table.
     """
 
     target: str  # as the user named it
@@ -113,7 +114,17 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return not self.errors
+        return not self.errors and not self.untested
+
+    @property
+    def untested(self) -> str:
+        """Why the absence of errors would say too little, in words; "" where it does not."""
+        broken_off = sum("broke off" in one.reason for one in self.outcomes)
+        if broken_off:
+            return f"{broken_off} check{'s' if broken_off > 1 else ''} broke off"
+        if all(one.status == "n/a" for one in self.outcomes):
+            return "no check applies"
+        return "no attention was seen" if any(one.evidence.get("mixes") is False for one in self.findings) else ""
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from ._finding import Finding, Location, Outcome, Report
 
 WIDTH = 100
-_OF_ATTENTION = ("scale", "softmax", "causal-leak", "causal-blindness", "mask-meaning")
-
 
 # As rich names them; without colours the words alone say everything.
 _STYLES = {
@@ -58,7 +56,9 @@ def _clean(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
-    yield from _filled((Piece(verdict(report), "title" if report.ok else "error"),), "", "", width)
+    yield from _filled(
+        (Piece(verdict(report), "title" if report.ok else "error" if report.errors else "warning"),), "", "", width
+    )
     if report.called:
         yield ()
         yield from _how_called(report, width)
@@ -83,18 +83,20 @@ def verdict(report: Report) -> str:
     if errors:
         promises = "a promise" if len(report.errors) == 1 else f"{len(report.errors)} promises"
         return f"{report.target} breaks {promises} of attention: {joined(errors)}."
+    if "broke off" in report.untested:
+        return (
+            f"{report.target} could not be tested to the end: {report.untested}, which is a defect of Saccade's; "
+            f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed."
+        )
     if not counts["passed"]:
         return f"None of the checks applies to {report.target}."
-    about = [one for one in report.outcomes if one.family in _OF_ATTENTION]
-    if len(about) == len(_OF_ATTENTION) and all(one.status == "n/a" for one in about):
+    if report.untested:
         return f"No attention was seen in {report.target}: only checks that any layer may pass were passed."
     others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
     also = joined([words for words in others if words])
-    apply = f", {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply" if counts["n/a"] else ""
-    return (
-        f"{report.target} keeps the promises of attention: {_counted(counts['passed'], 'check')} passed{apply}"
-        f"{f', with {also}' if also else ''}."
-    )
+    passed = f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
+    apply = f"; {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply to it" if counts["n/a"] else ""
+    return f"No error found in {report.target}: {passed}{apply}."
 
 
 def joined(words: Sequence[str]) -> str:
@@ -134,27 +136,16 @@ def _how_called(report: Report, width: int) -> Iterator[Line]:
 
 
 def _table(report: Report, width: int) -> Iterator[Line]:
-    """A row for each check; what does not apply says why, the others what was promised, on one line."""
+    """A row for each check; what does not apply says why, the others what was promised."""
     wide = max(len(one.name) for one in report.outcomes)
     for outcome in report.outcomes:
         word, style = _result(outcome, report.findings)
         first = wide + 2 + 7 + 2
-        told = _wrapped(outcome.reason, width - first) if word in ("n/a", "stopped") else []
-        told = told or [_one_line(outcome.promise, width - first)]
+        told = _wrapped(outcome.reason if word in ("n/a", "stopped") else "", width - first)
+        told = told or _wrapped(outcome.promise.rstrip("."), width - first) or [""]
         yield Piece(f"{outcome.name:{wide}}  "), Piece(f"{word:7}  ", style), Piece(told[0], "quiet")
         for more in told[1:]:
             yield (Piece(" " * first + more, "quiet"),)
-
-
-def _one_line(text: str, width: int) -> str:
-    """As many of its clauses as fit, else as many words."""
-    if len(text) <= width:
-        return text.rstrip(".")
-    for marks in ("[.;:] ", ", "):
-        ends = [match.start() for match in re.finditer(marks, text) if width // 3 < match.start() <= width]
-        if ends:
-            return text[: ends[-1]]
-    return textwrap.shorten(text, width, placeholder=" ...")
 
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:

@@ -61,7 +61,8 @@ def verify(
         progress: told how many checks of how many are done, and which comes next.
 
     Returns:
-        The report; `report.ok` is False where a promise is broken, `print(report)` tells all.
+        The report; `report.ok` is False where a promise is broken or nothing of attention could be tested (then
+        `report.untested` says why), `print(report)` tells all.
 
     Raises:
         Undecided: (a ValueError) how to call it remains open; the message lists the candidates.
@@ -96,10 +97,10 @@ def verify(
 
 
 def assert_correct(target: Any, causal: bool | None = None, embed_dim: int | None = None, **options: Any) -> None:
-    """Raise where `verify`, which takes the same arguments, finds an error.
+    """Raise where `verify`, which takes the same arguments, finds an error or nothing that it could test.
 
     Raises:
-        AssertionError: a promise is broken; its message is the report.
+        AssertionError: a promise is broken, or no attention was tested; its message is the report.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     report = verify(target, causal, embed_dim, **options)
@@ -192,7 +193,8 @@ def _nothing_works(broken: Broken) -> Finding:
     message = found.message if special else broken.error
     return replace(
         found, check="robustness", message=f"Nothing could be checked: {doing} failed. {message}",
-        effect="Until it can be made and called, nothing is known of it.", mend=found.mend if special else mend,
+        effect="Until it can be made and called, nothing is known of it.",
+        mend=found.mend if special or ": it takes " in message else mend,
     )  # fmt: skip
 
 
@@ -211,6 +213,7 @@ def _no_attention() -> Finding:
         "If this is attention, each position sees itself alone, and nothing of the sequence can be learnt. A block "
         "whose last projection starts at zero looks like this, too.",
         "Name the class or function that holds the attention, or give its last projection other weights than zeros.",
+        {"mixes": False},
     )  # fmt: skip
 
 
