@@ -199,7 +199,7 @@ PROMISES = {
     functions.cosine: Promise(scale=10.0),
     modules.CosineModule: Promise(scale=10.0),
 }
-ALWAYS = (functions.textbook, modules.NanoGPT, modules.CrossAttention, positions.LlamaStyle)
+ALWAYS = (functions.textbook, modules.NanoGPT)
 # No attention of their own.
 PARTS = (modules.clones, positions.rotate_half, functions.Recomputed)
 
