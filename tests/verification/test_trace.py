@@ -297,6 +297,31 @@ def test_the_axis_of_the_softmax_is_told(core: Core):
     torch.testing.assert_close(merged(seen.weights @ heads(value)), core(query, key, value))
 
 
+class Performer(nn.Module):
+    """Random features in place of the softmax, as in arXiv 2009.14794."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.q, self.k, self.v = (nn.Linear(12, 12) for _ in range(3))
+        self.register_buffer("projection", torch.randn(10, 12))
+
+    def features(self, x: Tensor) -> Tensor:
+        projected = x @ self.projection.mT
+        shifted = projected - x.square().sum(-1, keepdim=True) / 2 - projected.amax(-1, keepdim=True)
+        return 10**-0.5 * (shifted.exp() + 1e-4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.features(self.q(x)), self.features(self.k(x)), self.v(x)
+        return q @ (k.mT @ v) / (q @ k.sum(1)[..., None])
+
+
+def test_random_features_are_no_softmax():
+    subject = Subject(Performer(), Reading("self", "BLD", 12))
+    with pytest.raises(Inapplicable, match="no product of queries and keys with a softmax after it"):
+        measured(subject, subject.inputs(2, 7))
+
+
 def masked_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (heads(q) @ heads(k).mT / ROOT).softmax(-1)
     return merged(weights.masked_fill(LATER, 0.0) @ heads(v))

@@ -96,11 +96,19 @@ def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[See
     """Those of all scores that became weights; what was computed in loops is put together."""
     groups: dict[object, list[Scores]] = {}
     softened = [scores for scores in found if scores.weights is not None or scores.softened is not None]
+    softened = [scores for scores in softened if not _features(scores)]
     used = [scores for scores in softened if scores.weights is not None]
     for scores in used or softened:  # what meets no values is no attention where something else does
         groups.setdefault(_place(scores, tokens), []).append(scores)
     made = [_together(group, tokens, batch) for group in groups.values()]
     return tuple(one for one in made if one is not None)
+
+
+def _features(scores: Scores) -> bool:
+    """Whether these are random features, as in Performer (arXiv 2009.14794): exp of a product with a fixed matrix,
+    whose rows are nobody's tokens. A softmax over learned queries or keys is called as one."""
+    sides = (scores.left_tokens, scores.right_tokens)
+    return scores.softened is None and any(bool((side == UNKNOWN).all()) for side in sides)
 
 
 def _place(scores: Scores, tokens: Tokens) -> object:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ._reading import Reading
 from ._subject import Subject
 from ._target import name_of
 from .discovery._needed import ByPlace, Filled
@@ -31,14 +32,24 @@ def call_in_words(subject: Subject) -> str:
     more = [f"{name}={_value(value)}" for name, value in reading.constants.items() if name not in masks]
     target = subject.target
     name = "forward" if subject.module is not None else name_of(target).rpartition(".")[2]
-    shape = ", ".join(_AXES.get(axis) or str(reading.width) for axis in reading.layout)
-    subjects = inputs[0] if len(inputs) == 1 else f"{', '.join(inputs[:-1])} and {inputs[-1]}"
-    each = " each" if len(inputs) > 1 else ""
     heads = f", {reading.heads} heads" if reading.form == "attention" and "H" in reading.layout else ""
-    if reading.context_width not in (None, reading.width) and len(inputs) > 1:
-        heads += f"; {' and '.join(inputs[1:])} of width {reading.context_width}"
-    called = f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {subjects}{each} ({shape}){heads}"
+    called = f"{name}({', '.join([*inputs, *dict.fromkeys(masks), *more])}) with {_shapes(reading, inputs)}{heads}"
     return called + masks_in_words(reading) + returned_in_words(reading)
+
+
+def _shapes(reading: Reading, inputs: list[str]) -> str:
+    """ "x (batch, length, 64) and context (batch, length, 32)", those of one shape together."""
+    context = reading.context_width or reading.width
+    widths = [reading.width, context, reading.value_width or context][: len(inputs)]
+    if reading.form == "attention":
+        widths = [reading.width] * len(inputs)
+    parts = []
+    for width in dict.fromkeys(widths):
+        own = [one for one, wide in zip(inputs, widths, strict=True) if wide == width]
+        shape = ", ".join(_AXES.get(axis) or str(width) for axis in reading.layout)
+        named = own[0] if len(own) == 1 else f"{', '.join(own[:-1])} and {own[-1]} each"
+        parts.append(f"{named} ({shape})")
+    return " and ".join(parts)
 
 
 def _places(target: Any) -> list[str]:
