@@ -10,6 +10,7 @@ from torch import nn
 
 from saccade.verification import Promise, Undecided
 from saccade.verification._construct import construct
+from saccade.verification._discover import discover
 from saccade.verification._reading import Hints
 
 
@@ -141,3 +142,19 @@ def test_parameters_are_the_same_every_time_and_the_state_is_kept():
     first, second = (construct(nn.Linear, {"in_features": 3, "out_features": 2})[0] for _ in range(2))
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_class_can_be_made_again_with_other_weights():
+    class Random(nn.Module):
+        def __init__(self, embed_dim: int, bias: bool = True):
+            super().__init__()
+            self.proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+        def forward(self, x):
+            return self.proj(x)
+
+    subject = discover(Random, Hints(embed_dim=7), arguments={"bias": False})
+    other = subject.remade()
+    assert other.module.proj.weight.shape == (7, 7) and other.module.proj.bias is None and not other.module.training
+    assert not torch.equal(other.module.proj.weight, subject.module.proj.weight)
+    assert discover(Random(7)).remade() is None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._construct import construct
+from ._construct import construct, guessed
 from ._copies import copied
 from ._finding import TargetError, Undecided
 from ._layers import layer_subject
@@ -61,6 +61,7 @@ def discover(
         target = applied(target)
     elif inspect.isclass(target):
         again = partial(_another, target, given, hints, promise)
+        wrapped = (*wrapped, *guessed(target, given, hints, promise))
         target, given = construct(target, given, hints, promise)
     if isinstance(target, nn.Module):
         target = _own(target)
