@@ -146,12 +146,17 @@ class Subject:
         made = self.again()
         return replace(self, target=made.eval()) if type(made) is type(self.target) else None
 
-    def to(self, dtype: torch.dtype) -> Subject:
-        """A copy whose parameters have another dtype."""
+    def to(self, kind: torch.dtype | str) -> Subject:
+        """A copy whose parameters, and tensors that are given in every call, have another dtype or device."""
         new = self.fresh()
         if new.module is not None:
-            new.module.to(dtype)
-        return new
+            new.module.to(kind)
+        constants = {
+            name: value.to(kind) if isinstance(value, Tensor) and (isinstance(kind, str) or value.is_floating_point())
+            else value
+            for name, value in self.reading.constants.items()
+        }  # fmt: skip
+        return replace(new, reading=replace(new.reading, constants=constants))
 
     def with_flag(self, value: bool) -> Subject:
         """The same with its causal flag given.

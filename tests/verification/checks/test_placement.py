@@ -166,6 +166,14 @@ def test_right_modules_are_left_alone(target: nn.Module) -> None:
     assert findings(target) == []
 
 
+def test_tensors_of_every_call_follow() -> None:
+    def projected(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x @ w_q, x @ w_k, x @ w_v)
+
+    constants = dict(zip(("w_q", "w_k", "w_v"), torch.randn(3, E, E), strict=True))
+    assert findings(projected, Reading("self", "BLD", E, constants=constants)) == []
+
+
 def test_right_functions_are_left_alone() -> None:
     mask = (MaskReading("attn_mask", "QK", "attend"),)
     assert findings(F.scaled_dot_product_attention, Reading("attention", "BHLD", 7, heads=3, masks=mask)) == []
