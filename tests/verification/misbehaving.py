@@ -113,6 +113,32 @@ def starts_others(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return right(q, k, v)
 
 
+def starts_a_daemon(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    print("started", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
+    return right(q, k, v)
+
+
+def forks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    os.fork()  # both come back
+    return right(q, k, v)
+
+
+def floods(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    while True:
+        os.write(1, b"x" * 65536)
+
+
+class Unspeakable(BaseException):
+    """An error beside Python's, whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("message")
+
+
+def raises_the_unspeakable(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    raise Unspeakable
+
+
 def dirties(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Changes what belongs to the whole process."""
     os.environ["DIRTY"] = "1"

@@ -4,6 +4,7 @@ and nothing of it is left in this process."""
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from torch import nn
 
 from saccade.verification import Check, Inapplicable, Limits, verify
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PATIENT = Limits(seconds=30.0, gib=0.5)  # for what ends by itself, so that a busy machine does not matter
 SHORT = Limits(seconds=2.0, gib=0.5)
 
@@ -69,8 +71,11 @@ def line_in(function, words):
     [
         (misbehaving.segfaults, "segmentation fault", "string_at"),
         (misbehaving.aborts, "aborted", "os.abort"),
-        (misbehaving.loops, "did not finish within 2 seconds", "while True"),
+        pytest.param(
+            misbehaving.loops, "did not finish within 2 seconds", "while True", marks=pytest.mark.slow, id="loops"
+        ),
         (misbehaving.sleeps, "did not finish within 2 seconds", "time.sleep"),
+        (misbehaving.floods, "did not finish within 2 seconds", "os.write"),
         (misbehaving.leaves, "ended the process with status 7", None),
         (misbehaving.exits, "exit(3)", "sys.exit"),
         (misbehaving.is_greedy, "more memory than the limit", "torch.zeros"),
@@ -101,12 +106,33 @@ def test_endless_recursion_is_an_error_of_the_call():
     assert report.errors[0].location.function == "recurses"
 
 
+@pytest.mark.parametrize("isolated", [True, False])
+def test_any_class_of_error_is_an_error_of_the_call(isolated):
+    report = report_of(misbehaving.raises_the_unspeakable, isolated=isolated)
+    assert [one.family for one in report.errors] == ["padding"]
+    assert "raised Unspeakable: (its message raises an error itself)" in report.errors[0].message
+    assert [one.status for one in report.outcomes] == ["passed", "failed", "passed"]
+
+
+@on_linux
+def test_a_copy_that_the_target_makes_of_its_process_has_no_say():
+    report = report_of(misbehaving.forks)
+    assert [one.name for one in report.outcomes] == ["first", "second", "third"]
+
+
+def test_a_process_that_may_start_none_says_so(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(ValueError, match="daemon process of multiprocessing.*isolated=False"):
+        report_of(misbehaving.right)
+
+
 def test_exit_is_told_without_a_child_too():
     report = report_of(misbehaving.exits, isolated=False)
     assert "exit(3)" in only(report).message
     assert report.outcomes[-1].status == "passed"
 
 
+@pytest.mark.slow
 def test_after_three_hangs_the_rest_is_left_out(monkeypatch):
     names = ("scale", "softmax", "padding", "order", "cache")
     monkeypatch.setattr("saccade.verification.checks.CHECKS", [Check(n, n, "", "", "", call) for n in names])
@@ -131,6 +157,7 @@ def test_what_it_prints_is_a_note_and_not_our_output(capfd):
     assert "from Python / from a shell" in note.message
 
 
+@pytest.mark.slow
 def test_what_was_waiting_to_be_written_is_not_the_targets():
     code = """
         import sys
@@ -181,11 +208,10 @@ def wait_until(true, seconds=10.0):
     return true()
 
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
 @on_linux
-@pytest.mark.parametrize("target", [misbehaving.right, misbehaving.segfaults, misbehaving.sleeps])
+@pytest.mark.parametrize(
+    "target", [misbehaving.right, misbehaving.segfaults, pytest.param(misbehaving.sleeps, marks=pytest.mark.slow)]
+)
 def test_no_process_file_or_descriptor_stays(target, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -197,8 +223,9 @@ def test_no_process_file_or_descriptor_stays(target, tmp_path, monkeypatch):
 
 
 @on_linux
-def test_what_the_target_starts_is_ended_with_it():
-    report = report_of(misbehaving.starts_others)
+@pytest.mark.parametrize("target", [misbehaving.starts_others, misbehaving.starts_a_daemon])
+def test_what_the_target_starts_is_ended_with_it(target):
+    report = report_of(target)
     pid = int(report.printed.split()[1])
     assert wait_until(lambda: not is_alive(pid))
 
@@ -328,7 +355,7 @@ def run_python(code, *arguments, **options):
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_interrupting_or_killing_this_process_ends_the_child(number):
     code = """
         import sys

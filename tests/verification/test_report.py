@@ -85,7 +85,8 @@ note: It knows the order of its input. [order]"""
     [
         (RIGHT, "No error found in model.py:Attention: 2 of 3 checks passed; 1 does not apply to it."),
         (replace(RIGHT, findings=(PADDED, KNOWS)),
-         "No error found in model.py:Attention: 2 of 3 checks passed, with 1 warning and 1 note; 1 does not apply to it."),
+         "No error found in model.py:Attention: 2 of 3 checks passed, with 1 warning and 1 note; 1 does not apply to "
+         "it."),
         (replace(RIGHT, outcomes=OUTCOMES[1:2]), "No error found in model.py:Attention: 1 of 1 check passed."),
         (replace(RIGHT, findings=(UNMIXED,)),
          "No attention was seen in model.py:Attention: only checks that any layer may pass were passed."),
@@ -184,8 +185,8 @@ def test_a_target_cannot_move_the_cursor():
 def test_json_has_names_that_stay():
     told = json.loads(json.dumps(as_json(REPORT), allow_nan=False))
     assert list(told) == [
-        "format", "target", "ok", "untested", "called", "assumed", "causal", "seconds", "errors", "warnings", "notes", "findings",
-        "checks", "printed",
+        "format", "target", "ok", "untested", "called", "assumed", "causal", "seconds", "errors", "warnings", "notes",
+        "findings", "checks", "printed",
     ]  # fmt: skip
     assert (told["format"], told["ok"], told["errors"], told["warnings"], told["notes"]) == (1, False, 1, 1, 1)
     assert told["seconds"] == 2.345

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._finding import Inapplicable, TargetError
 from ._inputs import Inputs
-from ._locate import location_of
+from ._locate import error_in_words, location_of
 from ._reading import MaskReading, Reading
 
 _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
@@ -77,11 +77,10 @@ def guarded(function: Callable[..., Any], *places: Any, **keywords: Any) -> Any:
     """`function(...)`; what it raises comes as TargetError, with where."""
     try:
         return function(*places, **keywords)
-    except (Inapplicable, TargetError):
+    except (Inapplicable, TargetError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TargetError(words[:500], location_of(error)) from error
+    except BaseException as error:  # classes of the target's own, too
+        raise TargetError(error_in_words(error), location_of(error)) from error
 
 
 def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -137,7 +136,8 @@ def _first_that_says(masks: tuple[MaskReading, ...], pairs: Tensor) -> MaskReadi
 def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
     """`attend` (B or 1, H or 1, Lq or 1, Lk), True = attend, as this argument takes it."""
     if mask.axes == "B":
-        return _real_lengths(attend, inputs).to(_DTYPES[mask.dtype])
+        there = next(iter(inputs.tensors.values())).device
+        return _real_lengths(attend, inputs).to(there, _DTYPES[mask.dtype])
     shape = {"B": inputs.batch, "H": attend.shape[1], "Q": inputs.length, "K": inputs.key_length}
     if "H" in mask.axes and "query" in inputs.tensors and inputs["query"].dim() == 4:
         shape["H"] = inputs["query"].shape[1]

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,8 +69,13 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | Printed]:
     """The messages of `work(job)`, from child processes.
 
     Raises:
-        ValueError: the target can reach a child neither by fork nor by pickle.
+        ValueError: the target can reach a child neither by fork nor by pickle, or this process may have no children.
     """
+    if multiprocessing.current_process().daemon:
+        raise ValueError(
+            "verify: this is a daemon process of multiprocessing (a worker of a pool or a DataLoader), which may start "
+            "no process of its own; isolated=False verifies in this one"
+        )
     left, hangs, method, printed = list(job.names), 0, _method(job), bytearray()
     while left:
         with Child(replace(job, names=tuple(left)), limits, method, printed) as child:
@@ -169,8 +175,11 @@ class Child:
         return Death(kind, self.stage, abs(code), 0.0, self._trace())
 
     def _drain(self) -> None:
-        """Keep the beginning of the output and throw the rest away, so that a chatty child does not stand still."""
-        while self._output.poll():
+        """Keep the beginning of the output and throw the rest away, so that a chatty child does not stand still. Not
+        without end: one that writes as fast as this reads has a time limit, too."""
+        for _ in range(64):
+            if not self._output.poll():
+                return
             try:
                 read = _read(self._output)
             except (EOFError, OSError):
@@ -207,12 +216,25 @@ def _start(process: Any) -> None:
 def _kill(process: Any) -> None:
     """End the child and all that it started, and leave no zombie."""
     if process.pid is not None and os.name == "posix":
+        apart = list(_started_by(process.pid))  # before the child ends: then the kernel forgets who started them
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        for pid in apart:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
     if process.is_alive():
         process.kill()
     process.join()
     process.close()
+
+
+def _started_by(pid: int) -> Iterator[int]:
+    """The processes below a process, those in a session of their own too, where Linux tells."""
+    for told in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, told.read_text().split()):
+                yield child
+                yield from _started_by(child)
 
 
 def _method(job: Job) -> str:
@@ -264,7 +286,10 @@ def serve_in_child(
     faulthandler.enable(trace)
     messages.send(Started(method == "fork" and _spoilt()))
     _limit_memory(limits.gib)
+    own = os.getpid()
     for message in work(job):
+        if os.getpid() != own:  # the target forked, and its child came back from the call: it has no say here
+            os._exit(0)
         if isinstance(message, Stage):
             faulthandler.dump_traceback_later(limits.seconds, file=trace)
         else:
@@ -310,12 +335,18 @@ def _descriptor(connection: Connection[Any, Any]) -> int:
 
 
 def _die_with_parent() -> None:
-    """On Linux the kernel ends the child when its parent is killed."""
+    """On Linux the kernel ends the child when its parent is killed, and keeps all that it starts below it, so that
+    `_started_by` finds it."""
     if sys.platform == "linux":
         import ctypes
 
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+            libc = ctypes.CDLL(None)
+            libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+            libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
+            os._exit(1)  # the parent was killed before the kernel was told
 
 
 def _limit_memory(gib: float) -> None:

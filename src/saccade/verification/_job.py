@@ -11,7 +11,7 @@ from typing import Any
 
 from ._finding import Check, Finding, Location, Outcome, TargetError, Undecided
 from ._influence import dependence, direction_of, off_diagonal
-from ._locate import is_own, line_of, location_of
+from ._locate import error_in_words, is_own, line_of, location_of
 from ._reading import Hints, Promise, Reading
 from ._run import run_check
 from ._subject import Subject
@@ -107,7 +107,9 @@ def work(job: Job) -> Iterator[Message]:
         except TargetError as error:
             yield Broken(error.error, error.location, stage)
             return
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # exit, and classes of the target's own
             yield _failed(error, stage)
             return
         if job.looks:
@@ -151,6 +153,6 @@ def _failed(error: BaseException, stage: str) -> Broken | Refused:
         # an exception of another package may not pickle
         known = isinstance(error, Undecided) or type(error).__module__ == "builtins"
         lines = "".join(traceback.format_exception(error))
-        return Refused(error if known else RuntimeError(f"{type(error).__name__}: {error}"), lines)
-    words = f"exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-    return Broken(" ".join(words.split())[:500], location, stage)
+        return Refused(error if known else RuntimeError(error_in_words(error)), lines)
+    words = f"exit({error.code!r})" if isinstance(error, SystemExit) else error_in_words(error)
+    return Broken(words, location, stage)

@@ -48,6 +48,15 @@ def module_here() -> Location | None:
     return location_here()
 
 
+def error_in_words(error: BaseException) -> str:
+    """ "TypeError: ..." on one line, whatever its class does when it is written out."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message raises an error itself)"
+    return " ".join(f"{type(error).__name__}: {message}".split())[:500]
+
+
 def is_own(path: str) -> bool:
     """Whether a file is neither PyTorch's, Python's nor Saccade's."""
     if path.startswith(_LIBRARIES) or (path.startswith("<") and not path.startswith("<ipython")):

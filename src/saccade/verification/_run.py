@@ -10,7 +10,7 @@ from typing import Literal
 
 from ._finding import Check, Finding, Inapplicable, Location, Outcome, TargetError
 from ._json import plain
-from ._locate import location_of
+from ._locate import error_in_words, location_of
 from ._subject import Subject
 
 MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "memoryerror", "out of memory", "bad_alloc")
@@ -81,16 +81,21 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
             "A hard-coded device works on one machine and breaks on every other, and on models split over devices.",
             "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()", evidence, location,
         )  # fmt: skip
+    mend = "Make the call work, or say with an option how it is called."
+    if ": it takes at most" in lowered:
+        mend = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
+    elif ": it takes a batch of" in lowered:
+        mend = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
     return Finding(
         name, "robustness" if check is None else check.family, "error", f"A call of it raised {error}",
-        "Nothing more of this promise could be tested.", "Make the call work, or say with an option how it is called.",
+        "Nothing more of this promise could be tested.", mend,
         evidence, location,
     )  # fmt: skip
 
 
 def _broke_off(check: Check, error: Exception) -> Finding:
     """An error that no call of the target raised: of its code where a line of it is to blame, else of Saccade's."""
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    words = error_in_words(error)
     location = location_of(error)
     if location is not None or any(one in words.lower() for one in MEMORY_WORDS):
         return raised(check, words, location)
