@@ -81,6 +81,19 @@ def construct(
             raise Undecided(f"{target.__name__}({shown}) raised {words}{at}", options) from error
 
 
+def guessed(target: type, given: Mapping[str, Any], hints: Hints, promise: Promise) -> tuple[str, ...]:
+    """In words, what `construct` gives its constructor that nobody said."""
+    taken, _ = _arguments(target, dict(given), hints, promise)
+    made = [f"{name}={_shown(value)}" for name, value in taken.items() if name not in given]
+    return (f"it is made as {target.__name__}({', '.join(made)}) (otherwise --arg NAME=VALUE)",) if made else ()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, SimpleNamespace):
+        return f"({', '.join(f'{name}={own!r}' for name, own in vars(value).items())})"
+    return repr(value)
+
+
 def _arguments(
     target: type, given: dict[str, Any], hints: Hints, promise: Promise
 ) -> tuple[dict[str, Any], dict[str, Any]]:
