@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import saccade
+from saccade.models import load
 from saccade.verification._discover import discover
 from saccade.verification._target import check, name_of, unwrapped
 
@@ -96,3 +97,9 @@ def test_the_report_says_what_was_taken_out():
     ]
     assert discover(nn.DataParallel(layer)).reading.assumed[0] == said[0]
     assert name_of(nn.DataParallel(layer)) == "Layer"
+
+
+def test_a_language_model_of_ours_may_be_verified_though_it_cannot_be_called():
+    model = load()
+    assert not callable(model)
+    check(model)

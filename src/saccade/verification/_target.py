@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models import LanguageModel
+from ._models import Opened
+
 EXPECTED = (
     "expected a function (q, k, v[, mask]), an nn.Module or its class, a transformers model, or a string, "
     '"path/to/file.py:Name" or "hf:DIR_OR_ID"'
@@ -26,7 +29,7 @@ def check(target: Any) -> None:
     if inspect.isclass(target):
         if not {"forward", "__call__"} & _defined(target):
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
-    elif not callable(target):
+    elif not callable(target) and not isinstance(target, (LanguageModel, Opened)):
         raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")
 
 
