@@ -176,7 +176,7 @@ def _native(tensor: Tensor, reading: Reading) -> Tensor:
 def _canonical(tensor: Tensor, layout: str, form: str) -> Tensor:
     """The target's layout to ours."""
     if form == "tokens":
-        return tensor
+        return tensor if layout == "BL" else tensor.transpose(0, 1)
     ours = "BHLD" if form == "attention" else "BLD"
     if tensor.dim() != len(layout):
         raise TargetError(f"its output has the shape {list(tensor.shape)} where {layout} was expected", None)

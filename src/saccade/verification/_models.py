@@ -20,6 +20,7 @@ from ._families import promised
 from ._finding import TargetError, Undecided
 from ._reading import CacheReading, MaskReading, Promise, Reading
 from ._subject import Subject
+from .discovery._source import Source
 
 _SOURCE_LENGTH = 6
 _SOURCES = ("src", "source", "input_ids", "encoder_input_ids", "src_ids", "enc_input", "src_tokens", "encoder_input")
@@ -248,7 +249,7 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
         target = EncoderDecoder(module, names, own, vocabulary).eval()  # type: ignore[arg-type]
         assumed = (f"{names[0]} is read by its encoder, {names[1]} by its decoder",)
     tokens = torch.ones(2, 5, dtype=torch.long)
-    returned = guarded(target, tokens)
+    returned = guarded(target, tokens, **({start: 0} if (start := _start(module)) else {}))
     out = _place(returned, 5)
     if out is _NOWHERE and not two:
         argument = named(inspect.signature(module.forward).parameters, ("targets", "labels", "target", "y"))
@@ -260,9 +261,13 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
         raise Undecided(f"{type(module).__name__} gives no output (batch, length, ...) for token numbers")
     if not two and target is module:
         masks = _padding(inspect.signature(module.forward).parameters, "bool")
+    layout = "LB" if Source.of(module).layout(names[0], 2) == "LB" else "BL"
+    assumed += ("tokens are (length, batch), as documented",) if layout == "LB" else ()
     reading = Reading(
-        "tokens", "BL", 0, out=out, masks=masks, vocabulary=vocabulary, max_length=_longest(module), assumed=assumed
-    )
+        "tokens", layout, 0, out=out, masks=masks, vocabulary=vocabulary, max_length=_longest(module), assumed=assumed,
+        constants={} if start is None else {start: 0},
+        cache=None if start is None else CacheReading("inside", position=start),
+    )  # fmt: skip
     return Subject(target, reading, _causal(promise, True if two else None))
 
 
@@ -290,7 +295,7 @@ def _table(module: nn.Module) -> tuple[int, tuple[str, ...], bool] | None:
         if len(needed) == 2 and not two:
             return None
         with torch.no_grad():
-            guarded(module, *[tokens] * len(needed))
+            guarded(module, *[tokens] * len(needed), **({start: 0} if (start := _start(module)) else {}))
     except TargetError:
         return None
     finally:
@@ -304,8 +309,17 @@ def _needed(module: nn.Module) -> list[str]:
     """The arguments of its forward that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = inspect.signature(module.forward).parameters.values()
-    needed = [one.name for one in taken if one.default is _EMPTY and one.kind in kinds]
+    needed = [one.name for one in taken if one.default is _EMPTY and one.kind in kinds and one.name not in _STARTS]
     return needed or [one.name for one in taken if one.kind in kinds][:1]
+
+
+_STARTS = ("start_pos", "start_position", "offset", "past_length", "pos_offset", "cur_pos")
+
+
+def _start(module: nn.Module) -> str | None:
+    """The argument that must say at which position the tokens begin, as in the published reference of Llama."""
+    taken = inspect.signature(module.forward).parameters
+    return next((name for name in _STARTS if name in taken and taken[name].default is _EMPTY), None)
 
 
 def _place(returned: Any, length: int) -> int | str | None:

@@ -19,6 +19,7 @@ from .._construct import construct
 from .._finding import TargetError, Undecided
 from .._reading import CacheReading, Hints, Reading
 from ._forms import Clues
+from ._needed import Filled
 from ._trials import Trials
 
 _RESETS = r"(reset|clear|empty|init|flush)(_?(kv_?)?(cache|state|memory)s?)?"
@@ -38,9 +39,15 @@ def with_cache(trials: Trials, clues: Clues, reading: Reading) -> Reading:
         found = _passed(trials, reading, argument, flag, start) or _made(trials, clues, reading, argument, flag, start)
     elif flag is not None or _step(clues.target) or (start is not None and _keeps(clues)):
         found = CacheReading("inside", reset=_reset(clues.target), position=start, flag=flag, step=_step(clues.target))
-    if found is None:
+    if found is None or (found.position is not None and _always_from_0(reading)):
         return reading
     return replace(reading, cache=found, assumed=(*reading.assumed, _told(found)))
+
+
+def _always_from_0(reading: Reading) -> bool:
+    """Whether angles are made for each call's own positions, which those of a later piece are not: a caller slices
+    them out of its table, and says so in no way that could be tried."""
+    return isinstance(reading.call, Filled) and bool(reading.call.makers)
 
 
 def _keeps(clues: Clues) -> bool:
@@ -58,8 +65,10 @@ def _passed(
     """What is returned beside the output and the weights, and holds tensors, is what the next call takes."""
     constants = {**reading.constants, **({flag: True} if flag else {})}
     returned = trials.returned(replace(reading, constants=constants))
+    inputs = trials.inputs(reading)
+    lengths = (inputs.length, inputs.key_length)
     for where, one in _parts(returned):
-        if where not in (reading.out, reading.weights) and _holds_tensors(one):
+        if where not in (reading.out, reading.weights) and _holds_tensors(one) and not _are_scores(one, lengths):
             return CacheReading("passed", argument, where, position=start, flag=flag)
     return None
 
@@ -71,6 +80,11 @@ def _parts(returned: Any) -> Iterator[tuple[int | str, Any]]:
         yield from reversed(list(enumerate(returned)))
     elif hasattr(returned, "__dict__") and not isinstance(returned, Tensor):
         yield from vars(returned).items()
+
+
+def _are_scores(one: Any, lengths: tuple[int, int]) -> bool:
+    """Scores or weights (..., Lq, Lk), as Whisper's attention returns them, are nothing to pass on."""
+    return isinstance(one, Tensor) and one.dim() >= 3 and tuple(one.shape[-2:]) == lengths
 
 
 def _holds_tensors(one: Any) -> bool:

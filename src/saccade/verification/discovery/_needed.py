@@ -65,6 +65,8 @@ def constants(
             made[one.name] = True
         elif one.role == "averaged" or (one.role == "training" and one.default):
             made[one.name] = False
+        elif one.role == "dropout" and isinstance(one.default, float) and one.default > 0:
+            made[one.name] = 0.0  # that it drops unasked is told by its own check
         elif one.required and one.role not in (*LATER, *_MADE):
             made[one.name] = _value(one, width, heads)
         elif one.required and one.role == "flag":
@@ -90,7 +92,7 @@ def by_place(arguments: tuple[Argument, ...]) -> ByPlace | None:
 def _value(argument: Argument, width: int, heads: int | None) -> Any:
     head_width = width // heads if heads else width
     simple: dict[str, Any] = {
-        "dropout": 0.0, "scale": head_width**-0.5, "temperature": head_width**0.5, "training": False, "inference": True,
+        "dropout": 0.0, "scale": max(head_width, 1) ** -0.5, "temperature": head_width**0.5, "training": False, "inference": True,
         "head_width": head_width, "width": width, "gqa": False, "groups": 1, "window": None, "start": 0,
         "head_mask": None,
         "heads": heads or 4, "kv_heads": heads or 4, "weights_flag": True,
