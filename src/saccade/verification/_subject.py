@@ -86,7 +86,14 @@ class Subject:
             Inapplicable: the target takes no mask that can say this.
             TargetError: the target raised.
         """
-        return Result(*call(self.target, self.reading, Given(inputs, pairs, padding, self.flagged)))
+        first = next(iter(inputs.tensors.values()))
+        # A function has no parameters that say a dtype: what it is given in every call goes with its inputs.
+        reading = (
+            self.reading
+            if self.module is not None or inputs.vocabulary
+            else _as(self.reading, first.dtype, first.device)
+        )
+        return Result(*call(self.target, reading, Given(inputs, pairs, padding, self.flagged)))
 
     def takes(self, axes: str) -> bool:
         """Whether a mask that differs along these axes, of "B", "H", "Q", can be said: takes("Q") a causal one,
@@ -146,17 +153,12 @@ class Subject:
         made = self.again()
         return replace(self, target=made.eval()) if type(made) is type(self.target) else None
 
-    def to(self, kind: torch.dtype | str) -> Subject:
+    def to(self, dtype: torch.dtype | None = None, device: str | None = None) -> Subject:
         """A copy whose parameters, and tensors that are given in every call, have another dtype or device."""
         new = self.fresh()
         if new.module is not None:
-            new.module.to(kind)
-        constants = {
-            name: value.to(kind) if isinstance(value, Tensor) and (isinstance(kind, str) or value.is_floating_point())
-            else value
-            for name, value in self.reading.constants.items()
-        }  # fmt: skip
-        return replace(new, reading=replace(new.reading, constants=constants))
+            new.module.to(device, dtype)
+        return replace(new, reading=_as(new.reading, dtype, device))
 
     def with_flag(self, value: bool) -> Subject:
         """The same with its causal flag given.
@@ -218,3 +220,14 @@ def _copied(module: nn.Module) -> nn.Module:
         return copied(module)
     except Exception as error:  # what a target's own __deepcopy__ may raise is not known
         raise Inapplicable(f"it cannot be copied ({type(error).__name__}: {error})") from error
+
+
+def _as(reading: Reading, dtype: torch.dtype | None, device: torch.device | str | None) -> Reading:
+    """The reading with its floating-point constants of a dtype, and all its tensors on a device."""
+    if not any(isinstance(one, Tensor) for one in reading.constants.values()):
+        return reading
+    constants = {
+        name: one.to(device, dtype if one.is_floating_point() else None) if isinstance(one, Tensor) else one
+        for name, one in reading.constants.items()
+    }
+    return replace(reading, constants=constants)

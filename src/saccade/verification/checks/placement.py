@@ -180,7 +180,7 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
 def _device(subject: Subject) -> Iterator[Finding]:
     """Moved as a whole, it computes where its input is."""
     inputs = subject.inputs(2, 7).map(lambda one: one.to("meta"))
-    moved = subject.to("meta")
+    moved = subject.to(device="meta")
     error, _ = _raises(moved, inputs)
     if error is None or not APART.search(error.error):
         return
