@@ -35,7 +35,7 @@ blamed when that error points to the line that was changed. A *false alarm* is a
 right implementations: the right twins, Saccade's own, PyTorch's, those of transformers and of a third party, and more
 that were written for this.
 
-This page is written by `python tests/verification/fault_table.py`, and a test holds it to what verifying finds.
+This page is written by `python tests/verification/fault_table.py`, and tests hold it to what verifying finds.
 
 """
 
@@ -52,7 +52,7 @@ class Results:
 
 def found(jobs: int = 1, progress: Callable[[int, int], None] = lambda done, of: None) -> Results:
     """Everything verified, in `jobs` processes."""
-    faults, count = harness.every_fault(), len(_rights())
+    faults, count = harness.every_fault(), len(rights())
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         verdicts = [pool.submit(_verdict, index) for index in range(len(faults))]
         alarms = [pool.submit(_alarms, index) for index in range(count)]
@@ -70,13 +70,13 @@ def _verdict(index: int) -> harness.Verdict:
 
 def _alarms(index: int) -> set[str]:
     """The families that give an error on a right implementation."""
-    right = _rights()[index]
+    right = rights()[index]
     report = harness.run_right(right) if isinstance(right, Style) else _verified(right)
     assert not harness.broken_off(report), harness.broken_off(report)
     return {one.family for one in report.errors}
 
 
-def _rights() -> list[Style | test_right.Right]:
+def rights() -> list[Style | test_right.Right]:
     return [*STYLES, *(right for kind in test_right.KINDS.values() for right in kind)]
 
 
@@ -107,12 +107,15 @@ def _row(name: str, seen: Sequence[tuple[Fault, harness.Verdict]], alarms: int) 
 
 
 def _list(family: str, results: Results) -> str:
-    rows = [f"## {family}", ""]
-    for fault, verdict in results.of(family):
-        by = f"by `{verdict.family}`" if verdict.family != family else ""
-        state = f"named {by}".strip() if verdict.right else "not named" if not verdict.named else "drowned by others"
-        rows.append(f"- {fault.name}: {fault.wrong} ([{fault.style.file}]({_link(fault)})). {state.capitalize()}.")
-    return "\n".join(rows) + "\n"
+    return "\n".join([f"## {family}", "", *(line(fault, verdict) for fault, verdict in results.of(family))]) + "\n"
+
+
+def line(fault: Fault, verdict: harness.Verdict) -> str:
+    """What the page says of one fault."""
+    by = f" by `{verdict.family}`" if verdict.family != harness.family_of(fault) else ""
+    state = f"Named{by}" if verdict.right else "Not named" if not verdict.named else "Drowned by others"
+    blamed = {True: ", its line blamed", False: ", another line blamed or none", None: ""}[verdict.line]
+    return f"- {fault.name}: {fault.wrong} ([{fault.style.file}]({_link(fault)})). {state}{blamed}."
 
 
 def _link(fault: Fault) -> str:
