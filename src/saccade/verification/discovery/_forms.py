@@ -13,15 +13,17 @@ from typing import Any
 
 from torch import nn
 
-from .._finding import Undecided
+from .._finding import TargetError, Undecided
 from .._reading import Form, Hints, MaskReading, Meaning, Reading
 from . import _sizes
+from ._images import as_sequence, takes_images
 from ._layouts import mixing_axes
 from ._needed import Filled, by_place, constants, makers
+from ._packed import packed_in, packings, unpackable
 from ._returns import with_returns
 from ._signature import Argument
 from ._source import Source
-from ._trials import Trials
+from ._trials import Sizes, Trials
 
 WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where it takes any
 
@@ -65,15 +67,65 @@ def read(trials: Trials, clues: Clues) -> Reading:
         Undecided: no call works, or the forms that do cannot be told apart.
         TargetError: every call raises the same, so that it is not the way of calling that is wrong.
     """
-    for form in _forms(clues):
+    packed = packed_in(clues.arguments, clues.has_matrices)
+    for form in _forms(clues) if packed is None or packed[1] < 3 else ():
         for reading in _candidates(clues, form):
             found = _working(trials, clues, reading)
             if found is not None:
                 return _settled(trials, clues, found)
+    if packed is not None:
+        return _packed(trials, clues, *packed)
     found = _with_required_masks(trials, clues)
     if found is not None:
         return _settled(trials, clues, found)
-    raise _nothing_works(trials, clues)
+    raise _of_other_sizes(trials, clues) or _nothing_works(trials, clues)
+
+
+def _of_other_sizes(trials: Trials, clues: Clues) -> TargetError | None:
+    """What a target raises whose own tensors are too small for the lengths that are tried, as a causal buffer of head
+    width x head width, or which takes one size of a batch; None where other sizes do not mend it."""
+    few = _fitting(trials, clues, Sizes(3, 2, 2))
+    for length in range(3, 18):
+        raised = None if few is None else _raised(trials, few, Sizes(3, length, length))
+        if raised is not None:
+            words = f"{raised.error}, with {length} positions: it takes at most {length - 1}"
+            return TargetError(words, raised.location)
+    for batch in _sizes.batches(clues.target) if clues.is_module else ():
+        found = _fitting(trials, clues, Sizes(batch, 7, 7))
+        raised = None if found is None else _raised(trials, found, Sizes(batch + 1, 7, 7))
+        if raised is not None:
+            words = f"{raised.error}, with {batch + 1} batch items: it takes a batch of {batch} alone"
+            return TargetError(words, raised.location)
+    return None
+
+
+def _fitting(trials: Trials, clues: Clues, sizes: Sizes) -> Reading | None:
+    """The first reading of a module whose call works with inputs of these sizes."""
+    trial = replace(trials, forced=sizes, errors={})
+    forms = [form for form in _forms(clues) if form != "attention"]
+    likely = (reading for form in forms for reading in islice(_candidates(clues, form), _LIKELY))
+    return next((found for one in likely if (found := _working(trial, clues, one)) is not None), None)
+
+
+def _raised(trials: Trials, reading: Reading, sizes: Sizes) -> TargetError | None:
+    trial = replace(trials, forced=sizes, errors={})
+    trial.returned(reading, tried="it")
+    return trial.errors.get("it")
+
+
+def _packed(trials: Trials, clues: Clues, name: str, count: int) -> Reading:
+    """The reading of one that takes several inputs in one tensor: the packing under which values move along the
+    sequence.
+
+    Raises:
+        Undecided: no packing works; the message holds an adapter.
+    """
+    for reading in packings(count, _heads(clues), clues.hints.layout):
+        found = _working(trials, clues, reading)
+        if found is not None and mixing_axes(trials, found) == [found.layout.index("L")]:
+            said = (*_assumptions(clues, found), reading.call.in_words(found.layout, name))
+            return replace(found, assumed=said)
+    raise unpackable(name, count, [one.error for one in trials.errors.values()])
 
 
 def _with_required_masks(trials: Trials, clues: Clues) -> Reading | None:
@@ -217,7 +269,8 @@ def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
     keywords = {name: value for name, value in keywords.items() if all(name != mask.argument for mask in reading.masks)}
     made = {name: make for name, make in makers(clues.arguments).items() if name not in keywords}
     placed = by_place(clues.arguments)
-    reading = replace(reading, constants=keywords, call=Filled(made, placed) if made else placed)
+    own = Filled(made, placed) if made else placed
+    reading = replace(reading, constants=keywords, call=own or reading.call)
     inputs = trials.inputs(reading)
     returned = trials.returned(reading, inputs, f"{reading.form} {reading.layout} of width {reading.width}")
     if returned is None:
@@ -300,6 +353,8 @@ _SHAPES = (
 
 
 def _nothing_works(trials: Trials, clues: Clues) -> Exception:
+    if takes_images(clues.target):
+        return as_sequence()
     errors = list(trials.errors.items())
     words = {one.error for _, one in errors}
     if len(words) == 1 and errors:
@@ -314,5 +369,6 @@ def _nothing_works(trials: Trials, clues: Clues) -> Exception:
         ("its number of heads", "--num-heads N"),
         ("how the axes of its input stand", "--layout BLD|LBD|BHLD|BLHD|LD"),
         ("what its inputs are", "--form attention|self|cross|qkv|tokens"),
+        ("a function of yours that calls it", "--how FILE.py:FUNCTION"),
     ]
     return Undecided(message, options)

@@ -75,6 +75,12 @@ def lengths(module: Any) -> list[int]:
     return [one for one in {*_numbers(module, _LENGTHS)} if one <= 1024]
 
 
+def batches(module: Any) -> list[int]:
+    """Sizes of a batch that the target names."""
+    named = _numbers(module, ("batch_size", "batch", "bs", "B", "b", "n_batch", "batchsize"))
+    return list(dict.fromkeys(one for one in named if one <= 512))
+
+
 def _is_mask(tensor: Tensor) -> bool:
     return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1) | (tensor == float("-inf"))).all())
 
@@ -99,7 +105,7 @@ def _entered(module: Any) -> Iterator[int]:
             yield part.in_features
         elif isinstance(part, nn.LayerNorm):
             yield int(part.normalized_shape[-1])
-        elif isinstance(part, nn.Conv1d):
+        elif isinstance(part, (nn.Conv1d, nn.Conv2d)):
             yield part.in_channels
     for parameter in module.parameters():
         if parameter.dim() >= 2:

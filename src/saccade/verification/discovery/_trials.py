@@ -39,9 +39,10 @@ class Trials:
 
     target: Any
     errors: dict[str, TargetError] = field(default_factory=dict)  # what was tried, in words, and what came
+    forced: Sizes | None = None  # for one that takes no other
 
     def inputs(self, reading: Reading, sizes: Sizes | None = None, seed: int = 0) -> Inputs:
-        sizes = sizes or sizes_for(reading)
+        sizes = self.forced or sizes or sizes_for(reading)
         key_length = None if reading.form in ("self", "tokens") else sizes.key_length
         return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
 
@@ -106,5 +107,7 @@ def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
         yield from ((str(key), one) for key, one in returned.items() if isinstance(one, Tensor))
     elif isinstance(returned, (tuple, list)):
         yield from ((at, one) for at, one in enumerate(returned) if isinstance(one, Tensor))
-    elif hasattr(returned, "__dict__"):
-        yield from ((key, one) for key, one in vars(returned).items() if isinstance(one, Tensor))
+    else:
+        names = getattr(returned, "__dict__", None) or getattr(type(returned), "__slots__", ())
+        fields = ((key, getattr(returned, key, None)) for key in names if isinstance(key, str))
+        yield from ((key, one) for key, one in fields if isinstance(one, Tensor))
