@@ -331,3 +331,11 @@ def test_text_needs_none_of_what_colours_and_pages_need():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_each_promise_fits_its_row_of_the_table():
+    """Beside the longest name, "causal-blindness", and the longest result, "warning"."""
+    from saccade.verification.checks import CHECKS
+
+    room = 100 - len("causal-blindness  warning  ")
+    assert [one.name for one in CHECKS if len(one.promise.rstrip(".")) > room] == []

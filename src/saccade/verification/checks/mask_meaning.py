@@ -277,7 +277,7 @@ def _finding(
 
 CHECK = Check(
     "mask-meaning", "mask-meaning",
-    "A mask hides exactly the keys that it says, for each query, head and batch item",
+    "A mask hides exactly the keys that it says, by query, head and item",
     "Random masks, other ones for each query, head and batch item, are given; what outputs then depend on is compared "
     "with them pair by pair, and where it differs the weights say why",
     _EFFECT, _run, follows_from=("softmax", "mixing"),

@@ -364,7 +364,7 @@ def _short(number: float) -> float:
 
 CHECK = Check(
     "padding", "padding",
-    "What is real does not depend on what stands in padding, nor on how much of it there is",
+    "What is real does not depend on the padding, nor on how much there is",
     "Batches of several lengths are padded right and left; the padding is filled with other numbers, with large ones "
     "and with NaN, made longer, and one item is all padding",
     "What a sentence gives depends on its batch.", _run, follows_from=("mask-meaning", "mixing", "softmax", "dropout"),

@@ -222,7 +222,7 @@ def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict
 CHECK = Check(
     "dtype and device",
     "robustness",
-    "Cast, moved, saved and loaded, all of it follows: parameters, masks and what the call makes.",
+    "All that it is made of is cast, moved, saved and loaded with it.",
     "Calls in float64 and bfloat16 and on the meta device, with and without masks; a search for modules and learned"
     " tensors in plain lists, dictionaries and attributes; its state, saved and loaded into another one.",
     "What stays behind fails on a GPU or in half precision, is not trained, or is lost when the model is saved.",

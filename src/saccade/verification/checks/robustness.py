@@ -363,8 +363,7 @@ def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict
 CHECK = Check(
     "robustness",
     "robustness",
-    "The output is a function of input and parameters: for any batch size, length and strides, in both modes, however"
-    " often it is called.",
+    "The output depends on input and parameters alone, for any size and mode.",
     "Two calls with another one between; inputs compared before and after; 1 and 3 batch items; lengths from 1 to 257"
     " and at the sizes of buffers; transposed memory; train mode with dropout at 0.",
     "What holds for the author's sizes only fails later, or silently computes something else.",

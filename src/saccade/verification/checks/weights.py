@@ -291,7 +291,7 @@ def _line(subject: Subject, seen: SeenAttention) -> Location | None:
 
 CHECK = Check(
     "weights", "weights",
-    "Returned weights are those that were used: rows sum to 1, hidden keys have 0, and there is no dropout in them.",
+    "Returned weights are those that were used: hidden keys 0, no dropout.",
     "What is returned is compared with the weights that multiply the values, as they are followed through the call, "
     "with and without masks, in eval and in training.",
     "Weights are looked at to understand a model; wrong ones explain what did not happen.",
