@@ -43,6 +43,7 @@ MUTATIONS = {
     "a constant that overflows": ('float("-inf")', "-1e20", "precision"),
     "the batch size": ("x.view(batch, length, self", "x.view(2, -1, self", "robustness mixing"),
 }  # fmt: skip
+ALWAYS = ("no scale", "one key ahead", "heads merged without transposing")
 
 
 def broken(old: str, new: str) -> tuple[str, str]:
@@ -66,7 +67,9 @@ def test_the_textbook_module_is_right():
     assert not [one for one in report.findings if one.severity in ("error", "warning")], str(report)
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in MUTATIONS]
+)
 def test_the_broken_line_is_named_by_the_first_error(name):
     old, new, families = MUTATIONS[name]
     source, line = broken(old, new)
