@@ -142,6 +142,10 @@ def _mixed(probe: Probe) -> Defect | None:
     if given.shape[1] == 1 and items > 1 and heads > 1:
         order = torch.arange(items * heads)
         tiled = given[:, 0][order % items].view(items, heads, *given.shape[2:])
+        turned = given[:, 0][(order // heads)].view(heads, items, *given.shape[2:]).transpose(0, 1)
+        if probe.fits(turned):
+            return Defect("Masks of items are repeated over the heads in the wrong order: (B, H) for scores of (H, B).",
+                           "mask.repeat(num_heads, 1, 1)  # not mask.repeat_interleave(num_heads, dim=0)")  # fmt: skip
         if probe.fits(tiled):
             return Defect("Masks of items are repeated over the heads in the wrong order: (H, B) for scores of (B, H).",
                            "mask.repeat_interleave(num_heads, dim=0)  # not mask.repeat(num_heads, 1, 1)")  # fmt: skip
@@ -159,8 +163,10 @@ def _unhidden(probe: Probe) -> Defect:
         defect = _by_weights(before, after, probe.given)
         if defect is not None:
             return defect
-    return Defect("The mask hides nothing: it is not used." if not _counts(probe) else
-                   "The mask changes the output and hides nothing: hidden keys keep a weight.")  # fmt: skip
+    if _counts(probe):
+        return Defect("The mask changes the output and hides nothing: hidden keys keep a weight.")
+    name = probe.mask.argument
+    return Defect(f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {MEND}")
 
 
 def _counts(probe: Probe) -> bool:

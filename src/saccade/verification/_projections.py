@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._finding import Finding, Inapplicable, Location, TargetError
 from ._flow import followed
 from ._heads import Heads
 from ._source import line_with, return_after
 from ._trace import traced
-from ._wiring import Projection, Wiring, ready
+from ._wiring import Projection, Wiring, gradients_to, ready
 
 _NAME = "mixing"
 _ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w*)\s*$"  # v = k
@@ -28,7 +28,7 @@ def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
     unused, twice = _unused(found), _twice(found)
     if twice:
         yield _shared(found, twice, unused)
-    elif found.merged is None and _heads_known(found, structure) > 1:
+    elif found.merged is None and found.subject.form != "attention" and _heads_known(found, structure) > 1:
         yield _missing(found, _heads_known(found, structure), unused)
     elif unused:
         yield _never_used(unused)
@@ -49,20 +49,24 @@ def _unused(found: Wiring) -> list[str]:
     """Matrices that stand beside the projections and take no part in the call."""
     module = found.subject.module
     assert module is not None
-    beside = {_parent(name) for name in (one.name for one in found.projections)}
+    beside = {_parent(module, name) for name in (one.name for one in found.projections)}
     return [
         name
         for name, parameter in module.named_parameters()
         if parameter.dim() > 1
-        and _parent(name) in beside
+        and _parent(module, name) in beside
         and parameter.untyped_storage().data_ptr() not in found.flow.touched
     ]
 
 
-def _parent(name: str) -> str:
-    """The module that an attention's projection belongs to: of "attn.q_proj.weight" "attn", of "attn.w_q" "attn"."""
+def _parent(module: nn.Module, name: str) -> str:
+    """The module that an attention's projection belongs to: of "attn.q_proj.weight" "attn", of "attn.w_q" "attn", of
+    "attn.to_out.0.weight", in a sequence, "attn"."""
     path = name.split(".")
-    return ".".join(path[:-2] if path[-1] == "weight" else path[:-1])
+    path = path[:-2] if path[-1] == "weight" else path[:-1]
+    while path and isinstance(module.get_submodule(".".join(path)), nn.Sequential):
+        path = path[:-1]
+    return ".".join(path)
 
 
 def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
@@ -131,7 +135,7 @@ def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
     out = found.flow.result.out
     weight = torch.linspace(1.0, 2.0, out.numel(), dtype=out.dtype).view(out.shape)
     outs = [one.out for one in found.projections]
-    gradients = torch.autograd.grad((out * weight).sum(), outs, retain_graph=True, allow_unused=True)
+    gradients = gradients_to((out * weight).sum(), outs)
     for one, gradient in zip(found.projections, gradients, strict=True):
         flat = torch.zeros(one.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
         still = (flat[one.slots] == 0).all(0).nonzero().flatten()

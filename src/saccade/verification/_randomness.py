@@ -87,11 +87,11 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def followed(subject: Subject, inputs: Inputs, *, seed: int = 0) -> Followed:
+def followed(subject: Subject, inputs: Inputs, *, seed: int = 0, **masks: Any) -> Followed:
     """Call the subject, in the mode that it is in, with PyTorch's generator at `seed`."""
     mode = _Follow(subject)
     with torch.no_grad(), seeded(seed), mode:
-        out = subject(inputs).out
+        out = subject(inputs, **masks).out
     return Followed(out, tuple(mode.draws), tuple(mode.before_softmax), tuple(mode.products))
 
 

@@ -28,7 +28,7 @@ _COMPARING = (
 )  # fmt: skip
 _ORDERING = ("le", "lt", "ge", "gt")
 _JOINING = (
-    "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
+    "conv1d", "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
     "batch_norm", "layer_norm", "softmax", "median", "logsumexp",
 )  # fmt: skip
 
@@ -125,6 +125,8 @@ def line_over_sequence(steps: Sequence[Step], length: int) -> Location | None:
         if step.location is None or not step.taken or step.name not in _JOINING:
             continue
         before, after = step.taken[0], step.given
+        if step.name == "conv1d" and before[-1] == length and len(step.taken) > 1 and step.taken[1][-1] > 1:
+            return step.location
         if before[-2:] == (length, length):  # scores
             continue
         lost = length in before and (length not in after or (len(after) == len(before) and after != before))

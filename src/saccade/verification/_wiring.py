@@ -132,8 +132,7 @@ def _projections(subject: Subject, flow: Flow, changed: Sequence[Flow], end: int
     kept = []
     for place, one in enumerate(flow.maps[:end]):
         later = [other.given for other in flow.maps[place + 1 : end] if other.given.requires_grad]
-        if any(torch.autograd.grad(g.sum(), one.out, retain_graph=True, allow_unused=True)[0] is not None
-               for g in later):  # fmt: skip
+        if any(gradients_to(g.sum(), [one.out])[0] is not None for g in later):
             continue
         slots = _slots(_labels(flow, changed, place, "out"), length)
         if slots is not None:
@@ -203,9 +202,19 @@ def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[
     outs = [one.out for one in projections]
     made = []
     for element in elements[chosen].tolist():
-        gradients = torch.autograd.grad(tensor[element], outs, retain_graph=True, allow_unused=True)
+        gradients = gradients_to(tensor[element], outs)
         made.append(torch.cat([_reached(g, one.slots) for g, one in zip(gradients, projections, strict=True)], -1))
     return Row(position, chosen, len(elements), torch.stack(made))
+
+
+def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of a number, None where no gradient leads: what was made under no_grad can give none."""
+    wanted = [one for one in outs if one.requires_grad]
+    try:
+        found = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    except RuntimeError as error:
+        raise Inapplicable("its backward pass raises, see gradients") from error
+    return [next(found) if one.requires_grad else None for one in outs]
 
 
 def _reached(gradient: Tensor | None, slots: Tensor) -> Tensor:

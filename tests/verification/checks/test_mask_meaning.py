@@ -102,7 +102,7 @@ def test_a_causal_target_keeps_its_own_mask_too() -> None:
         (lambda s, m: s.masked_fill(~m, -10.0).softmax(-1), "B1QK", "Hidden scores are set to -10 instead of -inf"),
         (lambda s, m: (s - 3.0 * ~m).softmax(-1), "QK", "of their weight: what is added to their scores is too small"),
         (lambda s, m: s.softmax(-1) * m, "QK", "set to 0 after the softmax"),
-        (lambda s, m: s.softmax(-1), "B1QK", "The mask hides nothing: it is not used."),
+        (lambda s, m: s.softmax(-1), "B1QK", "`mask` hides nothing: it is not used."),
         (lambda s, m: softmax_where(s, m.mT), "QK", "applied transposed"),
         (lambda s, m: softmax_where(s, m[:1]), "B1QK", "The mask of batch item 0 is applied to every batch item."),
         (lambda s, m: softmax_where(s, m.roll(1, 0)), "B1QK", "batch item 1 has that of batch item 0"),

@@ -165,8 +165,16 @@ def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterat
         mend = "With one query use no causal mask, or tril(diagonal=Lk - Lq): the query stands at the last key."
     elif missing:
         what = f"it depends on positions {_list(seen)}, not on {_list(missing)}, which the whole sees"
-        where = _line(subject, _WRITTEN, ("getitem", "narrow"))
+        where = _line(subject, _WRITTEN)
         mend = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
+        if where is None and (cut := _cutting(subject, found.position, len(seen))) is not None:
+            where, mend = (
+                cut,
+                (
+                    f"Keep all that the whole sees: cut nothing off. If a window of {len(seen)} is meant, the whole "
+                    "needs its mask, too: (i - j >= 0) & (i - j < window)."
+                ),
+            )
     elif extra:
         what = f"it depends on position {extra[0]}, which the whole does not see"
         where = _line(subject, ("getitem", "narrow"), _MASKED)
@@ -196,7 +204,7 @@ def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen
     """The right positions are seen, with other numbers."""
     kept = wrongly_kept(subject, _inputs(subject, sum(found.way.sizes)), found.way.sizes, found.position)
     if kept is not None:
-        where = _line(subject, _POSITIONS) if kept.family == "order" else _line_of(subject, kept.of)
+        where = _counting(subject) if kept.family == "order" else _line_of(subject, kept.of)
         yield _finding(subject, found, kept.what, kept.mend, {"sees": seen}, kept.family, where)
         return
     if _order_is_lost(subject, whole, found):
@@ -206,7 +214,7 @@ def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen
             "positions from 0",
             "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
             "embeddings and biases alike.",
-            {"sees": seen}, "order", _line(subject, _POSITIONS),
+            {"sees": seen}, "order", _counting(subject),
         )  # fmt: skip
         return
     yield _finding(
@@ -268,11 +276,11 @@ _WRITTEN = ("setitem", "index_copy_", "index_copy", "scatter", "scatter_", "copy
 _JOINED = ("cat", "concat", "concatenate", "stack")
 
 
-def _steps(subject: Subject) -> list[Step]:
-    """What a second piece computes, where its line is known."""
+def _steps(subject: Subject, before: int = 3) -> list[Step]:
+    """What a piece of one position computes after the first, where its line is known."""
     try:
-        inputs = _inputs(subject, 4)
-        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (3, 1)))
+        inputs = _inputs(subject, before + 1)
+        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (before, 1)))
         with torch.no_grad():
             decoder(parts[0])
         steps = traced(decoder.next_call(), parts[1]).steps
@@ -295,6 +303,26 @@ def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:
     for names in groups:
         for step in reversed(steps):
             if step.name in names:
+                return step.location
+    return None
+
+
+def _counting(subject: Subject) -> Location | None:
+    """The last line that counts the positions of the piece, or those up to it, and no frequencies."""
+    counts = [step for step in _steps(subject) if step.name in _POSITIONS and step.given]
+    for wanted in ([1], [4], None):  # the piece's, all so far, any
+        own = [step for step in counts if wanted is None or step.given == tuple(wanted)]
+        if own:
+            return own[-1].location
+    return None
+
+
+def _cutting(subject: Subject, before: int, left: int) -> Location | None:
+    """The line that leaves `left` of all positions."""
+    for step in _steps(subject, before):
+        if step.name in ("getitem", "narrow") and step.taken and len(step.taken[0]) == len(step.given):
+            changed = [pair for pair in zip(step.taken[0], step.given, strict=True) if pair[0] != pair[1]]
+            if changed == [(before + 1, left)]:
                 return step.location
     return None
 

@@ -77,10 +77,21 @@ def _judged(subject: Subject) -> Iterator[Finding]:
     sights = _sights(subject)
     if not any(influence.off_diagonal(one.sees).any() for one in sights):
         raise Inapplicable("no output depends on another position's input")
+    longer = [one for one in sights if one.length > _BATCH]  # as many as items, and they are taken for positions
+    if longer and all(one.distances() == [0] for one in longer) and _items_meet(subject):
+        raise Inapplicable("no output depends on another position's input, but on other batch items, see mixing")
     if subject.is_causal:
         yield from _causal(subject, sights)
     else:
         yield from _bidirectional(subject, sights)
+
+
+def _items_meet(subject: Subject) -> bool:
+    """Whether a batch item changes the output of another."""
+    inputs = subject.one_sequence(subject.inputs(_BATCH, 3))
+    called = influence.steady(subject, inputs)
+    other = called(inputs.changed(range(3), item=0))
+    return bool((influence.difference(called(inputs), other)[1:] > called.noise).any())
 
 
 def _sights(subject: Subject) -> list[_Sight]:
@@ -302,8 +313,8 @@ def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Findi
             f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} It is neither "
             "causal nor does every output see every input" + (": a mask made for one length is cut wrongly for others."
             if clean else "."),
-            "Hide nothing; or, if it is meant to be causal: " + _TRIANGLE + "  # with L the length of this call; of a "
-            "larger triangle it is mask[:L, :L]", one, one.line,
+            "mask = torch.ones(L, L, dtype=torch.bool).tril()  # if it is to be causal, with L the length of this "
+            "call; of a larger triangle mask[:L, :L]. If not, hide nothing.", one, one.line,
         )  # fmt: skip
         return
     yield from _band(subject, some)
@@ -367,7 +378,7 @@ def _finding(
 
 CHECK = Check(
     "causal-blindness", "causal-blindness",
-    "An output sees its own input and all that come before it, or as many of them as its window promises",
+    "An output sees its own input and those before it, or its whole window",
     "The weights that multiply the values are read at lengths from 2 to 33 and compared with 0; where they cannot be "
     "seen, inputs are changed and outputs compared bit for bit",
     "The model works without what it cannot see; nothing fails, it is only worse.", _run,

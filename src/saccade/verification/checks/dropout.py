@@ -27,11 +27,22 @@ LENGTH = 7
 DRAWS = 16
 # Standard deviations of the share that is kept; beyond this by chance once in 10^9 verifications.
 FAR = 6.0
+_TRAINING = ("training", "train", "is_training")
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
     rates = rates_of(subject)
     inputs = subject.inputs(2, LENGTH)
+    unasked = _unasked(subject)
+    if unasked is not None:
+        found = list(_in_eval(unasked, followed(unasked, inputs)))
+        if found:
+            yield from found
+            return
+    under_mask = list(_under_a_mask(subject))
+    if under_mask:
+        yield from under_mask
+        return
     quiet = followed(subject, inputs)
     on, off = _on_and_off(subject, rates)
     if on is None:
@@ -64,15 +75,49 @@ def _on_and_off(subject: Subject, rates: tuple[Rate, ...]) -> tuple[Subject | No
     return _by_argument(subject)
 
 
+def _under_a_mask(subject: Subject) -> Iterator[Finding]:
+    """Where a mask is given, a call may go another way than without."""
+    inputs = subject.inputs(2, LENGTH)
+    masks: dict[str, Any] = {}
+    if subject.takes("Q"):
+        masks["pairs"] = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    elif subject.takes("B"):
+        masks["padding"] = torch.arange(LENGTH).expand(2, LENGTH) < LENGTH - 2
+    else:
+        return
+    try:
+        if not drops(followed(subject, inputs).draws):
+            yield from _in_eval(subject, followed(subject, inputs, **masks), " and a mask", **masks)
+    except (Inapplicable, TargetError):
+        return  # what masks it takes is another promise
+
+
+def _unasked(subject: Subject) -> Subject | None:
+    """With the rate that an argument has by default, where nothing beside it says that this is training."""
+    try:
+        parameters = inspect.signature(subject.reading.call or subject.target).parameters
+    except (TypeError, ValueError):
+        return None
+    rate = next((name for name in parameters if _is_rate(name)), None)
+    if rate is None or any(name in _TRAINING for name in parameters):
+        return None
+    default = parameters[rate].default
+    return _with_constants(subject, {rate: default}) if isinstance(default, float) and default > 0 else None
+
+
+def _is_rate(name: str) -> bool:
+    return "drop" in name.lower() or name == "p"
+
+
 def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
     try:
         parameters = inspect.signature(subject.reading.call or subject.target).parameters
     except (TypeError, ValueError):
         return None, subject
-    rate = next((name for name in parameters if "drop" in name.lower() or name == "p"), None)
+    rate = next((name for name in parameters if _is_rate(name)), None)
     if rate is None:
         return None, subject
-    training = next((name for name in parameters if name in ("training", "train", "is_training")), None)
+    training = next((name for name in parameters if name in _TRAINING), None)
     for value in (RATE, nn.Dropout(RATE)):
         on = _with_constants(subject, {rate: value, **({training: True} if training else {})})
         try:
@@ -88,17 +133,17 @@ def _with_constants(subject: Subject, more: dict[str, Any]) -> Subject:
     return replace(subject, reading=replace(subject.reading, constants={**subject.reading.constants, **more}))
 
 
-def _in_eval(off: Subject, still: Followed) -> Iterator[Finding]:
+def _in_eval(off: Subject, still: Followed, given: str = "", **masks: Any) -> Iterator[Finding]:
     if not drops(still.draws):
         return  # noise is told by robustness
-    again = followed(off, off.inputs(2, LENGTH), seed=1).out
+    again = followed(off, off.inputs(2, LENGTH), seed=1, **masks).out
     if torch.equal(still.out, again):
         return
     draw = next(one for one in still.draws if drops((one,)))
     change = float((still.out - again).abs().max())
     where = "in eval mode" if off.module is not None else "without dropout being asked for"
     yield _finding(
-        f"Two calls {where} with the same input differ by up to {change:.3g}: dropout stays active.",
+        f"Two calls {where} with the same input{given} differ by up to {change:.3g}: dropout stays active.",
         "Predictions are random and worse than they should be, validation losses too high.",
         "Pass the mode on: F.dropout(weights, self.p, training=self.training), or for F.scaled_dot_product_attention"
         " dropout_p=self.p if self.training else 0.0.",
@@ -137,6 +182,8 @@ def _of_weights(runs: list[Followed], still: Followed, declared: bool) -> Iterat
         base = still.products[at] if len(still.products) == len(runs[0].products) else None
         factors = [_factors(run.products[at], base) for run in runs if len(run.products) > at]
         there = [one for one in factors if one is not None]
+        # a layer that is left out at random (layerdrop) moves all products after it to another place
+        there = [one for one in there if one.shape == there[0].shape]
         found = _judged(torch.stack(there), product.draw, declared) if there else None
         if found is not None:
             yield found
@@ -278,7 +325,7 @@ def _finding(message: str, effect: str, mend: str, evidence: dict[str, Any], loc
 CHECK = Check(
     "dropout",
     "dropout",
-    "Dropout acts in training alone: it removes single attention weights and multiplies the others by 1 / (1 - p).",
+    "Dropout drops and rescales single weights in training, and none in eval.",
     f"Every declared rate is set to {RATE}; calls in both modes are followed through all their operations, and the"
     " weights compared before and after dropout.",
     "Dropout in eval mode makes predictions random; dropout missing or unscaled in training makes them worse.",

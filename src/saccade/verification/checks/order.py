@@ -5,6 +5,7 @@ Shapes: B batch, H heads, L length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +23,7 @@ from .._visible import line_over_sequence, steps_of
 _NAME = "order"
 _LENGTH = 7
 _LONG = 33
+_TABLE = re.compile(r"(^|[._])(w?pos|positions?|positional)[_.]?(emb|enc|table|\.|$)|(^|\.)wpe\.", re.IGNORECASE)
 _ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
 
 
@@ -116,6 +118,16 @@ def _apart(one: Tensor, other: Tensor) -> float:
 def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
     """`ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding allows."""
     knows, promised = ratio > 1, subject.promise.positions
+    if promised is None and not knows and (table := _table(subject)) is not None:
+        yield Finding(
+            _NAME, _NAME, "error",
+            f"It has positions, `{table}`, and they have no effect: inputs in another order give the same outputs"
+            + (" for what comes after them." if subject.is_causal else " in that order."),
+            "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
+            "x = x + self.positions(torch.arange(L, device=x.device))  # another row for each place, before attention",
+            {"ratio": ratio, "table": table}, _line_of_loss(subject),
+        )  # fmt: skip
+        return
     if promised is None or promised == knows:
         if promised is None:
             yield _told(knows, causal=subject.is_causal and subject.form != "cross")
@@ -154,6 +166,14 @@ def _line_of_loss(subject: Subject) -> Location | None:
     return thrown_away(subject) or next(iter([*found.lost, *last]), None)
 
 
+def _table(subject: Subject) -> str | None:
+    """A learned table of positions that the target declares."""
+    if subject.module is None or subject.form != "self":
+        return None
+    named = (name for name, one in subject.module.named_parameters() if one.dim() >= 2)
+    return next((name.removesuffix(".weight") for name in named if _TABLE.search(name)), None)
+
+
 def _told(knows: bool, *, causal: bool) -> Finding:
     if knows:
         return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
@@ -173,7 +193,7 @@ def _told(knows: bool, *, causal: bool) -> Finding:
 
 CHECK = Check(
     _NAME, _NAME,
-    "The order of the input matters where positions are added, and not otherwise.",
+    "The order of the input matters where positions are added, not otherwise.",
     "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
     "its last output, with the earlier inputs in another order); of a long input, the first two and the last two are "
     "swapped.",

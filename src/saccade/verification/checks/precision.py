@@ -62,6 +62,17 @@ def _run(subject: Subject) -> Iterator[Finding]:
     cases = tuple(_cases(subject))
     if not _steady(subject, cases[0]):
         raise Inapplicable("two calls of it differ")
+    if not _call(subject, cases[0]).isfinite().any():
+        yield _finding(
+            "error",
+            f"No number of its output is finite, in {str(subject.dtype).removeprefix('torch.')} and for "
+            f"{cases[0].words}.",
+            "Nothing can be computed from it: a loss is NaN, and so are all weights after one step.",
+            "Print scores, weights and output in turn: the first that is not finite stands behind the line to change.",
+            {"finite": 0},
+            None,
+        )
+        return
     found = list(_lowered(subject))
     untold = []
     for dtype in () if found else (torch.float32, torch.float16, torch.bfloat16):
@@ -328,10 +339,10 @@ def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict
 CHECK = Check(
     "precision",
     "precision",
-    "Outputs are finite, and as near to float64 as the rounding of their dtype allows.",
+    "Outputs are finite, and as near to float64 as their dtype can be.",
     "Calls in each dtype, short and long, with larger inputs and with masks, against float64 of the same rounded"
     " parameters; the tolerance is by how much float64 itself moves when all that goes in is rounded.",
     "NaN ends a training run; noise that a float32 softmax would not have slows it.",
     _run,
-    follows_from=("softmax",),
+    follows_from=("softmax", "causal-blindness"),
 )

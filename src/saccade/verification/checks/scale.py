@@ -64,7 +64,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         factors = small if any(one.known for one in small) else factors
     wrong = [one for one in factors if one.wrong]
     if wrong:
-        yield _finding(subject, inputs, wrong, len(factors))
+        yield _finding(subject, inputs, wrong, factors)
     elif not any(one.known for one in factors):
         moving = next((one for one in factors if one.by_query is not None), None)
         if moving is None:
@@ -160,14 +160,14 @@ def _by_query(product: Tensor, logits: Tensor, visible: Tensor) -> tuple[float, 
     return slopes.min().item(), slopes.max().item()
 
 
-def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], of: int) -> Finding:
+def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factors: Sequence[_Factors]) -> Finding:
     first = wrong[0]
     seen, heads = first.seen, first.wrong
     found = first.found[heads[0]]
     words, times = _named(found, _sizes(subject, inputs, seen)), found / first.expected
     message = (
         f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
-        f"{_which(first)}{_computations(len(wrong), of)}: {words or f'{_short(times)} times the right factor'}."
+        f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
     )
     designed = _designed(seen)
     return Finding(
@@ -217,7 +217,7 @@ def _sizes(subject: Subject, inputs: Inputs, seen: SeenAttention) -> list[tuple[
 
 
 def _named(found: float, named: Sequence[tuple[float, str]]) -> str:
-    fits = [words for value, words in named if abs(found / value - 1) < 5e-3]
+    fits = [words for value, words in named if abs(found / value - 1) < 5e-3 and not words.endswith(", 1")]
     if not fits and abs(found / 0.125 - 1) < 5e-3:
         fits = ["they are always divided by 8, which is right for a head width of 64 alone"]
     return " (or ".join(fits[:2]) + (")" if len(fits) > 1 else "")
@@ -237,8 +237,12 @@ def _which(factors: _Factors) -> str:
     return f", in head{'s' if len(wrong) > 1 else ''} {listed} of {heads}"
 
 
-def _computations(wrong: int, of: int) -> str:
-    return "" if of == 1 else f", in {wrong} of {of} attention computations"
+def _computations(wrong: Sequence[_Factors], factors: Sequence[_Factors]) -> str:
+    if len(factors) == 1:
+        return ""
+    if len({len(one.found) for one in factors}) > 1 or len(factors[0].found) == 1:  # heads that are modules
+        return f", in {sum(len(one.wrong) for one in wrong)} of {sum(len(one.found) for one in factors)} heads"
+    return f", in {len(wrong)} of {len(factors)} attention computations"
 
 
 def _effect(times: float) -> str:
@@ -249,13 +253,13 @@ def _effect(times: float) -> str:
         )
     if times > 1:
         return (
-            f"Logits are {_short(times)} times too large: attention is sharper than meant, more so the further the two "
-            "widths are apart, and weights of another implementation do not fit."
+            f"Logits are {_short(times)} times too large: attention is sharper than meant, by more at other sizes, "
+            "and weights of another implementation do not fit."
         )
     if times > 1 / _SATURATING:
         return (
-            f"Logits are {_short(1 / times)} times too small: attention is flatter than meant, more so the further the "
-            "two widths are apart, and weights of another implementation do not fit."
+            f"Logits are {_short(1 / times)} times too small: attention is flatter than meant, by more at other "
+            "sizes, and weights of another implementation do not fit."
         )
     return (
         f"Logits are {_short(1 / times)} times too small: all keys get nearly the same weight, and attention has to "
@@ -294,7 +298,7 @@ def _short(number: float) -> str:
 
 CHECK = Check(
     "scale", "scale",
-    "Logits are q.k divided by the square root of the head width, in every head.",
+    "In every head, logits are q.k over the square root of the head width.",
     "The logits that enter the softmax (or the logarithms of the weights that the outputs show) are compared with "
     "queries times keys, head by head, over a batch of random inputs.",
     "Without the right factor the softmax starts saturated or flat, and gradients to queries and keys vanish.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._inputs import Inputs
 from .._subject import Subject
-from .._trace import SeenAttention, measured
+from .._trace import SeenAttention, measured, traced
 
 _BATCH, _LENGTH, _KEYS = 2, 7, 11
 # Rows sum to one within this: weights rounded to bfloat16 are off by 0.004, which is a matter of precision.
@@ -53,7 +53,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         named.sort(key=lambda one: one.severity != "error")
         defect = named[0] if named and _repeats(subject, inputs, found) else None
     if found and (defect is None or defect.severity != "error"):
-        defect = _overflow(subject, inputs, found) or defect
+        defect = _under_a_mask(subject, inputs) or _overflow(subject, inputs, found) or defect
     if defect is not None:
         yield Finding(
             "softmax",
@@ -82,6 +82,32 @@ def _asked(subject: Subject) -> tuple[Subject, Inputs]:
         except TargetError as error:
             why = error.error
     raise Inapplicable(f"a call of it raised {why}")
+
+
+def _under_a_mask(subject: Subject, inputs: Inputs) -> _Defect | None:
+    """The axis where a mask is given, which may go another way. What a mask hides is told by its own check."""
+    masks: dict[str, Tensor] = {}
+    if subject.takes("Q"):
+        masks["pairs"] = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
+        masks["pairs"][0, -1] = False
+    elif subject.takes("B"):
+        masks["padding"] = torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)
+        masks["padding"][0, -1] = False
+    else:
+        return None
+    try:
+        with torch.no_grad():
+            found = traced(subject.fresh(), inputs, **masks).attentions
+    except (Inapplicable, TargetError):
+        return None
+    across = [seen for seen in found if seen.normalised in ("query", "head", "batch")]
+    defects = [_wrong_axis(seen, seen.weights.detach().double().nan_to_num(0.0)) for seen in across]
+    defect = next((one for one in defects if one is not None), None)
+    return None if defect is None else replace(defect, words=f"Where a mask is given, {_lowered(defect.words)}")
+
+
+def _lowered(words: str) -> str:
+    return words[0].lower() + words[1:]
 
 
 def _repeats(subject: Subject, inputs: Inputs, found: tuple[SeenAttention, ...]) -> bool:
@@ -264,7 +290,7 @@ def _overflowed(seen: SeenAttention, top: float, lost: int) -> _Defect:
 
 CHECK = Check(
     "softmax", "softmax",
-    "The weights of a query are a softmax over the keys that it sees: they sum to 1, whatever the logits.",
+    "The weights of a query are a softmax over its keys: they sum to 1.",
     "The weights that multiply the values are followed through the call (or read from the outputs of unit vectors as "
     "values) and summed along every axis, for common and for very large logits.",
     "Otherwise an output is no average of values: its size drifts with length, batch or logits, or it is NaN.",
