@@ -108,7 +108,8 @@ def _computes(node: ast.expr, parts: set[str]) -> bool:
     return name in _PURE
 
 
-_PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous", "softmax", "mul", "add", "div", "to")
+# No names that sets, modules and the like have, too: `seen.add(1)` and `module.to(device)` do something.
+_PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous", "softmax", "mul", "div")
 
 
 def return_after(subject: Subject, line: Location) -> Location | None:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from right.language import TinyBert, TinyGPT, TinyTranslator
 from torch import nn
-from wrong.fault import HF_SEQ2SEQ
+from wrong.fault import HF_DECODER, HF_ENCODER, HF_SEQ2SEQ
 
 from saccade.models import load
 from saccade.verification._families import promised
@@ -387,3 +387,26 @@ def test_what_is_no_layer_of_transformers():
     assert layer_subject(nn.Linear(3, 3)) is None
     assert layer_subject(lambda x: x) is None
     assert layer_subject(llama()) is None
+
+
+# Which line is to blame. What is broken, in which style, and the line.
+LINES = {
+    "a later token is seen": (HF_DECODER, "cols[None, :] <= rows", "cols[None, :] < 1 + 1 + rows"),
+    "positions begin at 0 again": (HF_DECODER, "torch.arange(past, past + input", "torch.arange(0, input"),
+    "items meet": (HF_DECODER, "self.ln_f(x))", "self.ln_f(x - x.mean(0)))"),
+    "padding is thrown away": (HF_DECODER, "visible = visible & real", "visible & real"),
+    "padding is faint": (HF_ENCODER, "torch.finfo(hidden.dtype).min", "-1.0"),
+    "another item's keys": (HF_ENCODER, "k.transpose(2, 3)", "k.flip(0).transpose(2, 3)"),
+    "the source's padding is lost": (HF_SEQ2SEQ, "visible, memory, source)", "visible, memory, source * 0 == 0)"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_to_blame(name):
+    style, old, new = LINES[name]
+    assert style.source.count(old) == 1
+    source = style.source.replace(old, new)
+    with harness.loaded(source, "whole") as names:
+        found = [one for one in findings(harness.made(names, style.target)) if one.severity == "error"]
+    assert found and found[0].location is not None
+    assert new in found[0].location.code

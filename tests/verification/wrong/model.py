@@ -14,7 +14,7 @@ FAULTS = (
         "language model that forgets its padding", ("model", "padding", "mask-meaning"), HF_DECODER,
         "            visible = visible & real[:, None, None, :].bool()\n",
         "            visible & real[:, None, None, :].bool()\n",
-        "the padding is never hidden", line="scores.masked_fill",
+        "the padding is never hidden",
     ),
     Fault(
         "language model whose cache starts over", ("model", "cache", "order"), HF_DECODER,

@@ -5,15 +5,15 @@ Shapes: B batch, H heads, L length, D head width, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
-from .._flow import followed
+from .._finding import Check, Finding, Inapplicable, Severity, TargetError
 from .._inputs import Inputs
+from .._meeting import meeting_line
 from .._mixed_heads import mixed
 from .._steady import exact, same_random_numbers, steady, tolerance
 from .._subject import Subject
@@ -110,7 +110,7 @@ def _influenced(subject: Subject, inputs: Inputs, item: int, other: int, by: flo
         "evaluation leaks between samples.",
         "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise "
         "over positions and channels only.",
-        {"changed item": item, "moved item": other, "by": by, "training": training}, _line(subject, inputs),
+        {"changed item": item, "moved item": other, "by": by, "training": training}, meeting_line(subject, inputs),
     )  # fmt: skip
 
 
@@ -140,30 +140,8 @@ def _alone(subject: Subject) -> Iterator[Finding]:
             "A sample's result depends on the size of its batch: what was trained in large batches is wrong when used "
             "one by one.",
             "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2).",
-            {"item": item, "by": float(by[item])}, _line(subject, inputs),
+            {"item": item, "by": float(by[item])}, meeting_line(subject, inputs),
         )  # fmt: skip
-
-
-def _line(subject: Subject, inputs: Inputs) -> Location | None:
-    """The first line whose result depends on two batch items at one place."""
-    try:
-        before = followed(subject.fresh(), inputs, every=True).steps
-        changed = [followed(subject.fresh(), inputs.changed(slice(None), item=item), every=True).steps
-                   for item in range(inputs.batch)]  # fmt: skip
-    except (Inapplicable, TargetError):
-        return None
-    for place, step in enumerate(before):
-        outs = [
-            steps[place].out for steps in changed if place < len(steps) and steps[place].out.shape == step.out.shape
-        ]
-        if len(outs) == inputs.batch and step.location is not None and _overlap(step.out, outs):
-            return step.location
-    return None
-
-
-def _overlap(before: Tensor, outs: Sequence[Tensor]) -> bool:
-    """Whether an element differs from `before` in more than one of them."""
-    return bool((torch.stack([out != before for out in outs]).sum(0) > 1).any())
 
 
 # --- heads and projections
@@ -204,8 +182,7 @@ def _length(subject: Subject) -> int:
 
 CHECK = Check(
     _NAME, _NAME,
-    "Batch items, positions and heads stay apart: a head's query, keys and values are its own channels, heads are "
-    "merged in the order in which they were split, and every projection is used for what it is there for.",
+    "Batch items, positions and heads stay apart, and no projection is lost.",
     "One batch item is changed and the others compared bit for bit; the gradient of each channel before the output "
     "projection says from which channels of which positions it was made.",
     "Code that mixes axes runs and trains without a word, since every shape fits.",

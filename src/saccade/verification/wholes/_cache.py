@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._finding import Finding, TargetError
+from .._finding import Finding, Location, TargetError
 from .._inputs import Inputs
 from .._subject import Subject
 from ._common import Largest, error, fitting, given, judged, largest, output
+from ._lines import counting_line
 
 _LONGEST_WINDOW = 64
 
@@ -35,7 +36,7 @@ def caches(subject: Subject) -> Iterator[Finding]:
         for words, sizes, make in ways:
             found = _compared(subject, inputs, sizes, make)
             if found is not None:
-                yield _finding(words, length, window, *found)
+                yield _finding(words, length, window, counting_line(subject, inputs), *found)
                 return
 
 
@@ -105,12 +106,14 @@ def _fixed_size(subject: Subject, length: int) -> Callable[[], Any] | None:
     return lambda: transformers.StaticCache(config=target.config, max_cache_len=length + 2)
 
 
-def _finding(words: str, length: int, window: int | None, first: int, size: float, relative: float) -> Finding:
+def _finding(
+    words: str, length: int, window: int | None, line: Location | None, first: int, size: float, relative: float
+) -> Finding:
     after = f", the first beyond the window of {window}" if window is not None and first == window else ""
     return error(
         f"Decoding {words} differs from one pass over the same {length} tokens, from output {first} on{after}: by "
         f"{size:.3g} at most ({relative:.2g} of the largest output).",
         "Generated text differs from what the model was trained to give, and grows worse with every token.",
         "position = past_length + torch.arange(L)  # new tokens stand behind the cached ones, and their keys too",
-        {"how": words, "length": length, "first": first, "size": float(f"{size:.3g}"), "relative": relative},
+        {"how": words, "length": length, "first": first, "size": float(f"{size:.3g}"), "relative": relative}, line,
     )  # fmt: skip

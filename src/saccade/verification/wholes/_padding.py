@@ -17,6 +17,7 @@ from .._inputs import Inputs
 from .._models import EncoderDecoder
 from .._subject import Subject
 from ._common import NAME, NOISE, Largest, error, fitting, given, judged, largest, output
+from ._lines import padding_line
 
 _EFFECT = "A sequence gives something else in every batch, by the length and the content of what fills it up."
 
@@ -54,6 +55,7 @@ def _content(subject: Subject, length: int) -> Iterator[Finding]:
                 "scores = scores.masked_fill(~attention_mask[:, None, None, :].bool(), float('-inf'))  "
                 "# in every layer, before the softmax",
                 {"side": side, "item": found.item, "position": found.position, "change": float(f"{found.size:.3g}")},
+                padding_line(subject, inputs, real),
             )  # fmt: skip
             return
 
@@ -75,6 +77,7 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
             _EFFECT,
             "Mask padded keys before the softmax, and take no mean, norm or position over padded places",
             {"length": short, "padded": length - short, "position": found.position, "relative": found.relative},
+            padding_line(subject, inputs, real),
         )
 
 

@@ -17,6 +17,7 @@ from .._inputs import Inputs
 from .._models import EncoderDecoder
 from .._subject import Subject
 from ._common import NAME, NOISE, Largest, error, fitting, given, judged, largest, output
+from ._lines import lost_line
 
 _LENGTH = 6  # of sources
 
@@ -112,6 +113,7 @@ def _padding(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Findi
             "A translation depends on how long the longest source of its batch is.",
             "The source's mask must be given to the encoder's self-attention and to every cross-attention",
             {"position": worst.position, "relative": float(f"{worst.relative:.3g}")},
+            lost_line(subject, tokens, real, source=source["tokens"], source_mask=real),
         )
         return
     real[1] = 0

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from .._finding import Finding
 from .._inputs import Inputs
+from .._meeting import meeting_line
 from .._subject import Subject
 from ._common import NOISE, error, fitting, judged, largest, whose
+from ._lines import pattern_line
 
 _LENGTHS = (2, 7, 13)
 
@@ -52,7 +54,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
                 {
                     "length": length, "output": row, "token": column, "change": _short(ahead[row, column]),
                     "pairs": pairs,
-                },
+                }, pattern_line(subject, subject.inputs(2, length)),
             )  # fmt: skip
             return
 
@@ -88,6 +90,7 @@ def blindness(subject: Subject) -> Iterator[Finding]:
             "Each prediction lacks the newest token, which says most about the next one.",
             "torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal is seen: tril(), not tril(-1)",
             {"length": length, "output": at},
+            pattern_line(subject, subject.inputs(2, length)),
         )
     elif subject.promise.causal is False and not (seen.triu(1) > floor).any():
         yield error(
@@ -104,18 +107,21 @@ def batches(subject: Subject) -> Iterator[Finding]:
     inputs = subject.inputs(3, length)
     with torch.no_grad():
         together = subject(inputs).out
-        other = subject(inputs.changed(slice(0, length), item=1)).out
-        allowed = largest(other[1:2], together[1:2]).size or 1.0
-        for item in (0, 2):
-            found = largest(other[[item]], together[[item]])
-            if found.size > NOISE * allowed:
-                yield error(
-                    f"Item {item} of a batch changes by {found.size:.3g} (output {found.position}) when item 1 does.",
-                    "What a sequence gives depends on which others it happens to be batched with.",
-                    "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view and softmax",
-                    {"item": item, "other": 1, "position": found.position, "change": _short(found.size)},
-                )  # fmt: skip
-                return
+        for changed in (1, 0):  # the middle one stays in place where items are turned round
+            after = subject(inputs.changed(slice(0, length), item=changed)).out
+            allowed = largest(after[[changed]], together[[changed]]).size or 1.0
+            for item in {0, 1, 2} - {changed}:
+                found = largest(after[[item]], together[[item]])
+                if found.size > NOISE * allowed:
+                    yield error(
+                        f"Item {item} of a batch changes by {found.size:.3g} (output {found.position}) when item "
+                        f"{changed} does.",
+                        "What a sequence gives depends on which others it happens to be batched with.",
+                        "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
+                        {"item": item, "other": changed, "position": found.position, "change": _short(found.size)},
+                        meeting_line(subject, inputs),
+                    )  # fmt: skip
+                    return
         yield from _alone(subject, inputs)
 
 
@@ -128,6 +134,7 @@ def _alone(subject: Subject, inputs: Inputs) -> Iterator[Finding]:
             "Evaluating with another batch size gives other results.",
             "Nothing may be averaged, indexed or reshaped over the batch axis: look for mean(0), [0] and view(-1, ...)",
             {"batch": inputs.batch, "position": found.position, "change": _short(found.size)},
+            meeting_line(subject, inputs),
         )
 
 
