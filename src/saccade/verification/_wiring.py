@@ -176,7 +176,7 @@ def _merged_rows(
     rows = []
     for at in _row_order(flow, merged, length):
         weight = torch.linspace(1.0, 2.0, results.shape[-1], dtype=results.dtype)
-        gradient = torch.autograd.grad((results[at] * weight).sum(), merged.given, retain_graph=True)[0]
+        (gradient,) = gradients_to((results[at] * weight).sum(), [merged.given])
         rows.append((merged.given.flatten(), gradient.flatten().nonzero().flatten()))
     return rows
 
@@ -188,7 +188,7 @@ def _row_order(flow: Flow, merged: LinearMap, length: int) -> list[int]:
     for position in range(length):
         target = out[0, ..., position, :]
         weight = torch.linspace(1.0, 2.0, target.numel(), dtype=out.dtype).view(target.shape)
-        gradient = torch.autograd.grad((target * weight).sum(), merged.out, retain_graph=True, allow_unused=True)[0]
+        (gradient,) = gradients_to((target * weight).sum(), [merged.out])
         if gradient is None:
             return list(range(length))
         order.append(gradient.reshape(length, -1).any(-1).nonzero().flatten().tolist())

@@ -273,3 +273,22 @@ class Strange(nn.Module):
 
 def test_a_rate_of_zero_that_is_not_read_is_no_error() -> None:
     assert findings(Strange()) == []
+
+
+def test_layers_that_are_left_out_at_random() -> None:
+    """Layerdrop of published encoder-decoders: products of other lengths stand in each other's places."""
+
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.layers = nn.ModuleList([nn.MultiheadAttention(24, 3, 0.1, batch_first=True) for _ in range(2)])
+            self.register_buffer("source", torch.randn(1, 6, 24))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training or torch.rand(()) < 0.5:
+                x = x + self.layers[0](x, *[self.source.expand(len(x), -1, -1)] * 2)[0]
+            return x + self.layers[1](x, x, x)[0]
+
+    reading = Reading("self", "BLD", 24, heads=3)
+    list(dropout.CHECK.run(Subject(Skipping().eval(), reading)))  # raises nothing

@@ -460,3 +460,18 @@ def test_the_return_without_an_output_projection_is_blamed() -> None:
     error = only_error(Returned())
     assert "out_proj.weight is declared and never used" in error.message
     assert error.location is not None and error.location.code == "return merged"
+
+
+def test_a_backward_that_raises_is_told_by_another_check() -> None:
+    """Blocks of the output that are written where the next block's rescaling reads them."""
+
+    class InPlace(Attention):
+        def forward(self, *given: Tensor, **options: Tensor) -> Tensor:
+            out = super().forward(*given, **options)
+            scale = out.sigmoid()
+            kept = out * scale
+            scale.mul_(1.0)
+            return kept
+
+    with pytest.raises(Inapplicable, match="its backward pass raises, see gradients"):
+        found(InPlace())

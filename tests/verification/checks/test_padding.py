@@ -123,6 +123,22 @@ def test_the_padded_length() -> None:
     assert "when its 4 real positions are padded to 7 instead of 4" in error.message
 
 
+def test_an_output_for_each_key_has_the_length_that_it_is_given() -> None:
+    """A pointer network: log-probabilities of the places in its source."""
+
+    class Pointer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(E, E), nn.Linear(E, E)
+
+        def forward(self, state: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
+            scores = self.q(state) @ self.k(source).mT / E**0.5
+            return (scores if mask is None else scores.masked_fill(~mask[:, None], -1e4)).softmax(-1)
+
+    found = run(CHECK, Pointer().eval(), Reading("cross", "BLD", E, masks=(with_mask("BK"),)))
+    assert "error" not in severities(found)
+
+
 def test_the_gradient_to_padding() -> None:
     layer = Layer(padded, lambda x: x + (x.sum(1, keepdim=True) - x.sum(1, keepdim=True).detach()))
     error = only_error(run(CHECK, layer, READING))

@@ -369,6 +369,6 @@ def _nothing_works(trials: Trials, clues: Clues) -> Exception:
         ("its number of heads", "--num-heads N"),
         ("how the axes of its input stand", "--layout BLD|LBD|BHLD|BLHD|LD"),
         ("what its inputs are", "--form attention|self|cross|qkv|tokens"),
-        ("a function of yours that calls it", "--how FILE.py:FUNCTION"),
+        ("a function of yours that calls it", "--adapter FILE.py:NAME"),
     ]
     return Undecided(message, options)
