@@ -57,6 +57,7 @@ def of_function(target: Callable[..., Tensor]) -> list[Finding]:
         ("torch.softmax(scores, dim=-1).tril()", "of its weights are set to 0 after it"),
         ("scores.exp() / scores.exp().sum(2, keepdim=True)", "runs over the queries, not over the keys"),
         ("scores.exp() / scores.exp().sum(-1, keepdim=True)", "the exponential overflows"),
+        ("(scores - scores.max()).exp() / (scores - scores.max()).exp().sum(-1, keepdim=True)", "0 / 0 is NaN"),
         ("torch.exp(scores) / (torch.exp(scores - 9).sum(-1, keepdim=True))", "where 1 is expected"),
     ],
 )

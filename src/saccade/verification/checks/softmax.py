@@ -280,6 +280,13 @@ def _top(seen: SeenAttention) -> float:
 
 
 def _overflowed(seen: SeenAttention, top: float, lost: int) -> _Defect:
+    if top <= 0:  # something was subtracted
+        return _Defect(
+            f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
+            "row are 0, and 0 / 0 is NaN, as what is subtracted is not the row's own largest logit.",
+            "One row with large logits makes others NaN, and with them the training.", _STABLE, _line(seen),
+            {"largest_logit": top, "not_finite": lost},
+        )  # fmt: skip
     return _Defect(
         f"With logits up to {top:.3g}, {lost} of {seen.weights.numel()} weights are NaN or infinite: the exponential "
         "overflows, as the largest logit of a row is not subtracted before it.",
