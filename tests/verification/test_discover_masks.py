@@ -167,9 +167,10 @@ def test_one_argument_takes_padding_and_triangle_at_once():
 )
 def test_pytorchs_masks_are_true_where_ignored(module, by_pair, by_key):
     masks = discover(module).reading.masks
-    assert {(mask.argument, mask.axes, mask.meaning) for mask in masks} == {
-        (by_pair, "QK", "ignore"),
-        (by_key, "BK", "ignore"),
+    assert {(mask.argument, mask.axes, mask.merged, mask.meaning) for mask in masks} == {
+        (by_pair, "QK", 0, "ignore"),
+        (by_pair, "BHQK", 4, "ignore"),
+        (by_key, "BK", 0, "ignore"),
     }
 
 
@@ -332,3 +333,27 @@ def test_masks_that_have_no_name_are_found_by_place(target, argument, meaning):
 
 def test_what_comes_by_place_and_hides_nothing_is_no_mask():
     assert discover(more_that_is_no_mask).reading.masks == ()
+
+
+def items_and_heads_in_one(q, k, v, mask=None):
+    batch, heads = q.shape[:2]
+    scores = scores_of(q, k).flatten(0, 1)
+    if mask is not None:
+        assert mask.shape == scores.shape
+        scores = scores.masked_fill(mask, -math.inf)
+    return scores.softmax(-1).unflatten(0, (batch, heads)) @ v
+
+
+@pytest.mark.parametrize("target", [items_and_heads_in_one, nn.MultiheadAttention(20, 4, batch_first=True)])
+def test_a_mask_of_batch_times_heads(target):
+    subject = discover(target)
+    (found,) = (mask for mask in subject.reading.masks if mask.merged)
+    assert (found.axes, found.meaning, found.merged) == ("BHQK", "ignore", subject.reading.heads)
+    inputs = subject.inputs(2, 5)
+    pairs = torch.rand(2, found.merged, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.6
+    pairs |= torch.eye(5, dtype=torch.bool)
+    result = subject(inputs, pairs=pairs)
+    if subject.form == "attention":
+        torch.testing.assert_close(result.out, hidden_where_true(*inputs.tensors.values(), ~pairs))
+    else:
+        assert torch.equal(result.weights > 0, pairs)

@@ -70,6 +70,7 @@ def test_masks_of_pytorchs_decoder_layer(batch_first):
     subject = discover(layer)
     assert shapes(subject.reading.own_masks) == {
         ("tgt_mask", "QK", "ignore"),
+        ("tgt_mask", "BHQK", "ignore"),
         ("tgt_key_padding_mask", "BK", "ignore"),
     }
     part = subject.own_part

@@ -141,6 +141,7 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
     shape = {"B": inputs.batch, "H": attend.shape[1], "Q": inputs.length, "K": inputs.key_length}
     if "H" in mask.axes and "query" in inputs.tensors and inputs["query"].dim() == 4:
         shape["H"] = inputs["query"].shape[1]
+    shape["H"] = mask.merged or shape["H"]
     whole = attend.expand(*(shape[axis] if axis in mask.axes else attend.shape[at] for at, axis in enumerate("BHQK")))
     kept = whole[tuple(slice(None) if axis in mask.axes else 0 for axis in "BHQK")]
     order = [letter for letter in "BHQK" if letter in mask.axes]
@@ -148,6 +149,7 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
     for at, letter in enumerate(mask.axes):
         if letter == "1":
             kept = kept.unsqueeze(at)
+    kept = kept.flatten(0, 1) if mask.merged else kept
     kept = kept.contiguous().to(next(iter(inputs.tensors.values())).device)
     dtype = next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
     if mask.meaning == "additive":

@@ -53,6 +53,7 @@ class MaskReading:
     documented: Meaning | None = None  # what its documentation says, whatever it does
     words: str = ""  # of the documentation that says it
     behaves: Meaning | None = None  # what it does, None where nothing that it does hides a key
+    merged: int = 0  # of axes "BHQK": the heads that are one axis with the batch, (B*H, Q, K) as nn.MultiheadAttention
     required: bool = False  # without a mask to give, one that hides nothing is given
 
     @property

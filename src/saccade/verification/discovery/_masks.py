@@ -80,6 +80,9 @@ def _of_argument(
             if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
                 continue
             mask, nearest = trial.of(axes)
+            if mask is None and axes == "BHQK":
+                merged = trial.of(axes, merged=reading.heads or 0)[0] if (reading.heads or 0) > 1 else None
+                mask = merged if merged is not None and merged.behaves is not None else None
             if mask is not None:
                 meaning = promise.mask or said or mask.behaves or nearest or _usual(argument)
                 # PyTorch's documentation says of all of its boolean masks that True is ignored.
@@ -160,12 +163,13 @@ class _Trial:
         self.plain = None if is_required else out  # the output without this mask, where it can be left out
         self.shape = None if out is None else out.shape
 
-    def of(self, axes: str) -> tuple[MaskReading | None, Meaning | None]:
+    def of(self, axes: str, *, merged: int = 0) -> tuple[MaskReading | None, Meaning | None]:
         """The mask reading of a shape, with what it does, and where it hides nothing wholly, what comes nearest.
 
         None where the shape is refused.
         """
         codes = [*self._codes(axes, self.additive), *self._codes(axes, not self.additive)]
+        codes = [replace(mask, merged=merged) for mask in codes]
         moved: dict[MaskReading, _Moved] = {}
         for mask in codes:
             found = self._moved(mask)

@@ -20,8 +20,13 @@ def _of(masks: tuple[MaskReading, ...], axes: dict[str, str]) -> str:
 
 def _shapes(masks: tuple[MaskReading, ...], name: str, axes: dict[str, str]) -> str:
     own = [mask for mask in masks if str(mask.argument) == name]
-    shapes = " or ".join(f"({', '.join(axes[letter] for letter in mask.axes)})" for mask in own)
+    shapes = " or ".join(f"({_shape(mask, axes)})" for mask in own)
     return f"{shapes} {_meaning(own[0])}"
+
+
+def _shape(mask: MaskReading, axes: dict[str, str]) -> str:
+    words = ", ".join(axes[letter] for letter in mask.axes)
+    return words.replace("batch, heads", "batch x heads") if mask.merged else words
 
 
 def _meaning(mask: MaskReading) -> str:
