@@ -86,6 +86,17 @@ def test_kept_promises_are_exit_status_0(capsys):
     assert "it is causal: no output depends on a later input (otherwise --bidirectional)" in out
 
 
+def test_a_full_disk_takes_the_files_and_not_the_report(capsys, monkeypatch):
+    def fail(path, content):
+        raise ValueError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("saccade.viewer.write_whole", fail)
+    wanted = ["--arg", "width=24", "--only", "mixing", "--junit", "report.xml"]
+    status, out, err = run(capsys, "theirs.py:Causal", *wanted)
+    assert "1 of 1 check passed." in out and "report.xml" not in out
+    assert status == 2 and "No space left on device" in err
+
+
 def test_json_is_all_that_is_printed(capsys):
     status, out, err = run(capsys, "theirs.py:Causal", "--arg", "width=24", "--only", "causal-leak", "--json")
     told = json.loads(out)

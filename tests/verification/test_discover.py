@@ -320,3 +320,11 @@ def test_an_adapter_of_unknown_parameters_is_refused():
 
 def test_promises_say_what_a_mask_means():
     assert discover(plain, promise=Promise(mask="ignore")).reading.masks[0].meaning == "ignore"
+
+
+@pytest.mark.parametrize(
+    "changed", [lambda out: out.to("meta"), lambda out: out.to_sparse(), lambda out: out.numpy(), lambda out: None]
+)
+def test_what_holds_no_numbers_is_no_output(changed):
+    with pytest.raises(Undecided):
+        discover(lambda q, k, v: changed(plain(q, k, v)), Hints(), Promise())

@@ -142,13 +142,13 @@ def verify(
     """
     written = _checked(outputs, target)
     report = _verified(target, promised, calls, runs, outputs)
-    _write(report, written)
     if outputs.as_numbers:
         from ..verification import as_json
 
         typer.echo(json.dumps(as_json(report), indent=1, allow_nan=False))
     else:
-        _print(report, written)
+        _print(report)
+    _write(report, written, is_told=not outputs.as_numbers)  # last: a full disk takes the files, and not the report
     if not report.ok:
         raise typer.Exit(1)
 
@@ -243,16 +243,18 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
 # What goes out
 
 
-def _write(report: Report, files: dict[str, Path]) -> None:
+def _write(report: Report, files: dict[str, Path], *, is_told: bool) -> None:
     from ..verification import as_junit, as_page
     from ..viewer import check_target, write_whole
 
-    for kind, path in files.items():
+    for at, (kind, path) in enumerate(files.items()):
         content = as_page(report, f"Saccade {__version__}") if kind == "Page" else as_junit(report)
         write_whole(check_target(path, force=True), content.encode("utf-8"))
+        if is_told:
+            typer.echo(f"{kind:7}{path}" if at else f"\n{kind:7}{path}")
 
 
-def _print(report: Report, files: dict[str, Path]) -> None:
+def _print(report: Report) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -266,8 +268,6 @@ def _print(report: Report, files: dict[str, Path]) -> None:
         text = Text.assemble(*((piece.text, piece.rich) for piece in line))
         text.rstrip()
         console.print(text, soft_wrap=True)
-    for at, (kind, path) in enumerate(files.items()):
-        console.print(Text.assemble("" if at else "\n", (f"{kind:7}", "dim"), (str(path), "bold")), soft_wrap=True)
 
 
 def _print_candidates(undecided: Undecided, *, as_numbers: bool) -> None:

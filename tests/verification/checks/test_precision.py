@@ -137,6 +137,12 @@ def test_the_tolerance_is_what_rounding_does() -> None:
     assert found.evidence["error"] > precision.ALLOWED[torch.bfloat16] * found.evidence["rounding"] > 0
 
 
+def test_outputs_that_are_never_finite_are_an_error() -> None:
+    (found,) = findings(attention(lambda scores: scores.softmax(-1) * float("nan")))
+    assert (found.severity, found.family) == ("error", "precision")
+    assert found.message.startswith("No number of its output is finite, in float32")
+
+
 def test_a_target_that_draws_cannot_be_compared() -> None:
     with pytest.raises(Inapplicable, match="two calls"):
         findings(lambda q, k, v: F.dropout(RIGHT["softmax"](q, k, v)))

@@ -102,12 +102,17 @@ def differs(one: Tensor, other: Tensor) -> Tensor:
 def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
     """The tensors of what was returned with their places: None, a place in a tuple, a key or an attribute."""
     if isinstance(returned, Tensor):
-        yield None, returned
+        yield from [(None, returned)] if _holds_numbers(returned) else ()
     elif isinstance(returned, dict):
-        yield from ((str(key), one) for key, one in returned.items() if isinstance(one, Tensor))
+        yield from ((str(key), one) for key, one in returned.items() if _holds_numbers(one))
     elif isinstance(returned, (tuple, list)):
-        yield from ((at, one) for at, one in enumerate(returned) if isinstance(one, Tensor))
+        yield from ((at, one) for at, one in enumerate(returned) if _holds_numbers(one))
     else:
         names = getattr(returned, "__dict__", None) or getattr(type(returned), "__slots__", ())
         fields = ((key, getattr(returned, key, None)) for key in names if isinstance(key, str))
-        yield from ((key, one) for key, one in fields if isinstance(one, Tensor))
+        yield from ((key, one) for key, one in fields if _holds_numbers(one))
+
+
+def _holds_numbers(one: Any) -> bool:
+    """Whether it is a tensor that can be compared: not on meta, not sparse, not nested."""
+    return isinstance(one, Tensor) and one.layout == torch.strided and not one.is_meta and not one.is_nested
