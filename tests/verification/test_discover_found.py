@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.verification import Undecided
 from saccade.verification._discover import discover
 from saccade.verification._verify import verify
 
@@ -138,3 +140,31 @@ def test_tokens_that_are_documented_as_length_first() -> None:
     report = verify(module, isolated=False, checks=["causal-leak", "causal-blindness", "model"])
     assert report.ok and report.causal, f"\n{report}"
     assert "src (length, batch)" in report.called
+
+
+class Window(nn.Module):
+    """Swin's: a table of positions for windows of 2 x 4."""
+
+    def __init__(self, positions: int = 8) -> None:
+        super().__init__()
+        self.num_heads = H
+        self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
+        self.table = nn.Parameter(torch.randn(H, positions, positions))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / (E // H) ** 0.5 + self.table).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_one_length_alone_is_said_with_an_option_that_works() -> None:
+    with pytest.raises(Undecided, match="it takes inputs of 8 positions and of no other number") as caught:
+        discover(Window())
+    assert "--adapter FILE.py:NAME" in str(caught.value)
+
+    def padded(target: nn.Module, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        return target(F.pad(x, (0, 0, 0, 33 - length)))[:, :length]
+
+    report = verify(Window(33), how=padded, embed_dim=E, isolated=False, checks=["scale"])
+    assert report.ok and any(one.status == "passed" for one in report.outcomes), f"\n{report}"

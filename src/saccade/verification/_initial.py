@@ -100,7 +100,7 @@ def _leaves_zero(subject: Subject) -> bool:
     with torch.no_grad():
         for parameter, gradient in zip(parameters, found, strict=True):
             if gradient is not None:
-                parameter -= 0.01 * gradient
+                parameter.sub_(gradient, alpha=0.01)
         seen = measured(moved, inputs)
     return any(one.logits is not None and bool(one.logits[one.logits.isfinite()].any()) for one in seen)
 

@@ -177,7 +177,8 @@ def _merged_rows(
     for at in _row_order(flow, merged, length):
         weight = torch.linspace(1.0, 2.0, results.shape[-1], dtype=results.dtype)
         (gradient,) = gradients_to((results[at] * weight).sum(), [merged.given])
-        rows.append((merged.given.flatten(), gradient.flatten().nonzero().flatten()))
+        reached = merged.given.new_zeros(0) if gradient is None else gradient.flatten()
+        rows.append((merged.given.flatten(), reached.nonzero().flatten()))
     return rows
 
 

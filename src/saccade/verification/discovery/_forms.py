@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from .._finding import TargetError, Undecided
+from .._finding import Inapplicable, TargetError, Undecided
 from .._reading import Form, Hints, MaskReading, Meaning, Reading
 from . import _sizes
 from ._images import as_sequence, takes_images
@@ -352,6 +352,30 @@ _SHAPES = (
 )
 
 
+def _one_length(trials: Trials, clues: Clues) -> int | None:
+    """The one length that it takes, by the sizes of its own tensors: windows of Swin, a mask of a fixed size."""
+    if not clues.is_module:
+        return None
+    parts = [value for part in clues.target.modules() for value in (*vars(part).values(), *part._parameters.values(),
+                                                                    *part._buffers.values())]  # fmt: skip
+    sizes = {size for one in parts if isinstance(one, Tensor) for size in one.shape}
+    sizes |= {one for one in parts if isinstance(one, int)}
+    tried = replace(trials, errors={})
+    for form in _forms(clues):
+        for reading in islice(_candidates(clues, form), _LIKELY):
+            for size in sorted(one for one in sizes if 1 < one <= _LONGEST and one != reading.width):
+                try:
+                    inputs = trials.of_length(reading, size)
+                except Inapplicable:
+                    break
+                if tried.returned(reading, inputs) is not None:
+                    return size
+    return None
+
+
+_LONGEST = 256
+
+
 def _nothing_works(trials: Trials, clues: Clues) -> Exception:
     if takes_images(clues.target):
         return as_sequence()
@@ -363,6 +387,14 @@ def _nothing_works(trials: Trials, clues: Clues) -> Exception:
     first = errors[0][1] if errors else None
     if first is not None and not re.search(_SHAPES, first.error, re.IGNORECASE):
         return first
+    only = _one_length(trials, clues)
+    if only is not None:
+        return Undecided(
+            f"it takes inputs of {only} positions and of no other number, while every check compares lengths: nothing"
+            " can be asked of it as it is",
+            [(f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
+             ("a size of its constructor that is another number", "--arg NAME=VALUE")],
+        )  # fmt: skip
     message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"
     options = [
         ("its model width", "--embed-dim N"),
