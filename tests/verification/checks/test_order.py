@@ -97,6 +97,11 @@ def test_two_sequences() -> None:
     assert found(decoder, Reading("cross", "BLD", E), positions=False) == []
 
 
+def test_random_outputs_are_not_compared() -> None:
+    with pytest.raises(Inapplicable, match="random"):
+        found(lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), 0.3) @ v, Reading("attention", "BHLD", 5, heads=3))
+
+
 def test_neither_causal_nor_bidirectional_is_not_judged() -> None:
     class Half(Attention):
         def forward(self, x: Tensor) -> Tensor:
