@@ -112,6 +112,24 @@ def _computes(node: ast.expr, parts: set[str]) -> bool:
 _PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous", "softmax", "mul", "div")
 
 
+def block_around(subject: Subject, line: Location, *names: str) -> Location | None:
+    """The nearest `with` around a line that names one of these: `with torch.no_grad():`."""
+    for source in sources(subject.target):
+        at = line.line - source.first
+        if source.path != line.path or not 0 <= at < len(source.lines):
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
+        around = [node for node in blocks if node.lineno - 1 <= at < (node.end_lineno or node.lineno)]
+        for node in sorted(around, key=lambda one: -one.lineno):
+            if any(name in source.lines[node.lineno - 1] for name in names):
+                return source.location(node.lineno - 1)
+    return None
+
+
 def return_after(subject: Subject, line: Location) -> Location | None:
     """The `return` that follows a line in its function."""
     for source in sources(subject.target):

@@ -242,3 +242,36 @@ def test_nothing_of_the_target_changes() -> None:
     findings(block)
     assert all(torch.equal(one, before[name]) for name, one in block.state_dict().items())
     assert all(one.grad is None for one in block.parameters()) and not block.training
+
+
+class WithoutGradients(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT / E**0.5
+        with torch.no_grad():
+            scores = scores.softmax(-1)
+        return self.proj(scores @ v)
+
+
+class Rounded(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = (q @ k.mT * 1e4).round() / 1e4
+        return self.proj(scores.softmax(-1) @ v)
+
+
+class LogOfZero(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = (q @ k.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -torch.inf).softmax(-1)
+        weights = torch.where(weights > 0, weights.log().exp(), 0.0)
+        return self.proj(weights @ v)
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [(WithoutGradients, "with torch.no_grad():"), (Rounded, ".round()"), (LogOfZero, "weights.log().exp()")],
+)
+def test_the_line_where_the_gradient_ends_or_breaks(module: type[Block], code: str) -> None:
+    (error,) = [one for one in findings(module()) if one.severity == "error"]
+    assert error.location is not None and code in error.location.code

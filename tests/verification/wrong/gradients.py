@@ -67,10 +67,10 @@ FAULTS = (
     ),
     Fault(
         "nothing to start from", GRADIENTS, DECODER_LAYER,
-        "        self.q = nn.Linear(dim, dim)\n",
-        "        self.q = nn.Linear(dim, dim)\n"
-        "        for projection in (self.q, self.k):\n"
-        "            nn.init.zeros_(projection.weight), nn.init.zeros_(projection.bias)\n",
+        "        self.kv = nn.Linear(dim, 2 * dim)\n",
+        "        self.kv = nn.Linear(dim, 2 * dim)\n"
+        "        for projection in (self.q, self.kv):\n"
+        "            nn.init.zeros_(projection.weight[:dim]), nn.init.zeros_(projection.bias[:dim])\n",
         "queries and keys of zeros: neither ever has a gradient", line="zeros_",
     ),
     Fault(

@@ -24,7 +24,9 @@ from .._inputs import Inputs
 from .._locate import location_here
 from .._operations import Operations
 from .._randomness import seeded
+from .._source import block_around
 from .._subject import Subject
+from .._trace import traced
 from .precision import jumps_of
 
 # Of the central differences, in standard deviations of the tensor: the third derivative's share is its square, and
@@ -138,7 +140,7 @@ def _of_backward(point: _Point) -> Iterator[Finding]:
             "Keep what is masked out of the computation with torch.where on its input, not only on its result, and"
             " keep square roots, norms and divisions away from 0 (an eps inside).",
             {"not_finite": bad},
-            None,
+            _step_of(point, _STEEP),
         )
         return
     cut = list(_cut(point, found))
@@ -322,7 +324,23 @@ def _cut_at(point: _Point) -> Location | None:
     cuts = _Cuts()
     with cuts:
         point.out()
-    return max(cuts.found, key=lambda one: one[0])[1] if cuts.found else None
+    if not cuts.found:
+        return _step_of(point, _FLAT)
+    cut = max(cuts.found, key=lambda one: one[0])[1]
+    return block_around(point.subject, cut, "no_grad", "inference_mode") or cut
+
+
+_FLAT = ("round", "floor", "ceil", "trunc", "sign", "heaviside", "argmax")
+_STEEP = ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow", "norm", "vector_norm", "acos", "asin")
+
+
+def _step_of(point: _Point, names: tuple[str, ...]) -> Location | None:
+    """The first line that calls one of these functions."""
+    try:
+        steps = traced(point.subject, point.inputs).steps
+    except (Inapplicable, TargetError):
+        return None
+    return next((step.location for step in steps if step.name in names and step.location is not None), None)
 
 
 def _own_backward(out: Tensor) -> Location | None:
