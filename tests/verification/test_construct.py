@@ -158,3 +158,37 @@ def test_a_class_can_be_made_again_with_other_weights():
     assert other.module.proj.weight.shape == (7, 7) and other.module.proj.bias is None and not other.module.training
     assert not torch.equal(other.module.proj.weight, subject.module.proj.weight)
     assert discover(Random(7)).remade() is None
+
+
+@dataclass
+class Widths:
+    n_embd: int = 32
+    n_head: int = 4
+
+
+class OfSizes(nn.Module):
+    def __init__(self, config: Widths):
+        super().__init__()
+        self.config = config
+
+
+class OfAttributes(nn.Module):
+    def __init__(self, config):  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.config = config
+        self.width = (config.n_embd, config.n_head)
+
+
+@pytest.mark.parametrize("kind", [OfSizes, OfAttributes])
+def test_what_is_given_reaches_the_configuration(kind: type) -> None:
+    made, left = construct(kind, {"n_embd": 64, "elsewhere": 3})
+    assert (made.config.n_embd, made.config.n_head) == (64, 4)
+    assert left == {"elsewhere": 3}
+
+
+def test_an_argument_that_nothing_takes_is_no_guess() -> None:
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+    with pytest.raises(Undecided, match="nothing takes the argument 'embd_dim'"):
+        discover(attention, arguments={"embd_dim": 64})

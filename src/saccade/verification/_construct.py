@@ -106,17 +106,27 @@ def _arguments(
     taken = {
         name: value for name, value in given.items() if name in named or (open_ended and not _of_forward(target, name))
     }
-    sizes = _Sizes(hints, promise, taken)
+    rest = {name: value for name, value in given.items() if name not in taken}
+    sizes = _Sizes(hints, promise, given)
+    used: set[str] = set()
     for name, one in named.items():
         if name in taken:
             continue
         if one.default is one.empty:
-            taken[name] = _config(target, one, sizes) if _is_config(one) else _required(target, name, sizes)
+            if _is_config(one):
+                taken[name] = _config(target, one, sizes, rest)
+                used |= {own for own in rest if _has(taken[name], own)}
+            else:
+                taken[name] = _required(target, name, sizes)
         elif _kind(name) == "dropout" and one.default == 0.0 and not isinstance(one.default, bool):
             taken[name] = DROPOUT  # so that it can be seen to work; it is off outside training
         elif told := sizes.told(name):
             taken[name] = told
-    return taken, {name: value for name, value in given.items() if name not in taken}
+    return taken, {name: value for name, value in rest.items() if name not in used}
+
+
+def _has(config: Any, name: str) -> bool:
+    return name in config if isinstance(config, dict) else hasattr(config, name)
 
 
 def _of_forward(target: type, name: str) -> bool:
@@ -178,15 +188,20 @@ def _is_config(parameter: inspect.Parameter) -> bool:
     )
 
 
-def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes) -> Any:
-    """A configuration: its dataclass with what has no default filled in, else an object of what the class reads."""
+def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes, given: Mapping[str, Any]) -> Any:
+    """A configuration: its dataclass with what has no default filled in, else an object of what the class reads; with
+    what is `given` of it."""
     attributes, keys = _read_of(target, parameter.name)
     kind = _annotated(target, parameter) or (None if keys else _nearby(target))
     if kind is not None and dataclasses.is_dataclass(kind):
-        return _filled(kind, sizes)
+        return _filled(kind, sizes, given)
     if kind is not None:
-        return kind()
-    made = {name: _required(target, name, sizes) for name in (keys or attributes)}
+        config = kind()
+        for name in given:
+            if hasattr(config, name):
+                setattr(config, name, given[name])
+        return config
+    made = {name: given[name] if name in given else _required(target, name, sizes) for name in (keys or attributes)}
     if not made:
         raise Undecided(
             f"{target.__name__} must be given {parameter.name!r}, and nothing says what it is",
@@ -195,7 +210,7 @@ def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes) -> Any:
     return made if keys else SimpleNamespace(**made)
 
 
-def _filled(kind: type, sizes: _Sizes) -> Any:
+def _filled(kind: type, sizes: _Sizes, given: Mapping[str, Any]) -> Any:
     """A dataclass with a value for each field that has no default; fields that are dataclasses likewise."""
     try:
         kinds = typing.get_type_hints(kind)
@@ -203,10 +218,12 @@ def _filled(kind: type, sizes: _Sizes) -> Any:
         kinds = {}
     made = {}
     for one in dataclasses.fields(kind):
-        if one.init and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
+        if one.init and one.name in given:
+            made[one.name] = given[one.name]
+        elif one.init and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
             own = kinds.get(one.name)
             if inspect.isclass(own) and dataclasses.is_dataclass(own):
-                made[one.name] = _filled(own, sizes)
+                made[one.name] = _filled(own, sizes, given)
             else:
                 made[one.name] = _required(kind, one.name, sizes)
     return kind(**made)

@@ -93,11 +93,29 @@ def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
 
 def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
     trials = Trials(target)
+    _check_taken(target, given)
     clues, assumed = settled(trials, Clues(target, arguments_of(target), Source.of(target), hints, given))
     reading = with_masks(trials, clues, promise, read(trials, clues))
     reading = with_own_masks(trials, clues, promise, reading)
     reading = with_cache(trials, clues, replace(reading, assumed=(*assumed, *reading.assumed)))
     return _with_flag(trials, clues, reading)
+
+
+def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
+    """An argument that neither the constructor nor a call takes is a slip of the pen, and is not let by."""
+    try:
+        parameters = inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters
+    except (TypeError, ValueError):
+        return
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in given:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise Undecided(
+                f"nothing takes the argument {name!r}: it is none of the constructor's, and a call takes {known}",
+                [("leave it out, or name one that is taken", "--arg NAME=VALUE")],
+            )
 
 
 def _with_flag(trials: Trials, clues: Clues, reading: Reading) -> Reading:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class Trials:
         sizes = self.forced or sizes or sizes_for(reading)
         key_length = None if reading.form in ("self", "tokens") else sizes.key_length
         return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
+
+    def of_length(self, reading: Reading, length: int) -> Inputs:
+        """Of this length on both sides."""
+        return self.inputs(reading, Sizes(2, length, length))
 
     def returned(self, reading: Reading, inputs: Inputs | None = None, tried: str = "") -> Any:
         """What a call gives, or None where it raised."""
@@ -108,11 +112,11 @@ def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
     elif isinstance(returned, (tuple, list)):
         yield from ((at, one) for at, one in enumerate(returned) if _holds_numbers(one))
     else:
-        names = getattr(returned, "__dict__", None) or getattr(type(returned), "__slots__", ())
+        names: Any = getattr(returned, "__dict__", None) or getattr(type(returned), "__slots__", ())
         fields = ((key, getattr(returned, key, None)) for key in names if isinstance(key, str))
         yield from ((key, one) for key, one in fields if _holds_numbers(one))
 
 
-def _holds_numbers(one: Any) -> bool:
+def _holds_numbers(one: Any) -> TypeGuard[Tensor]:
     """Whether it is a tensor that can be compared: not on meta, not sparse, not nested."""
     return isinstance(one, Tensor) and one.layout == torch.strided and not one.is_meta and not one.is_nested
