@@ -365,7 +365,7 @@ def _one_length(trials: Trials, clues: Clues) -> int | None:
         for reading in islice(_candidates(clues, form), _LIKELY):
             for size in sorted(one for one in sizes if 1 < one <= _LONGEST and one != reading.width):
                 try:
-                    inputs = trials.of_length(reading, size)
+                    inputs = trials.inputs(reading, Sizes(3, size, size))
                 except Inapplicable:
                     break
                 if tried.returned(reading, inputs) is not None:
