@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models import LanguageModel
-from ._models import Opened
-
 EXPECTED = (
     "expected a function (q, k, v[, mask]), an nn.Module or its class, a transformers model, or a string, "
     '"path/to/file.py:Name" or "hf:DIR_OR_ID"'
@@ -29,8 +26,16 @@ def check(target: Any) -> None:
     if inspect.isclass(target):
         if not {"forward", "__call__"} & _defined(target):
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
-    elif not callable(target) and not isinstance(target, (LanguageModel, Opened)):
+    elif not callable(target) and not _is_whole(target):
         raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")
+
+
+def _is_whole(target: Any) -> bool:
+    """Whether it is a language model of Saccade's, or one that was opened, which are more than a module."""
+    from ..models import LanguageModel  # here: it brings tokenizers, and importing Saccade is light
+    from ._models import Opened
+
+    return isinstance(target, (LanguageModel, Opened))
 
 
 def _defined(kind: type) -> set[str]:
