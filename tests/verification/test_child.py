@@ -285,6 +285,7 @@ def test_the_warning_of_a_fork_among_threads_is_silenced(monkeypatch):
     assert report_of(misbehaving.right).ok
 
 
+@pytest.mark.slow
 def test_without_fork_the_target_is_pickled(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     monkeypatch.setattr("saccade.verification.checks.CHECKS", (Check("scale", "scale", "", "", "", rest),))
