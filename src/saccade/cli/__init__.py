@@ -1,7 +1,8 @@
 """The command `saccade`: an app of sub-commands, and the boundary where errors become one line.
 
-Exit status: 0 done, 1 errors found by `verify`, 2 something the user can mend (one line on stderr), 130 interrupted by Ctrl-C, 1 also
-where the reader of a pipe left. Anything else that is raised is a bug of ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
+Exit status: 0 done, 1 errors found by `verify` or nothing that it could test, 2 something the user can mend (one line
+on stderr), 130 interrupted by Ctrl-C, 1 also where the reader of a pipe left. Anything else that is raised is a bug of
+ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
 """
 
 from __future__ import annotations
