@@ -46,10 +46,6 @@ class Trials:
         key_length = None if reading.form in ("self", "tokens") else sizes.key_length
         return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
 
-    def of_length(self, reading: Reading, length: int) -> Inputs:
-        """Of this length on both sides."""
-        return self.inputs(reading, Sizes(2, length, length))
-
     def returned(self, reading: Reading, inputs: Inputs | None = None, tried: str = "") -> Any:
         """What a call gives, or None where it raised."""
         inputs = inputs or self.inputs(reading)
