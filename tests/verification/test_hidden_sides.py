@@ -250,3 +250,18 @@ def test_guessed_arguments_are_named() -> None:
     assert told == "it is made as Head(n_embd=24, head_size=6) (otherwise --arg NAME=VALUE)"
     some = discover(Head, arguments={"n_embd": 32}).reading.assumed[0]
     assert some == "it is made as Head(head_size=8) (otherwise --arg NAME=VALUE)"
+
+
+class ZeroAtPadding(Base):
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """attention_mask: (B, L), 1 = real; outputs at padding are zeros."""
+        if attention_mask is None:
+            return super().forward(x)
+        q, k, v = self.split(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        real = attention_mask.bool()
+        return self.joined(scores.masked_fill(~real[:, None, None], -math.inf), v) * real[..., None]
+
+
+def test_what_is_given_at_padding_is_no_fault_of_the_mask() -> None:
+    assert verified(ZeroAtPadding(), "mask-meaning").ok

@@ -44,10 +44,17 @@ class Probe:
             given = given.any(1, keepdim=True)
         return given.expand(self.seen.shape) & self.own
 
+    @property
+    def asked(self) -> Tensor:
+        """(B or 1, 1, Lq or 1, 1) rows that are promised: what stands at padding itself may be anything, zeros, too."""
+        if self.mask.by_pair or self.subject.form not in ("self", "tokens"):
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        return self.given[:, :1, :1].mT
+
     def fits(self, given: Tensor) -> bool:
         """Rows that `given` leaves nothing are undefined, and are not compared."""
         wanted = self.expected(given)
-        full = wanted.any(-1, keepdim=True) & self.known
+        full = wanted.any(-1, keepdim=True) & self.known & self.asked
         return bool(((self.seen == wanted) | ~full).all()) and bool((wanted & full).any())
 
 

@@ -101,7 +101,7 @@ def _misfit(probe: Probe) -> Iterator[Finding]:
     if inner is not None and inner.normalised in ("query", "head", "batch"):
         words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
         defect = Defect(words, "weights = scores.softmax(dim=-1)", "note")
-    wrong = (probe.seen != probe.expected(probe.given)) & probe.known
+    wrong = (probe.seen != probe.expected(probe.given)) & probe.known & probe.asked
     item, head, row, column = (int(one) for one in wrong.nonzero()[0])
     sees = bool(probe.seen[item, head, row, column])
     where = f"batch item {item}" + (f", head {head}" if probe.seen.shape[1] > 1 else "")
