@@ -6,7 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 
-_OURS = (b'<meta name="generator" content="Saccade', b"Software\x00Saccade", b"<dc:title>Saccade", b'<testsuites name="saccade')
+_OURS = (
+    b'<meta name="generator" content="Saccade',
+    b"Software\x00Saccade",
+    b"<dc:title>Saccade",
+    b'<testsuites name="saccade',
+)
 
 
 def check_target(path: str | Path, *, force: bool = False) -> Path:

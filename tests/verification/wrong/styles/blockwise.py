@@ -6,7 +6,9 @@ def flash_attention(q, k, v, causal=False, block=4):
     B, H, N, D = q.shape
     M = k.shape[2]
     scale = D**-0.5
-    out = torch.zeros(B, H, N, v.shape[-1], dtype=torch.float32 if q.dtype != torch.float64 else q.dtype, device=q.device)
+    out = torch.zeros(
+        B, H, N, v.shape[-1], dtype=torch.float32 if q.dtype != torch.float64 else q.dtype, device=q.device
+    )
     row_max = torch.full((B, H, N, 1), float("-inf"), dtype=out.dtype, device=q.device)
     row_sum = torch.zeros((B, H, N, 1), dtype=out.dtype, device=q.device)
     rows = torch.arange(N, device=q.device)[:, None]
