@@ -154,8 +154,13 @@ def test_ctrl_c_before_a_write_is_ctrl_c(tmp_path, monkeypatch):
         return write(self, data)
 
     monkeypatch.setattr(_HashingWriter, "write", third)
-    with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(tmp_path, 2, STATE)
+    # A shell that starts a job in the background has it ignore the signal, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write_checkpoint(tmp_path, 2, STATE)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not list(tmp_path.iterdir())
 
 

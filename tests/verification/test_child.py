@@ -359,7 +359,9 @@ def run_python(code, *arguments, **options):
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_interrupting_or_killing_this_process_ends_the_child(number):
     code = """
-        import sys
+        import signal, sys
+        # A shell that starts a job in the background has it ignore the signal, and children inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.path.insert(0, sys.argv[1])
         import misbehaving, saccade
         saccade.verify(misbehaving.sleeps, False, how=misbehaving.READING, checks=["causal-leak"])

@@ -17,6 +17,7 @@ import torch
 
 from ._finding import TargetError, Undecided
 from ._locate import location_of
+from ._parsing import parsed_by
 from ._reading import Hints, Promise
 from ._run import GPU_WORDS
 
@@ -250,7 +251,7 @@ def _nearby(target: type) -> type | None:
 def _read_of(target: type, name: str) -> tuple[list[str], list[str]]:
     """What a class reads of its configuration: attributes, and keys."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(target)))
+        tree = parsed_by(ast.parse, textwrap.dedent(parsed_by(inspect.getsource, target)))
     except (OSError, TypeError, SyntaxError):
         return [], []
     attributes, keys = [], []

@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ._finding import Location
 from ._locate import is_own
+from ._parsing import parsed_by
 from ._subject import Subject
 
 
@@ -55,7 +56,7 @@ def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Lo
     wanted = rf"{own}\b[^=()]*=[^=]|{own}\.\w+_\("
     for kind in () if owner is None else type(owner).__mro__:
         try:
-            lines, first = inspect.getsourcelines(kind)
+            lines, first = parsed_by(inspect.getsourcelines, kind)
             path = inspect.getsourcefile(kind)
         except (OSError, TypeError):
             continue
@@ -71,7 +72,7 @@ def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Lo
 def function_line(function: Any) -> Location | None:
     """Where a function of the target's own begins."""
     try:
-        lines, first = inspect.getsourcelines(function)
+        lines, first = parsed_by(inspect.getsourcelines, function)
         path = inspect.getsourcefile(function)
     except (OSError, TypeError):
         return None

@@ -17,6 +17,7 @@ from torch import nn
 
 from ._finding import Location
 from ._locate import is_own
+from ._parsing import parsed_by
 from ._subject import Subject
 
 
@@ -69,7 +70,7 @@ def return_of_several(subject: Subject) -> Location | None:
     """The last `return a, b` of the target's own call: its `forward`, or the function."""
     for source in sources(subject.target):
         try:
-            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
         except SyntaxError:
             continue
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -88,7 +89,7 @@ def thrown_away(subject: Subject) -> Location | None:
         parts |= set(one._modules)
     for source in sources(subject.target):
         try:
-            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
         except SyntaxError:
             continue
         for node in ast.walk(tree):
@@ -119,7 +120,7 @@ def block_around(subject: Subject, line: Location, *names: str) -> Location | No
         if source.path != line.path or not 0 <= at < len(source.lines):
             continue
         try:
-            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
         except SyntaxError:
             continue
         blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
@@ -137,7 +138,7 @@ def return_after(subject: Subject, line: Location) -> Location | None:
         if source.path != line.path or not 0 <= at < len(source.lines):
             continue
         try:
-            tree = ast.parse(textwrap.dedent("\n".join(source.lines)))
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
         except SyntaxError:
             continue
         around = [
@@ -194,7 +195,7 @@ def _sources(one: Any) -> list[Source]:
 def _source(one: Any) -> Source | None:
     try:
         path = inspect.getsourcefile(one) or inspect.getfile(one)
-        lines, first = inspect.getsourcelines(one)
+        lines, first = parsed_by(inspect.getsourcelines, one)
     except (OSError, TypeError, IndentationError):
         return None
     if not is_own(path):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._parsing import parsed_by
 from .._subject import Subject
 from .._visible import masking_line, one_sequence, self_attentions, shaping_line, steps_of
 
@@ -259,7 +260,7 @@ def _speaks_of_it(subject: Subject) -> bool:
     named = type(subject.target) if subject.module is not None else subject.target
     try:
         module = inspect.getmodule(named)
-        text = inspect.getsource(module if module is not None else named)
+        text = parsed_by(inspect.getsource, module if module is not None else named)
     except (OSError, TypeError):
         return True
     return any(word in text.lower() for word in _WORDS)

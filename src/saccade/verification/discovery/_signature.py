@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._parsing import parsed_by
+
 # The first that fits the whole name, in lower case, decides.
 _ROLES = (
     ("use_cache", r"use_cache|use_kv_cache|cache_.*flag"),
@@ -121,7 +123,7 @@ def _open(parameters: list[inspect.Parameter], named: list[Argument], function: 
 def _taken_out(function: Any, keywords: str) -> list[str]:
     """The names in `kwargs["name"]`, `kwargs.get("name")` and `kwargs.pop("name")`."""
     try:
-        text = inspect.getsource(function)
+        text = parsed_by(inspect.getsource, function)
     except (OSError, TypeError):
         return []
     found = re.findall(rf"\b{re.escape(keywords)}(?:\.(?:get|pop)\(|\[)\s*[\"'](\w+)[\"']", text)
@@ -204,7 +206,7 @@ def _from_text(function: Callable[..., Any]) -> list[inspect.Parameter]:
     if match is None:
         return []
     try:
-        parsed = ast.parse(f"def f{match[1]}: pass").body[0]
+        parsed = parsed_by(ast.parse, f"def f{match[1]}: pass").body[0]
     except SyntaxError:
         return []
     assert isinstance(parsed, ast.FunctionDef)

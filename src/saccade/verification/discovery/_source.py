@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._parsing import parsed_by
+
 _LETTERS = {
     "B": r"b|bs|bsz|bz|batch|batch_?size|num_?batch(es)?|n_?batch(es)?|nb|b_sz",
     "H": r"h|heads?|n_?heads?|num_?heads?|nh|nhead|hq|hkv|kv_?heads?|n_?kv_?heads?|num_attention_heads|num_kv_heads",
@@ -51,7 +53,7 @@ class Source:
     @cached_property
     def tree(self) -> ast.AST | None:
         try:
-            return ast.parse(self.text)
+            return parsed_by(ast.parse, self.text)
         except SyntaxError:
             return None
 
@@ -120,7 +122,7 @@ def comments(text: str) -> list[str]:
 
 def docstrings(text: str) -> list[str]:
     try:
-        tree = ast.parse(text)
+        tree = parsed_by(ast.parse, text)
     except SyntaxError:
         return []
     kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
@@ -129,7 +131,7 @@ def docstrings(text: str) -> list[str]:
 
 def _text(thing: Any) -> str:
     try:
-        return textwrap.dedent(inspect.getsource(thing))
+        return textwrap.dedent(parsed_by(inspect.getsource, thing))
     except (OSError, TypeError):
         return ""
 
