@@ -6,14 +6,14 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._finding import TargetError
+from ._finding import Inapplicable, TargetError
 from ._inputs import Inputs
 from ._subject import Result, Subject
 
@@ -81,3 +81,25 @@ def _resolves(subject: Subject, inputs: Inputs, out: Tensor) -> bool:
         return True
     near = steady(subject, inputs.map(lambda t: t * (1 + 2**-36))).out
     return near.shape == out.shape and not torch.equal(near, out) and bool((near - out).abs().max() < 1e-7)
+
+
+def first_taken(tries: Iterable[tuple[Subject, int, int | None]]) -> tuple[Subject, Inputs]:
+    """The first of (target, length, key length) that a call of two items takes, with its inputs.
+
+    Raises:
+        Inapplicable: it takes none; the message says why not the last.
+    """
+    why = "nothing was tried"
+    for subject, length, keys in tries:
+        fresh = subject.fresh()  # some keep something of their first call
+        try:
+            inputs = fresh.inputs(2, length, keys)
+            with torch.no_grad():
+                fresh(inputs)
+        except Inapplicable as reason:
+            why = str(reason)
+        except TargetError as error:
+            why = f"a call of it raised {error.error}"
+        else:
+            return fresh, inputs
+    raise Inapplicable(why)

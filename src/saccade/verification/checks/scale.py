@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._finding import Check, Finding, Inapplicable, Location, TargetError
+from .._finding import Check, Finding, Inapplicable, Location
 from .._inputs import Inputs
+from .._steady import first_taken
 from .._subject import Subject
 from .._trace import SeenAttention, measured
 
-# The batch tells bias from product: what all items share is no part of it.
-_BATCH = 2
 _LENGTHS = (11, 13, 17, 19, 23)
 # Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
 _LEFT = 1e-3
@@ -88,18 +87,7 @@ def _asked(subject: Subject) -> tuple[Subject, Inputs]:
     if reading.form == "attention" and reading.value_width is None:
         wider = replace(subject, reading=replace(reading, value_width=reading.width + 3))
         tries = [(wider, length, other), *tries]
-    for one, own, keys in [*tries, (subject, 7, None)]:
-        fresh = one.fresh()  # some keep something of their first call
-        try:
-            inputs = fresh.inputs(_BATCH, own, keys)
-            with torch.no_grad():
-                fresh(inputs)
-            return fresh, inputs
-        except Inapplicable:
-            continue
-        except TargetError as error:
-            why = error.error
-    raise Inapplicable(f"a call of it raised {why}")
+    return first_taken([*tries, (subject, 7, None)])
 
 
 def _factors(subject: Subject, seen: SeenAttention) -> _Factors:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from .._finding import Check, Finding, Inapplicable, Location, Severity, TargetError
 from .._inputs import Inputs
+from .._steady import first_taken
 from .._subject import Subject
 from .._trace import SeenAttention, measured, traced
 
-_BATCH, _LENGTH, _KEYS = 2, 7, 11
+_LENGTH, _KEYS = 7, 11
 # Rows sum to one within this: weights rounded to bfloat16 are off by 0.004, which is a matter of precision.
 _OFF = 0.01
 # exp of float32 overflows above 88.7; with logits beyond this it does, and a softmax over them does not.
@@ -70,18 +71,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _asked(subject: Subject) -> tuple[Subject, Inputs]:
     """Other lengths for queries and keys where the target takes them, so that no axis is taken for another."""
     length = min(_LENGTH, subject.reading.max_length or _LENGTH)
-    for keys in (_KEYS, None):
-        own = subject.fresh()  # some keep something of their first call
-        try:
-            inputs = own.inputs(_BATCH, length, keys)
-            with torch.no_grad():
-                own(inputs)
-            return own, inputs
-        except Inapplicable:
-            continue
-        except TargetError as error:
-            why = error.error
-    raise Inapplicable(f"a call of it raised {why}")
+    return first_taken([(subject, length, _KEYS), (subject, length, None)])
 
 
 def _under_a_mask(subject: Subject, inputs: Inputs) -> _Defect | None:
