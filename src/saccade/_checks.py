@@ -21,10 +21,7 @@ def make_call(
     scale: float | None, softcap: float | None, sink: Tensor | None, dropout: float | Dropout, needs_lse: bool = False,
 ) -> Call:  # fmt: skip
     """Check every argument against the contract; nothing is computed and no value inside a tensor is looked at."""
-    _check_tensors(query, key, value)
-    query, key, value = _autocast(query, key, value)
-    _check_dtypes(query, key, value)
-    _check_shapes(query, key, value)
+    query, key, value = check_inputs(query, key, value)
     batch, heads, length_q, width = query.shape
     length_k = key.shape[2]
     mask = as_mask(mask)
@@ -35,6 +32,15 @@ def make_call(
         query, key, value, mask, checked_bias, _scale(scale, width), _softcap(softcap), _sink(sink, query),
         as_dropout(dropout), needs_lse,
     )  # fmt: skip
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three, as autocast wants them; TypeError or ValueError unless they belong together."""
+    _check_tensors(query, key, value)
+    query, key, value = _autocast(query, key, value)
+    _check_dtypes(query, key, value)
+    _check_shapes(query, key, value)
+    return query, key, value
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

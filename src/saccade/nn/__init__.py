@@ -7,7 +7,7 @@ from ._to_torch import to_torch
 from ._torch_masks import Translated, masks_from_torch
 from .attention import MultiHeadAttention, Observation
 from .blocks import Context, DecoderBlock, EncoderBlock
-from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, Seen, StaticLayer, WindowLayer
+from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen, StaticLayer, WindowLayer
 from .config import AttentionConfig, BlockConfig
 from .feed_forward import FeedForward
 from .self_attention import SelfAttention
@@ -29,6 +29,7 @@ __all__ = [
     "LayerCache",
     "MultiHeadAttention",
     "Observation",
+    "RecurrentLayer",
     "Seen",
     "SelfAttention",
     "StaticLayer",

@@ -6,7 +6,7 @@ Shapes: B batch, Hq/Hkv query/kv heads, Lq/Lk lengths, D key width, Dv value wid
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,10 @@ from .._biases import Bias
 from .._masks import Mask, Padding, as_mask
 from ..batching import fill_padding
 from ..positions import Offset, Rotary
+from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
 from ._ragged import refuse_with_nested, through_packed
-from .cache import ContextLayer, KVCache, LayerCache, Seen
+from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen
 from .config import AttentionConfig
 from .masking import joined, of_context, real_context, without_cache
 from .norm import make_norm
@@ -42,6 +43,7 @@ class Observation(NamedTuple):
     sink: Tensor | None  # (Hq,)
     out: Tensor  # (B, Hq, Lq, Dv), before gate and output projection
     cross: bool  # whether keys came from a context
+    mechanism: Mechanism | None = None  # what read them; None: softmax attention
 
 
 Observer = Callable[[Observation], None]
@@ -73,21 +75,24 @@ class MultiHeadAttention(nn.Module):
             self.projection = nn.Linear(config.width, queries + keys + values, bias=config.bias)
         else:
             self.query = nn.Linear(config.width, queries, bias=config.bias)
-            self.key = nn.Linear(self.shape.context, keys, bias=config.bias)
+            if keys:
+                self.key = nn.Linear(self.shape.context, keys, bias=config.bias)
             self.value = nn.Linear(self.shape.values, values, bias=config.bias)
         read = config.heads * self.shape.value_head
         self.output = nn.Linear(read, config.width, bias=self.shape.output_bias)
         self.gate = nn.Linear(config.width, read, bias=False) if config.gate else None
         self.query_norm, self.key_norm = _head_norm(config), _head_norm(config)
         self.sink = nn.Parameter(torch.empty(config.heads)) if config.sink else None
-        self.positions = None if config.positions is None else config.positions.build(config.heads, self.shape.head)
+        scheme, heads = config.positions, self.shape.query_heads
+        self.positions = None if scheme is None else scheme.build(heads, self.shape.head)
+        self.mechanism = None if config.mechanism is None else config.mechanism.build(config.heads_for_mechanism())
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw all weights anew, as they were drawn at first."""
         by_fan_in(self)
-        for module in (self.query_norm, self.key_norm, self.positions):
+        for module in (self.query_norm, self.key_norm, self.positions, self.mechanism):
             begin_anew(module)
         if self.config.scale:
             for part in self.matrices()[0]:
@@ -133,6 +138,8 @@ class MultiHeadAttention(nn.Module):
         self._check(x, context, values)
         mask = joined(as_mask(mask), self.config.window)
         positions = self.positions if positions is None else positions
+        if context is None and isinstance(cache, RecurrentLayer):
+            return self._finished(self._recalled(x, mask, bias, padding, offset, cache, positions), x)
         if context is None:
             query, seen = self._within(x, Seen(x, x, mask, bias), padding, offset, cache, positions)
         else:
@@ -140,16 +147,62 @@ class MultiHeadAttention(nn.Module):
             mask = of_context(mask)
             query, key, value = self._across(x, *real_context(mask, context, values), cache)
             seen = Seen(key, value, mask, bias)
-        out = self._attend(query, seen)
+        out = self._attend(query, seen, x)
         if observe is not None:
             config = self.config
-            observe(Observation(query, *seen, config.scale, config.softcap, self.sink, out, context is not None))
+            crossed = context is not None
+            observe(Observation(query, *seen, config.scale, config.softcap, self.sink, out, crossed, self.mechanism))
+        return self._finished(out, x)
+
+    def cache(self) -> LayerCache:
+        """An empty cache for decoding: keys and values that grow, or where the mechanism has one a state that does not.
+
+        Raises:
+            ValueError: the mechanism has no way to decode token by token.
+        """
+        if isinstance(self.mechanism, Recurrent):
+            return RecurrentLayer(self.mechanism)
+        if self.config.mechanism is not None and self.config.mechanism.traits.cached is not True:
+            why = self.config.mechanism.traits.cached
+            raise ValueError(f"cache: the mechanism {self.config.mechanism.name!r} cannot decode token by token, {why}")
+        return GrowingLayer()
+
+    def _finished(self, out: Tensor, x: Tensor) -> Tensor:
+        """(B, heads, Lq, Dv) to (B, Lq, E)."""
         out = out.transpose(1, 2).flatten(2)
         return self.output(out if self.gate is None else out * self.gate(x).sigmoid())
 
-    def _attend(self, query: Tensor, seen: Seen) -> Tensor:
-        """(B, Hq, Lq, Dv)."""
+    def _recalled(
+        self, x: Tensor, mask: Mask | None, bias: Tensor | Bias | None, padding: Padding | None,
+        offset: Offset | None, cache: RecurrentLayer, positions: nn.Module | None,
+    ) -> Tensor:  # fmt: skip
+        """Self-attention of new tokens to a state, (B, heads, L, Dv)."""
+        if cache.mechanism is not self.mechanism:
+            raise ValueError("cache: it is another module's; a RecurrentLayer serves the module that made it (cache())")
+        if bias is not None or not isinstance(positions, Rotary | None):
+            raise ValueError("bias: a state holds no pairs that one could be added to")
+        x = x if padding is None else fill_padding(x, padding)
+        query, key, value = self._projected(x)
+        if isinstance(positions, Rotary):
+            offset = cache.offset(x.shape[1], padding) if offset is None else offset
+            query, key = positions(query, offset), positions(key, offset)
+        return cache.advance(query, key, value, mask, padding)
+
+    def _attend(self, query: Tensor, seen: Seen, tokens: Tensor) -> Tensor:
+        """(B, heads, Lq, Dv)."""
         config = self.config
+        if self.mechanism is not None and config.mechanism is not None:
+            takes = config.mechanism.traits.takes
+            if seen.bias is not None and "bias" not in takes:
+                raise ValueError(f"bias: the mechanism {config.mechanism.name!r} has no logits to add it to")
+            dropout = config.dropout if self.training else 0.0
+            given: dict[str, Any] = dict(
+                bias=seen.bias, scale=config.scale, softcap=config.softcap, sink=self.sink, dropout=dropout
+            )
+            options = {name: given[name] for name in takes}
+            if config.mechanism.reads_tokens:
+                options["tokens"] = tokens
+            return self.mechanism(query, seen.key, seen.value, seen.mask, **options)
         return attention(
             query, seen.key, seen.value, seen.mask, bias=seen.bias, scale=config.scale, softcap=config.softcap,
             sink=self.sink, dropout=config.dropout if self.training else 0.0,
@@ -190,7 +243,7 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(cache, ContextLayer):
             raise TypeError(f"cache: expected a ContextLayer for a context, got {type(cache).__name__}")
         key, value = cache.get(lambda: self._keys_values(context, values), x.shape[0])
-        held, expected = key.shape[1:], (self.shape.kv_heads, context.shape[1], self.shape.head)
+        held, expected = key.shape[1:], (self.shape.key_heads, context.shape[1], self.shape.head)
         if held != expected:
             raise ValueError(
                 f"cache: it holds a context of (heads, length, width) {tuple(held)}, expected {expected}: it serves "
@@ -199,9 +252,11 @@ class MultiHeadAttention(nn.Module):
         return self._queries(x), key, value
 
     def matrices(self) -> list[tuple[Tensor, Tensor | None]]:
-        """(weight, bias) of query, key and value, fused or not."""
+        """(weight, bias) of query, key and value, fused or not; a key's has no rows where keys are the queries."""
         if not self.shape.fused:
-            return [(layer.weight, layer.bias) for layer in (self.query, self.key, self.value)]
+            of_query, of_value = ((layer.weight, layer.bias) for layer in (self.query, self.value))
+            of_key = (self.key.weight, self.key.bias) if self.config.sizes[1] else (of_query[0][:0], None)
+            return [of_query, of_key, of_value]
         weights = self.projection.weight.split(self.config.sizes)
         biases = (None,) * 3 if self.projection.bias is None else self.projection.bias.split(self.config.sizes)
         return list(zip(weights, biases, strict=True))
@@ -211,7 +266,9 @@ class MultiHeadAttention(nn.Module):
         if not self.shape.fused:
             return self._queries(x), *self._keys_values(x, x)
         query, key, value = self.projection(x).split(self.config.sizes, dim=-1)
-        return self.query_norm(self._heads(query)), self.key_norm(self._heads(key)), self._value_heads(value)
+        heads = self._heads(query)
+        key_heads = self._heads(key) if self.config.sizes[1] else heads
+        return self.query_norm(heads), self.key_norm(key_heads), self._value_heads(value)
 
     def _queries(self, x: Tensor) -> Tensor:
         features = F.linear(x, *self.matrices()[0]) if self.shape.fused else self.query(x)
@@ -219,10 +276,12 @@ class MultiHeadAttention(nn.Module):
 
     def _keys_values(self, context: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self.shape.fused:
-            _, of_key, of_value = self.matrices()
+            of_query, of_key, of_value = self.matrices()
+            of_key = of_key if self.config.sizes[1] else of_query
             key, value = F.linear(context, *of_key), F.linear(values, *of_value)
         else:
-            key, value = self.key(context), self.value(values)
+            # Keys that are the queries are made by the queries' matrix.
+            key, value = (self.key if self.config.sizes[1] else self.query)(context), self.value(values)
         return self.key_norm(self._heads(key)), self._value_heads(value)
 
     def _heads(self, features: Tensor) -> Tensor:

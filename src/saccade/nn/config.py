@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from .._masks import Window
 from ..positions import AlibiConfig, RotaryConfig, T5Config
+from ..variants import Heads, MechanismConfig
 
 PositionsConfig = RotaryConfig | AlibiConfig | T5Config
 
@@ -24,7 +25,9 @@ PLACEMENTS = ("pre", "post", "parallel")
 class Shape(NamedTuple):
     """The numbers of an attention module, with the defaults put in."""
 
-    kv_heads: int
+    query_heads: int  # as attention gets them; more than the heads of the output where a mechanism has several maps
+    key_heads: int
+    kv_heads: int  # of values
     context: int  # width of the tokens that keys are made from
     values: int  # width of the tokens that values are made from
     head: int  # D
@@ -59,6 +62,8 @@ class AttentionConfig:
         scale: of the dot products; None is D ** -0.5.
         softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
         dropout: probability of dropping an attention weight in training.
+        mechanism: what takes the place of softmax attention, a value of `saccade.variants` such as `LinearConfig()`;
+            None is softmax attention.
     """
 
     width: int
@@ -80,6 +85,7 @@ class AttentionConfig:
     scale: float | None = None
     softcap: float | None = None
     dropout: float = 0.0
+    mechanism: MechanismConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "heads"):
@@ -88,6 +94,7 @@ class AttentionConfig:
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         check_heads(self.width, self.heads, self.kv_heads, self.head_width)
+        self._check_mechanism()
         for name in ("fused", "bias", "output_bias", "gate", "sink"):
             check_flag(name, getattr(self, name), optional=name in ("fused", "output_bias"))
         shape = self.shape
@@ -102,6 +109,38 @@ class AttentionConfig:
         self._check_logits()
         if self.window is not None and not isinstance(self.window, Window):
             raise TypeError(f"window: expected saccade.Window or None, got {type(self.window).__name__}")
+
+    def _check_mechanism(self) -> None:
+        """Nothing may be asked of a mechanism that it would leave out in silence."""
+        if self.mechanism is None:
+            return
+        if not isinstance(self.mechanism, MechanismConfig):
+            raise TypeError(
+                f"mechanism: expected a configuration of saccade.variants or None, got {type(self.mechanism).__name__}"
+            )
+        traits, name = self.mechanism.traits, self.mechanism.name
+        biased = self.positions is not None and not isinstance(self.positions, RotaryConfig)
+        asked = {
+            "positions": biased and "bias" not in traits.takes,
+            "kv_heads": self.shape.kv_heads != self.heads and traits.grouped is not True,
+            "window": self.window is not None and traits.masks is not True,
+            **{
+                option: bool(getattr(self, option)) and option not in traits.takes
+                for option in ("sink", "scale", "softcap", "dropout")
+            },
+        }
+        for option, refused in asked.items():
+            if refused:
+                why = {"kv_heads": traits.grouped, "window": traits.masks}.get(option)
+                raise ValueError(
+                    f"{option}: the mechanism {name!r} has no {option}"
+                    + (f", since {why}" if isinstance(why, str) else f"; got {getattr(self, option)!r}")
+                )
+        if self.head_width is None and self.width // self.heads % self.mechanism.maps:
+            raise ValueError(
+                f"heads: the mechanism {name!r} splits each head in {self.mechanism.maps}, but "
+                f"{self.width} / {self.heads} = {self.width // self.heads}"
+            )
 
     def _check_logits(self) -> None:
         """What acts on the logits."""
@@ -124,22 +163,32 @@ class AttentionConfig:
     def shape(self) -> Shape:
         """Every number that has a default, as it is meant."""
         context = self.context_width or self.width
-        values, head = self.values_width or context, self.head_width or self.width // self.heads
+        maps = 1 if self.mechanism is None else self.mechanism.maps
+        values, head = self.values_width or context, self.head_width or self.width // self.heads // maps
+        kv_heads = self.kv_heads or self.heads
         return Shape(
-            kv_heads=self.kv_heads or self.heads,
+            query_heads=maps * self.heads,
+            key_heads=maps * kv_heads,
+            kv_heads=kv_heads,
             context=context,
             values=values,
             head=head,
-            value_head=self.value_head_width or head,
+            value_head=self.value_head_width or maps * head,
             fused=self.width == context == values if self.fused is None else self.fused,
             output_bias=self.bias if self.output_bias is None else self.output_bias,
         )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Features of all queries, of all keys, of all values: Hq D, Hkv D, Hkv Dv."""
+        """Features of all queries, of all keys (0 where keys are the queries), of all values: Hq D, Hkv D, Hkv Dv."""
         shape = self.shape
-        return self.heads * shape.head, shape.kv_heads * shape.head, shape.kv_heads * shape.value_head
+        keys = 0 if self.mechanism is not None and self.mechanism.shares_key else shape.key_heads * shape.head
+        return shape.query_heads * shape.head, keys, shape.kv_heads * shape.value_head
+
+    def heads_for_mechanism(self) -> Heads:
+        """What a mechanism is built for."""
+        shape = self.shape
+        return Heads(self.width, shape.query_heads, shape.key_heads, shape.head, shape.value_head)
 
     def __eq__(self, other: object) -> bool:
         return self._described() == other._described() if isinstance(other, AttentionConfig) else NotImplemented
@@ -149,7 +198,7 @@ class AttentionConfig:
 
     def _described(self) -> tuple[object, ...]:
         """What the module is, whether a default was said or not."""
-        logits = self.positions, self.qk_norm, self.eps, self.window, self.scale, self.softcap
+        logits = self.positions, self.qk_norm, self.eps, self.window, self.scale, self.softcap, self.mechanism
         return self.width, self.heads, self.shape, self.bias, self.gate, self.sink, self.dropout, *logits
 
 
@@ -237,6 +286,16 @@ class BlockConfig:
     def without_positions(self) -> BlockConfig:
         """The same block, for a stack that holds the positions of all its layers."""
         return replace(self, attention=replace(self.attention, positions=None))
+
+    def at_depth(self, layer: int) -> BlockConfig:
+        """The same block in that layer of a stack, counted from 0: some mechanisms start differently in each."""
+
+        def deep(attention: AttentionConfig) -> AttentionConfig:
+            mechanism = attention.mechanism
+            return attention if mechanism is None else replace(attention, mechanism=mechanism.at_depth(layer))
+
+        cross = None if self.cross is None else deep(self.cross)
+        return replace(self, attention=deep(self.attention), cross=cross)
 
 
 def default_hidden(width: int, *, gated: bool = True) -> int:

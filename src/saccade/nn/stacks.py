@@ -46,7 +46,7 @@ class Stack(nn.Module):
         heads, head_width = config.attention.heads, config.attention.shape.head
         # One module for all layers: T5's layers share their table, and rotary tables are made once.
         self.positions = None if scheme is None else scheme.build(heads, head_width)
-        self.blocks = nn.ModuleList(self.block(config.without_positions()) for _ in range(layers))
+        self.blocks = nn.ModuleList(self.block(config.without_positions().at_depth(n)) for n in range(layers))
         wanted = config.placement != "post" if final_norm is None else final_norm
         self.norm = make_norm(config.norm, config.width, bias=config.bias, eps=config.eps) if wanted else nn.Identity()
         self._divide_writers()
@@ -206,8 +206,15 @@ class Decoder(Stack):
             refuse_rows(checked)
 
     def cache(self) -> KVCache:
-        """An empty cache that grows; others are made by `KVCache.static` and `KVCache.window`."""
-        return KVCache.growing(len(self.blocks))
+        """An empty cache: what each layer's attention decodes with, keys and values that grow or a state that does not.
+
+        Others are made by `KVCache.static` and `KVCache.window`.
+
+        Raises:
+            ValueError: the mechanism has no way to decode token by token.
+        """
+        blocks = (block for block in self.blocks if isinstance(block, DecoderBlock))
+        return KVCache([block.attention.cache() for block in blocks])
 
 
 @contextlib.contextmanager

@@ -6,7 +6,17 @@ from .context import ContextLayer
 from .growing import GrowingLayer
 from .layer import LayerCache, Seen
 from .layers import KVCache
+from .recurrent import RecurrentLayer
 from .static import StaticLayer
 from .window import WindowLayer
 
-__all__ = ["ContextLayer", "GrowingLayer", "KVCache", "LayerCache", "Seen", "StaticLayer", "WindowLayer"]
+__all__ = [
+    "ContextLayer",
+    "GrowingLayer",
+    "KVCache",
+    "LayerCache",
+    "RecurrentLayer",
+    "Seen",
+    "StaticLayer",
+    "WindowLayer",
+]

@@ -1,0 +1,94 @@
+"""A cache that is a state of fixed size, of a mechanism that has one.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, L new rows, D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..._biases import Bias
+from ..._masks import Causal, Mask, Padding
+from ...variants import Recurrent
+from .arriving import Arriving
+from .layer import LayerCache, Seen, checked_items
+
+
+class RecurrentLayer(LayerCache):
+    """What a recurrent mechanism remembers of the tokens so far: memory that does not grow with them.
+
+    A step costs the same however long the past is. Decoding equals the parallel forward.
+
+    Args:
+        mechanism: whose state it is.
+    """
+
+    def __init__(self, mechanism: Recurrent):
+        super().__init__()
+        if not isinstance(mechanism, Recurrent):
+            raise TypeError(f"mechanism: expected a recurrent one, got {type(mechanism).__name__}")
+        self.mechanism = mechanism
+        self._state: Any = None
+        self._before: tuple[Any, np.ndarray] | None = None  # state and lengths before the last call
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, padding: Padding | None) -> Tensor:
+        """Read new tokens after those so far: (B, Hq, L, D), (B, Hkv, L, D), (B, Hkv, L, Dv) -> (B, heads, L, Dv).
+
+        Raises:
+            ValueError: a mask other than `Causal()`, tensors that do not fit the state, padding that does not fit.
+        """
+        if not isinstance(mask, Causal):
+            raise ValueError(f"mask: a state is read causally, expected Causal(), got {mask!r}")
+        arriving = Arriving.of(padding, key.shape[2])
+        arriving.check_batch(key.shape[0], padding)
+        out, state = self.mechanism.step(query, key, value, self._state, padding)
+        self._before = self._state, self._host
+        self._state = state
+        self._set_lengths(self._host + arriving.count)
+        return out
+
+    def append(
+        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+    ) -> Seen:  # fmt: skip
+        """TypeError: a state holds neither keys nor values."""
+        raise TypeError("cache: a RecurrentLayer holds a state, not keys and values, so there is nothing to attend to")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return 0 if self._state is None else sum(part.nbytes for part in self._state)
+
+    def reorder(self, items: Tensor) -> None:
+        """As `LayerCache.reorder`."""
+        if self._state is None:
+            return
+        items = checked_items(items, self._state[0].shape[0])
+        self._state = type(self._state)(*(part.index_select(0, items.to(part.device)) for part in self._state))
+        self._before = None
+        self._choose_lengths(items.numpy())
+
+    def rollback(self, count: int | Tensor) -> None:
+        """Take back exactly the last call's tokens. ValueError for any other number: a state forgets what it was."""
+        after = self._rolled_back(count)
+        if (after == self._host).all():
+            return
+        assert self._before is not None
+        self._state, self._before = self._before[0], None
+        self._set_lengths(after)
+
+    def _rolled_back(self, count: int | Tensor) -> np.ndarray:
+        after = super()._rolled_back(count)
+        if (after == self._host).all():
+            return after
+        if self._before is None or (after != self._before[1]).any():
+            raise ValueError("rollback: a state can take back the tokens of the last call, all of them or none")
+        return after
+
+    def reset(self) -> None:
+        """Forget everything; another batch may come."""
+        super().reset()
+        self._state = self._before = None

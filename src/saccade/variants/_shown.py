@@ -1,0 +1,63 @@
+"""What a mask says to a mechanism that never forms pairs: which tokens are real, and whether time has a direction.
+
+Shapes: B batch, Lq / Lk numbers of queries and keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._masks import Causal, Mask, Padding, as_mask
+from .._masks._algebra import And
+
+
+class Shown(NamedTuple):
+    """A mask of `Causal()` and `Padding(...)` taken apart."""
+
+    causal: bool
+    rows: Tensor | None  # bool (B or 1, Lq), True = a real query; None: all are. The rows of others are 0.
+    keys: Tensor | None  # bool (B or 1, Lk), True = a real key; None: all are
+
+
+def shown(
+    mask: Mask | Tensor | None, batch: int, Lq: int, Lk: int, device: torch.device, name: str, reason: str
+) -> Shown:
+    """What `mask` shows, for a mechanism called `name` that can honour no other masks, for this `reason`.
+
+    Queries stand bottom-right: query i at position `i + (Lk - Lq)`.
+
+    Raises:
+        TypeError: not a mask.
+        ValueError: a mask of another kind, or one that does not fit these sizes.
+    """
+    given = as_mask(mask)
+    if given is None:
+        return Shown(False, None, None)
+    causal, rows, keys = False, None, None
+    for factor in given.parts if isinstance(given, And) else (given,):
+        if isinstance(factor, Causal):
+            causal = True
+        elif isinstance(factor, Padding):
+            factor._check(batch, 1, Lq, Lk, device)
+            sides = factor._sides(Lq, Lk, device)
+            rows, keys = _both(rows, sides.rows), _both(keys, sides.keys)
+        else:
+            raise ValueError(
+                f"mask: {name} takes Causal(), Padding(...) and both of them, since {reason}; got {factor!r}"
+            )
+    return Shown(causal, rows, keys)
+
+
+def zeroed(features: Tensor, kept: Tensor | None) -> Tensor:
+    """(B, H, L, n) with 0 wherever `kept` (B or 1, L) is False, whatever stood there: 0 * NaN would be NaN."""
+    return features if kept is None else features.masked_fill(~kept[:, None, :, None], 0.0)
+
+
+def _both(known: Tensor | None, side: Tensor | None) -> Tensor | None:
+    if side is None:
+        return known
+    side = side[:, 0]
+    return side if known is None else known & side
