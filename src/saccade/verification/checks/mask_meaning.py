@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs, Side
+from .._left_alone import no_mask
 from .._mask_defects import MEND, Defect, Probe, counted, inside, line_of, masks_of, named, sums_to_one
 from .._reading import MaskReading
 from .._subject import Subject
@@ -28,7 +29,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     parts = [subject] if subject.own_part is None else [subject, subject.own_part]
     masks = tuple(mask for part in parts for mask in part.reading.masks)
     if not masks:
-        raise Inapplicable("it takes no mask")
+        raise Inapplicable(no_mask(subject))
     reasons: list[str] = []
     told: list[Finding] = []
     # the axes that say most first: what is wrong with them is wrong with the others

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs, Side
+from .._left_alone import no_mask
 from .._subject import Subject
 from .._trace import SeenAttention, measured
 from .._visible import line_over_sequence, masking_line, steps_of
@@ -96,7 +97,7 @@ def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _P
         Inapplicable: no mask argument can say it.
     """
     if not subject.reading.masks:
-        raise Inapplicable("it takes no mask, so nothing tells it what is padding")
+        raise Inapplicable(f"{no_mask(subject)}, so nothing tells it what is padding")
     by_item = subject.takes("B")
     if not by_item:
         padding = [padding[1]] * len(padding)
