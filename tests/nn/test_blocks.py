@@ -135,6 +135,35 @@ def test_decoder_block_with_a_context_is_its_formula(placement):
     equal_with_gradients(out, expected, [x, context, *block.parameters()])
 
 
+@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
+def test_without_a_feed_forward_layer_attention_is_all(placement):
+    block, x = spread(EncoderBlock(config(hidden=0, placement=placement))), tokens()
+    mask = Window(2, 3)
+    if placement == "post":
+        expected = block.attention_norm(x + block.attention(x, mask))
+    else:
+        expected = x + block.attention(block.attention_norm(x), mask)
+    equal_with_gradients(block(x, mask), expected, [x, *block.parameters()])
+    assert {name.partition(".")[0] for name, _ in block.named_parameters()} == {"attention", "attention_norm"}
+    assert block.writers() == [block.attention.output]
+
+
+def test_a_context_is_read_without_a_feed_forward_layer():
+    block, x, context = spread(DecoderBlock(config(hidden=0, cross=CROSS))), tokens(), tokens(LC, 13)
+    y = x + block.attention(block.attention_norm(x), Causal())
+    expected = y + block.cross(block.cross_norm(y), context=context)
+    equal_with_gradients(block(x, Causal(), context=context), expected, [x, context, *block.parameters()])
+    assert block.writers() == [block.attention.output, block.cross.output]
+
+
+def test_attention_alone_starts_by_the_number_of_its_writers_and_begins_anew():
+    stack = Encoder(BlockConfig(AttentionConfig(64, 4), hidden=0), 9)
+    for _ in range(2):
+        for block in stack.blocks:
+            assert block.attention.output.weight.std().item() == pytest.approx((9 * 64) ** -0.5, rel=0.1)
+        stack.reset_parameters()
+
+
 @pytest.mark.parametrize("final_norm", [None, False, True])
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_a_stack_is_its_blocks_and_a_norm(placement, final_norm):
@@ -231,7 +260,11 @@ ENCODER = Encoder(config(), LAYERS)
         ),
         (lambda: config(norm="batch"), "norm: expected one of 'layer', 'rms'; got 'batch'"),
         (lambda: config(placement="sandwich"), "placement: expected one of 'pre', 'post', 'parallel'; got 'sandwich'"),
-        (lambda: config(hidden=0), "hidden: must be at least 1, got 0"),
+        (lambda: config(hidden=-1), "hidden: must be at least 0, got -1"),
+        (
+            lambda: config(hidden=0, feed_forward_dropout=0.1),
+            r"feed_forward_dropout: without a feed-forward layer \(hidden=0\) there is none, got 0.1",
+        ),
         (lambda: config(dropout=-0.1), r"dropout: must be in \[0, 1\), got -0.1"),
         (lambda: config(cross=AttentionConfig(16, 4)), "cross: its width 16 is not attention's 24"),
         (
@@ -383,6 +416,8 @@ def test_a_changed_width_changes_its_defaults():
     assert dataclasses.replace(small, attention=AttentionConfig(64, 4)) == BlockConfig(AttentionConfig(64, 4))
     assert small == BlockConfig(AttentionConfig(32, 4, kv_heads=4), hidden=96)
     assert hash(small) == hash(BlockConfig(AttentionConfig(32, 4), hidden=96))
+    without = BlockConfig(AttentionConfig(32, 4), hidden=0)
+    assert without == BlockConfig(AttentionConfig(32, 4), hidden=0, activation="relu") != small
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,10 @@ def test_attention_that_pytorch_does_not_have_is_named(changed, message):
             lambda: EncoderBlock(replace(BLOCK, bias=False)),
             "attention_bias: True here, and PyTorch's module has False only",
         ),
+        (
+            lambda: EncoderBlock(replace(BLOCK, hidden=0)),
+            "hidden: 0 here, and PyTorch's layers always have a feed-forward layer",
+        ),
         (lambda: Decoder(BLOCK, 2), "cross: None here, and PyTorch's decoder always reads a context"),
         (lambda: DecoderBlock(BLOCK), "cross: None here, and PyTorch's decoder layer always reads a context"),
     ],

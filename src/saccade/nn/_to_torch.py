@@ -90,6 +90,8 @@ def _layer(config: BlockConfig) -> Any:
         activation=(config.activation, config.activation if config.activation in ACTIVATIONS else "relu"),
         attention_bias=(config.attention.bias, config.bias),
     )
+    if not config.hidden_width:
+        raise ValueError("hidden: 0 here, and PyTorch's layers always have a feed-forward layer")
     kind = nn.TransformerEncoderLayer if config.cross is None else nn.TransformerDecoderLayer
     layer: Any = kind(
         config.width, config.attention.heads, config.hidden_width, config.dropout, ACTIVATIONS[config.activation],

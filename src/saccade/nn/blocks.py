@@ -1,4 +1,4 @@
-"""Blocks: attention and a feed-forward layer around a residual stream.
+"""Blocks: attention and, unless it is left out, a feed-forward layer around a residual stream.
 
 Shapes: B batch, L length, Lc length of a context, E model width, C context width.
 """
@@ -39,6 +39,8 @@ class EncoderBlock(nn.Module):
         post      y = norm(x + attention(x));    out = norm(y + feed_forward(y))
         parallel  out = x + attention(n) + feed_forward(n),    n = norm(x)
 
+    With `hidden=0` there is no feed-forward layer, and out is y (parallel: x + attention(n)).
+
     Post: Vaswani et al., "Attention Is All You Need" (2017), section 3.1. Pre: Xiong et al., "On Layer Normalization
     in the Transformer Architecture" (2020). Parallel: Wang and Komatsuzaki, GPT-J (2021).
 
@@ -55,11 +57,14 @@ class EncoderBlock(nn.Module):
         self.config = config
         self.attention_norm = self._norm()
         self.attention = MultiHeadAttention(config.attention)
-        if config.placement != "parallel":
-            self.feed_forward_norm = self._norm()
-        self.feed_forward = FeedForward(
-            config.width, config.hidden_width, config.activation, dropout=config.feed_forward_dropout, bias=config.bias
-        )
+        self.feed_forward: FeedForward | None = None
+        if config.hidden_width:
+            if config.placement != "parallel":
+                self.feed_forward_norm = self._norm()
+            self.feed_forward = FeedForward(
+                config.width, config.hidden_width, config.activation, dropout=config.feed_forward_dropout,
+                bias=config.bias,
+            )  # fmt: skip
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -81,9 +86,9 @@ class EncoderBlock(nn.Module):
 
         if self.config.placement == "parallel":
             normed = self.attention_norm(x)
-            return x + self.dropout(attend(normed) + self.feed_forward(normed))
-        x = self._add(x, self.attention_norm, attend)
-        return self._add(x, self.feed_forward_norm, self.feed_forward)
+            read = attend(normed)
+            return x + self.dropout(read if self.feed_forward is None else read + self.feed_forward(normed))
+        return self._fed(self._add(x, self.attention_norm, attend))
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, as they were drawn at first."""
@@ -92,7 +97,11 @@ class EncoderBlock(nn.Module):
 
     def writers(self) -> list[nn.Linear]:
         """The layers that write into the residual stream."""
-        return [self.attention.output, self.feed_forward.down]
+        return [self.attention.output] + ([] if self.feed_forward is None else [self.feed_forward.down])
+
+    def _fed(self, x: Tensor) -> Tensor:
+        """What comes after attention, unless it is left out."""
+        return x if self.feed_forward is None else self._add(x, self.feed_forward_norm, self.feed_forward)
 
     def _add(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """A layer around which the residual stream runs, normalised before or after."""
@@ -151,7 +160,7 @@ class DecoderBlock(EncoderBlock):
             self.cross_norm,
             lambda x: self.cross(x, where.mask, context=where.tokens, cache=where.cache, observe=observe),
         )
-        return self._add(x, self.feed_forward_norm, self.feed_forward)
+        return self._fed(x)
 
     def writers(self) -> list[nn.Linear]:
         return super().writers() + ([] if self.config.cross is None else [self.cross.output])

@@ -210,7 +210,7 @@ class BlockConfig:
         attention: of the tokens to each other.
         cross: to a context; for decoder blocks of an encoder-decoder. None is none.
         hidden: F, width inside the feed-forward layer; None is 4 E, or where it is gated 8/3 E (as many parameters)
-            rounded up to a multiple of 32.
+            rounded up to a multiple of 32; 0 is no such layer, and no norm of its own: attention alone.
         activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu" (Shazeer 2020).
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
         placement: "pre", x + f(norm(x)) (Xiong et al. 2020); "post", norm(x + f(x)) (Vaswani et al. 2017); or
@@ -247,9 +247,14 @@ class BlockConfig:
         check_choice("norm", self.norm, NORMS)
         check_choice("placement", self.placement, PLACEMENTS)
         if self.hidden is not None:
-            check_positive("hidden", self.hidden)
+            check_count("hidden", self.hidden)
         check_share("dropout", self.dropout)
         check_share("feed_forward_dropout", self.feed_forward_dropout)
+        if self.hidden == 0 and self.feed_forward_dropout:
+            raise ValueError(
+                f"feed_forward_dropout: without a feed-forward layer (hidden=0) there is none, got "
+                f"{self.feed_forward_dropout}"
+            )
         check_flag("bias", self.bias)
         check_eps(self.eps)
         if self.cross is not None:
@@ -257,7 +262,7 @@ class BlockConfig:
 
     @property
     def hidden_width(self) -> int:
-        """F, with the default put in."""
+        """F, with the default put in; 0 where there is no feed-forward layer."""
         return default_hidden(self.width, gated=self.activation in GATED) if self.hidden is None else self.hidden
 
     def __eq__(self, other: object) -> bool:
@@ -267,7 +272,8 @@ class BlockConfig:
         return hash(self._described())
 
     def _described(self) -> tuple[object, ...]:
-        layers = self.attention, self.cross, self.hidden_width, self.activation, self.norm, self.placement
+        activation = self.activation if self.hidden_width else None
+        layers = self.attention, self.cross, self.hidden_width, activation, self.norm, self.placement
         return *layers, self.dropout, self.feed_forward_dropout, self.bias, self.eps
 
     @property
@@ -313,10 +319,14 @@ def check_heads(width: int, heads: int, kv_heads: int | None, head_width: int | 
 
 
 def check_positive(name: str, value: object) -> None:
+    check_count(name, value, least=1)
+
+
+def check_count(name: str, value: object, least: int = 0) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}: must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name}: must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name}: must be at least {least}, got {value}")
 
 
 def check_number(name: str, value: object) -> None:
