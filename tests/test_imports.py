@@ -28,6 +28,7 @@ LAYERS = [
     {"watching"},
     {"looking"},
     {"benchmarking", "integrations", "studying", "training", "verification", "viewer"},
+    {"comparing"},
     {"__init__"},
     {"cli"},
     {"__main__"},

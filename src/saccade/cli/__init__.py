@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, generate, look, train, verify
+from . import bench, compare, generate, look, train, verify
 from ._errors import UserError, one_line, require, told_by_another
 
 __all__ = ["UserError", "app", "main", "require"]
@@ -32,6 +32,8 @@ Examples:
   saccade verify attention.py:SelfAttention --arg embed_dim=64
 
   saccade bench --quick
+
+  saccade compare --quick
 """
 
 app = typer.Typer(
@@ -62,7 +64,7 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, generate, train, verify, bench):
+for command in (look, generate, train, verify, bench, compare):
     command.register(app)
 
 

@@ -1,0 +1,110 @@
+"""The options of `saccade compare`, by theme: each dataclass is one, its fields are options of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Data: one of random numbers, a file, or a model that reads a text"""
+
+    random: Annotated[
+        str | None, typer.Option(metavar="B,H,D", help="Normal numbers: batch, heads, width of a head.")
+    ] = None
+    tensors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="query, key and value (B, H, L, D) in a .safetensors or .pt file."),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_HUB_ID",
+            help="The q, k, v of this model, a folder or a name on the Hugging Face hub.  [default: the embedded model]",
+        ),
+    ] = None
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The text it reads.  [default: the start of a novel]")
+    ] = None
+    layer: Annotated[
+        int | None, typer.Option(metavar="N", help="Its layer, counted from 0.  [default: the middle one]")
+    ] = None
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--bidirectional",
+            help="Whether no token sees a later one.  [default: as the model; otherwise causal]",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What is compared"""
+
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:SETTING]",
+            help="Only this one and exact attention: linear, or linear:feature_map=relu; may be given again.",
+        ),
+    ] = None
+    layers: Annotated[
+        bool, typer.Option("--layers/--no-layers", help="LSTM, GRU, convolutions and a connected layer, too.")
+    ] = True
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Tokens: 1000 or 4k.  [default: 256,1k,2k,4k,8k; quick: 256,1k,2k]"),
+    ] = None
+    abilities: Annotated[
+        bool, typer.Option("--list", help="Measure nothing: show what each mechanism can and cannot do.")
+    ] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Measuring:
+    """Measuring"""
+
+    threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
+    seconds: Annotated[
+        float | None, typer.Option(help="Time for each length and kind of call.  [default: 2; quick: 0.3]")
+    ] = None
+    rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 3; quick: 2]")] = None
+    most_memory: Annotated[float, typer.Option(help="GiB beyond which something is left out.")] = 4.0
+    longest_call: Annotated[float, typer.Option(help="Seconds of a call beyond which something is left out.")] = 10.0
+    tolerance: Annotated[float, typer.Option(help="Relative error up to which the advice takes an approximation.")] = (
+        0.1
+    )
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and lengths.")] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Output: files are replaced"""
+
+    as_json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Every reading, for programs; - prints it.")
+    ] = None
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The results as a page.")] = None
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The trade-offs as a figure: .png or .svg (matplotlib).")
+    ] = None
+    read: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure nothing: show the results of a --json FILE.")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """Tasks: train a small model with each mechanism instead"""
+
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A synthetic task that tells mechanisms apart; may be given again."),
+    ] = None

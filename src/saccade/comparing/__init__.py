@@ -1,0 +1,23 @@
+"""Which attention to choose, measured: what `saccade compare` is made of.
+
+Mechanisms, exact sparse patterns and other layers are timed and weighed at each length, held against exact attention on
+the same data, and one sentence of advice is made of the numbers.
+"""
+
+from __future__ import annotations
+
+from .data import Data, Sizes, model_data, random_data, tensor_data
+from .results import Comparison, Error, Line, Path, Point
+
+__all__ = [
+    "Comparison",
+    "Data",
+    "Error",
+    "Line",
+    "Path",
+    "Point",
+    "Sizes",
+    "model_data",
+    "random_data",
+    "tensor_data",
+]
