@@ -1,6 +1,9 @@
 """Nested tensors: a batch of unequal lengths runs as one packed row, each item a document of its own.
 
-Shapes: B batch, j its lengths, T their sum, E width.
+What reads with a mechanism in the place of softmax attention runs as a padded batch instead: few mechanisms can tell
+documents in a row apart, and all of them know padding.
+
+Shapes: B batch, j its lengths, T their sum, L the longest, E width.
 """
 
 from __future__ import annotations
@@ -8,10 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._masks import Mask, as_mask
-from ..batching import nested_like, packed_nested
+from ..batching import nested_like, packed_nested, pad, unpack, unpad
+from .config import AttentionConfig
+
+
+def through_nested(
+    forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tensor | None, attention: AttentionConfig, **rest: Any
+) -> Tensor:
+    """`forward` of a nested `x` (B, j, E), as that attention can read it."""
+    through = through_packed if attention.mechanism is None else through_padded
+    return through(forward, x, mask, **rest)
+
+
+def through_padded(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tensor | None, **rest: Any) -> Tensor:
+    """`forward` of a nested `x` (B, j, E) as a batch (B, L, E) padded on the right."""
+    packed = packed_nested(x)
+    if not packed.lengths:
+        return nested_like(packed.row, x)
+    padded, padding = pad(unpack(packed.row, packed))
+    out = forward(padded, mask, padding=padding, **rest)
+    return nested_like(torch.cat(unpad(out, padding))[None], x)
 
 
 def through_packed(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tensor | None, **rest: Any) -> Tensor:

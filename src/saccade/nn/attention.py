@@ -19,9 +19,10 @@ from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
-from ._ragged import refuse_with_nested, through_packed
+from ._ragged import refuse_with_nested, through_nested
 from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen
-from .config import AttentionConfig
+from .cache.aligning import Aligned
+from .config import AttentionConfig, check_cross, reason
 from .masking import joined, of_context, real_context, without_cache
 from .norm import make_norm
 
@@ -83,8 +84,8 @@ class MultiHeadAttention(nn.Module):
         self.gate = nn.Linear(config.width, read, bias=False) if config.gate else None
         self.query_norm, self.key_norm = _head_norm(config), _head_norm(config)
         self.sink = nn.Parameter(torch.empty(config.heads)) if config.sink else None
-        scheme, heads = config.positions, self.shape.query_heads
-        self.positions = None if scheme is None else scheme.build(heads, self.shape.head)
+        scheme = config.positions
+        self.positions = None if scheme is None else scheme.build(config.heads, self.shape.head)
         self.mechanism = None if config.mechanism is None else config.mechanism.build(config.heads_for_mechanism())
         self.reset_parameters()
 
@@ -134,20 +135,26 @@ class MultiHeadAttention(nn.Module):
         """
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, values=values, padding=padding, offset=offset, cache=cache)
-            return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
+            return through_nested(self, x, mask, self.config, bias=bias, positions=positions, observe=observe)
         self._check(x, context, values)
+        if padding is not None and context is None:
+            x = fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
         mask = joined(as_mask(mask), self.config.window)
         positions = self.positions if positions is None else positions
         if context is None and isinstance(cache, RecurrentLayer):
+            if observe is not None:
+                raise ValueError("observe: a state holds no keys and values that could be shown; use no cache")
             return self._finished(self._recalled(x, mask, bias, padding, offset, cache, positions), x)
+        place = None
         if context is None:
-            query, seen = self._within(x, Seen(x, x, mask, bias), padding, offset, cache, positions)
+            query, seen, place = self._within(x, Seen(x, x, mask, bias), padding, offset, cache, positions)
         else:
             refuse_across(positions=positions, padding=padding, offset=offset)
+            check_cross(self.config)
             mask = of_context(mask)
             query, key, value = self._across(x, *real_context(mask, context, values), cache)
             seen = Seen(key, value, mask, bias)
-        out = self._attend(query, seen, x)
+        out = self._attend(query, seen, x, place)
         if observe is not None:
             config = self.config
             crossed = context is not None
@@ -162,10 +169,17 @@ class MultiHeadAttention(nn.Module):
         """
         if isinstance(self.mechanism, Recurrent):
             return RecurrentLayer(self.mechanism)
-        if self.config.mechanism is not None and self.config.mechanism.traits.cached is not True:
-            why = self.config.mechanism.traits.cached
-            raise ValueError(f"cache: the mechanism {self.config.mechanism.name!r} cannot decode token by token, {why}")
+        self._check_cached()
         return GrowingLayer()
+
+    def _check_cached(self) -> None:
+        """ValueError where keys and values in a cache would not give what the parallel form gives."""
+        mechanism = self.config.mechanism
+        if mechanism is not None and mechanism.traits.cached is not True:
+            raise ValueError(
+                f"cache: the mechanism {mechanism.name!r} cannot decode from keys and values, "
+                f"{reason(mechanism.traits.cached)}"
+            )
 
     def _finished(self, out: Tensor, x: Tensor) -> Tensor:
         """(B, heads, Lq, Dv) to (B, Lq, E)."""
@@ -181,46 +195,50 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("cache: it is another module's; a RecurrentLayer serves the module that made it (cache())")
         if bias is not None or not isinstance(positions, Rotary | None):
             raise ValueError("bias: a state holds no pairs that one could be added to")
-        x = x if padding is None else fill_padding(x, padding)
         query, key, value = self._projected(x)
         if isinstance(positions, Rotary):
             offset = cache.offset(x.shape[1], padding) if offset is None else offset
             query, key = positions(query, offset), positions(key, offset)
         return cache.advance(query, key, value, mask, padding)
 
-    def _attend(self, query: Tensor, seen: Seen, tokens: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, seen: Seen, tokens: Tensor, place: Aligned | None) -> Tensor:
         """(B, heads, Lq, Dv)."""
         config = self.config
-        if self.mechanism is not None and config.mechanism is not None:
-            takes = config.mechanism.traits.takes
-            if seen.bias is not None and "bias" not in takes:
-                raise ValueError(f"bias: the mechanism {config.mechanism.name!r} has no logits to add it to")
-            dropout = config.dropout if self.training else 0.0
-            given: dict[str, Any] = dict(
-                bias=seen.bias, scale=config.scale, softcap=config.softcap, sink=self.sink, dropout=dropout
-            )
-            options = {name: given[name] for name in takes}
-            if config.mechanism.reads_tokens:
-                options["tokens"] = tokens
-            return self.mechanism(query, seen.key, seen.value, seen.mask, **options)
-        return attention(
-            query, seen.key, seen.value, seen.mask, bias=seen.bias, scale=config.scale, softcap=config.softcap,
-            sink=self.sink, dropout=config.dropout if self.training else 0.0,
+        options: dict[str, Any] = dict(
+            bias=seen.bias, scale=config.scale, softcap=config.softcap, sink=self.sink,
+            dropout=config.dropout if self.training else 0.0,
         )  # fmt: skip
+        if self.mechanism is None or config.mechanism is None:
+            return attention(query, seen.key, seen.value, seen.mask, **options)
+        name, takes = config.mechanism.name, config.mechanism.traits.takes
+        if seen.bias is not None and "bias" not in takes:
+            raise ValueError(f"bias: the mechanism {name!r} has no logits to add it to")
+        options = {option: options[option] for option in takes}
+        if config.mechanism.reads_tokens:
+            options["tokens"] = tokens
+        if place is None:
+            return self.mechanism(query, seen.key, seen.value, seen.mask, **options)
+        if options.get("bias") is not None:
+            raise ValueError(f"bias: not with {name!r} and a cache of items of unequal length, which moves the rows")
+        if "tokens" in options:
+            options["tokens"] = place.rows_at_the_end(tokens[:, None])[:, 0]
+        query, key, value, mask = place.at_the_end(query, seen.key, seen.value)
+        return place.back(self.mechanism(query, key, value, mask, **options))
 
     def _within(
         self, x: Tensor, seen: Seen, padding: Padding | None, offset: Offset | None,
         cache: LayerCache | ContextLayer | None, positions: nn.Module | None,
-    ) -> tuple[Tensor, Seen]:  # fmt: skip
-        """Self-attention: queries (B, Hq, Lq, D), and what they see: these tokens and those in the cache."""
-        if cache is not None and not isinstance(cache, LayerCache):
-            hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""
-            raise TypeError(f"cache: expected a LayerCache for self-attention, got {type(cache).__name__}{hint}")
+    ) -> tuple[Tensor, Seen, Aligned | None]:  # fmt: skip
+        """Self-attention: queries (B, Hq, Lq, D), what they see (these tokens and those in the cache), and where they
+        stand, if a mechanism that knows no placed masks has to be told."""
+        if cache is not None:
+            if not isinstance(cache, LayerCache):
+                hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""
+                raise TypeError(f"cache: expected a LayerCache for self-attention, got {type(cache).__name__}{hint}")
+            self._check_cached()
         bias, mask = seen.bias, seen.mask
-        if padding is not None:
-            x = fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
-            if cache is None:
-                mask, cache = without_cache(mask, bias, padding)
+        if padding is not None and cache is None:
+            mask, cache = without_cache(mask, bias, padding)
         query, key, value = self._projected(x)
         if isinstance(positions, Rotary):
             if offset is None:
@@ -231,8 +249,12 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"bias: the module adds {type(positions).__name__}'s already, and a call takes one")
             bias = positions()
         if cache is None:
-            return query, Seen(key, value, mask, bias)
-        return query, cache.append(key, value, mask, bias, padding)
+            return query, Seen(key, value, mask, bias), None
+        mechanism = self.config.mechanism
+        place = None
+        if mechanism is not None and mechanism.traits.masks is not True:
+            place = Aligned.of(cache, mask, padding, x.shape[1], mechanism.name)
+        return query, cache.append(key, value, mask, bias, padding), place
 
     def _across(
         self, x: Tensor, context: Tensor, values: Tensor, cache: LayerCache | ContextLayer | None

@@ -16,7 +16,7 @@ from .._masks import Mask, Padding
 from ..batching import fill_padding
 from ..positions import Offset
 from ._initial import begin_anew
-from ._ragged import refuse_with_nested, through_packed
+from ._ragged import refuse_with_nested, through_nested
 from .attention import MultiHeadAttention, Observer, check_tokens
 from .cache import ContextLayer, LayerCache
 from .config import BlockConfig
@@ -75,7 +75,7 @@ class EncoderBlock(nn.Module):
         """x (B, L, E) to (B, L, E); all else as in `MultiHeadAttention`, in self-attention."""
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset, cache=cache)
-            return through_packed(self, x, mask, bias=bias, positions=positions, observe=observe)
+            return through_nested(self, x, mask, self.config.attention, bias=bias, positions=positions, observe=observe)
         check_tokens("x", x, self.config.width)
         x = x if padding is None else fill_padding(x, padding)
 

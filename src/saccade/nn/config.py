@@ -118,24 +118,29 @@ class AttentionConfig:
             raise TypeError(
                 f"mechanism: expected a configuration of saccade.variants or None, got {type(self.mechanism).__name__}"
             )
-        traits, name = self.mechanism.traits, self.mechanism.name
+        traits, name, shape = self.mechanism.traits, self.mechanism.name, self.shape
         biased = self.positions is not None and not isinstance(self.positions, RotaryConfig)
-        asked = {
-            "positions": biased and "bias" not in traits.takes,
-            "kv_heads": self.shape.kv_heads != self.heads and traits.grouped is not True,
-            "window": self.window is not None and traits.masks is not True,
-            **{
-                option: bool(getattr(self, option)) and option not in traits.takes
-                for option in ("sink", "scale", "softcap", "dropout")
-            },
+        logits = "it has no logits for that"
+        asked: dict[str, tuple[bool, bool | str]] = {
+            "positions": (biased and "bias" not in traits.takes, "it has no logits to add a bias to"),
+            "kv_heads": (shape.kv_heads != self.heads, traits.grouped),
+            "window": (self.window is not None, traits.masks),
+            "sink": (bool(self.sink) and "sink" not in traits.takes, "it has no denominator to add one to"),
+            "scale": (self.scale is not None and "scale" not in traits.takes, logits),
+            "softcap": (self.softcap is not None and "softcap" not in traits.takes, logits),
+            "dropout": (self.dropout != 0 and "dropout" not in traits.takes, "it has no weights that could be dropped"),
         }
-        for option, refused in asked.items():
-            if refused:
-                why = {"kv_heads": traits.grouped, "window": traits.masks}.get(option)
+        if self.mechanism.shares_key:
+            shared = "keys are the queries"
+            asked["kv_heads"] = asked["kv_heads"][0], shared
+            asked["context_width"] = shape.context != self.width, shared
+        for option, (wanted, able) in asked.items():
+            if wanted and able is not True:
                 raise ValueError(
-                    f"{option}: the mechanism {name!r} has no {option}"
-                    + (f", since {why}" if isinstance(why, str) else f"; got {getattr(self, option)!r}")
+                    f"{option}: not with the mechanism {name!r}, {reason(able)}; got {getattr(self, option)!r}"
                 )
+        if not self.width == shape.context == shape.values:
+            check_cross(self)
         if self.head_width is None and self.width // self.heads % self.mechanism.maps:
             raise ValueError(
                 f"heads: the mechanism {name!r} splits each head in {self.mechanism.maps}, but "
@@ -284,6 +289,10 @@ class BlockConfig:
     def _check_cross(self, cross: AttentionConfig) -> None:
         if cross.width != self.width:
             raise ValueError(f"cross: its width {cross.width} is not attention's {self.width}")
+        try:
+            check_cross(cross)
+        except ValueError as error:
+            raise ValueError(f"cross: {error}") from None
         if cross.positions is not None:
             raise ValueError("cross: positions are of one sequence, and cross-attention has two")
         if self.placement == "parallel":
@@ -302,6 +311,28 @@ class BlockConfig:
 
         cross = None if self.cross is None else deep(self.cross)
         return replace(self, attention=deep(self.attention), cross=cross)
+
+
+def reason(able: bool | str) -> str:
+    """Why a mechanism cannot, as the end of a sentence."""
+    return f"since {able}" if isinstance(able, str) else "which cannot do that"
+
+
+def check_cross(config: AttentionConfig) -> None:
+    """ValueError where the mechanism cannot read another sequence than the one that asks."""
+    mechanism = config.mechanism
+    if mechanism is not None and mechanism.traits.cross is not True:
+        raise ValueError(
+            f"context: the mechanism {mechanism.name!r} reads no other sequence than the one that asks, "
+            f"{reason(mechanism.traits.cross)}"
+        )
+
+
+def check_causal(config: AttentionConfig) -> None:
+    """ValueError where the mechanism would let tokens see later ones."""
+    mechanism = config.mechanism
+    if mechanism is not None and mechanism.traits.causal is not True:
+        raise ValueError(f"mechanism: {mechanism.name!r} cannot be causal, {reason(mechanism.traits.causal)}")
 
 
 def default_hidden(width: int, *, gated: bool = True) -> int:

@@ -18,11 +18,11 @@ from .._biases import Bias
 from .._masks import Mask, Padding, as_mask
 from ..positions import Offset
 from ._initial import begin_anew, divide_writers
-from ._ragged import refuse_with_nested, through_packed
+from ._ragged import refuse_with_nested, through_nested
 from .attention import Observation, check_tokens
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
-from .config import BlockConfig, check_flag, check_positive
+from .config import BlockConfig, check_causal, check_flag, check_positive
 from .masking import causal, of_context, refuse_rows
 from .norm import make_norm
 
@@ -112,7 +112,7 @@ class Encoder(Stack):
         """
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset)
-            return through_packed(self, x, mask, bias=bias, observe=observe)
+            return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
         return self._run(
             x,
             lambda layer: {"observe": _of_layer(observe, layer)},
@@ -142,8 +142,10 @@ class Decoder(Stack):
         self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False,
         causal: bool = True,
     ):  # fmt: skip
-        super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
         check_flag("causal", causal)
+        if causal and isinstance(config, BlockConfig):
+            check_causal(config.attention)
+        super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
         self.causal = causal
 
     def forward(
@@ -166,7 +168,7 @@ class Decoder(Stack):
         mask = causal(as_mask(mask)) if self.causal else mask
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, padding=padding, offset=offset, cache=cache)
-            return through_packed(self, x, mask, bias=bias, observe=observe)
+            return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
         if cache is not None and not isinstance(cache, KVCache):
             raise TypeError(f"cache: expected a KVCache of all layers, got {type(cache).__name__}")
         if cache is not None and len(cache) != len(self.blocks):

@@ -139,13 +139,17 @@ class LayerCache(ABC):
     def _rolled_back(self, count: int | Tensor) -> np.ndarray:
         """The lengths without the last `count` tokens."""
         lengths = self._lengths()
-        counts = per_item(count, None if self._key is None else self._key.shape[0], "rollback")
+        counts = per_item(count, self._batch(), "rollback")
         after: np.ndarray = lengths - counts
         if (after < 0).any():
             worst = int(after.argmin())
             lengths, counts = np.broadcast_arrays(lengths, counts)
             raise ValueError(f"rollback: {counts[worst]} tokens, but there are only {lengths[worst]}")
         return after
+
+    def _batch(self) -> int | None:
+        """Items held; None: nothing came so far."""
+        return None if self._key is None else self._key.shape[0]
 
     def _place(self, padding: Padding | None) -> torch.device:
         if self._key is not None:
@@ -165,7 +169,8 @@ def check_new(key: Tensor, value: Tensor, held_key: Tensor | None, held_value: T
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name}: expected shape (batch, heads, length, width), got {tuple(tensor.shape)}")
-    if key.shape[:3] != value.shape[:3]:
+    several = key.shape[1] % max(value.shape[1], 1) == 0  # differential attention has two keys for each value
+    if key.shape[0] != value.shape[0] or key.shape[2] != value.shape[2] or not several:
         raise ValueError(
             f"value: has (batch, heads, length) {tuple(value.shape[:3])}, expected the key's {tuple(key.shape[:3])}"
         )

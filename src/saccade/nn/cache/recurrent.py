@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..._biases import Bias
@@ -39,16 +40,32 @@ class RecurrentLayer(LayerCache):
 
         Raises:
             ValueError: a mask other than `Causal()`, tensors that do not fit the state, padding that does not fit.
+                Nothing is added then.
         """
         if not isinstance(mask, Causal):
             raise ValueError(f"mask: a state is read causally, expected Causal(), got {mask!r}")
         arriving = Arriving.of(padding, key.shape[2])
         arriving.check_batch(key.shape[0], padding)
-        out, state = self.mechanism.step(query, key, value, self._state, padding)
-        self._before = self._state, self._host
+        batch = self._batch()
+        if batch not in (None, key.shape[0]):
+            raise ValueError(
+                f"cache: it holds the state of a batch of {batch}, but tokens for {key.shape[0]} came: a cache serves "
+                "one batch (reorder changes it)"
+            )
+        before = self._usable()
+        out, state = self.mechanism.step(query, key, value, before, padding)
+        self._before = before, self._host
         self._state = state
         self._set_lengths(self._host + arriving.count)
         return out
+
+    def _usable(self) -> Any:
+        """The state; made in inference mode it could not be part of a graph."""
+        state = self._state
+        compiling = torch.compiler.is_compiling()
+        if state is None or compiling or torch.is_inference_mode_enabled() or not any(p.is_inference() for p in state):
+            return state
+        return type(state)(*(part.clone() for part in state))
 
     def append(
         self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
@@ -63,7 +80,7 @@ class RecurrentLayer(LayerCache):
         return 0 if self._state is None else sum(part.nbytes for part in self._state)
 
     def reorder(self, items: Tensor) -> None:
-        """As `LayerCache.reorder`."""
+        """As `LayerCache.reorder`; after it nothing can be taken back."""
         if self._state is None:
             return
         items = checked_items(items, self._state[0].shape[0])
@@ -79,6 +96,12 @@ class RecurrentLayer(LayerCache):
         assert self._before is not None
         self._state, self._before = self._before[0], None
         self._set_lengths(after)
+
+    def _batch(self) -> int | None:
+        return None if self._state is None else int(self._state[0].shape[0])
+
+    def _place(self, padding: Padding | None) -> torch.device:
+        return super()._place(padding) if self._state is None else self._state[0].device
 
     def _rolled_back(self, count: int | Tensor) -> np.ndarray:
         after = super()._rolled_back(count)
