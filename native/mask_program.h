@@ -28,6 +28,9 @@ enum class Operation : int64_t {
     any = 15,       // how many; parts
     invert = 16,    // a part
     heads = 17,     // how many parts, how many heads, which part for each; parts
+    dilated = 18,   // step
+    chunks = 19,    // size, left, right
+    columns = 20,   // stride, columns
 };
 
 // The tables must stay where they are while the mask lives.

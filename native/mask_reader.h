@@ -7,6 +7,7 @@
 #include "mask_documents.h"
 #include "mask_positions.h"
 #include "mask_program.h"
+#include "mask_residues.h"
 #include "mask_tables.h"
 
 namespace saccade::masks {
@@ -45,6 +46,9 @@ class Reader {
             case Operation::any: return several(reach, false);
             case Operation::invert: return std::make_unique<Not>(part(reach));
             case Operation::heads: return per_head(reach);
+            case Operation::dilated: return std::make_unique<Dilated>(least(1), reach.keys);
+            case Operation::chunks: return chunks();
+            case Operation::columns: return columns(reach);
         }
         throw std::invalid_argument("mask program: no such operation");
     }
@@ -160,6 +164,17 @@ class Reader {
         const int64_t stride = least(1), columns = least(1);
         require(columns <= stride, "more columns than the stride");
         return std::make_unique<Fixed>(stride, columns, reach.keys);
+    }
+
+    Part chunks() {
+        const int64_t size = least(1), left = least(0);
+        return std::make_unique<Chunks>(size, left, least(0));
+    }
+
+    Part columns(const Reach& reach) {
+        const int64_t stride = least(1), columns = least(1);
+        require(columns <= stride, "more columns than the stride");
+        return std::make_unique<Columns>(stride, columns, reach.keys);
     }
 
     Part blocks() {

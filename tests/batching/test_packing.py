@@ -76,6 +76,7 @@ MASKS = [
     Window(2, 1),
     Causal() & ~Window(0, 0) | Window(1, 0),
     Causal() & Strided(3),
+    saccade.Dilated(2) & Window(4, 4),
     PerHead([Causal(), Window(1, 2)]),
 ]
 
@@ -115,6 +116,8 @@ def test_cross_attention_from_row_to_row(pairs):
     [
         saccade.Prefix(2),
         saccade.Fixed(3, 1),
+        saccade.Chunks(3),
+        saccade.Columns(3),
         saccade.Global([0]),
         Padding([3]),
         Causal().at(1),

@@ -88,6 +88,29 @@ def fixed(draw, Lq, Lk):
     return Case(masks.Fixed(stride, columns), meaning)
 
 
+def dilated(draw, Lq, Lk):
+    step = draw(st.integers(1, 7))
+    return Case(masks.Dilated(step), lambda b, h, i, p, j: abs(j - p) in range(0, REACH, step))
+
+
+def chunks(draw, Lq, Lk):
+    size = draw(st.integers(1, 7))
+    left, right = draw(st.integers(0, 2)), draw(st.integers(0, 2))
+
+    def meaning(b, h, i, p, j):
+        start = next(s for s in range(-REACH * size, REACH * size, size) if p in range(s, s + size))
+        return j in range(start - left * size, start + (right + 1) * size)
+
+    return Case(masks.Chunks(size, left, right), meaning)
+
+
+def columns(draw, Lq, Lk):
+    stride = draw(st.integers(1, 7))
+    count = draw(st.integers(1, stride))
+    kept = {end - n for end in range(stride, REACH + stride, stride) for n in range(1, count + 1)}
+    return Case(masks.Columns(stride, count), lambda b, h, i, p, j: j in kept)
+
+
 def global_(draw, Lq, Lk):
     rows = draw(st.integers(1, 3))
     if rows == 3:
@@ -183,9 +206,10 @@ def predicate(draw, Lq, Lk):
 
 
 LEAVES = {
-    "Causal": causal, "Window": window, "Prefix": prefix, "Strided": strided, "Fixed": fixed, "Global": global_,
-    "Edges": edges, "Blocks": blocks, "RandomBlocks": random_blocks, "Padding": padding, "Documents": documents,
-    "FromTensor": from_tensor, "Predicate": predicate,
+    "Causal": causal, "Window": window, "Prefix": prefix, "Strided": strided, "Fixed": fixed, "Dilated": dilated,
+    "Chunks": chunks, "Columns": columns, "Global": global_, "Edges": edges, "Blocks": blocks,
+    "RandomBlocks": random_blocks, "Padding": padding, "Documents": documents, "FromTensor": from_tensor,
+    "Predicate": predicate,
 }  # fmt: skip
 
 

@@ -8,6 +8,9 @@ import torch
 from saccade._masks import (
     Blocks,
     Causal,
+    Chunks,
+    Columns,
+    Dilated,
     Documents,
     Edges,
     Fixed,
@@ -34,6 +37,7 @@ def masks():
         Documents.from_cu_seqlens([0, 23, 41]) | Window(2, 3),
         Documents(torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) // 7),
         PerHead([Strided(8), Fixed(8, 2), Prefix([3, 29])]),
+        PerHead([Dilated(3), Chunks(8, 1), Columns(8, 2) & Causal()]),
         Global([3, 31]) & ~RandomBlocks(3, 4, 2, symmetric=True),
         Blocks(bits[0, :, :9, :9], 5) & Edges(*nodes),
         FromTensor(bits[:, :1]),

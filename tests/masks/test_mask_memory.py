@@ -9,6 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saccade._masks import (
     Blocks,
     Causal,
+    Chunks,
+    Columns,
+    Dilated,
     Documents,
     Edges,
     Fixed,
@@ -46,6 +49,7 @@ def masks():
         "longformer": Causal() & (Window(512, 0) | Global([0, 70000])),
         "bigbird": Window(256, 256) | Global([0]) | RandomBlocks(0, SIDE, 3),
         "documents": Causal() & Documents.from_cu_seqlens(ends) & Padding([LENGTH, 100003]),
+        "remainders": PerHead([Window(400, 0) & Dilated(3), Chunks(362, 1) & Causal(), Columns(362, 8) & Causal()]),
         "sparse transformer": PerHead([Strided(362), Fixed(362, 8), Prefix(1000)]),
         "blocks": Blocks(layout, SIDE) & ~Window(5, 5),
         "edges": Edges(torch.arange(LENGTH), torch.arange(LENGTH).flip(0)) | Window(0, 0),

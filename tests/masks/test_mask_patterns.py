@@ -7,6 +7,9 @@ import torch
 
 from saccade._masks import (
     Causal,
+    Chunks,
+    Columns,
+    Dilated,
     Documents,
     Edges,
     Fixed,
@@ -40,6 +43,10 @@ def test_drawings_of_the_docstrings():
     assert drawn(Documents([0, 0, 1]), 3, 3) == ["11.", "11.", "..1"]
     assert drawn(Causal() & Documents([0, 0, 1]), 3, 3) == ["1..", "11.", "..1"]
     assert drawn(Global([1]), 3, 3) == [".1.", "111", ".1."]
+    assert drawn(Window(4, 2) & Dilated(2), 6, 6) == ["1.1...", ".1.1..", "1.1.1.", ".1.1.1", "1.1.1.", ".1.1.1"]
+    assert drawn(Chunks(2), 3, 5) == ["..11.", "..11.", "....1"]
+    assert drawn(Chunks(2, 1), 3, 5) == ["1111.", "1111.", "..111"]
+    assert drawn(Columns(3), 2, 7) == ["..1..1.", "..1..1."]
     assert drawn(Edges([0, 2, 2], [1, 0, 2]), 3, 3) == [".1.", "...", "1.1"]
 
 
@@ -51,6 +58,9 @@ def test_drawings_of_the_docstrings():
         Prefix(5) & Causal(),
         Strided(4),
         Fixed(4, 2),
+        Causal() & Dilated(3),
+        Causal() & Chunks(4, 1),
+        Causal() & Columns(4, 2),
         RandomBlocks(7, 2, 2),
         Causal() & RandomBlocks(7, 3, 1, symmetric=True),
         Causal() & Documents([0] * 5 + [1] * 30),

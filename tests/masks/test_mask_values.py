@@ -240,5 +240,5 @@ def _tensors_of(mask):
 
 def test_every_name_is_exported():
     patterns = {Blocks, Causal, Documents, Edges, FromTensor, Global, Padding, PerHead, Prefix, RandomBlocks, Window}
-    patterns |= {masks.Fixed, masks.Strided, masks.Predicate, masks.Mask}
+    patterns |= {masks.Chunks, masks.Columns, masks.Dilated, masks.Fixed, masks.Strided, masks.Predicate, masks.Mask}
     assert {pattern.__name__ for pattern in patterns} <= set(masks.__all__)

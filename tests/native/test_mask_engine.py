@@ -24,6 +24,9 @@ from saccade._backends._lowering import Lowered, Operation, built, is_structured
 from saccade._masks import (
     Blocks,
     Causal,
+    Chunks,
+    Columns,
+    Dilated,
     Documents,
     Edges,
     Fixed,
@@ -172,6 +175,16 @@ LARGE = {
     "strided, close": Strided(3),
     "fixed": Fixed(53, 7),
     "fixed, close": Fixed(4, 1),
+    "dilated": Dilated(2),
+    "dilated, far": Dilated(61),
+    "dilated window": Window(90, 45) & Dilated(3),
+    "dilated, moved": (Causal() & Dilated(5)).at([-3, 70]),
+    "chunks": Chunks(53),
+    "chunks, close": Causal() & Chunks(5),
+    "chunks, far and near": Chunks(11, 3, 2),
+    "chunks, before": Chunks(48).at(-100),
+    "columns": Columns(53, 7),
+    "columns, close": Causal() & Columns(4),
     "global": Global([0, 63, 64, 65, 190]),
     "global, by item": Global(seeded(3, 250, density=0.05)),
     "longformer": Window(20, 20) | Global([0, 1, 100]),
@@ -193,6 +206,7 @@ LARGE = {
     "tensor, by key": FromTensor(seeded(1, 2, 1, LK)),
     "tensor, by row": FromTensor(seeded(3, 1, LQ, 1)),
     "tensor in a window": FromTensor(seeded(LQ, LK)) & Window(25, 0),
+    "dilations": PerHead([Window(30, 30), Window(60, 60) & Dilated(2), Window(90, 0) & Dilated(3)]) | Global([3, 90]),
     "heads": PerHead([Window(16, 0), Causal(), Window(16, 0) | Global([3])]),
     "sliced": (Causal() & Padding([300, 150])).slice((64, 64 + LQ), (30, 30 + LK), lengths=(300, 300)),
     "sliced, placed": Window(90, 0).at(11).slice((64, 64 + LQ), (30, 30 + LK)),
@@ -211,7 +225,8 @@ def test_over_many_words_and_blocks(name):
 
 
 @pytest.mark.parametrize("name", ["causal", "moved", "window", "causal window", "prefixes", "random", "blocks", "edges",
-                                  "padding", "padding, left", "tensor", "two sequences", "global"])  # fmt: skip
+                                  "padding", "padding, left", "tensor", "two sequences", "global", "dilated, far",
+                                  "chunks", "chunks, far and near", "columns"])  # fmt: skip
 def test_lists_of_these_are_exact(name):
     check(LARGE[name], LQ, LK, [(48, 48), (7, 5)], exact=True)
 
@@ -390,6 +405,9 @@ def test_lists_built_by_several_threads_at_once():
     ([Operation.PADDING, 0, -1], [torch.zeros(2, 3, dtype=torch.int64)], "another number of axes"),
     ([Operation.TENSOR, 0], [torch.zeros(1, 1, 2, 2, dtype=torch.int64)], "another dtype"),
     ([Operation.STRIDED, 0], [], "a number is too small"),
+    ([Operation.DILATED, 0], [], "a number is too small"),
+    ([Operation.CHUNKS, 3, -1, 0], [], "a number is too small"),
+    ([Operation.COLUMNS, 3, 4], [], "more columns than the stride"),
     ([Operation.DOCUMENTS, 0, -1], [torch.zeros(6, dtype=torch.int64)], "fewer ids than keys"),
     ([Operation.TENSOR, 0], [torch.zeros(1, 1, 4, 7, dtype=torch.bool)], "fewer rows"),
     ([Operation.ALL, 2, Operation.PREFIX, 1, 0, Operation.PREFIX, 1, 1],

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from saccade import Causal, Documents, Global, Padding, Prefix, Strided, Window
+from saccade import Causal, Chunks, Columns, Dilated, Documents, Global, Padding, Prefix, Strided, Window
 from saccade.nn import AttentionConfig, ContextLayer, GrowingLayer, KVCache, MultiHeadAttention, SelfAttention
 from saccade.positions import AlibiConfig, Rotary, RotaryConfig, T5Config
 
@@ -327,7 +327,9 @@ def test_hooks_and_replaced_projections_are_heard(fused):
 
 
 @pytest.mark.parametrize("scheme", [None, RotaryConfig()], ids=repr)
-@pytest.mark.parametrize("mask", [Prefix(2), Causal() | Global([0]), Strided(2)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [Prefix(2), Causal() | Global([0]), Strided(2), Dilated(2), Chunks(3, 1) | Causal() & Columns(3)], ids=repr
+)
 def test_masks_that_name_positions_mean_tokens_beside_padding_on_the_left(mask, scheme):
     module, x = make(20, 5, positions=scheme), tokens(width=20)
     real = torch.arange(L) >= torch.tensor([4, 0])[:, None]

@@ -26,6 +26,7 @@ MASKS = {
     "padding by booleans": Padding(torch.rand(B, L) > 0.3) | Window(0, 0),
     "documents": ~Documents(torch.arange(L) // 4) & Window(None, 5),
     "documents of two": Documents(torch.arange(L) // 4, torch.arange(L) // 3),
+    "remainders": saccade.Dilated(3) & saccade.Chunks(4, 1) | saccade.Columns(5, 2),
     "sparse": Global([1, 4]) | saccade.Strided(3) | saccade.Fixed(4, 2) | saccade.Prefix(2),
     "prefix by item": saccade.Prefix([1, 5, 0]),
     "blocks": saccade.Blocks([[True, False, True]] * 3, 4) | saccade.RandomBlocks(5, 3, 1),

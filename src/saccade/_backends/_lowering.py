@@ -18,6 +18,9 @@ from torch import Tensor
 from .._masks import (
     Blocks,
     Causal,
+    Chunks,
+    Columns,
+    Dilated,
     Documents,
     Edges,
     Fixed,
@@ -65,6 +68,9 @@ class Operation(IntEnum):
     ANY = 15
     INVERT = 16
     HEADS = 17
+    DILATED = 18
+    CHUNKS = 19
+    COLUMNS = 20
 
 
 class Lowered(NamedTuple):
@@ -180,6 +186,18 @@ def _fixed(mask: Fixed, standing: _Standing, out: Lowered) -> None:
     out.program.extend((Operation.FIXED, _near(mask.stride), _near(mask.columns)))
 
 
+def _dilated(mask: Dilated, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.DILATED, _near(mask.step)))
+
+
+def _chunks(mask: Chunks, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.CHUNKS, _near(mask.size), _near(mask.left), _near(mask.right)))
+
+
+def _columns(mask: Columns, standing: _Standing, out: Lowered) -> None:
+    out.program.extend((Operation.COLUMNS, _near(mask.stride), _near(mask.columns)))
+
+
 def _blocks(mask: Blocks, standing: _Standing, out: Lowered) -> None:
     out.program.extend((Operation.BLOCKS, _table(mask.layout.values, out), _near(mask.size)))
 
@@ -244,6 +262,9 @@ _WRITERS: dict[type[Mask], Callable[[Any, _Standing, Lowered], None]] = {
     Global: _global,
     Strided: _strided,
     Fixed: _fixed,
+    Dilated: _dilated,
+    Chunks: _chunks,
+    Columns: _columns,
     Blocks: _blocks,
     RandomBlocks: _random,
     Edges: _edges,

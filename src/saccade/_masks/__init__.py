@@ -10,12 +10,16 @@ from ._heads import PerHead
 from ._mask import Mask, Tile
 from ._padding import Padding
 from ._relative import Causal, Fixed, Prefix, Strided, Window
+from ._residues import Chunks, Columns, Dilated
 from ._seen import keys_seen as keys_seen
 from ._sparse import Edges, Global
 
 __all__ = [
     "Blocks",
     "Causal",
+    "Chunks",
+    "Columns",
+    "Dilated",
     "Documents",
     "Edges",
     "Fixed",

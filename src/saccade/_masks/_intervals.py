@@ -32,6 +32,21 @@ def band(low: int, high: int, least: int | None, most: int | None) -> Kind:
     return "partial"
 
 
+def chunks_apart(region: Region, size: int, left: int = 0, right: int = 0) -> Kind:
+    """What "the key's chunk of `size` lies at most `left` before and `right` after the query's" is in a rectangle."""
+    first, last = region.keys[0] // size, (region.keys[1] - 1) // size
+    top, bottom = region.positions[0] // size, (region.positions[1] - 1) // size
+    return band(first - bottom, last - top, -left, right)
+
+
+def in_columns(keys: Span, stride: int, columns: int) -> Kind:
+    """What "key is one of the last `columns` of a block of `stride`" is for a span of keys."""
+    first, size = keys[0] % stride, keys[1] - keys[0]
+    if first + size <= stride - columns:
+        return "empty"
+    return "full" if columns == stride or (first >= stride - columns and first + size <= stride) else "partial"
+
+
 def counted(count: int, size: int) -> Kind:
     """The kind of a rectangle in which `count` of `size` pairs are kept."""
     return "empty" if count == 0 else "full" if count == size else "partial"

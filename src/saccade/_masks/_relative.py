@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._data import Table, extent, numbers, per_item, whole
-from ._intervals import Kind, Region, band, both, either
+from ._intervals import Kind, Region, band, both, chunks_apart, either, in_columns
 from ._mask import Mask
 
 
@@ -202,24 +202,8 @@ class Fixed(Mask):
 
     def _region(self, region: Region) -> Kind:
         low, high = region.distances()
-        return both((band(low, high, None, 0), either((self._same_block(region), self._summaries(region)))))
-
-    def _same_block(self, region: Region) -> Kind:
-        key_low, key_high = region.keys[0] // self.stride, (region.keys[1] - 1) // self.stride
-        row_low, row_high = region.positions[0] // self.stride, (region.positions[1] - 1) // self.stride
-        if key_high < row_low or row_high < key_low:
-            return "empty"
-        return "full" if key_low == key_high == row_low == row_high else "partial"
-
-    def _summaries(self, region: Region) -> Kind:
-        start, stop = region.keys
-        first, size = start % self.stride, stop - start
-        if first + size <= self.stride - self.columns:
-            return "empty"
-        all_summaries = self.columns == self.stride or (
-            first >= self.stride - self.columns and first + size <= self.stride
-        )
-        return "full" if all_summaries else "partial"
+        shown = chunks_apart(region, self.stride), in_columns(region.keys, self.stride, self.columns)
+        return both((band(low, high, None, 0), either(shown)))
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.stride, self.columns

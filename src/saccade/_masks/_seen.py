@@ -17,6 +17,7 @@ from ._mask import Mask
 from ._padding import Padding
 from ._placement import At, Slice
 from ._relative import Causal, Fixed, Prefix, Strided, Window
+from ._residues import Chunks, Dilated
 
 _DIRECT = 1 << 18  # pairs that are simply looked at, all at once
 _ROWS, _KEYS = 256, 1024
@@ -103,7 +104,7 @@ def _sees_itself(mask: Mask) -> bool:
         return any(_sees_itself(part) for part in mask._parts())
     if isinstance(mask, Documents):
         return mask.key_ids is None
-    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed)
+    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Chunks | Dilated)
 
 
 def _widens(mask: Mask) -> bool:

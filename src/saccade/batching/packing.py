@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._masks import Causal, Documents, Mask, Padding, PerHead, Strided, Window
+from .._masks import Causal, Dilated, Documents, Mask, Padding, PerHead, Strided, Window
 from .._masks._algebra import And, Not, Or
 from .._masks._data import describe, numbers
 from .checks import check_sequences
 from .padding import unpad
 
 # Masks that ask for the distance of query and key only: in a packed row they mean what they mean in each sequence.
-_BY_DISTANCE = (Causal, Window, Strided)
+_BY_DISTANCE = (Causal, Window, Strided, Dilated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,9 @@ class Packed:
     def mask(self, mask: Mask | None = None, *, keys: Packed | None = None) -> Mask:
         """What attention over the row takes so that each sequence is attended with `mask`, and only within itself.
 
-        In a row only distances are what they were, so `mask` may be made of Causal, Window, Strided and PerHead with
-        & | ~; masks that name positions (Prefix, Global, ...) or items would mean other tokens and are refused.
+        In a row only distances are what they were, so `mask` may be made of Causal, Window, Strided, Dilated and
+        PerHead with & | ~; masks that name positions (Prefix, Global, ...) or items would mean other tokens and are
+        refused.
 
         Args:
             mask: for one sequence; None lets every token attend to its whole sequence.

@@ -10,7 +10,20 @@ from typing import cast
 from torch import Tensor
 
 from .._biases import Bias, RelativeScores, as_bias
-from .._masks import Causal, Fixed, Global, Mask, Padding, PerHead, Prefix, Strided, Window
+from .._masks import (
+    Causal,
+    Chunks,
+    Columns,
+    Dilated,
+    Fixed,
+    Global,
+    Mask,
+    Padding,
+    PerHead,
+    Prefix,
+    Strided,
+    Window,
+)
 from .._masks._algebra import And, Not, Or
 from .._masks._placement import At
 from ..batching import fill_padding
@@ -117,11 +130,11 @@ def _on_the_left(padding: Padding) -> bool:
 def _of_distances(mask: Mask) -> bool:
     if isinstance(mask, And | Or | Not):
         return all(_of_distances(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window)
+    return isinstance(mask, Causal | Window | Dilated)
 
 
 def _of_positions(mask: Mask) -> bool:
     """Whether it is a rule, not data about the rows of one batch."""
     if isinstance(mask, And | Or | Not | PerHead):
         return all(_of_positions(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Global)
+    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Chunks | Columns | Dilated | Global)

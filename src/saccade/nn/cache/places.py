@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._masks import Causal, Fixed, FromTensor, Mask, Prefix, Strided, Window
+from ..._masks import Causal, Chunks, Columns, Dilated, Fixed, FromTensor, Mask, Prefix, Strided, Window
 from ..._masks._algebra import And, Not, Or
 from ..._masks._data import Table
 from ..._masks._intervals import Kind, Region, Span
@@ -160,4 +160,4 @@ def _of_positions(mask: Mask) -> bool:
     """Whether it has no data of its own that positions could leave."""
     if isinstance(mask, And | Or | Not):
         return all(_of_positions(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed)
+    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Chunks | Columns | Dilated)
