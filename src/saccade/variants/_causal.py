@@ -1,0 +1,248 @@
+"""Causal attention of features: o_i = sum_{j <= i} (phi_i . psi_j) v_j / sum_{j <= i} phi_i . psi_j, in linear memory.
+
+Chunks of C tokens: those of the own chunk are read through the masked product of their features, all earlier ones
+through the state S = sum psi_j [v_j, 1]^T, which does not hold the own chunk (Katharopoulos et al., 2020, equations 9 to
+12, by chunks as in Hua et al., 2022, "Transformer Quality in Linear Time", section 3.3). The column of ones makes the
+denominator a value like the others.
+
+The backward pass recomputes: with the numerator's and denominator's gradients g,
+    d phi_i = sum_{j <= i} (g_i . v_j) psi_j,  d psi_j = sum_{i >= j} (g_i . v_j) phi_i,  d v_j = sum_{i >= j} (phi_i . psi_j) g_i,
+by the same chunks, the last one first, with dS = sum phi_i g_i^T of all later ones.
+
+Work: 2 C (M + Dv) + 4 M Dv FLOP forward and 2 C (3 M + 2 Dv) + 10 M Dv backward, per token and query head. Memory: what comes
+in and goes out, and M x Dv numbers for every `SEGMENT` chunks.
+
+Shapes: B batch, H query heads, Hkv key-value heads (query head h reads h // G, G = H // Hkv), L length, M features,
+Dv value width, C tokens in a chunk, N = B Hkv, n chunks in a segment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 64
+SEGMENT = 8  # chunks that are taken at once, for fewer and larger products
+
+
+class LinearState(NamedTuple):
+    """What linear attention remembers: float32, or float64 for float64 inputs."""
+
+    sums: Tensor  # (B, Hkv, M, Dv): sum_j psi_j v_j^T
+    weights: Tensor  # (B, Hkv, M): sum_j psi_j
+
+
+def read_causally(
+    queries: Tensor, keys: Tensor, values: Tensor, state: LinearState | None = None, *, normalise: bool = True,
+    log_scale: Tensor | None = None, state_scale: Tensor | None = None,
+) -> tuple[Tensor, LinearState]:  # fmt: skip
+    """Each token reads itself, those before it and those in the state.
+
+    With `log_scale` the features of key j stand for exp(log_scale_j) psi_j. Everything is then computed in units of the
+    running maximum c_i of log_scale up to i, which only looks back: weights are exp(log_scale_j - c_i) <= 1. The unit
+    cancels where `normalise`; without it, row i is in units of exp(c_i). The state that is returned is in units of
+    exp(c_L). No gradient flows to scales.
+
+    Args:
+        queries: features (B, H, L, M), float32 or float64.
+        keys: features (B, Hkv, L, M).
+        values: (B, Hkv, L, Dv).
+        state: of what came before.
+        normalise: divide by the sum of weights. Where that is 0 (below the smallest normal number, which has no digits
+            to divide by) the row is 0.
+        log_scale: (B, Hkv, L).
+        state_scale: (B, Hkv), the logarithm of the unit that `state` is in.
+
+    Returns:
+        (out (B, H, L, Dv), the state after these tokens).
+    """
+    if state is None:
+        sums = queries.new_zeros(*keys.shape[:2], keys.shape[-1], values.shape[-1] + 1)
+    else:
+        sums = torch.cat([state.sums, state.weights[..., None]], -1)
+    if log_scale is not None:
+        first = log_scale.new_full(log_scale.shape[:2], -torch.inf) if state_scale is None else state_scale
+        log_scale = torch.cat([first[..., None], log_scale], -1).detach()
+    out, sums = _Causal.apply(queries, keys, values, sums, log_scale, normalise)
+    return out, LinearState(sums[..., :-1], sums[..., -1])
+
+
+def read_all(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool = True) -> Tensor:
+    """Every query (B, H, Lq, M) reads every key (B, Hkv, Lk, M) and value (B, Hkv, Lk, Dv): (B, H, Lq, Dv)."""
+    return read_state(queries, summed(keys, values), normalise=normalise)
+
+
+def summed(keys: Tensor, values: Tensor) -> LinearState:
+    """The state after these tokens, and nothing before them."""
+    return LinearState(keys.mT @ values, keys.sum(-2))
+
+
+def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True) -> Tensor:
+    """Every query (B, H, L, M) reads what is in the state: (B, H, L, Dv)."""
+    batch, heads, length, width = queries.shape
+    grouped = queries.reshape(batch, state.weights.shape[1], -1, width)
+    out = grouped @ state.sums
+    if normalise:
+        out = divided(out, grouped @ state.weights[..., None])
+    return out.reshape(batch, heads, length, -1)
+
+
+def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """The quotient, and 0 where no weight is left, with gradient 0."""
+    live = denominator.abs() >= torch.finfo(denominator.dtype).tiny
+    return (numerator / denominator.where(live, 1.0)).where(live, 0.0)
+
+
+class _Plan(NamedTuple):
+    """How tokens are cut into segments of chunks."""
+
+    chunk: int
+    groups: int  # G
+    kv_heads: int
+    length: int
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor) -> _Plan:
+        length = queries.shape[2]
+        return cls(max(1, min(CHUNK, length)), queries.shape[1] // keys.shape[1], keys.shape[1], length)
+
+    @property
+    def segments(self) -> list[slice]:
+        step = self.chunk * SEGMENT
+        return [slice(start, min(start + step, self.length)) for start in range(0, self.length, step)]
+
+    def cut(self, tensor: Tensor, segment: slice, groups: int = 1) -> Tensor:
+        """(B, Hkv g, L, X) -> (N, n, g C, X) of one segment, 0 past the last token."""
+        part = tensor[:, :, segment]
+        part = F.pad(part, (0, 0, 0, -part.shape[2] % self.chunk))
+        batch, heads, length, width = part.shape
+        part = part.reshape(batch * heads // groups, groups, length // self.chunk, self.chunk, width)
+        return part.transpose(1, 2).reshape(part.shape[0], -1, groups * self.chunk, width)
+
+    def paste(self, part: Tensor, to: Tensor, segment: slice, groups: int = 1) -> None:
+        """The way back, into `to`."""
+        batch, heads, _, width = to.shape
+        part = part.reshape(batch * heads // groups, -1, groups, self.chunk, width).transpose(1, 2)
+        to[:, :, segment] = part.reshape(batch, heads, -1, width)[:, :, : segment.stop - segment.start]
+
+
+class _Scales(NamedTuple):
+    """How much of each other's units chunks, rows and keys are; None: all is in one unit."""
+
+    pairs: Tensor | None  # (N, n, 1, C, C): of key j in row i's
+    rows: Tensor | None  # (N, n, G C, 1): of the state's before the chunk in row i's
+    keys: Tensor | None  # (N, n, C, 1): of key j in the state's after the chunk
+    states: Tensor | None  # (N, n, 1, 1): of the state's before the chunk in the state's after it
+
+    @classmethod
+    def of(cls, plan: _Plan, segment: slice, log_scale: Tensor | None) -> _Scales:
+        if log_scale is None:
+            return cls(None, None, None, None)
+        running = log_scale.cummax(-1).values.flatten(0, 1)[:, segment.start : segment.stop + 1]
+        own = log_scale.flatten(0, 1)[:, segment.start + 1 : segment.stop + 1]
+        missing = (segment.start - segment.stop) % plan.chunk
+        keys = F.pad(own, (0, missing)).unflatten(1, (-1, plan.chunk))
+        rows = torch.cat([running[:, 1:], running[:, -1:].expand(-1, missing)], -1).unflatten(1, (-1, plan.chunk))
+        before, after = running[:, : -1 : plan.chunk, None], rows[..., -1:]
+        return cls(
+            _factor(keys[..., None, :], rows[..., :, None])[:, :, None].tril_(),
+            _factor(before, rows).repeat(1, 1, plan.groups)[..., None],
+            _factor(keys, after)[..., None],
+            _factor(before, after)[..., None],
+        )
+
+
+def _factor(unit: Tensor, other: Tensor) -> Tensor:
+    """exp(unit - other), 0 where there is nothing yet: -inf - -inf would be NaN."""
+    return (unit - other).clamp(max=0).masked_fill(unit == -torch.inf, -torch.inf).exp()
+
+
+def _scaled(tensor: Tensor, factor: Tensor | None) -> Tensor:
+    return tensor if factor is None else tensor * factor
+
+
+def _pairs(left: Tensor, right: Tensor, plan: _Plan, scales: _Scales) -> Tensor:
+    """Products (N, n, G C, C) of rows and keys of a chunk, 0 for later keys."""
+    products = left @ right.mT
+    grouped = products.unflatten(2, (plan.groups, plan.chunk))
+    if scales.pairs is None:
+        grouped.tril_()
+    else:
+        grouped *= scales.pairs
+    return products
+
+
+def _states(products: Tensor, first: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor]:
+    """States (N, n, M, Dv + 1) before each chunk and (N, M, Dv + 1) after the last one, from what each chunk adds."""
+    states = torch.empty_like(products)
+    state = first
+    for n in range(products.shape[1]):
+        states[:, n] = state
+        kept = state if factors is None else state * factors[:, n]
+        state = kept + products[:, n]
+    return states, state
+
+
+class _Causal(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, log_scale: Tensor | None, normalise: bool
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        plan = _Plan.of(queries, keys)
+        out = values.new_empty(*queries.shape[:3], values.shape[-1])
+        denominators = values.new_empty(*queries.shape[:3], 1)
+        state, before = sums.flatten(0, 1), []
+        for segment in plan.segments:
+            before.append(state)
+            q, k, v = _operands(plan, segment, queries, keys, values)
+            scales = _Scales.of(plan, segment, log_scale)
+            states, state = _states(_scaled(k, scales.keys).mT @ v, state, scales.states)
+            read = _pairs(q, k, plan, scales) @ v
+            read += _scaled(q, scales.rows) @ states
+            numerator, denominator = read[..., :-1], read[..., -1:]
+            plan.paste(divided(numerator, denominator) if normalise else numerator, out, segment, plan.groups)
+            plan.paste(denominator, denominators, segment, plan.groups)
+        ctx.plan, ctx.normalise = plan, normalise
+        ctx.save_for_backward(queries, keys, values, log_scale, out, denominators, *before)
+        return out, state.view_as(sums)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g_out: Tensor, g_sums: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, log_scale, out, denominators, *before = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        g_queries, g_keys, g_values = torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+        g_state = g_sums.flatten(0, 1)
+        for segment, state in zip(reversed(plan.segments), reversed(before), strict=True):
+            q, k, v = _operands(plan, segment, queries, keys, values)
+            g = _cotangent(*(plan.cut(t, segment, plan.groups) for t in (g_out, out, denominators)), ctx.normalise)
+            scales = _Scales.of(plan, segment, log_scale)
+            scaled_q, scaled_k = _scaled(q, scales.rows), _scaled(k, scales.keys)
+            states, _ = _states(scaled_k.mT @ v, state, scales.states)
+            # The same recurrence the other way round gives the gradient of the state after each chunk.
+            turned = None if scales.states is None else scales.states.flip(1)
+            g_states, g_state = _states((scaled_q.mT @ g).flip(1), g_state, turned)
+            g_states = g_states.flip(1)
+            pairs, g_pairs = _pairs(q, k, plan, scales), _pairs(g, v, plan, scales)
+            plan.paste(g_pairs @ k + _scaled(g @ states.mT, scales.rows), g_queries, segment, plan.groups)
+            plan.paste(g_pairs.mT @ q + _scaled(v @ g_states.mT, scales.keys), g_keys, segment)
+            plan.paste((pairs.mT @ g + scaled_k @ g_states)[..., :-1], g_values, segment)
+        return g_queries, g_keys, g_values, g_state.view_as(g_sums), None, None
+
+
+def _operands(plan: _Plan, segment: slice, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    """Of one segment: (N, n, G C, M), (N, n, C, M) and (N, n, C, Dv + 1), the column of ones put in."""
+    q, k, v = plan.cut(queries, segment, plan.groups), plan.cut(keys, segment), plan.cut(values, segment)
+    return q, k, F.pad(v, (0, 1), value=1.0)
+
+
+def _cotangent(g_out: Tensor, out: Tensor, denominator: Tensor, normalise: bool) -> Tensor:
+    """(N, n, G C, Dv + 1): gradients of numerator and denominator."""
+    if not normalise:
+        return F.pad(g_out, (0, 1))
+    g = torch.cat([g_out, -(g_out * out).sum(-1, keepdim=True)], -1)
+    return divided(g, denominator)

@@ -1,0 +1,159 @@
+"""Feature maps of linear attention: what stands for a query or a key, so that a product of two stands for exp(q . k).
+
+Shapes: D width of a head, M = `width(D)` number of features.
+
+Each is a frozen value and a function (..., D) -> (..., M). The attention of a map is sum_j phi(q).phi(k_j) v_j /
+sum_j phi(q).phi(k_j): the state of a head holds M x Dv numbers, and M decides how much of the past can be told apart
+(Arora et al., 2024, "Simple linear attention language models balance the recall-throughput tradeoff").
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class FeatureMap(ABC):
+    """A map of queries and keys to features, elementwise over tokens."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features (..., M) of (..., D), in the dtype of x."""
+
+    @abstractmethod
+    def width(self, head: int) -> int:
+        """M for heads of that width."""
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """Keeps nothing but the features: where x > 0 they are above 1 and the slope is 1, elsewhere they are the slope."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clamp(max=0).exp_().add_(x.relu())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (features,) = ctx.saved_tensors
+        return gradient * features.clamp(max=1)
+
+
+@dataclass(frozen=True)
+class EluPlusOne(FeatureMap):
+    """elu(x) + 1: x + 1 above 0, exp(x) below (Katharopoulos et al., 2020, equation 7). M = D.
+
+    `F.elu(x) + 1` loses all digits below x = -17 in float32, where it gives 0; exp(x) does not.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        features: Tensor = _EluPlusOne.apply(x)
+        return features
+
+    def width(self, head: int) -> int:
+        return head
+
+
+@dataclass(frozen=True)
+class Relu(FeatureMap):
+    """max(x, 0) (Kasai et al., 2021, "Finetuning Pretrained Transformers into RNNs", without its projection). M = D.
+
+    Features can vanish: a query whose features all do, or that meets no key with one in common, gets 0.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def width(self, head: int) -> int:
+        return head
+
+
+@dataclass(frozen=True)
+class Softmax(FeatureMap):
+    """softmax(x) and softmax(-x) over the features of a token, side by side. M = 2 D.
+
+    The map of Hedgehog (Zhang et al., 2024, "The Hedgehog & the Porcupine: Expressive Linear Attentions with Softmax
+    Mimicry", section 4), which puts learned weights before it: here these are the projections to queries and keys.
+    Bounded by 1, and peaked, which elu(x) + 1 is not.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)
+
+    def width(self, head: int) -> int:
+        return 2 * head
+
+
+@dataclass(frozen=True)
+class Dpfp(FeatureMap):
+    """Products of rectified neighbours, r_i r_(i - n) for n = 1..nu with r = relu([x, -x]). M = 2 D nu.
+
+    DPFP-nu (Schlag et al., 2021, "Linear Transformers Are Secretly Fast Weight Programmers", equation 37): sparse
+    and nearly orthogonal, so that more keys can be told apart than the head has dimensions. Features can vanish.
+
+    Args:
+        nu: neighbours, at least 1 and less than 2 D.
+    """
+
+    nu: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.nu, bool) or not isinstance(self.nu, Integral):
+            raise TypeError(f"nu: expected an int, got {type(self.nu).__name__}")
+        if self.nu < 1:
+            raise ValueError(f"nu: expected at least 1, got {self.nu}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.width(x.shape[-1])
+        r = torch.cat([x, -x], -1).relu()
+        return torch.cat([r * r.roll(n, -1) for n in range(1, self.nu + 1)], -1)
+
+    def width(self, head: int) -> int:
+        if self.nu >= 2 * head:
+            raise ValueError(f"nu: expected less than {2 * head}, twice the width of a head, got {self.nu}")
+        return 2 * head * self.nu
+
+
+@dataclass(frozen=True)
+class Taylor(FeatureMap):
+    """Features of 1 + s + s^2 / 2 at s = x . y / sqrt(D), exp(s) to second order. M = 1 + D + D (D + 1) / 2.
+
+    The map of Based (Arora et al., 2024, equation 3), which keeps heads small (D = 16: 153 features): the state grows
+    with D^2. Equal products x_i x_j = x_j x_i stand once, times sqrt(2). The polynomial is at least 1/2, so that no
+    sum of weights vanishes, but weights of opposite keys do not fall towards 0 as softmax's do.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        head = x.shape[-1]
+        x = x * head**-0.25
+        first, second = torch.triu_indices(head, head, device=x.device)
+        weight = torch.where(first == second, math.sqrt(0.5), 1.0).to(x.dtype)
+        return torch.cat([torch.ones_like(x[..., :1]), x, x[..., first] * x[..., second] * weight], -1)
+
+    def width(self, head: int) -> int:
+        return 1 + head + head * (head + 1) // 2
+
+
+NAMES: dict[str, FeatureMap] = {
+    "elu+1": EluPlusOne(), "relu": Relu(), "softmax": Softmax(), "dpfp": Dpfp(), "dpfp-2": Dpfp(2), "dpfp-3": Dpfp(3),
+    "taylor": Taylor(),
+}  # fmt: skip
+"""How a configuration, which is saved as text, names them."""
+
+
+def named(name: str) -> FeatureMap:
+    """The map of that name; TypeError or ValueError unless there is one."""
+    if not isinstance(name, str):
+        raise TypeError(f"feature_map: expected a name, got {type(name).__name__}")
+    if name not in NAMES:
+        raise ValueError(f"feature_map: expected one of {', '.join(NAMES)}, got {name!r}")
+    return NAMES[name]
