@@ -23,11 +23,12 @@ class Shown(NamedTuple):
 
 
 def shown(
-    mask: Mask | Tensor | None, batch: int, Lq: int, Lk: int, device: torch.device, name: str, reason: str
-) -> Shown:
+    mask: Mask | Tensor | None, batch: int, Lq: int, Lk: int, device: torch.device, name: str, reason: str,
+    causal: bool | str = True,
+) -> Shown:  # fmt: skip
     """What `mask` shows, for a mechanism called `name` that can honour no other masks, for this `reason`.
 
-    Queries stand bottom-right: query i at position `i + (Lk - Lq)`.
+    Queries stand bottom-right: query i at position `i + (Lk - Lq)`. Where it cannot be causal, `causal` says why.
 
     Raises:
         TypeError: not a mask.
@@ -36,19 +37,20 @@ def shown(
     given = as_mask(mask)
     if given is None:
         return Shown(False, None, None)
-    causal, rows, keys = False, None, None
+    taken = "Causal(), Padding(...) and both of them" if causal is True else "Padding(...)"
+    directed, rows, keys = False, None, None
     for factor in given.parts if isinstance(given, And) else (given,):
         if isinstance(factor, Causal):
-            causal = True
+            if causal is not True:
+                raise ValueError(f"mask: {name} cannot be causal, since {causal}; got {given!r}")
+            directed = True
         elif isinstance(factor, Padding):
             factor._check(batch, 1, Lq, Lk, device)
             sides = factor._sides(Lq, Lk, device)
             rows, keys = _both(rows, sides.rows), _both(keys, sides.keys)
         else:
-            raise ValueError(
-                f"mask: {name} takes Causal(), Padding(...) and both of them, since {reason}; got {factor!r}"
-            )
-    return Shown(causal, rows, keys)
+            raise ValueError(f"mask: {name} takes {taken}, since {reason}; got {factor!r}")
+    return Shown(directed, rows, keys)
 
 
 def zeroed(features: Tensor, kept: Tensor | None) -> Tensor:
