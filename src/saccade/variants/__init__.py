@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from . import feature_maps
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._shown import Shown, shown
+from .reformer import ReformerAttention, ReformerConfig, lsh_attention
+from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
 
-__all__ = ["MECHANISMS", "Heads", "Mechanism", "MechanismConfig", "Recurrent", "Shown", "State", "Traits", "shown"]
+__all__ = [
+    "MECHANISMS",
+    "Heads",
+    "LinearAttention",
+    "LinearConfig",
+    "LinearState",
+    "Mechanism",
+    "MechanismConfig",
+    "Recurrent",
+    "Shown",
+    "State",
+    "Traits",
+    "feature_maps",
+    "linear_attention",
+    "linear_step",
+    "shown",
+]
 
-MECHANISMS: tuple[type[MechanismConfig], ...] = ()
+MECHANISMS: tuple[type[MechanismConfig], ...] = (LinearConfig,)
 """Every mechanism there is, in the order of the table."""
