@@ -1,16 +1,18 @@
 """Causal attention of features: o_i = sum_{j <= i} (phi_i . psi_j) v_j / sum_{j <= i} phi_i . psi_j, in linear memory.
 
 Chunks of C tokens: those of the own chunk are read through the masked product of their features, all earlier ones
-through the state S = sum psi_j [v_j, 1]^T, which does not hold the own chunk (Katharopoulos et al., 2020, equations 9 to
-12, by chunks as in Hua et al., 2022, "Transformer Quality in Linear Time", section 3.3). The column of ones makes the
-denominator a value like the others.
+through the state S = sum psi_j [v_j, 1]^T, which does not hold the own chunk (Katharopoulos et al., 2020, equations 9
+to 12, by chunks as in Hua et al., 2022, "Transformer Quality in Linear Time", section 3.3). The column of ones makes
+the denominator a value like the others.
 
-The backward pass recomputes: with the numerator's and denominator's gradients g,
-    d phi_i = sum_{j <= i} (g_i . v_j) psi_j,  d psi_j = sum_{i >= j} (g_i . v_j) phi_i,  d v_j = sum_{i >= j} (phi_i . psi_j) g_i,
+The backward pass recomputes: with g_i the gradient of numerator and denominator,
+    d phi_i = sum_{j <= i} (g_i . [v_j, 1]) psi_j
+    d psi_j = sum_{i >= j} (g_i . [v_j, 1]) phi_i
+    d v_j   = sum_{i >= j} (phi_i . psi_j) g_i
 by the same chunks, the last one first, with dS = sum phi_i g_i^T of all later ones.
 
-Work: 2 C (M + Dv) + 4 M Dv FLOP forward and 2 C (3 M + 2 Dv) + 10 M Dv backward, per token and query head. Memory: what comes
-in and goes out, and M x Dv numbers for every `SEGMENT` chunks.
+Work: 2 C (M + Dv) + 4 M Dv FLOP forward and 2 C (3 M + 2 Dv) + 10 M Dv backward, per token and query head. Memory:
+what comes in and goes out, and M x Dv numbers for every `SEGMENT` chunks.
 
 Shapes: B batch, H query heads, Hkv key-value heads (query head h reads h // G, G = H // Hkv), L length, M features,
 Dv value width, C tokens in a chunk, N = B Hkv, n chunks in a segment.
@@ -84,11 +86,12 @@ def summed(keys: Tensor, values: Tensor) -> LinearState:
 def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True) -> Tensor:
     """Every query (B, H, L, M) reads what is in the state: (B, H, L, Dv)."""
     batch, heads, length, width = queries.shape
-    grouped = queries.reshape(batch, state.weights.shape[1], -1, width)
+    kv_heads = state.weights.shape[1]
+    grouped = queries.reshape(batch, kv_heads, heads // kv_heads * length, width)
     out = grouped @ state.sums
     if normalise:
         out = divided(out, grouped @ state.weights[..., None])
-    return out.reshape(batch, heads, length, -1)
+    return out.reshape(batch, heads, length, out.shape[-1])
 
 
 def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -102,13 +105,12 @@ class _Plan(NamedTuple):
 
     chunk: int
     groups: int  # G
-    kv_heads: int
     length: int
 
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor) -> _Plan:
         length = queries.shape[2]
-        return cls(max(1, min(CHUNK, length)), queries.shape[1] // keys.shape[1], keys.shape[1], length)
+        return cls(max(1, min(CHUNK, length)), queries.shape[1] // keys.shape[1], length)
 
     @property
     def segments(self) -> list[slice]:
@@ -120,14 +122,17 @@ class _Plan(NamedTuple):
         part = tensor[:, :, segment]
         part = F.pad(part, (0, 0, 0, -part.shape[2] % self.chunk))
         batch, heads, length, width = part.shape
-        part = part.reshape(batch * heads // groups, groups, length // self.chunk, self.chunk, width)
-        return part.transpose(1, 2).reshape(part.shape[0], -1, groups * self.chunk, width)
+        items, n = batch * heads // groups, length // self.chunk
+        part = part.reshape(items, groups, n, self.chunk, width).transpose(1, 2)
+        return part.reshape(items, n, groups * self.chunk, width)
 
     def paste(self, part: Tensor, to: Tensor, segment: slice, groups: int = 1) -> None:
         """The way back, into `to`."""
         batch, heads, _, width = to.shape
-        part = part.reshape(batch * heads // groups, -1, groups, self.chunk, width).transpose(1, 2)
-        to[:, :, segment] = part.reshape(batch, heads, -1, width)[:, :, : segment.stop - segment.start]
+        n = part.shape[1]
+        part = part.reshape(batch * heads // groups, n, groups, self.chunk, width).transpose(1, 2)
+        part = part.reshape(batch, heads, n * self.chunk, width)
+        to[:, :, segment] = part[:, :, : segment.stop - segment.start]
 
 
 class _Scales(NamedTuple):

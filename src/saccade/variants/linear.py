@@ -1,0 +1,223 @@
+"""Linear attention: o_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j).
+
+Katharopoulos, Vyas, Pappas and Fleuret, "Transformers are RNNs: Fast Autoregressive Transformers with Linear
+Attention", 2020: equations 4 and 5; causal with j <= i, equations 9 to 12; as a recurrence, equations 16 to 20. A
+product of features stands for exp(q . k), so keys and values are summed once, before any query asks.
+
+Time O(L M (Dv + C)) and memory O(L (M + Dv)) for chunks of C = 64 tokens, forward and backward; a decode step O(M Dv),
+with a state of M x Dv + M numbers a head (M features, see feature_maps.py).
+
+Choose it for long sequences, or many tokens to generate, where a summary of the past is enough. Avoid it where single
+tokens must be found again exactly (copying, recall): the state holds about M associations, and its weights are
+flatter than softmax's.
+
+Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
+Dv value width, M features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .._checks import check_inputs
+from .._masks import Mask
+from ._causal import LinearState, read_all, read_causally, read_state, summed
+from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
+from ._shown import Shown, shown, zeroed
+from .feature_maps import EluPlusOne, named
+
+ELU_PLUS_ONE = EluPlusOne()
+NAME = "linear attention"
+REASON = "it sums the keys before any query reads them, so what a query sees cannot differ from pair to pair"
+
+
+def linear_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *,
+    feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE, normalise: bool = True,
+) -> Tensor:  # fmt: skip
+    """Read every key, or with `Causal()` those up to the query (bottom-right), by their features.
+
+    Args:
+        query: (B, Hq, Lq, D).
+        key: (B, Hkv, Lk, D).
+        value: (B, Hkv, Lk, Dv).
+        mask: `Causal()`, `Padding(...)`, both, or None.
+        feature_map: features (..., M) of (..., D): a value of `saccade.variants.feature_maps`, or any function. It
+            gets float32, or float64 for float64 inputs; everything is summed in that.
+        normalise: divide by the sum of a query's weights. Nothing is added to that sum: an epsilon would pull every row
+            towards 0. A row without weight (it sees nothing, or all its features vanish) is 0, with gradient 0.
+
+    Returns:
+        (B, Hq, Lq, Dv), in the dtype of the inputs. Derivatives of first order only, where causal.
+
+    Raises:
+        TypeError, ValueError: inputs that do not belong together, another mask.
+    """
+    query, key, value = check_inputs(query, key, value)
+    seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
+    with torch.autocast(query.device.type, enabled=False):
+        queries, keys, values = _features(query, key, value, seen, feature_map)
+        out = (
+            _read(queries, keys, values, normalise)
+            if seen.causal
+            else read_all(queries, keys, values, normalise=normalise)
+        )
+        return zeroed(out, seen.rows).to(query.dtype)
+
+
+def linear_step(
+    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, mask: Mask | None = None, *,
+    feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE, normalise: bool = True,
+) -> tuple[Tensor, LinearState]:  # fmt: skip
+    """Read new tokens causally, after those in the state: equal to `linear_attention` over all of them with `Causal()`.
+
+    Args:
+        query: (B, Hq, L, D), of any number of new tokens.
+        key, value: (B, Hkv, L, D) and (B, Hkv, L, Dv), of the same tokens.
+        state: what an earlier step gave; None: nothing came before. It is not changed.
+        mask: `Padding` of the new tokens, or None. Padded ones leave no trace in the state.
+        feature_map, normalise: as in `linear_attention`; the same in every step.
+
+    Returns:
+        (out (B, Hq, L, Dv), the state after these tokens, in float32, or float64 for float64 inputs).
+
+    Raises:
+        TypeError, ValueError: inputs that do not belong together; a state of another shape, dtype or device; a mask
+            that says more.
+    """
+    query, key, value = check_inputs(query, key, value)
+    length = key.shape[2]
+    if query.shape[2] != length:
+        raise ValueError(
+            f"query has length (axis 2) {query.shape[2]}, expected key's {length}: a step reads new tokens"
+        )
+    seen = shown(mask, query.shape[0], length, length, query.device, NAME, REASON)
+    if seen.causal:
+        raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
+    with torch.autocast(query.device.type, enabled=False):
+        queries, keys, values = _features(query, key, value, seen, feature_map)
+        if state is not None:
+            _check_state(state, keys, values)
+        out, state = _stepped(queries, keys, values, state, normalise)
+        return zeroed(out, seen.rows).to(query.dtype), state
+
+
+def _features(
+    query: Tensor, key: Tensor, value: Tensor, seen: Shown, feature_map: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features (B, Hq, Lq, M) and (B, Hkv, Lk, M), and values, in the dtype they are summed in, 0 where padded.
+
+    Tokens are zeroed before the map, so that no derivative meets what stands there, and after it, since a map may give
+    features to 0 (elu + 1 gives ones).
+    """
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    queries = zeroed(feature_map(zeroed(query.to(dtype), seen.rows)), seen.rows)
+    keys = zeroed(feature_map(zeroed(key.to(dtype), seen.keys)), seen.keys)
+    for name, before, after in (("query", query, queries), ("key", key, keys)):
+        if after.shape[:-1] != before.shape[:-1] or after.shape[-1:] != keys.shape[-1:] or after.dtype != dtype:
+            raise ValueError(
+                f"feature_map: expected features (..., M) in {dtype} of {name} {tuple(before.shape)}, the same M for "
+                f"query and key; got {tuple(after.shape)} in {after.dtype}"
+            )
+    return queries, keys, zeroed(value.to(dtype), seen.keys)
+
+
+def _read(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool) -> Tensor:
+    """Causally, bottom-right."""
+    ahead = keys.shape[2] - queries.shape[2]
+    if ahead < 0:
+        early = queries.new_zeros(*queries.shape[:2], -ahead, values.shape[-1])
+        return torch.cat([early, _read(queries[:, :, -ahead:], keys, values, normalise=normalise)], 2)
+    before = summed(keys[:, :, :ahead], values[:, :, :ahead]) if ahead else None
+    return read_causally(queries, keys[:, :, ahead:], values[:, :, ahead:], before, normalise=normalise)[0]
+
+
+def _stepped(
+    queries: Tensor, keys: Tensor, values: Tensor, state: LinearState | None, normalise: bool
+) -> tuple[Tensor, LinearState]:
+    """One token needs no chunks: what it adds it may read."""
+    if queries.shape[2] != 1:
+        return read_causally(queries, keys, values, state, normalise=normalise)
+    added = summed(keys, values)
+    state = added if state is None else LinearState(state.sums + added.sums, state.weights + added.weights)
+    return read_state(queries, state, normalise=normalise), state
+
+
+def _check_state(state: LinearState, keys: Tensor, values: Tensor) -> None:
+    if not isinstance(state, LinearState):
+        raise TypeError(f"state: expected the LinearState of an earlier step or None, got {type(state).__name__}")
+    batch, heads, _, width = keys.shape
+    for name, part, shape in (
+        ("sums", state.sums, (batch, heads, width, values.shape[-1])),
+        ("weights", state.weights, (batch, heads, width)),
+    ):
+        if part.shape != shape:
+            raise ValueError(f"state: expected {name} of shape {shape} for these tokens, got {tuple(part.shape)}")
+        if part.dtype != keys.dtype:
+            raise ValueError(f"state: expected {name} in {keys.dtype} for these tokens, got {part.dtype}")
+        if part.device != keys.device:
+            raise ValueError(f"state: expected {name} on {keys.device} like these tokens, got {part.device}")
+
+
+@dataclass(frozen=True)
+class LinearConfig(MechanismConfig):
+    """Linear attention.
+
+    Args:
+        feature_map: a name in `saccade.variants.feature_maps.NAMES`: "elu+1", "relu", "softmax", "dpfp", "taylor".
+        normalise: divide by the sum of a query's weights.
+    """
+
+    feature_map: str = "elu+1"
+    normalise: bool = True
+
+    name: ClassVar[str] = "linear"
+    traits: ClassVar[Traits] = Traits(
+        paper="Katharopoulos, Vyas, Pappas and Fleuret: Transformers are RNNs: Fast Autoregressive Transformers with "
+        "Linear Attention, 2020",
+        computes="other",
+        time="O(L M d), M features (d for elu+1)",
+        memory="O(L (M + d))",
+        choose="Long sequences, or many tokens to generate, where a summary of the past is enough.",
+        avoid="Single tokens must be found again exactly (copying, recall): the state holds about M of them.",
+        masks=REASON,
+        cached=True,
+        recurrent=True,
+    )
+
+    def __post_init__(self) -> None:
+        named(self.feature_map)
+        if not isinstance(self.normalise, bool):
+            raise TypeError(f"normalise: expected True or False, got {type(self.normalise).__name__}")
+
+    @classmethod
+    def usual(cls, length: int) -> LinearConfig:
+        return cls()
+
+    def build(self, heads: Heads) -> LinearAttention:
+        return LinearAttention(self, heads)
+
+
+class LinearAttention(Recurrent):
+    """`linear_attention` as a module; without parameters."""
+
+    def __init__(self, config: LinearConfig, heads: Heads):
+        super().__init__()
+        self.feature_map, self.normalise = named(config.feature_map), config.normalise
+        self.feature_map.width(heads.head)  # refuses a head that is too narrow for it
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
+        return linear_attention(query, key, value, mask, feature_map=self.feature_map, normalise=self.normalise)
+
+    def step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, mask: Mask | None = None
+    ) -> tuple[Tensor, LinearState]:
+        return linear_step(query, key, value, state, mask, feature_map=self.feature_map, normalise=self.normalise)
+
+    def extra_repr(self) -> str:
+        return f"{self.feature_map!r}" + ("" if self.normalise else ", normalise=False")
