@@ -62,11 +62,8 @@ def linear_attention(
     seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = _features(query, key, value, seen, feature_map)
-        out = (
-            _read(queries, keys, values, normalise)
-            if seen.causal
-            else read_all(queries, keys, values, normalise=normalise)
-        )
+        read = _read if seen.causal else read_all
+        out = read(queries, keys, values, normalise=normalise)
         return zeroed(out, seen.rows).to(query.dtype)
 
 
