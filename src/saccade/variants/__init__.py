@@ -5,8 +5,8 @@ from __future__ import annotations
 from . import feature_maps
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._shown import Shown, shown
-from .reformer import ReformerAttention, ReformerConfig, lsh_attention
 from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
+from .reformer import ReformerAttention, ReformerConfig, lsh_attention
 
 __all__ = [
     "MECHANISMS",
@@ -17,14 +17,17 @@ __all__ = [
     "Mechanism",
     "MechanismConfig",
     "Recurrent",
+    "ReformerAttention",
+    "ReformerConfig",
     "Shown",
     "State",
     "Traits",
     "feature_maps",
     "linear_attention",
     "linear_step",
+    "lsh_attention",
     "shown",
 ]
 
-MECHANISMS: tuple[type[MechanismConfig], ...] = (LinearConfig,)
+MECHANISMS: tuple[type[MechanismConfig], ...] = (LinearConfig, ReformerConfig)
 """Every mechanism there is, in the order of the table."""
