@@ -289,10 +289,7 @@ class BlockConfig:
     def _check_cross(self, cross: AttentionConfig) -> None:
         if cross.width != self.width:
             raise ValueError(f"cross: its width {cross.width} is not attention's {self.width}")
-        try:
-            check_cross(cross)
-        except ValueError as error:
-            raise ValueError(f"cross: {error}") from None
+        check_cross(cross, "cross")
         if cross.positions is not None:
             raise ValueError("cross: positions are of one sequence, and cross-attention has two")
         if self.placement == "parallel":
@@ -318,12 +315,12 @@ def reason(able: bool | str) -> str:
     return f"since {able}" if isinstance(able, str) else "which cannot do that"
 
 
-def check_cross(config: AttentionConfig) -> None:
+def check_cross(config: AttentionConfig, argument: str = "context") -> None:
     """ValueError where the mechanism cannot read another sequence than the one that asks."""
     mechanism = config.mechanism
     if mechanism is not None and mechanism.traits.cross is not True:
         raise ValueError(
-            f"context: the mechanism {mechanism.name!r} reads no other sequence than the one that asks, "
+            f"{argument}: the mechanism {mechanism.name!r} reads no other sequence than the one that asks, "
             f"{reason(mechanism.traits.cross)}"
         )
 
