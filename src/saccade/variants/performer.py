@@ -1,0 +1,404 @@
+"""Performer: softmax attention estimated through random features, in linear time (FAVOR+).
+
+    out_i = phi(x_i) . sum_j phi(y_j) v_j^T / phi(x_i) . sum_j phi(y_j),     x = s q, y = s k, s = sqrt(scale): D^-1/4
+
+since E[phi(x).phi(y)] = exp(x.y): features and their errors are in `random_features`. Choromanski et al., "Rethinking
+Attention with Performers" (2020), sections 2.2 to 2.4; causally by running sums, section 2.2 and appendix B.1.
+
+Time O(L r (D + Dv)), memory O(L (r + Dv)), for r features; decoding keeps r (Dv + 1) + 1 numbers per head. Neither
+L x L nor L x r x D is formed. Choose it where a model of softmax attention must read further than L^2 allows and its
+logits are small, or to train one at such lengths. Not where weights are sharp (finding one token among many): the
+relative error of a weight grows as exp(|x + y|^2 / 2).
+
+Nothing overflows. Scales are taken out of the exponentials where they cancel between numerator and denominator:
+
+- of a query, its own largest exponent;
+- of keys, when all are seen, the largest exponent of each feature over the real keys of the head. The query's
+  exponents take it on before their own largest is found, so that one product of the denominator is exactly 1 or more;
+- of keys, causally, the largest exponent so far, one per head and position. One over all keys would let the future
+  decide what of the past is rounded away.
+
+So there is no eps, and positive and hyperbolic features have positive denominators. Causally one can still underflow
+(float32: below e^-87 of what the norms of query and keys allow); such a row is 0. Sums of trigonometric features may be
+0 or negative: a denominator smaller than its own rounding error is replaced by that error, with its sign. Results are
+finite then, but wildly wrong, as they are wherever such sums are small: why the paper left these features behind.
+
+Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
+Dv value width, m vectors, r features (m, or 2m where each vector gives two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._checks import _scale, check_inputs
+from .._masks import Mask
+from .._masks._data import whole
+from ._causal import LinearState, read_all, read_causally, summed
+from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
+from ._shown import Shown, shown, zeroed
+from .random_features import (
+    both_signs,
+    check_kind,
+    draw_projection,
+    half_square,
+    project,
+    usual_features,
+    vectors_for,
+    waves,
+)
+
+_NO_PAIRS = "it forms no pairs that a mask could hide"
+
+
+class PerformerState(NamedTuple):
+    """What Performer remembers: float32, or float64 for float64 inputs."""
+
+    sums: Tensor  # (B, Hkv, r, Dv + 1): sum_j phi(y_j) [v_j, 1]^T / exp(level)
+    level: Tensor  # (B, Hkv): the largest exponent so far, -inf at first
+
+
+def performer_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, projection: Tensor | None = None,
+    features: int | None = None, seed: int = 0, kind: str = "positive", scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Estimate softmax attention. (B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv) -> (B, Hq, Lq, Dv).
+
+    Args:
+        query: (B, Hq, Lq, D).
+        key: (B, Hkv, Lk, D).
+        value: (B, Hkv, Lk, Dv).
+        mask: `Causal()`, `Padding(...)` or both; None shows everything.
+        projection: (Hkv or 1, m, D), the vectors, as `draw_projection` gives them. None draws them, for each head its
+            own, orthogonal.
+        features: r of those that are drawn; None is `usual_features(D)`.
+        seed: of those that are drawn. The same in every call, unless another is given.
+        kind: "positive", "trigonometric" or "hyperbolic".
+        scale: of the logits that are estimated; None is D ** -0.5.
+
+    Returns:
+        (B, Hq, Lq, Dv) in the input dtype, computed in float32 at least. Rows that see no key are 0.
+
+    Raises:
+        TypeError: not a tensor, a wrong or mixed dtype.
+        ValueError: sizes that do not fit, an unknown kind, a mask that says more, features given beside a projection.
+    """
+    query, key, value = check_inputs(query, key, value)
+    check_kind(kind)
+    scale = _scale(scale, query.shape[3])
+    if projection is None:
+        projection = _drawn(features, seed, kind, key.shape[1], key.shape[3])
+    elif features is not None:
+        raise ValueError(f"features: the projection says how many there are; got both, features={features}")
+    else:
+        _check_projection(projection, key)
+    seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "performer", _NO_PAIRS)
+    with torch.autocast(query.device.type, enabled=False):
+        given = _Given.of(query, key, value, seen, scale)
+        estimate = _Estimate(projection.to(query.device), kind)
+        out = estimate.causally(given)[0] if seen.causal else estimate.everywhere(given)
+        return zeroed(out, seen.rows).to(query.dtype)
+
+
+class _Given(NamedTuple):
+    """Inputs as the sums take them: in a wide dtype, with half of the scale each, padding filled with 0."""
+
+    query: Tensor  # (B, Hq, Lq, D)
+    key: Tensor  # (B, Hkv, Lk, D)
+    value: Tensor  # (B, Hkv, Lk, Dv)
+    kept: Tensor | None  # (B or 1, Lk), the real keys
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, seen: Shown, scale: float) -> _Given:
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        # Squares and products of what is kept stay finite; exponents of such norms tell nothing but the largest apart.
+        most = torch.finfo(dtype).max ** 0.5 / (16 * query.shape[3])
+        root = abs(scale) ** 0.5
+        query = zeroed(query, seen.rows).to(dtype) * (root if scale >= 0 else -root)
+        key = zeroed(key, seen.keys).to(dtype) * root
+        value = zeroed(value, seen.keys).to(dtype)
+        return cls(query.clamp(-most, most), key.clamp(-most, most), value, seen.keys)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """Attention of (scaled) queries, keys and values through features of one kind."""
+
+    projection: Tensor  # (Hkv or 1, m, D)
+    kind: str
+
+    def everywhere(self, given: _Given) -> Tensor:
+        """Every query reads every real key."""
+        if given.key.shape[2] == 0:
+            return given.query.new_zeros(*given.query.shape[:3], given.value.shape[3])
+        exponents, factor = self._of_keys(given)
+        level = _settled(exponents.detach().amax(-2, keepdim=True))
+        keys = (exponents - level).exp() * factor
+        queries = self._of_queries(given.query, level, given.key.shape[1])
+        return self._divided(read_all(queries, keys, _with_ones(given.value), normalise=False))
+
+    def causally(self, given: _Given, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
+        """Queries, which stand bottom-right, read real keys up to their own place, and the state."""
+        exponents, factor = self._of_keys(given)
+        level = exponents.detach().amax(-1, keepdim=True)
+        keys = (exponents - _settled(level)).exp() * factor
+        queries = self._of_queries(given.query, 0.0, given.key.shape[1])
+        read, state = _read(queries, keys, _with_ones(given.value), level[..., 0], state)
+        return self._divided(read), state
+
+    def _of_keys(self, given: _Given) -> tuple[Tensor, Tensor | float]:
+        """Exponents (B, Hkv, Lk, r or 1), -inf for padding, and the factor of their exponentials."""
+        projected, half = project(given.key, self.projection), half_square(given.key)
+        if self.kind == "trigonometric":
+            return _hidden(half, given.kept), waves(projected)
+        projected = projected if self.kind == "positive" else both_signs(projected)
+        return _hidden(projected - half, given.kept), 1.0
+
+    def _of_queries(self, query: Tensor, level: Tensor | float, kv_heads: int) -> Tensor:
+        """Features (B, Hq, Lq, r), over the largest of each row. Those of keys stand for exp(level) times as much."""
+        grouped = query.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+        projected = project(grouped, self.projection)
+        if self.kind == "trigonometric":
+            features = waves(projected)
+        else:
+            exponents = (projected if self.kind == "positive" else both_signs(projected)) + level
+            features = (exponents - exponents.detach().amax(-1, keepdim=True)).exp()
+        return features.reshape(*query.shape[:3], features.shape[-1])
+
+    def _divided(self, read: Tensor) -> Tensor:
+        """Numerators over the denominators beside them."""
+        numerator, denominator = read[..., :-1], read[..., -1:]
+        kinds = torch.finfo(read.dtype)
+        if self.kind != "trigonometric":
+            return numerator / denominator.clamp_min(kinds.tiny**0.75)
+        least = denominator.new_tensor(kinds.eps * self.projection.shape[1])
+        return numerator / torch.where(denominator.abs() < least, least.copysign(denominator), denominator)
+
+
+def _hidden(exponents: Tensor, kept: Tensor | None) -> Tensor:
+    return exponents if kept is None else exponents.masked_fill(~kept[:, None, :, None], -torch.inf)
+
+
+def _settled(level: Tensor) -> Tensor:
+    """0 for the level of nothing."""
+    return level.masked_fill(level == -torch.inf, 0.0)
+
+
+def _with_ones(values: Tensor) -> Tensor:
+    """With a last column, which sums to the denominator."""
+    return F.pad(values, (0, 1), value=1.0)
+
+
+def _read(
+    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None
+) -> tuple[Tensor, PerformerState]:
+    """Sums over the keys up to each query's place, queries bottom-right, (B, Hq, Lq, Dv + 1); what is carried on."""
+    ahead, behind = max(0, keys.shape[2] - queries.shape[2]), max(0, queries.shape[2] - keys.shape[2])
+    if ahead:
+        assert state is None
+        state = _remembered(keys[:, :, :ahead], values[:, :, :ahead], level[..., :ahead])
+    before = None if state is None else LinearState(state.sums, state.sums[..., -1])
+    read, after = read_causally(
+        queries[:, :, behind:], keys[:, :, ahead:], values[:, :, ahead:], before, normalise=False,
+        log_scale=level[..., ahead:], state_scale=None if state is None else state.level,
+    )  # fmt: skip
+    highest = level.new_full((*level.shape[:2], 1), -torch.inf) if state is None else state.level[..., None]
+    highest = torch.cat([highest, level[..., ahead:]], -1).amax(-1)
+    return F.pad(read, (0, 0, behind, 0)), PerformerState(after.sums, highest)
+
+
+def _remembered(keys: Tensor, values: Tensor, level: Tensor) -> PerformerState:
+    """The state after these keys."""
+    highest = level.amax(-1)
+    weights = (level - _settled(highest)[..., None]).exp()
+    return PerformerState(summed(keys * weights[..., None], values).sums, highest)
+
+
+def _drawn(features: int | None, seed: int, kind: str, heads: int, width: int) -> Tensor:
+    """(heads, m, D), float32 on the CPU."""
+    features = usual_features(width) if features is None else whole(features, "features", least=1)
+    generator = torch.Generator().manual_seed(seed)
+    return draw_projection(vectors_for(features, kind), width, heads=heads, generator=generator)
+
+
+def _check_projection(projection: object, key: Tensor) -> None:
+    if not isinstance(projection, Tensor) or not projection.is_floating_point():
+        raise TypeError(f"projection: expected a floating-point tensor (Hkv or 1, m, D), got {_kind(projection)}")
+    heads, width = key.shape[1], key.shape[3]
+    shape = tuple(projection.shape)
+    if len(shape) != 3 or shape[0] not in (1, heads) or shape[1] < 1 or shape[2] != width:
+        raise ValueError(f"projection: expected shape ({heads} or 1, at least 1, {width}), got {shape}")
+
+
+def _kind(thing: object) -> str:
+    return str(thing.dtype) if isinstance(thing, Tensor) else type(thing).__name__
+
+
+@dataclass(frozen=True)
+class PerformerConfig(MechanismConfig):
+    """What a `PerformerAttention` is made of.
+
+    Args:
+        features: r, numbers that stand for each query and key; None is `usual_features(D)`, D log D: 256 at D = 64.
+            Pairs of them come from one vector unless the kind is "positive".
+        kind: "positive", "trigonometric" or "hyperbolic".
+        orthogonal: vectors within blocks of D; otherwise they are independent.
+        redraw_every: after so many forward passes in training, vectors are drawn anew, so that weights cannot adapt to
+            the errors of one draw; None keeps the first. Evaluation and decoding never draw.
+    """
+
+    name: ClassVar[str] = "performer"
+    traits: ClassVar[Traits] = Traits(
+        paper=(
+            "Choromanski, Likhosherstov, Dohan, Song, Gane, Sarlos, Hawkins, Davis, Mohiuddin, Kaiser, Belanger, "
+            "Colwell, Weller, Rethinking Attention with Performers, 2020"
+        ),
+        computes="approximation",
+        time="L r d, r features",
+        memory="L r",
+        choose="A model of softmax attention with small logits has to read sequences too long for L^2.",
+        avoid="One token among many has to be found: errors grow as the exponential of the norms of query and key.",
+        masks=_NO_PAIRS,
+        recurrent=True,
+    )
+
+    features: int | None = None
+    kind: str = "positive"
+    orthogonal: bool = True
+    redraw_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind)
+        if self.features is not None:
+            vectors_for(whole(self.features, "features", least=1), self.kind)
+        if not isinstance(self.orthogonal, bool):
+            raise TypeError(f"orthogonal: expected True or False, got {type(self.orthogonal).__name__}")
+        if self.redraw_every is not None:
+            whole(self.redraw_every, "redraw_every", least=1)
+
+    @classmethod
+    def usual(cls, length: int) -> PerformerConfig:
+        """256 positive features at D = 64, whatever the length."""
+        return cls()
+
+    def build(self, heads: Heads) -> PerformerAttention:
+        """With vectors drawn for each key-value head."""
+        return PerformerAttention(self, heads)
+
+
+class PerformerAttention(Recurrent):
+    """FAVOR+ with vectors that are kept: `performer_attention` as a mechanism. It has no parameters.
+
+    Vectors depend on `seed` and on how often they were drawn, both saved with them, so that training that goes on from
+    a checkpoint draws what it would have drawn. A forward pass that is computed again during backward (activation
+    checkpointing) counts once and sees the vectors it saw at first: it is known by a number that each pass takes from
+    PyTorch's generator, whose state checkpointing restores.
+
+    Args:
+        config: what it is made of.
+        heads: what it stands in.
+    """
+
+    projection: Tensor  # (Hkv, m, D), float32 unless the module was cast
+    seed: Tensor  # int64
+    passes: Tensor  # int64, forward passes in training; counted where vectors are redrawn
+
+    def __init__(self, config: PerformerConfig, heads: Heads):
+        super().__init__()
+        self.config, self.heads = config, heads
+        features = usual_features(heads.head) if config.features is None else config.features
+        vectors = vectors_for(features, config.kind)
+        self.register_buffer("projection", torch.zeros(heads.kv_heads, vectors, heads.head))
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self._draws: dict[int, int] = {}  # of the latest passes: its number, and which draw it saw
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew, from a new seed."""
+        self.seed.fill_(_number())
+        self.passes.zero_()
+        self._draws.clear()
+        self.projection = self._draw(0)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
+        """As `performer_attention`, with the vectors of this module; the scale is D ** -0.5."""
+        assert not options
+        return performer_attention(query, key, value, mask, projection=self._current(), kind=self.config.kind)
+
+    def step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: PerformerState | None = None, mask: Mask | None = None
+    ) -> tuple[Tensor, PerformerState]:
+        """As `Recurrent.step`."""
+        query, key, value = check_inputs(query, key, value)
+        batch, length = query.shape[0], query.shape[2]
+        if key.shape[2] != length:
+            raise ValueError(f"key: has length {key.shape[2]}, expected that of the query's tokens, {length}")
+        _check_projection(self.projection, key)
+        seen = shown(mask, batch, length, length, query.device, "performer", _NO_PAIRS)
+        real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
+        with torch.autocast(query.device.type, enabled=False):
+            given = _Given.of(query, key, value, Shown(True, real, real), query.shape[3] ** -0.5)
+            self._check_state(state, given)
+            out, state = _Estimate(self.projection, self.config.kind).causally(given, state)
+            return zeroed(out, real).to(query.dtype), state
+
+    def extra_repr(self) -> str:
+        kind, (heads, vectors, width) = self.config.kind, self.projection.shape
+        return f"{kind}, vectors={vectors}, heads={heads}, width={width}"
+
+    def _check_state(self, state: object, given: _Given) -> None:
+        if state is None:
+            return
+        if not isinstance(state, PerformerState):
+            raise TypeError(f"state: expected a PerformerState or None, got {type(state).__name__}")
+        batch, heads, _, width = given.value.shape
+        vectors = self.projection.shape[1]
+        features = vectors if self.config.kind == "positive" else 2 * vectors
+        expected = (batch, heads, features, width + 1), (batch, heads)
+        for name, tensor, shape in zip(state._fields, state, expected, strict=True):
+            if tensor.shape != shape:
+                raise ValueError(f"state: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+            if (tensor.dtype, tensor.device) != (given.value.dtype, given.value.device):
+                raise ValueError(
+                    f"state: {name} is {tensor.dtype} on {tensor.device}, "
+                    f"expected {given.value.dtype} on {given.value.device}"
+                )
+
+    def _draw(self, draw: int) -> Tensor:
+        heads, vectors, width = self.projection.shape
+        generator = torch.Generator().manual_seed((int(self.seed) + draw) % 2**63)
+        drawn = draw_projection(vectors, width, heads=heads, orthogonal=self.config.orthogonal, generator=generator)
+        return drawn.to(self.projection)
+
+    def _current(self) -> Tensor:
+        """The vectors of this forward pass."""
+        every = self.config.redraw_every
+        if every is None or not self.training:
+            return self.projection
+        number, passes = _number(), int(self.passes)
+        if torch._C._current_graph_task_id() != -1:  # within backward: a pass that was there before
+            latest = max(0, passes - 1) // every
+            draw = self._draws.get(number, latest)
+            return self.projection if draw == latest else self._draw(draw)
+        draw = passes // every
+        if passes and passes % every == 0:
+            self.projection = self._draw(draw)  # not in place: an earlier pass may still need the old ones
+        self.passes += 1
+        self._draws[number] = draw
+        if len(self._draws) > _PASSES_KNOWN:
+            del self._draws[next(iter(self._draws))]
+        return self.projection
+
+
+_PASSES_KNOWN = 1024  # forward passes whose backward may be yet to come
+
+
+def _number() -> int:
+    """One of 2^63, from PyTorch's generator."""
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
