@@ -6,9 +6,12 @@ from . import feature_maps
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._shown import Shown, shown
 from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
+from .linformer import LinformerAttention, LinformerConfig, linformer_attention
+from .nystrom import NystromAttention, NystromConfig, nystrom_attention
 from .performer import PerformerAttention, PerformerConfig, PerformerState, performer_attention
 from .random_features import draw_projection, random_features
 from .reformer import ReformerAttention, ReformerConfig, lsh_attention
+from .sigmoid import SigmoidAttention, SigmoidConfig, sigmoid_attention
 
 __all__ = [
     "MECHANISMS",
@@ -16,8 +19,12 @@ __all__ = [
     "LinearAttention",
     "LinearConfig",
     "LinearState",
+    "LinformerAttention",
+    "LinformerConfig",
     "Mechanism",
     "MechanismConfig",
+    "NystromAttention",
+    "NystromConfig",
     "PerformerAttention",
     "PerformerConfig",
     "PerformerState",
@@ -25,21 +32,29 @@ __all__ = [
     "ReformerAttention",
     "ReformerConfig",
     "Shown",
+    "SigmoidAttention",
+    "SigmoidConfig",
     "State",
     "Traits",
     "draw_projection",
     "feature_maps",
     "linear_attention",
     "linear_step",
+    "linformer_attention",
     "lsh_attention",
+    "nystrom_attention",
     "performer_attention",
     "random_features",
     "shown",
+    "sigmoid_attention",
 ]
 
 MECHANISMS: tuple[type[MechanismConfig], ...] = (
     LinearConfig,
     PerformerConfig,
     ReformerConfig,
+    LinformerConfig,
+    NystromConfig,
+    SigmoidConfig,
 )
 """Every mechanism there is, in the order of the table."""

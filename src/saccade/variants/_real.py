@@ -1,0 +1,45 @@
+"""The real tokens of each item, side by side from place 0 on, whatever side or holes the padding had.
+
+Shapes: B batch, H heads, L length, n width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._shown import zeroed
+
+
+class Real(NamedTuple):
+    """Where the real tokens stand."""
+
+    kept: Tensor  # bool (B|1, L)
+    order: Tensor | None  # int64 (B|1, L): place of the t-th real token, then of the others; None: they come first
+    count: Tensor  # int64 (B|1,): how many are real
+
+    @classmethod
+    def of(cls, kept: Tensor) -> Real:
+        """From which tokens are real."""
+        first = kept.device.type == "cpu" and not torch.compiler.is_compiling()
+        if first and bool((kept[:, 1:] <= kept[:, :-1]).all()):
+            return cls(kept, None, kept.sum(1))
+        return cls(kept, torch.argsort((~kept).to(torch.uint8), dim=1, stable=True), kept.sum(1))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """(B, H, L, n) with the t-th real token in row t and 0 behind them, whatever stood in the other rows."""
+        tensor = zeroed(tensor, self.kept)
+        return tensor if self.order is None else _taken(tensor, self.order)
+
+    def scatter(self, tensor: Tensor) -> Tensor:
+        """The inverse: row t goes back to where the t-th real token stands; the other rows are 0."""
+        if self.order is not None:
+            tensor = _taken(tensor, torch.argsort(self.order, dim=1))
+        return zeroed(tensor, self.kept)
+
+
+def _taken(tensor: Tensor, places: Tensor) -> Tensor:
+    batch, heads, _, width = tensor.shape
+    return tensor.gather(2, places[:, None, :, None].expand(batch, heads, -1, width))
