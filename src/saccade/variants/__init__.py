@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import feature_maps
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._shown import Shown, shown
+from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
 from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
 from .linformer import LinformerAttention, LinformerConfig, linformer_attention
 from .nystrom import NystromAttention, NystromConfig, nystrom_attention
@@ -15,6 +16,8 @@ from .sigmoid import SigmoidAttention, SigmoidConfig, sigmoid_attention
 
 __all__ = [
     "MECHANISMS",
+    "BlockTopKAttention",
+    "BlockTopKConfig",
     "Heads",
     "LinearAttention",
     "LinearConfig",
@@ -36,6 +39,8 @@ __all__ = [
     "SigmoidConfig",
     "State",
     "Traits",
+    "block_topk_attention",
+    "chosen_blocks",
     "draw_projection",
     "feature_maps",
     "linear_attention",
@@ -53,6 +58,7 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
     LinearConfig,
     PerformerConfig,
     ReformerConfig,
+    BlockTopKConfig,
     LinformerConfig,
     NystromConfig,
     SigmoidConfig,

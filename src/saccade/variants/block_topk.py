@@ -1,0 +1,299 @@
+"""Attention to a few blocks of keys, chosen for each query by the mean of their keys.
+
+    s_ib  = q_i . mean(k_j : j in block b)
+    C_i   = {own block of i}  and  the k - 1 other blocks of largest s_ib, of equal ones those that come first
+    out_i = sum_j softmax_j(scale q_i.k_j) v_j        over the keys j in C_i that the mask shows to query i
+
+Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs" (2025), equations 2 to 6. k counts the own block, as
+in the paper's sparsity 1 - k m / L and in its code; k = 1 is the own block alone. Causal, the own block is read up to
+the query, whole blocks before it are chosen among, and no later one is read or looked at. Bidirectional (not in the
+paper), all other blocks are. Each query head chooses for itself; heads that share keys share the means.
+
+Blocks are counted over real tokens: a padded item, on whichever side, has the blocks it has alone, and its means are of
+real keys. The last block may be short. s is formed in float64 and rounded to float32 (float64 inputs: not rounded), so
+that the choice hangs on no order of sums: decoding chooses what training chose, and equal means are ties.
+
+The own block is one call of the operator; all (query, chosen block) pairs, sorted by block, are another; their parts
+are merged by their logarithms. Gradients reach query, key and value through the blocks read, not through the choice.
+
+Time O(L k m d + L^2 d / m), m tokens in a block; memory O(L k d), forward and backward. A decoding step reads all keys
+once, for the means, and the values of k blocks.
+
+Choose it for long contexts in models that may be trained with it, or switched between it and dense attention, which has
+the same weights; not below some thousands of tokens, nor where queries need many scattered keys.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, G = Hq / Hkv, N = B Hkv, Lq / Lk lengths, n blocks,
+P = (k - 1) G Lq pairs of a query and a block, D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._attention import attention, attention_with_lse, merge
+from .._checks import _scale, check_inputs
+from .._dropout import Dropout
+from .._masks import Documents, Mask, Padding, as_mask
+from .._masks._data import whole
+from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._shown import Shown, shown
+
+_REASON = "the mean of a block has to be of keys that every later query may see"
+_SCORES = 1 << 22  # scores of queries and blocks that are held at once
+
+
+def block_topk_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, block: int, k: int,
+    scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
+    dropout: float | Dropout = 0.0,
+) -> Tensor:  # fmt: skip
+    """Attention to the own block and the k - 1 others of largest mean score; the formula stands at the top.
+
+    With at least as many blocks allowed as there are it is `saccade.attention`.
+
+    Args:
+        query: (B, Hq, Lq, D).
+        key, value: (B, Hkv, Lk, D) and (B, Hkv, Lk, Dv).
+        mask: `Causal()` (queries are the last tokens), `Padding(...)`, both or None.
+        block: m, tokens in a block.
+        k: blocks that a query reads, its own among them.
+        scale, softcap, sink, dropout: as in `saccade.attention`. The sink's logit takes no part in the choice.
+
+    Returns:
+        (B, Hq, Lq, Dv) in the input dtype; rows that see no key are 0.
+
+    Raises:
+        TypeError, ValueError: as `saccade.attention`; a block or k below 1; another mask; another number of keys than
+            of queries without `Causal()`.
+    """
+    query, key, value = check_inputs(query, key, value)
+    scale = _scale(scale, query.shape[3])
+    blocks = _blocks(query, key, mask, block, k)
+    meaning: dict[str, Any] = {"scale": scale, "softcap": softcap}
+    if k * block >= key.shape[2] or 0 in query.shape:
+        return attention(query, key, value, mask, sink=sink, dropout=dropout, **meaning)
+    given, own = as_mask(mask), Documents(blocks.rows, blocks.keys)
+    parts = [
+        attention_with_lse(
+            query, key, value, own if given is None else own & given, sink=sink, dropout=dropout, **meaning
+        )
+    ]
+    if k > 1:
+        others = _others(query.detach(), key.detach(), blocks, k, scale)
+        parts += _read(query, key, value, others, blocks, dropout=_another(dropout), **meaning)
+    return merge(parts)[0]
+
+
+@torch.no_grad()
+def chosen_blocks(
+    query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, block: int, k: int, scale: float | None = None
+) -> Tensor:
+    """The blocks that each query reads: int64 (B, Hq, Lq, k), its own first, then by falling score, -1 for none.
+
+    Args and errors: as `block_topk_attention`.
+    """
+    query, key, _ = check_inputs(query, key, key)
+    blocks = _blocks(query, key, mask, block, k)
+    if 0 in query.shape or not key.shape[2]:
+        return query.new_full((*query.shape[:3], k), -1, dtype=torch.int64)
+    own = blocks.rows[:, None, :, None].expand(*query.shape[:3], 1)
+    return torch.cat([own, _others(query, key, blocks, k, _scale(scale, query.shape[3]))], dim=-1)
+
+
+class _Blocks(NamedTuple):
+    """Which block each token is in; tables of one item speak for all."""
+
+    rows: Tensor  # int64 (1 or B, Lq): the own block of a query, -1: it reads nothing
+    keys: Tensor  # int64 (1 or B, Lk), never falling
+    counts: Tensor  # int64 (1 or B,): blocks with real keys
+    real: Tensor | None  # bool (1 or B, Lk); None: all keys are
+    size: int
+    causal: bool
+
+    @property
+    def most(self) -> int:
+        """n: blocks that there may be in an item."""
+        return -(-self.keys.shape[1] // self.size)
+
+
+def _blocks(query: Tensor, key: Tensor, mask: Mask | Tensor | None, block: int, k: int) -> _Blocks:
+    block, _ = whole(block, "block", least=1), whole(k, "k", least=1)
+    (batch, _, Lq, _), Lk, device = query.shape, key.shape[2], query.device
+    seen = shown(mask, batch, Lq, Lk, device, "block_topk_attention", _REASON)
+    if Lq != Lk and not seen.causal:
+        raise ValueError(
+            f"key has length (axis 2) {Lk}, expected query's {Lq}: a query has its own block among keys of its own "
+            "sequence, and only with Causal() may queries be the last tokens of it"
+        )
+    return _placed(seen, Lq, Lk, block, device)
+
+
+def _placed(seen: Shown, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
+    if seen.keys is None:
+        upto = torch.arange(1, Lk + 1, device=device)[None]
+        before = upto - 1
+    else:
+        upto = seen.keys.cumsum(-1)
+        before = upto - seen.keys.long()
+    # A query that stands on padding is where the last real token before it is.
+    rank = F.pad(upto - 1, (Lq - Lk, 0), value=-1)
+    if not seen.causal:
+        rank = rank.clamp(min=0)
+    rows = torch.div(rank, block, rounding_mode="floor")
+    if seen.rows is not None:
+        rows = rows.masked_fill(~seen.rows, -1)
+    counts = -(-upto[:, -1] // block) if Lk else upto.sum(-1)
+    return _Blocks(rows, before // block, counts, seen.keys, block, seen.causal)
+
+
+def _others(query: Tensor, key: Tensor, blocks: _Blocks, k: int, scale: float) -> Tensor:
+    """The other blocks that each query reads: int64 (B, Hq, Lq, k - 1) by falling score, -1 for none."""
+    wide = query.dtype if query.device.type == "mps" else torch.float64
+    means = _means(key, blocks, wide)[:, :, None].mT
+    number = torch.arange(blocks.most, device=query.device)
+    rows = max(1, _SCORES // max(query.shape[0] * query.shape[1] * blocks.most, 1))
+    found = []
+    for some, own in zip(query.split(rows, dim=2), blocks.rows.split(rows, dim=1), strict=True):
+        scores = (some.unflatten(1, (key.shape[1], -1)).to(wide) * scale) @ means
+        scores = scores.flatten(1, 2).to(torch.promote_types(query.dtype, torch.float32))
+        own = own[:, None, :, None]
+        open_ = number < own if blocks.causal else (number != own) & (number < blocks.counts.view(-1, 1, 1, 1))
+        found.append(_largest(scores, open_ & (own >= 0), k - 1))
+    return torch.cat(found, dim=2)
+
+
+def _means(key: Tensor, blocks: _Blocks, dtype: torch.dtype) -> Tensor:
+    """Of the real keys of each block, (B, Hkv, n, D); 0 where there are none."""
+    real = blocks.real
+    if real is not None:
+        key = key.masked_fill(~real[:, None, :, None], 0.0)
+        order = real.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+        key = key.gather(2, order[:, None, :, None].expand(key.shape))
+    fill = blocks.most * blocks.size - key.shape[2]
+    total = F.pad(key, (0, 0, 0, fill)).unflatten(2, (-1, blocks.size)).sum(3, dtype=dtype)
+    lengths = torch.full((1,), key.shape[2], device=key.device) if real is None else real.sum(-1)
+    starts = blocks.size * torch.arange(blocks.most, device=key.device)
+    held = (lengths[:, None] - starts).clamp(1, blocks.size)
+    return total / held[:, None, :, None]
+
+
+def _largest(scores: Tensor, open_: Tensor, count: int) -> Tensor:
+    """Places of the `count` largest scores among those open, (..., count), of equal ones the first; -1 for none.
+
+    `torch.topk` promises nothing about ties, `torch.max` does. Overwrites the scores.
+    """
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.clamp_(min=lowest).masked_fill_(~open_, -torch.inf)
+    found = []
+    for _ in range(count):
+        best, place = scores.max(-1, keepdim=True)
+        found.append(place.masked_fill(best == -torch.inf, -1))
+        scores.scatter_(-1, place, -torch.inf)
+    return torch.cat(found, dim=-1) if found else scores.new_empty((*scores.shape[:-1], 0), dtype=torch.int64)
+
+
+def _read(
+    query: Tensor, key: Tensor, value: Tensor, others: Tensor, blocks: _Blocks, **meaning: Any
+) -> list[tuple[Tensor, Tensor]]:
+    """The parts of the other blocks: k - 1 times out (B, Hq, Lq, Dv) and lse (B, Hq, Lq).
+
+    For each head of keys, queries are repeated for each block they read, and sorted by it: those of one block read it
+    together, as a document.
+    """
+    batch, heads, length, count = others.shape
+    kv_heads = key.shape[1]
+    wanted = others.unflatten(1, (kv_heads, -1)).permute(0, 1, 4, 2, 3).reshape(batch * kv_heads, -1)
+    held, order = wanted.masked_fill(wanted < 0, blocks.most).sort(dim=-1, stable=True)
+    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    inverse = torch.empty_like(order).scatter_(-1, order, place)
+    rows = query.reshape(batch * kv_heads, -1, query.shape[-1]).repeat(1, count, 1)
+    mask: Mask = Documents(held, _by_item(blocks.keys, kv_heads))
+    if blocks.real is not None:
+        mask = mask & Padding(_by_item(blocks.real, kv_heads))
+    out, lse = attention_with_lse(
+        _permuted(rows, order)[:, None], key.reshape(-1, 1, *key.shape[2:]), value.reshape(-1, 1, *value.shape[2:]),
+        mask, **meaning,
+    )  # fmt: skip
+    sizes = (batch, kv_heads, count, heads // kv_heads, length)
+    outs = _permuted(out[:, 0], inverse).view(*sizes, -1).unbind(2)
+    lses = lse[:, 0].gather(1, inverse).view(sizes).unbind(2)
+    return [(one.flatten(1, 2), other.flatten(1, 2)) for one, other in zip(outs, lses, strict=True)]
+
+
+def _by_item(table: Tensor, kv_heads: int) -> Tensor:
+    """(1 or B, L) to (1 or B Hkv, L)."""
+    return table if table.shape[0] == 1 else table.repeat_interleave(kv_heads, dim=0)
+
+
+def _permuted(rows: Tensor, order: Tensor) -> Tensor:
+    """(N, P, n) with the row `order[n, p]` at place p."""
+    first = torch.arange(rows.shape[0], device=rows.device)[:, None] * rows.shape[1]
+    return rows.flatten(0, 1).index_select(0, (order + first).flatten()).view(rows.shape)
+
+
+def _another(dropout: float | Dropout) -> float | Dropout:
+    """Dropout of the other part. Its rows and keys are numbered anew, so it must not draw the same numbers."""
+    return Dropout(dropout.p, dropout.seed ^ 0x5DEECE66D) if isinstance(dropout, Dropout) else dropout
+
+
+@dataclass(frozen=True)
+class BlockTopKConfig(MechanismConfig):
+    """Attention to a few blocks of keys, MoBA.
+
+    Args:
+        block: tokens in a block.
+        k: blocks that a query reads, its own among them.
+    """
+
+    name: ClassVar[str] = "block-topk"
+    traits: ClassVar[Traits] = Traits(
+        paper="Lu et al., MoBA: Mixture of Block Attention for Long-Context LLMs, 2025",
+        computes="softmax",
+        time="O(L k block d + L^2 d / block)",
+        memory="O(L k d)",
+        choose="Long contexts whose queries need a few neighbourhoods, in a model that may go back to dense attention.",
+        avoid="Sequences are shorter than some thousands of tokens, or what matters is scattered over many blocks.",
+        cross="a query has its own block only among keys of its own sequence",
+        masks=_REASON,
+        takes=("scale", "softcap", "sink", "dropout"),
+    )
+
+    block: int = 512
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        whole(self.block, "block", least=1)
+        whole(self.k, "k", least=1)
+
+    @classmethod
+    def usual(cls, length: int) -> BlockTopKConfig:
+        """Section 3.1: 3 blocks of 512 among the 16 of a sequence; of shorter sequences, 16 blocks."""
+        return cls(block=max(1, min(512, -(-length // 16))), k=3)
+
+    def build(self, heads: Heads) -> BlockTopKAttention:
+        return BlockTopKAttention(self)
+
+
+class BlockTopKAttention(Mechanism):
+    """`block_topk_attention` with these numbers.
+
+    Args:
+        config: its numbers.
+    """
+
+    def __init__(self, config: BlockTopKConfig):
+        super().__init__()
+        self.config = config
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
+        return block_topk_attention(
+            query, key, value, mask, block=self.config.block, k=self.config.k, **options
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"block={self.config.block}, k={self.config.k}"
