@@ -37,7 +37,7 @@ def peak_memory(case: Case, contender: Contender, threads: int) -> Memory | str:
         capture_output=True,
         text=True,
         check=False,
-        env=_environment(),
+        env=environment(),
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -45,7 +45,7 @@ def peak_memory(case: Case, contender: Contender, threads: int) -> Memory | str:
     return Memory(**json.loads(done.stdout))
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, with this very package first on the path."""
     root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ._bench_options import listed
+
+if TYPE_CHECKING:
+    from ..comparing.measuring import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Source:
         str | None,
         typer.Option(
             metavar="DIR_OR_HUB_ID",
-            help="The q, k, v of this model, a folder or a name on the Hugging Face hub.  [default: the embedded model]",
+            help="Those of this model, a folder or a name on the Hugging Face hub.  [default: the embedded model]",
         ),
     ] = None
     text: Annotated[
@@ -108,3 +113,43 @@ class Tasks:
         list[str] | None,
         typer.Option(metavar="NAME", help="A synthetic task that tells mechanisms apart; may be given again."),
     ] = None
+
+
+def settings_of(measuring: Measuring) -> Settings:
+    import torch
+
+    from ..benchmarking import Budget
+    from ..comparing.measuring import Settings
+    from ..comparing.weighing import Limits
+
+    quick = measuring.quick
+    seconds = measuring.seconds if measuring.seconds is not None else (0.3 if quick else 2.0)
+    rounds = measuring.rounds if measuring.rounds is not None else (2 if quick else 3)
+    if rounds < 1:
+        raise ValueError(f"rounds: must be at least 1, got {rounds}")
+    for name in ("most_memory", "longest_call", "tolerance"):
+        if not getattr(measuring, name) > 0:
+            raise ValueError(f"{name.replace('_', '-')}: must be positive, got {getattr(measuring, name)}")
+    return Settings(
+        torch.get_num_threads() if measuring.threads is None else measuring.threads,
+        Budget(seconds, rounds, max(100, rounds)),
+        Limits(int(measuring.most_memory * 2**30), measuring.longest_call),
+        measuring.seed,
+    )
+
+
+def lengths_of(chosen: Chosen, *, quick: bool) -> list[int]:
+    """Ascending, each once."""
+    usual = "256,1k,2k" if quick else "256,1k,2k,4k,8k"
+    found = [tokens(text) for text in listed(chosen.lengths or usual, "lengths", str)]
+    if min(found) < 2:
+        raise ValueError(f"lengths: must be at least 2, got {min(found)}")
+    return sorted(set(found))
+
+
+def tokens(text: str) -> int:
+    """1000, or 4k."""
+    try:
+        return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
+    except ValueError:
+        raise ValueError(f"lengths: expected numbers of tokens as 1000 or 4k, got {text!r}") from None

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
-from ._compare_options import Chosen, Measuring, Output, Source, Tasks
+from .. import __version__
+from ._compare_options import Chosen, Measuring, Output, Source, Tasks, lengths_of, settings_of
+from ._errors import UserError, require
 from ._options import Grouped, flattened
 
+if TYPE_CHECKING:
+    from ..comparing import Comparison, Data
+
 EPILOG = """
-Exit status: 0 measured, 2 bad input, 130 stopped by Ctrl-C (what was measured until then is shown and written).
+Exit status: 0 measured, 1 a result was wrong (it is shown without a time), 2 bad input, 130 stopped by Ctrl-C (what was
+measured until then is shown and written).
 """
 
 
@@ -17,13 +30,160 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(source: Source, chosen: Chosen, measuring: Measuring, output: Output, tasks: Tasks) -> None:
-    """Choose an attention: time, memory and error of each mechanism against exact attention, and one sentence of advice.
+    """Choose an attention: time, memory and error of each mechanism, and one sentence of advice.
 
-    Without options on the q, k, v of the embedded model reading the start of a novel.
+    Without options on the q, k, v of the embedded model as it reads the start of a novel.
     """
     if tasks.task is not None:
         from ._compare_tasks import compare_tasks
 
         compare_tasks(tasks, chosen, measuring, output)
         return
-    raise typer.Exit(2)
+    if chosen.abilities:
+        _list()
+        return
+    if output.plot is not None:
+        require("matplotlib", "plot")
+        if output.plot.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
+    files = _checked(output)
+    if output.read is not None:
+        comparison, stopped = _read(output.read), False
+    else:
+        comparison, stopped = _measured(source, chosen, measuring, files)
+    _show(comparison, output, files)
+    if stopped:
+        raise typer.Exit(130)
+    if any(point.note.startswith("WRONG") for line in comparison.lines for point in line.points):
+        raise typer.Exit(1)
+
+
+def _list() -> None:
+    from ..variants import table
+
+    typer.echo("\n".join(table()))
+
+
+def _checked(output: Output) -> dict[str, Path]:
+    """The files to write, by kind: what is wrong with them is said before minutes of work."""
+    from ..viewer import check_target
+
+    wanted = {
+        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
+        "markdown": output.markdown,
+        "plot": output.plot,
+    }
+    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
+
+
+def _read(path: Path) -> Comparison:
+    from ..comparing import Comparison
+
+    try:
+        return Comparison.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _measured(source: Source, chosen: Chosen, measuring: Measuring, files: dict[str, Path]) -> tuple[Comparison, bool]:
+    """What was measured, and whether Ctrl-C ended it."""
+    from ..benchmarking.machine import describe
+    from ..comparing import Comparison
+    from ..comparing import measuring as work
+    from ..comparing.distance import paths
+    from ..comparing.everyone import chosen as picked
+
+    settings, lengths = settings_of(measuring), lengths_of(chosen, quick=measuring.quick)
+    who = picked(chosen.mechanism, layers=chosen.layers)
+    data = _data(source, max(lengths))
+    told = {"command": shlex.join(["saccade", *sys.argv[1:]]), "tolerance": measuring.tolerance}
+    told |= {"seed": settings.seed, **vars(settings.budget)}
+    comparison = Comparison(describe(__version__, settings.threads), told, data.as_json())
+    length = min(max(lengths), 256 if measuring.quick else 1024)
+    with _progress(2 * len(who) + len(lengths)) as advance, contextlib.suppress(KeyboardInterrupt):
+        work.measure(comparison, who, data, lengths, settings, _telling(advance, comparison, files))
+        comparison.paths = paths(who, data.sizes._replace(length=length), settings.seed, advance)
+        return comparison, False
+    return comparison, True
+
+
+def _data(source: Source, most: int) -> Data:
+    from ..comparing import model_data, random_data, tensor_data
+
+    ways = {"random": source.random, "tensors": source.tensors, "model": source.model, "text": source.text}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1 and given != ["model", "text"]:
+        raise UserError(f"--{' and --'.join(given)}: data comes from one of --random, --tensors and a model")
+    if source.layer is not None and (source.random or source.tensors):
+        raise UserError("--layer is of a model; this data has none")
+    if source.random is not None:
+        return random_data(source.random, causal=source.causal is not False)
+    if source.tensors is not None:
+        return tensor_data(source.tensors, causal=source.causal is not False)
+    return model_data(source.model, source.text, source.layer, most=most, causal=source.causal)
+
+
+def _telling(advance: Callable[[str], None], comparison: Comparison, files: dict[str, Path]) -> Callable[[str], None]:
+    """Moves the bar, and keeps what is measured: a run that is stopped loses nothing."""
+
+    def told(what: str) -> None:
+        advance(what)
+        if "json" in files and what.endswith("tokens"):
+            _write(files["json"], comparison.as_json())
+
+    return told
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on the terminal's standard error; what it gives is told of each piece that is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("weighing, timing", total=total)
+        yield lambda what: progress.update(task, advance=1, description=what)
+
+
+def _show(comparison: Comparison, output: Output, files: dict[str, Path]) -> None:
+    from ..comparing import tables
+
+    if "json" in files:
+        _write(files["json"], comparison.as_json())
+    if output.as_json == "-":
+        typer.echo(comparison.as_json(), nl=False)
+    else:
+        _print(comparison)
+    if "markdown" in files:
+        _write(files["markdown"], tables.page(comparison))
+    if "plot" in files:
+        from ..comparing.figure import draw
+        from ..viewer import write_whole
+
+        write_whole(files["plot"], draw(comparison, files["plot"].suffix.lower()[1:]))
+
+
+def _print(comparison: Comparison) -> None:
+    """Tables with styles in a terminal, the same lines without them in a pipe."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..comparing import tables
+    from ..comparing.advice import advice
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        typer.echo("\n".join(tables.text(comparison)))
+        return
+    titles = {section.title for section in tables.sections(comparison)}
+    for line in tables.text(comparison):
+        style = "bold" if line in titles or line == advice(comparison) else ""
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def _write(path: Path, text: str) -> None:
+    from ..viewer import write_whole
+
+    write_whole(path, text.encode("utf-8"))

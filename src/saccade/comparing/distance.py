@@ -1,0 +1,87 @@
+"""The length of paths, measured: how much of the last output comes from an input at distance d.
+
+    g(d) = || d y_L / d x_(L-d) ||_F,   told relative to g(1), as the layer starts
+
+Hochreiter et al., "Gradient Flow in Recurrent Nets" (2001), and Vaswani et al. (2017), section 4 and table 1, count the
+steps that a signal takes: O(1) for attention, O(L) for a recurrent layer, O(log_k L) for dilated convolutions. What
+they mean for learning is whether a gradient arrives, which is measured here.
+
+The norm is estimated from products with random vectors v: E || v^T J ||^2 = || J ||_F^2 for v ~ N(0, I); one backward
+pass gives those of all distances. Stacks of more than one layer are residual, x + f(norm(x)), as in a transformer.
+
+Shapes: N sequences, L tokens, E width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .contenders import Contender
+from .data import Sizes
+from .layers import Attention, Layer
+from .readings import Exact, Pattern, Reading
+from .results import Path
+from .weighing import first_line
+
+Told = Callable[[str], None]
+NUMBERS = 2**20  # in the tokens of a draw
+MOST = 4  # sequences of a draw
+DRAWS = 8  # of parameters and tokens
+STACKED = 4
+
+
+def paths(who: Sequence[Contender], sizes: Sizes, seed: int, told: Told) -> list[Path]:
+    """The path of everyone as a layer of these sizes; of patterns, whose reach is short, also four upon each other."""
+    found = []
+    for one in who:
+        if not one.refusal(sizes):
+            depths = (1, STACKED) if isinstance(one, Pattern) else (1,)
+            found += [_path(one, depth, sizes, seed) for depth in depths]
+        told(one.name)
+    return found
+
+
+def _path(one: Contender, depth: int, sizes: Sizes, seed: int) -> Path:
+    try:
+        squares = [
+            squared_gradients([as_layer(one, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
+            for draw in range(DRAWS)
+        ]
+    except Exception as error:  # whatever a contender raises is its own answer
+        return Path(one.name, depth, (), (), first_line(error))
+    norms = torch.stack(squares).mean(0).sqrt()
+    if not norms[1] > 0:
+        return Path(one.name, depth, (), (), "nothing arrives from the token before")
+    distances = [2**n for n in range(sizes.length.bit_length()) if 2**n < sizes.length]
+    return Path(one.name, depth, tuple(distances), tuple(float(norms[d] / norms[1]) for d in distances))
+
+
+def squared_gradients(stack: Sequence[nn.Module], sizes: Sizes, seed: int) -> Tensor:
+    """(L,): an estimate of g(d)^2 for d = 0, 1, ..., L - 1, for normal tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    count = max(1, min(MOST, NUMBERS // (sizes.length * sizes.width)))
+    x = torch.randn(count, sizes.length, sizes.width, generator=generator).requires_grad_()
+    out: Tensor = x
+    for layer in stack:
+        out = layer(out) if len(stack) == 1 else out + layer(F.layer_norm(out, (sizes.width,)))
+    upstream = torch.randn(count, sizes.width, generator=generator)
+    (gradient,) = torch.autograd.grad(out[:, -1], x, upstream)
+    return gradient.double().square().sum(-1).mean(0).flip(0)
+
+
+def as_layer(one: Contender, sizes: Sizes, seed: int) -> nn.Module:
+    """What reads q, k and v in the place of softmax attention in a layer; a layer is one already."""
+    if isinstance(one, Layer):
+        return one.module(sizes, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if isinstance(one, Pattern):
+            return Attention(sizes, None, one.mask(sizes)).eval()
+        if isinstance(one, Reading):
+            return Attention(sizes, one.config(sizes.length)).eval()
+        assert isinstance(one, Exact)
+        return Attention(sizes, None).eval()

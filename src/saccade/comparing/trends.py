@@ -1,0 +1,75 @@
+"""What follows from measurements at several lengths: how an amount grows, and where one line becomes faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..benchmarking.statistics import exponent
+from .results import Line
+
+TAIL = 8  # exponents are fitted from the longest length down to an eighth of it: short calls are overhead
+FORESEEN = 16  # times the longest length, as far as a crossing is extrapolated
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From which length on a line is faster.
+
+    kind: "always" (at every measured length), "measured" (between two of them), "extrapolated" (beyond them), "never"
+    (not within sixteen times the longest), "until" (faster below `length` alone), "unknown" (too few measurements).
+    """
+
+    kind: str
+    length: float | None = None
+
+
+def growth(line: Line, what: str) -> float | None:
+    """The fitted exponent in L of seconds of a call or of "memory"; None with fewer than three lengths."""
+    lengths, amounts = line.amounts(what)
+    if not lengths:
+        return None
+    tail = [(length, amount) for length, amount in zip(lengths, amounts, strict=True) if length * TAIL >= lengths[-1]]
+    if len({length for length, _ in tail}) < 3:
+        return None
+    return exponent(*zip(*tail, strict=True))
+
+
+def crossover(line: Line, exact: Line, call: str) -> Crossover:
+    """Where `line` becomes faster than `exact`: a straight line between measurements, both axes logarithmic."""
+    ratios = _ratios(line, exact, call)
+    if not ratios:
+        return Crossover("unknown")
+    if all(ratio <= 0 for _, ratio in ratios):
+        return Crossover("always")
+    if ratios[-1][1] > 0:
+        faster = [index for index, (_, ratio) in enumerate(ratios) if ratio <= 0]
+        if faster:
+            return Crossover("until", _crossing(ratios[faster[-1]], ratios[faster[-1] + 1]))
+        return _beyond(ratios)
+    last = max(index for index, (_, ratio) in enumerate(ratios) if ratio > 0)
+    return Crossover("measured", _crossing(ratios[last], ratios[last + 1]))
+
+
+Ratio = tuple[float, float]  # logarithms of length and of how many times slower
+
+
+def _ratios(line: Line, exact: Line, call: str) -> list[Ratio]:
+    theirs = dict(zip(*exact.amounts(call), strict=True))
+    ours = zip(*line.amounts(call), strict=True)
+    return [(math.log(length), math.log(mine / theirs[length])) for length, mine in ours if length in theirs]
+
+
+def _crossing(before: Ratio, after: Ratio) -> float:
+    """The length at which the ratio is 1 on the line through two points."""
+    (x0, y0), (x1, y1) = before, after
+    return math.exp(x0 - y0 * (x1 - x0) / (y1 - y0))
+
+
+def _beyond(ratios: Sequence[Ratio]) -> Crossover:
+    """Where the last two measurements point to; never where they do not come nearer."""
+    if len(ratios) < 2 or ratios[-1][1] >= ratios[-2][1]:
+        return Crossover("never")
+    length = _crossing(ratios[-2], ratios[-1])
+    return Crossover("extrapolated", length) if length <= FORESEEN * math.exp(ratios[-1][0]) else Crossover("never")
