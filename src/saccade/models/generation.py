@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..nn import KVCache
 from .checkpoint import LanguageModel
 from .language_model import DecoderLM
 
@@ -73,12 +74,22 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 @torch.no_grad()
-def sample_tokens(model: DecoderLM, prompt: Sequence[int], count: int, sampling: Sampling) -> Iterator[int]:
+def sample_tokens(
+    model: DecoderLM, prompt: Sequence[int], count: int, sampling: Sampling, cache: KVCache | None = None
+) -> Iterator[int]:
     """Draw up to `count` tokens after `prompt` (start token included), one by one, with a cache.
 
-    Stops when the context is full. ValueError when the prompt leaves no room in it.
+    Stops when the context is full. With `cache=KVCache.streaming(layers, window)`, of a window and sinks that the
+    context holds, it never is.
+
+    Args:
+        cache: an empty one; None: the model's own, which keeps everything.
+
+    Raises:
+        ValueError: the prompt leaves no room in the context.
     """
-    _check_room(model, prompt)
+    cache = model.cache() if cache is None else cache
+    _check_room(model, prompt, cache)
     context = model.config.context
     device = model.embedding.weight.device
     generator = torch.Generator()
@@ -86,29 +97,35 @@ def sample_tokens(model: DecoderLM, prompt: Sequence[int], count: int, sampling:
         generator.seed()
     else:
         generator.manual_seed(sampling.seed)
-    cache = model.cache()
     tokens = torch.tensor([list(prompt)], device=device)
-    for _ in range(min(count, context - len(prompt))):
+    for _ in range(count):
+        if cache.reach(tokens.shape[1] + 1) > context:  # no room for one more
+            return
         probabilities = sampling.probabilities(model(tokens, cache=cache)[0, -1]).cpu()
         token = int(torch.multinomial(probabilities, 1, generator=generator))
         yield token
         tokens = torch.tensor([[token]], device=device)
 
 
-def generate(lm: LanguageModel, prompt: str, tokens: int = 100, sampling: Sampling | None = None) -> Iterator[str]:
+def generate(
+    lm: LanguageModel, prompt: str, tokens: int = 100, sampling: Sampling | None = None, cache: KVCache | None = None
+) -> Iterator[str]:
     """The continuation of `prompt`, piece by piece, `tokens` tokens long or up to the end of the model's context.
+
+    `cache` as in `sample_tokens`: with a streaming one the context has no end.
 
     A start token drawn on the way ends it, because it means the end of the text.
     """
     ids = [lm.tokenizer.start, *lm.tokenizer.encode(prompt).ids]
-    _check_room(lm.model, ids)
-    drawn = sample_tokens(lm.model, ids, tokens, sampling or Sampling())
+    cache = lm.model.cache() if cache is None else cache
+    _check_room(lm.model, ids, cache)
+    drawn = sample_tokens(lm.model, ids, tokens, sampling or Sampling(), cache)
     return lm.tokenizer.stream(_until(drawn, lm.tokenizer.start))
 
 
-def _check_room(model: DecoderLM, prompt: Sequence[int]) -> None:
+def _check_room(model: DecoderLM, prompt: Sequence[int], cache: KVCache) -> None:
     context = model.config.context
-    if not 1 <= len(prompt) < context:
+    if not prompt or cache.reach(len(prompt) + 1) > context:
         raise ValueError(
             f"prompt: {len(prompt)} tokens with the start token; the model's context of {context} must hold them and "
             "at least one more"

@@ -52,11 +52,12 @@ class DecoderLM(nn.Module):
             observe: `observe(layer, observation)` is called in each layer with what goes into attention and comes out.
 
         Raises:
-            ValueError: another rank, or more tokens than the context.
+            ValueError: another rank, or more tokens than the context; in a `StreamingLayer`, where positions do not
+                grow, a window that the context does not hold.
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens: expected shape (batch, length), got {tuple(tokens.shape)}")
-        length = tokens.shape[1] + (0 if cache is None else _longest(cache))
+        length = _reached(cache, tokens.shape[1])
         if length > self.config.context:
             raise ValueError(f"tokens: {length} are more than the model's context of {self.config.context}")
         x = self.dropout(self.embedding(tokens) * self.config.width**0.5)
@@ -71,9 +72,6 @@ class DecoderLM(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def _longest(cache: KVCache) -> int:
-    """Tokens of the longest item; 0 where a compiler looks, which must not depend on it."""
-    if torch.compiler.is_compiling():
-        return 0
-    length = cache.length
-    return length if isinstance(length, int) else int(length.max())
+def _reached(cache: KVCache | None, length: int) -> int:
+    """Positions that so many new tokens need; theirs alone where a compiler looks, which must not depend on a cache."""
+    return length if cache is None or torch.compiler.is_compiling() else cache.reach(length)

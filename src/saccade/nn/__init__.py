@@ -7,7 +7,17 @@ from ._to_torch import to_torch
 from ._torch_masks import Translated, masks_from_torch
 from .attention import MultiHeadAttention, Observation
 from .blocks import Context, DecoderBlock, EncoderBlock
-from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen, StaticLayer, WindowLayer
+from .cache import (
+    ContextLayer,
+    GrowingLayer,
+    KVCache,
+    LayerCache,
+    RecurrentLayer,
+    Seen,
+    StaticLayer,
+    StreamingLayer,
+    WindowLayer,
+)
 from .config import AttentionConfig, BlockConfig
 from .feed_forward import FeedForward
 from .self_attention import SelfAttention
@@ -33,6 +43,7 @@ __all__ = [
     "Seen",
     "SelfAttention",
     "StaticLayer",
+    "StreamingLayer",
     "Transformer",
     "Translated",
     "WindowLayer",

@@ -20,7 +20,7 @@ from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
 from ._ragged import refuse_with_nested, through_nested
-from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen
+from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen, StreamingLayer
 from .cache.aligning import Aligned
 from .config import AttentionConfig, check_cross, reason
 from .masking import joined, of_context, real_context, without_cache
@@ -240,6 +240,10 @@ class MultiHeadAttention(nn.Module):
         if padding is not None and cache is None:
             mask, cache = without_cache(mask, bias, padding)
         query, key, value = self._projected(x)
+        if isinstance(positions, Rotary) and isinstance(cache, StreamingLayer):
+            if offset is not None:
+                raise ValueError("offset: a StreamingLayer counts positions within itself, so none can be given")
+            return *cache.turned(query, key, value, mask, bias, padding, positions), None
         if isinstance(positions, Rotary):
             if offset is None:
                 offset = 0 if cache is None else cache.offset(x.shape[1], padding)

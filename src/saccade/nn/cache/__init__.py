@@ -8,6 +8,7 @@ from .layer import LayerCache, Seen
 from .layers import KVCache
 from .recurrent import RecurrentLayer
 from .static import StaticLayer
+from .streaming import StreamingLayer
 from .window import WindowLayer
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "RecurrentLayer",
     "Seen",
     "StaticLayer",
+    "StreamingLayer",
     "WindowLayer",
 ]

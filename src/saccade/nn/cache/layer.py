@@ -77,6 +77,10 @@ class LayerCache(ABC):
             start = start.repeat(padding.keys.batch)  # an int that is a position is never negative
         return torch.from_numpy(start).to(self._place(padding))
 
+    def reach(self, rows: int) -> int:
+        """One past the furthest position that any of `rows` more rows gets."""
+        return int(self._lengths().max(initial=0)) + rows
+
     @property
     def length(self) -> int | Tensor:
         """Tokens seen: an int where all items have as many, otherwise int64 (B,)."""

@@ -12,6 +12,7 @@ from .fitting import Latest
 from .growing import GrowingLayer
 from .layer import LayerCache
 from .static import StaticLayer
+from .streaming import StreamingLayer
 from .window import WindowLayer
 
 
@@ -50,6 +51,15 @@ class KVCache:
     def window(cls, layers: int, window: int, sinks: int = 0, slack: int = 0) -> KVCache:
         """A `WindowLayer` for each."""
         return cls([WindowLayer(window, sinks, slack) for _ in range(layers)])
+
+    @classmethod
+    def streaming(cls, layers: int, window: int, sinks: int = 4, slack: int = 0) -> KVCache:
+        """A `StreamingLayer` for each."""
+        return cls([StreamingLayer(window, sinks, slack) for _ in range(layers)])
+
+    def reach(self, rows: int) -> int:
+        """One past the furthest position that any of `rows` more rows gets in any layer."""
+        return max((layer.reach(rows) for layer in self.layers), default=rows)
 
     @property
     def length(self) -> int | Tensor:

@@ -110,7 +110,7 @@ class WindowLayer(LayerCache):
         def fit() -> tuple[Mask | None, np.ndarray]:
             places = self._places(before + arriving.count, top)
             fitted = _stored(both(mask, self._own), places, before, arriving, batch)
-            return _looked_at(fitted, arriving.rows, places.shape[1], key), places
+            return looked_at(fitted, arriving.rows, places.shape[1], key), places
 
         fitted, places = self._latest.of(question, fit)
         bias = _dense(bias, before, arriving, places, key)
@@ -250,7 +250,7 @@ def _checked(mask: Mask, batch: int, rows: int, keys: int) -> Mask:
     return mask
 
 
-def _looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
+def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
     """A small mask as bits, which PyTorch's fused kernels take; None where it shows everything."""
     batch, heads = mask._shape()
     if batch * heads * rows * keys > _DIRECT:
