@@ -102,7 +102,9 @@ def _projected(matrix: Tensor, tokens: Tensor) -> Tensor:
     heads, length, width = tokens.shape[1:]
     wide = torch.promote_types(tokens.dtype, torch.float32)
     rank = matrix.shape[1]
-    left = F.pad(matrix[..., :length].to(wide), (0, 0, 0, -rank % ALIGNED))
+    left = matrix[..., :length].to(wide)
+    if rank % ALIGNED:
+        left = F.pad(left, (0, 0, 0, -rank % ALIGNED))
     items = []
     for item in tokens.to(wide):
         if matrix.shape[0] == 1:  # heads side by side are one product, and what is shared is never expanded

@@ -50,6 +50,7 @@ from ._real import Real
 from ._shown import Shown, shown, zeroed
 
 _NOT_CAUSAL = "its landmarks are means over the whole sequence, later tokens too"
+_BLOCK = 64  # rows of the convolution at once
 _NO_MASKS = "a pair is never formed, only pairs with landmarks, which stand for many tokens"
 
 
@@ -175,18 +176,32 @@ def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
 
 
 def _convolved(value: Tensor, weight: Tensor, kept: Tensor | None) -> Tensor:
-    """Depthwise over the real tokens of each item, (B, Hkv, L, Dv) by (Hq, 1, k) to (B, Hq, L, Dv).
-
-    Item by item: the libraries choose another algorithm, and other bits, for another batch.
-    """
-    if value.numel() == 0:
-        return spread(value, weight.shape[0])
+    """Depthwise over the real tokens of each item, (B, Hkv, L, Dv) by (Hq, 1, k) to (B, Hq, L, Dv)."""
     real = None if kept is None else Real.of(kept)
     rows = value if real is None else real.gather(value)
-    padding = weight.shape[2] // 2, 0
-    items = [F.conv2d(item[None], weight[..., None], padding=padding, groups=value.shape[1]) for item in rows]
-    out = torch.cat(items)
+    items = [_slid(item, weight[:, 0]) for item in rows]
+    out = torch.stack(items) if items else spread(rows, weight.shape[0])
     return out if real is None else real.scatter(out)
+
+
+def _slid(item: Tensor, weight: Tensor) -> Tensor:
+    """One item, (Hkv, L, Dv) by (Hq, k) to (Hq, L, Dv): a banded matrix times each block of rows.
+
+    F.conv2d, with no more channels than heads, takes twice as long on a CPU.
+    """
+    (heads, width), (kv_heads, length, columns) = weight.shape, item.shape
+    if item.numel() == 0:
+        return item.new_zeros(heads, length, columns)
+    block = max(_BLOCK, width - 1)
+    blocks, reach = -(-length // block), block + width - 1
+    # Each row of the band is the weights one place further right: rows of one entry more, read in rows of `reach`.
+    lines = F.pad(weight, (0, block))[:, None].expand(-1, block, -1).flatten(1)
+    band = lines[:, : block * reach].reshape(kv_heads, -1, reach)
+    before = width // 2
+    cells = F.pad(item, (0, 0, before, (blocks + 1) * block - length - before)).unflatten(1, (-1, block))
+    windows = torch.cat((cells[:, :-1], cells[:, 1:, : width - 1]), 2).transpose(1, 2).flatten(2)
+    out = matmul(band[None], windows[None])[0].unflatten(1, (-1, block)).unflatten(3, (blocks, columns))
+    return out.transpose(2, 3).flatten(2, 3).flatten(0, 1)[:, :length]
 
 
 def _check_convolution(weight: Tensor, query: Tensor, key: Tensor) -> None:
