@@ -265,15 +265,14 @@ def test_what_cannot_decode_says_why(config):
 
 
 @every(lambda traits: traits.grouped is True)
-def test_grouped_heads_read_as_repeated_ones(config):
-    if config.maps > 1:
-        pytest.skip("its pairs of maps lie side by side; tested with its formula")
-    read = Read(config, kv_heads=2)
-    mask = sides(config.traits)[0]
-    query, key, value, *rest = read.inputs
-    alone = copy.deepcopy(read)
-    alone.inputs = [query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), *rest]
-    torch.testing.assert_close(read(mask=mask), alone(mask=mask), **EXACT)
+def test_each_query_head_reads_the_head_of_its_group(config):
+    read = Read(config, kv_heads=2, requires_grad=True)
+    out = read(mask=sides(config.traits)[0])
+    for head in range(HEADS):
+        grads = torch.autograd.grad(out[:, head].square().sum(), read.inputs[1:3], retain_graph=True)
+        for grad in grads:
+            own, other = grad.unflatten(1, (2, -1)).abs().amax((0, 2, 3, 4)).roll(-(head // 2))
+            assert own > 0 and other == 0
 
 
 @every(lambda traits: traits.grouped is not True)
