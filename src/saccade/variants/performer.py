@@ -39,7 +39,7 @@ from torch import Tensor
 from .._checks import _scale, check_inputs
 from .._masks import Mask
 from .._masks._data import whole
-from ._causal import LinearState, read_all, read_causally, summed
+from ._causal import LinearState, read_all, read_causally, read_state, summed
 from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
 from ._shown import Shown, shown, zeroed
 from .random_features import (
@@ -148,7 +148,8 @@ class _Estimate:
         level = exponents.detach().amax(-1, keepdim=True)
         keys = (exponents - _settled(level)).exp() * factor
         queries = self._of_queries(given.query, 0.0, given.key.shape[1])
-        read, state = _read(queries, keys, _with_ones(given.value), level[..., 0], state)
+        one = given.query.shape[2] == given.key.shape[2] == 1
+        read, state = (_read_one if one else _read)(queries, keys, _with_ones(given.value), level[..., 0], state)
         return self._divided(read), state
 
     def _of_keys(self, given: _Given) -> tuple[Tensor, Tensor | float]:
@@ -210,6 +211,24 @@ def _read(
     highest = level.new_full((*level.shape[:2], 1), -torch.inf) if state is None else state.level[..., None]
     highest = torch.cat([highest, level[..., ahead:]], -1).amax(-1)
     return F.pad(read, (0, 0, behind, 0)), PerformerState(after.sums, highest)
+
+
+def _read_one(
+    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None
+) -> tuple[Tensor, PerformerState]:
+    """The same of a single token, which may read what it adds, without chunks."""
+    added = _remembered(keys, values, level)
+    if state is not None:
+        added = _joined(state, added)
+    return read_state(queries, LinearState(added.sums, added.sums[..., -1]), normalise=False), added
+
+
+def _joined(state: PerformerState, other: PerformerState) -> PerformerState:
+    """The state after the tokens of both."""
+    level = torch.maximum(state.level, other.level)
+    unit = _settled(level)
+    ours, theirs = (part.sums * (part.level - unit).exp()[..., None, None] for part in (state, other))
+    return PerformerState(ours + theirs, level)
 
 
 def _remembered(keys: Tensor, values: Tensor, level: Tensor) -> PerformerState:
@@ -338,9 +357,13 @@ class PerformerAttention(Recurrent):
         query, key, value = check_inputs(query, key, value)
         batch, length = query.shape[0], query.shape[2]
         if key.shape[2] != length:
-            raise ValueError(f"key: has length {key.shape[2]}, expected that of the query's tokens, {length}")
+            raise ValueError(
+                f"key has length (axis 2) {key.shape[2]}, expected query's {length}: a step reads new tokens"
+            )
         _check_projection(self.projection, key)
         seen = shown(mask, batch, length, length, query.device, "performer", _NO_PAIRS)
+        if seen.causal:
+            raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
         with torch.autocast(query.device.type, enabled=False):
             given = _Given.of(query, key, value, Shown(True, real, real), query.shape[3] ** -0.5)
