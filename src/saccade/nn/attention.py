@@ -99,6 +99,8 @@ class MultiHeadAttention(nn.Module):
             for part in self.matrices()[0]:
                 if part is not None:
                     part.div_(abs(self.config.scale) * self.shape.head**0.5)
+        if self.mechanism is not None:
+            self.mechanism.begin_from(self.matrices())
         if self.sink is not None:
             nn.init.zeros_(self.sink)
 

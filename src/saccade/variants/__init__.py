@@ -8,6 +8,7 @@ from ._shown import Shown, shown
 from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
 from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
 from .linformer import LinformerAttention, LinformerConfig, linformer_attention
+from .longformer import LongformerAttention, LongformerConfig
 from .nystrom import NystromAttention, NystromConfig, nystrom_attention
 from .performer import PerformerAttention, PerformerConfig, PerformerState, performer_attention
 from .random_features import draw_projection, random_features
@@ -24,6 +25,8 @@ __all__ = [
     "LinearState",
     "LinformerAttention",
     "LinformerConfig",
+    "LongformerAttention",
+    "LongformerConfig",
     "Mechanism",
     "MechanismConfig",
     "NystromAttention",
@@ -59,6 +62,7 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
     PerformerConfig,
     ReformerConfig,
     BlockTopKConfig,
+    LongformerConfig,
     LinformerConfig,
     NystromConfig,
     SigmoidConfig,

@@ -81,6 +81,9 @@ class Mechanism(nn.Module, ABC):
             ValueError: a mask that the mechanism cannot honour (the message says why), sizes that do not fit.
         """
 
+    def begin_from(self, projections: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """Asked once the (weight, bias) of queries, keys and values were drawn: a mechanism may begin as they do."""
+
 
 State = Sequence[Tensor]
 """What a recurrent mechanism remembers: a NamedTuple of tensors, the batch first in each."""
