@@ -6,6 +6,8 @@ from . import feature_maps
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._shown import Shown, shown
 from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
+from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
+from .gated import GatedAttention, GatedConfig, gated_attention
 from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
 from .linformer import LinformerAttention, LinformerConfig, linformer_attention
 from .longformer import LongformerAttention, LongformerConfig
@@ -19,6 +21,10 @@ __all__ = [
     "MECHANISMS",
     "BlockTopKAttention",
     "BlockTopKConfig",
+    "DifferentialAttention",
+    "DifferentialConfig",
+    "GatedAttention",
+    "GatedConfig",
     "Heads",
     "LinearAttention",
     "LinearConfig",
@@ -44,8 +50,11 @@ __all__ = [
     "Traits",
     "block_topk_attention",
     "chosen_blocks",
+    "differential_attention",
     "draw_projection",
     "feature_maps",
+    "gated_attention",
+    "initial_lambda",
     "linear_attention",
     "linear_step",
     "linformer_attention",
@@ -66,5 +75,7 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
     LinformerConfig,
     NystromConfig,
     SigmoidConfig,
+    DifferentialConfig,
+    GatedConfig,
 )
 """Every mechanism there is, in the order of the table."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._masks import Causal, Mask, Padding, as_mask
 from .._masks._algebra import And
+from .._masks._placement import At
 
 
 class Shown(NamedTuple):
@@ -51,6 +52,26 @@ def shown(
         else:
             raise ValueError(f"mask: {name} takes {taken}, since {reason}; got {factor!r}")
     return Shown(directed, rows, keys)
+
+
+def real_rows(mask: Mask | Tensor | None, Lq: int, Lk: int, device: torch.device) -> Tensor | None:
+    """Which rows are queries, bool (B or 1, Lq), where a mask of any kind holds a `Padding(queries=...)`; None: all.
+
+    For mechanisms on the exact operator, which may do something of their own with each row.
+    """
+    rows = None
+    for factor in _factors(as_mask(mask)):
+        if isinstance(factor, Padding) and factor.queries is not None:
+            rows = _both(rows, factor._sides(Lq, Lk, device).rows)
+    return rows
+
+
+def _factors(mask: Mask | None) -> list[Mask]:
+    if isinstance(mask, At):
+        return _factors(mask.part)
+    if isinstance(mask, And):
+        return [factor for part in mask.parts for factor in _factors(part)]
+    return [] if mask is None else [mask]
 
 
 def zeroed(features: Tensor, kept: Tensor | None) -> Tensor:

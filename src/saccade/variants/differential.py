@@ -1,0 +1,193 @@
+"""Differential attention: two softmax maps, the second taken away from the first, so that noise in both cancels.
+
+    out_h = (1 - l0) RMSNorm((softmax(q1 k1^T s) - l softmax(q2 k2^T s)) v),   s = d^-0.5
+    l     = exp(lq1 . lk1) - exp(lq2 . lk2) + l0,   l0 = 0.8 - 0.6 exp(-0.3 depth)
+
+Ye, Dong, Xia, Sun, Zhu, Huang and Wei, "Differential Transformer", 2024: equations 1 to 3. The four vectors lq1, lk1,
+lq2 and lk2 are one set for all heads of a layer; the norm is of each head by itself, with weights that all heads share.
+The depth counts layers from 0, as the authors' code does; their text counts from 1 and writes l - 1: the same numbers.
+
+A head has two queries and two keys of width d, which lie side by side (heads 2h and 2h + 1), and one value of width
+2 d. So h heads of these have the parameters of 2 h heads of softmax attention. Of fewer key-value heads each map reads
+its own: map m of head h reads map m of g = h // (H // Hkv). (Of the authors' implementations that is the one on
+FlashAttention, which they recommend; their naive one pairs maps otherwise where heads are grouped.)
+
+Time O(L^2 d), twice that of softmax attention of h heads of width d and as much as that of 2 h of them, memory O(L d).
+
+Choose it for models that are trained anew and have to find little in much: retrieval from long contexts, many examples
+in context. Avoid it for weights that were trained with softmax attention, and where single maps are to be read as
+probabilities: the difference of two is none.
+
+Shapes: B batch, H heads, Hkv key-value heads, Lq / Lk lengths, d width of a query or key, Dv value width (2 d).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._attention import attention
+from .._biases import Bias
+from .._checks import check_inputs
+from .._dropout import Dropout
+from .._masks import Mask
+from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._shown import real_rows, zeroed
+
+EPS = 1e-5  # of the norm, in the authors' code
+
+
+def differential_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, vectors: Sequence[Tensor],
+    weight: Tensor, initial: float, bias: Tensor | Bias | None = None, scale: float | None = None,
+    softcap: float | None = None, dropout: float | Dropout = 0.0,
+) -> Tensor:  # fmt: skip
+    """The first map of each head without the second, normalised: (B, H, Lq, Dv).
+
+    Args:
+        query: (B, 2 H, Lq, d), the two maps of head h at 2 h and 2 h + 1.
+        key: (B, 2 Hkv, Lk, d), likewise.
+        value: (B, Hkv, Lk, Dv), which both maps read.
+        mask: of both maps, with the H heads of the output; as in `saccade.attention`.
+        vectors: lq1, lk1, lq2, lk2, each (d,).
+        weight: (Dv,), of the norm.
+        initial: l0, below 1; `initial_lambda(depth)`.
+        bias, scale, softcap, dropout: as in `saccade.attention`, of both maps alike; each drops its own weights.
+
+    Returns:
+        (B, H, Lq, Dv), in the dtype of the inputs. Rows that see nothing are 0.
+
+    Raises:
+        TypeError, ValueError: inputs that do not belong together.
+    """
+    first, second = _maps(query, key, value)
+    _check_vectors(vectors, weight, query.shape[3], value.shape[3])
+    given: dict[str, Any] = dict(bias=bias, scale=scale, softcap=softcap, dropout=dropout)
+    one, other = (attention(*pair, value, mask, **given) for pair in (first, second))
+    rows = real_rows(mask, one.shape[2], key.shape[2], one.device)
+    with torch.autocast(one.device.type, enabled=False):
+        wide = torch.promote_types(one.dtype, torch.float32)
+        lq1, lk1, lq2, lk2 = (vector.to(wide) for vector in vectors)
+        taken = (lq1 @ lk1).exp() - (lq2 @ lk2).exp() + initial
+        # Padded rows are set to 0 once more: what comes back to them must not reach the norm's weight.
+        out = zeroed(F.rms_norm(one.to(wide) - taken * other.to(wide), weight.shape, weight.to(wide), EPS), rows)
+        return (out * (1 - initial)).to(one.dtype)
+
+
+def initial_lambda(depth: int) -> float:
+    """l0 in that layer, counted from 0: 0.2 in the first, near 0.8 in deep ones."""
+    return 0.8 - 0.6 * math.exp(-0.3 * depth)
+
+
+class DifferentialAttention(Mechanism):
+    """`differential_attention` with its vectors, normal with standard deviation 0.1, and the weights of its norm, 1.
+
+    Args:
+        config: what it is made of.
+        heads: the sizes it stands in: two query and key heads for each head of values.
+    """
+
+    def __init__(self, config: DifferentialConfig, heads: Heads):
+        super().__init__()
+        if heads.heads % 2 or heads.kv_heads % 2:
+            raise ValueError(
+                f"heads: differential attention takes pairs of query heads and pairs of key heads, got {heads.heads} "
+                f"and {heads.kv_heads}"
+            )
+        self.initial = initial_lambda(config.depth)
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
+            nn.Parameter(torch.empty(heads.head)) for _ in range(4)
+        )
+        self.weight = nn.Parameter(torch.empty(heads.value_head))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew; the norm's weights become 1."""
+        for vector in self.vectors:
+            nn.init.normal_(vector, std=0.1)
+        nn.init.ones_(self.weight)
+
+    @property
+    def vectors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """lq1, lk1, lq2, lk2, each (d,)."""
+        return self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
+        """(B, 2 H, Lq, d), (B, 2 Hkv, Lk, d), (B, Hkv, Lk, Dv) to (B, H, Lq, Dv), as `differential_attention`."""
+        return differential_attention(
+            query, key, value, mask, vectors=self.vectors, weight=self.weight, initial=self.initial, **options
+        )
+
+    def extra_repr(self) -> str:
+        return f"initial={self.initial:.3g}"
+
+
+@dataclass(frozen=True)
+class DifferentialConfig(MechanismConfig):
+    """`differential_attention` as the mechanism of `saccade.nn`.
+
+    Args:
+        depth: of the layer, from 0. Stacks set it, layer by layer.
+    """
+
+    depth: int = 0
+
+    name: ClassVar[str] = "differential"
+    maps: ClassVar[int] = 2
+    traits: ClassVar[Traits] = Traits(
+        paper="Ye, Dong, Xia, Sun, Zhu, Huang and Wei, Differential Transformer, 2024",
+        computes="other",
+        time="L^2 d",
+        memory="L d",
+        choose="A model is trained anew and has to find little in much: retrieval, many examples in context.",
+        avoid="Weights were trained with softmax attention, or speed at length is wanted: it computes every pair.",
+        masks=True,
+        recurrent="it is made of softmax attention, whose past does not fit into a state",
+        takes=("bias", "scale", "softcap", "dropout"),
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.depth, bool) or not isinstance(self.depth, int):
+            raise TypeError(f"depth: expected an int, got {self.depth!r}")
+        if self.depth < 0:
+            raise ValueError(f"depth: counts layers from 0, got {self.depth}")
+
+    @classmethod
+    def usual(cls, length: int) -> DifferentialConfig:
+        return cls()
+
+    def build(self, heads: Heads) -> DifferentialAttention:
+        return DifferentialAttention(self, heads)
+
+    def at_depth(self, layer: int) -> DifferentialConfig:
+        return DifferentialConfig(layer)
+
+
+def _maps(query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """(query, key) of the first maps and of the second, each (B, H, Lq, d) and (B, Hkv, Lk, d)."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if isinstance(tensor, Tensor) and tensor.dim() == 4 and name != "value" and tensor.shape[1] % 2:
+            raise ValueError(f"{name} has {tensor.shape[1]} heads (axis 1), expected pairs: two maps for each head")
+    if not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in (query, key, value)):
+        check_inputs(query, key, value)
+    if key.shape[1] != 2 * value.shape[1]:
+        raise ValueError(
+            f"value has {value.shape[1]} heads (axis 1), expected half of key's {key.shape[1]}: two maps read each"
+        )
+    return (query[:, ::2], key[:, ::2]), (query[:, 1::2], key[:, 1::2])
+
+
+def _check_vectors(vectors: Sequence[Tensor], weight: Tensor, width: int, value_width: int) -> None:
+    if len(vectors) != 4 or any(vector.shape != (width,) for vector in vectors):
+        raise ValueError(
+            f"vectors: expected lq1, lk1, lq2, lk2, each ({width},), got {[tuple(vector.shape) for vector in vectors]}"
+        )
+    if weight.shape != (value_width,):
+        raise ValueError(f"weight: expected ({value_width},), one for each column of value, got {tuple(weight.shape)}")

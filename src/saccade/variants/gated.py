@@ -1,0 +1,132 @@
+"""Gated attention: softmax attention whose output is multiplied by a gate that reads the layer's input.
+
+    out_h = softmax(q k^T s) v * sigmoid(x Wg),   then Wo;   s = D^-0.5
+
+Qiu, Wang, Zheng, Huang, Wen, Yang, Men, Yu, Huang, Huang, Liu, Zhou and Lin, "Gated Attention for Large Language
+Models: Non-linearity, Sparsity, and Attention-Sink-Free", 2025: equation 5 in the position G1, after attention and
+before Wo. x is what queries are projected from, after the norm in pre-norm blocks. The gate is elementwise, one number
+for each column of each head, or headwise, one for each head.
+
+Time O(L^2 D + L E H Dv), memory O(L D); headwise the gate costs O(L E H).
+
+Choose it for models that are trained anew: more stable, and without tokens that only serve as sinks. Avoid it for
+weights that were trained without a gate. `AttentionConfig(gate=True)` is the elementwise one too, around any mechanism.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width, E model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .._attention import attention
+from .._masks import Mask
+from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._shown import real_rows
+
+
+def gated_attention(
+    query: Tensor, key: Tensor, value: Tensor, gate: Tensor, mask: Mask | Tensor | None = None, **options: Any
+) -> Tensor:
+    """Attention times sigmoid(gate).
+
+    Args:
+        query: (B, Hq, Lq, D).
+        key: (B, Hkv, Lk, D).
+        value: (B, Hkv, Lk, Dv).
+        gate: (B, Hq, Lq, Dv), or (B, Hq, Lq, 1) for one number a head: before the sigmoid.
+        mask: as in `saccade.attention`.
+        **options: bias, scale, softcap, sink, dropout, backend: as there.
+
+    Returns:
+        (B, Hq, Lq, Dv), in the dtype of `saccade.attention`.
+
+    Raises:
+        TypeError, ValueError: as there; a gate of another shape.
+    """
+    out = attention(query, key, value, mask, **options)
+    if not isinstance(gate, Tensor):
+        raise TypeError(f"gate: expected a tensor, got {type(gate).__name__}")
+    if gate.shape[:-1] != out.shape[:-1] or gate.shape[-1] not in (1, out.shape[-1]):
+        raise ValueError(
+            f"gate: expected shape {tuple(out.shape)}, or 1 as its last size, for one number a head; got "
+            f"{tuple(gate.shape)}"
+        )
+    return out * gate.sigmoid().to(out.dtype)
+
+
+class GatedAttention(Mechanism):
+    """`gated_attention` with the gate's projection, which starts by fan-in: a gate near 1/2 for each token.
+
+    Args:
+        config: what it is made of.
+        heads: the sizes it stands in.
+    """
+
+    def __init__(self, config: GatedConfig, heads: Heads):
+        super().__init__()
+        self.heads = heads.heads
+        self.gate = nn.Linear(heads.width, heads.heads * (1 if config.headwise else heads.value_head), bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the projection anew."""
+        nn.init.normal_(self.gate.weight, std=self.gate.in_features**-0.5)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, tokens: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """As `gated_attention`; `tokens` (B, Lq, E) are what queries were projected from."""
+        if tokens is None:
+            raise TypeError("tokens: gated attention reads what the queries were projected from, got None")
+        rows = real_rows(mask, tokens.shape[1], key.shape[2], tokens.device)
+        if rows is not None:
+            tokens = tokens.masked_fill(~rows[:, :, None], 0.0)  # 0 * NaN would reach the projection's gradient
+        gate = self.gate(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        if rows is not None:
+            gate = gate.masked_fill(~rows[:, None, :, None], 0.0)
+        return gated_attention(query, key, value, gate, mask, **options)
+
+
+@dataclass(frozen=True)
+class GatedConfig(MechanismConfig):
+    """`gated_attention` as the mechanism of `saccade.nn`.
+
+    Args:
+        headwise: one number for each head; otherwise one for each column of each head.
+    """
+
+    headwise: bool = False
+
+    name: ClassVar[str] = "gated"
+    reads_tokens: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        paper="Qiu, Wang, Zheng, Huang, Wen, Yang, Men, Yu, Huang, Huang, Liu, Zhou and Lin, Gated Attention for Large "
+        "Language Models: Non-linearity, Sparsity, and Attention-Sink-Free, 2025",
+        computes="other",
+        time="L^2 d",
+        memory="L d",
+        choose="A model is trained anew, and is to be stable and without tokens that only serve as sinks.",
+        avoid="Weights were trained without a gate, or speed at length is wanted: every pair is computed.",
+        masks=True,
+        recurrent="it is made of softmax attention, whose past does not fit into a state",
+        takes=("bias", "scale", "softcap", "sink", "dropout"),
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.headwise, bool):
+            raise TypeError(f"headwise: expected True or False, got {self.headwise!r}")
+
+    @classmethod
+    def usual(cls, length: int) -> GatedConfig:
+        """Elementwise, which the paper's section 3 finds best."""
+        return cls()
+
+    def build(self, heads: Heads) -> GatedAttention:
+        return GatedAttention(self, heads)
