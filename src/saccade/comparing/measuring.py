@@ -74,9 +74,8 @@ def measure(
     torch.set_num_threads(settings.threads)
     try:
         for length in sorted(lengths):
-            points = _at(
-                length, taking, {name: found[length] for name, found in weighed.items()}, data, settings, clock
-            )
+            weights = {name: found[length] for name, found in weighed.items()}
+            points = _at(length, taking, weights, data, settings, clock)
             comparison.lines = [
                 replace(line, points=(*line.points, points[line.name])) if line.name in points else line
                 for line in comparison.lines

@@ -144,7 +144,9 @@ class Reading(Contender):
 
     @property
     def computes(self) -> str:
-        return self.config(1024).traits.computes
+        """What shares queries and keys reads other keys than those that are given: its error is not its own."""
+        config = self.config(1024)
+        return "other" if config.shares_key else config.traits.computes
 
     def setting(self, length: int) -> str:
         return described(self.config(length))
@@ -155,6 +157,8 @@ class Reading(Contender):
     def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
         config = self.config(sizes.length)
         query, key, value = leaves = _leaves(_paired(tensors, config.maps))
+        if config.shares_key:
+            key = query
         heads = Heads(sizes.width, query.shape[1], key.shape[1], query.shape[3], value.shape[3])
         module = built(config, heads, seed)
 
@@ -163,9 +167,11 @@ class Reading(Contender):
 
         decoding = _decoding(config, module, (query, key, value)) if sizes.causal else NO_STEP
         parameters = tuple(part for part in module.parameters() if part.requires_grad)
+        inputs = (query, value) if config.shares_key else leaves
         return Runner(
-            forward, (*leaves, *parameters), 3, decoding, counted(module), lambda exact: _pairs(exact, config.maps)
-        )
+            forward, (*inputs, *parameters), len(inputs), decoding, counted(module),
+            lambda exact: _pairs(exact, config.maps),
+        )  # fmt: skip
 
 
 def refused(config: MechanismConfig, sizes: Sizes) -> str:
@@ -232,9 +238,10 @@ def _decoding(config: MechanismConfig, module: Mechanism, tensors: Tensors) -> C
 
 @torch.no_grad()
 def _recurrent(module: Recurrent, tensors: Tensors) -> Decoding:
-    before, last = (tuple(part[:, :, piece] for part in tensors) for piece in (slice(None, -1), slice(-1, None)))
-    _, state = module.step(*before)
-    return Decoding(lambda: module.step(*last, state)[0], sum(part.nbytes for part in state))
+    query, key, value = (part[:, :, :-1] for part in tensors)
+    _, state = module.step(query, key, value)
+    last, new_key, new_value = (part[:, :, -1:] for part in tensors)
+    return Decoding(lambda: module.step(last, new_key, new_value, state)[0], _bytes(*state))
 
 
 def _bytes(*tensors: Tensor) -> int:

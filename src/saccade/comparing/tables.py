@@ -131,8 +131,9 @@ def _gradient(number: float | None) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know: how to read the columns, and why something is missing."""
     told = [
-        "training: forward and backward. is: how many times as fast as the first line trains. keeps: bytes that decoding "
-        "keeps of the past. memory: at the peak of training, above inputs and parameters, without gradients of inputs.",
+        "training: forward and backward. is: how many times as fast as the first line trains. keeps: bytes that "
+        "decoding keeps of the past. memory: at the peak of training, above inputs and parameters, without gradients "
+        "of inputs.",
     ]
     if any(line.points for line in comparison.lines if line.kind == READING):
         told.append(
@@ -153,8 +154,8 @@ def _beyond(comparison: Comparison) -> list[str]:
     if comparison.data["unlimited"] or all(length <= longest for length in comparison.lengths):
         return []
     return [
-        f"The data has {longest:,} tokens: beyond, times are of its tokens drawn at random, and there is no error. What "
-        "selects keys by their values may take another time on a real text of that length."
+        f"The data has {longest:,} tokens: beyond, times are of its tokens drawn at random, and there is no error. "
+        "What selects keys by their values may take another time on a real text of that length."
     ]
 
 

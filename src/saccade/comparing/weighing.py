@@ -51,7 +51,8 @@ def weigh(
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", "from saccade.comparing.weighing import main; main()"],
-        input=json.dumps(question), capture_output=True, text=True, check=False, env=environment(),
+        input=json.dumps(question), capture_output=True, text=True, check=False,
+        env={**environment(), "OMP_WAIT_POLICY": "PASSIVE"},  # several weigh side by side and must not spin
     )  # fmt: skip
     told = [json.loads(line) for line in done.stdout.splitlines()]
     found = {entry[0]: Weight(*entry[1:]) for entry in told}
