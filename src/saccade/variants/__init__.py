@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import feature_maps
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
+from ._parse import parse_from
 from ._shown import Shown, shown
 from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
 from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
@@ -60,6 +61,7 @@ __all__ = [
     "linformer_attention",
     "lsh_attention",
     "nystrom_attention",
+    "parse",
     "performer_attention",
     "random_features",
     "shown",
@@ -79,3 +81,12 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
     GatedConfig,
 )
 """Every mechanism there is, in the order of the table."""
+
+
+def parse(text: str) -> MechanismConfig:
+    """The configuration that is written `name` or `name:field=value,...`: "linear:feature_map=relu".
+
+    Raises:
+        ValueError: no such mechanism or field, or a value that cannot be; the message names what could.
+    """
+    return parse_from(text, MECHANISMS)
