@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from saccade.variants import LinearConfig, PerformerConfig, ReformerConfig, SigmoidConfig, parse
+from saccade.variants import (
+    MECHANISMS,
+    BlockTopKConfig,
+    LinearConfig,
+    LongformerConfig,
+    PerformerConfig,
+    ReformerConfig,
+    SigmoidConfig,
+    parse,
+)
+from saccade.variants._parse import from_json, to_json
 
 
 @pytest.mark.parametrize(
@@ -16,6 +28,8 @@ from saccade.variants import LinearConfig, PerformerConfig, ReformerConfig, Sigm
         ("performer:features=34,redraw_every=none", PerformerConfig(34)),
         ("reformer:buckets=8,chunk=8,redraw=false", ReformerConfig(8, chunk=8, redraw=False)),
         ("sigmoid:", SigmoidConfig()),
+        ("longformer:window=4,dilation=1+2,global_tokens=0+7", LongformerConfig(4, (1, 2), (0, 7))),
+        ("linear:feature_map=elu+1", LinearConfig("elu+1")),
     ],
 )
 def test_a_name_and_settings_are_a_configuration(text, config):
@@ -36,3 +50,31 @@ def test_a_name_and_settings_are_a_configuration(text, config):
 def test_what_cannot_be_is_named(text, message):
     with pytest.raises(ValueError, match=message):
         parse(text)
+
+
+def test_fields_left_out_are_usual_for_a_length():
+    assert parse("block-topk:k=2", 64) == BlockTopKConfig(BlockTopKConfig.usual(64).block, 2)
+    assert parse("block-topk:k=2") == BlockTopKConfig(k=2)
+
+
+@pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.name)
+def test_json_gives_every_configuration_back(kind):
+    config = kind.usual(300)
+    assert from_json(json.loads(json.dumps(to_json(config))), MECHANISMS) == config
+    assert parse(kind.name, 300) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("linear", "^mechanism: expected an object with a name, got 'linear'$"),
+        ({}, "^mechanism: expected an object with a name, got {}$"),
+        ({"name": "liner"}, "^mechanism: expected one of linear, .*; got 'liner'$"),
+        ({"name": "linear", "map": 1}, "^mechanism: linear has no map$"),
+        ({"name": "linear", "normalise": 2}, "^mechanism: linear: normalise: expected True or False, got int$"),
+        ({"name": "linformer", "length": 5}, "^mechanism: linformer: .*rank"),
+    ],
+)
+def test_json_that_cannot_be_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        from_json(values, MECHANISMS)

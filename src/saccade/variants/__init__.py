@@ -83,10 +83,12 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
 """Every mechanism there is, in the order of the table."""
 
 
-def parse(text: str) -> MechanismConfig:
+def parse(text: str, length: int | None = None) -> MechanismConfig:
     """The configuration that is written `name` or `name:field=value,...`: "linear:feature_map=relu".
+
+    Fields left out have their defaults, or where a length is given what is usual for sequences of up to so many tokens.
 
     Raises:
         ValueError: no such mechanism or field, or a value that cannot be; the message names what could.
     """
-    return parse_from(text, MECHANISMS)
+    return parse_from(text, MECHANISMS, length)

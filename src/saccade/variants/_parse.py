@@ -1,30 +1,32 @@
-"""A mechanism as a command line names it."""
+"""A mechanism as a command line names it, and as JSON keeps it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ._mechanism import MechanismConfig
 
-Value = int | float | bool | str | None
+Value = int | float | bool | str | tuple[int, ...] | None
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
 
-def parse_from(text: str, mechanisms: Sequence[type[MechanismConfig]]) -> MechanismConfig:
-    """The configuration called `name:field=value,...`, of one of the mechanisms; fields left out have their defaults.
+def parse_from(
+    text: str, mechanisms: Sequence[type[MechanismConfig]], length: int | None = None
+) -> MechanismConfig:  # fmt: skip
+    """The configuration called `name:field=value,...`, of one of the mechanisms.
 
-    Values are whole numbers, numbers, true, false, none or text.
+    Values are whole numbers, several of them (0+7+9), numbers, true, false, none or text. Fields left out have their
+    defaults, or where a length is given what is usual for sequences of up to so many tokens.
 
     Raises:
         ValueError: no such mechanism or field, a field without a value, a value that cannot be.
     """
     name, _, settings = text.partition(":")
-    kind = next((kind for kind in mechanisms if kind.name == name), None)
-    if kind is None:
-        raise ValueError(f"mechanism: expected one of {', '.join(kind.name for kind in mechanisms)}; got {name!r}")
+    kind = _named(name, mechanisms)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    given: dict[str, Value] = {}
+    given: dict[str, Any] = {} if length is None else _fields(kind.usual(length))
     for part in filter(None, settings.split(",")):
         field, equals, value = part.partition("=")
         if field not in fields or not equals:
@@ -34,6 +36,42 @@ def parse_from(text: str, mechanisms: Sequence[type[MechanismConfig]]) -> Mechan
         return kind(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"mechanism: {text}: {error}") from None
+
+
+def to_json(config: MechanismConfig) -> dict[str, Any]:
+    """The configuration as JSON keeps it: its name and its fields."""
+    return {"name": config.name, **_fields(config)}
+
+
+def from_json(values: Any, mechanisms: Sequence[type[MechanismConfig]]) -> MechanismConfig:
+    """The inverse of `to_json`; fields that are not there have their defaults.
+
+    Raises:
+        ValueError: not such an object, no such mechanism or field, a value that cannot be.
+    """
+    if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+        raise ValueError(f"mechanism: expected an object with a name, got {values!r}")
+    kind = _named(values["name"], mechanisms)
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    del given["name"]
+    unknown = sorted(set(given) - {field.name for field in dataclasses.fields(kind)})
+    if unknown:
+        raise ValueError(f"mechanism: {kind.name} has no {', '.join(unknown)}")
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"mechanism: {kind.name}: {error}") from None
+
+
+def _named(name: str, mechanisms: Sequence[type[MechanismConfig]]) -> type[MechanismConfig]:
+    for kind in mechanisms:
+        if kind.name == name:
+            return kind
+    raise ValueError(f"mechanism: expected one of {', '.join(kind.name for kind in mechanisms)}; got {name!r}")
+
+
+def _fields(config: MechanismConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
 
 
 def _forms(fields: list[str]) -> str:
@@ -48,4 +86,5 @@ def _value(text: str) -> Value:
             return kind(text)
         except ValueError:
             continue
-    return text
+    several = text.split("+")
+    return tuple(map(int, several)) if all(part.isdecimal() for part in several) else text
