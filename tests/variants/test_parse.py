@@ -43,7 +43,7 @@ def test_a_name_and_settings_are_a_configuration(text, config):
         ("linear:map=relu", "^mechanism: linear takes feature_map=..., normalise=...; got 'map=relu'$"),
         ("linear:feature_map", "^mechanism: linear takes .*; got 'feature_map'$"),
         ("linear:feature_map=cosine", "^mechanism: linear:feature_map=cosine: .*cosine"),
-        ("reformer:buckets=7", "^mechanism: reformer:buckets=7: buckets: .*7"),
+        ("reformer:buckets=7", "^mechanism: reformer:buckets=7: buckets.*7"),
         ("linear:normalise=2", "^mechanism: linear:normalise=2: normalise: expected True or False, got int$"),
     ],
 )
