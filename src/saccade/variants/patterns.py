@@ -219,14 +219,15 @@ def bigbird(
 
     ::
 
-        bigbird(1, window_blocks=3, global_blocks=1, random_blocks=1, seed=2), Lq = Lk = 7
-          1 1 1 1 1 1 1
-          1 1 1 . . . .
-          1 1 1 1 . . .
-          1 . 1 1 1 . .
-          1 . . 1 1 1 .
-          1 . . . 1 1 1
-          1 . . . . 1 1
+        bigbird(1, window_blocks=3, global_blocks=1, random_blocks=1, seed=4), Lq = Lk = 8
+          1 1 1 1 1 1 1 1
+          1 1 1 . . 1 . .
+          1 1 1 1 . . . .
+          1 . 1 1 1 . . .
+          1 . . 1 1 1 . 1
+          1 1 . . 1 1 1 .
+          1 . . . . 1 1 1
+          1 . . . 1 . 1 1
 
     Args:
         block: b, tokens in a block, at least 1; the paper takes 64.
