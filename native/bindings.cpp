@@ -257,6 +257,62 @@ void statistics(nb::tuple shared, nb::handle query, nb::handle key, int64_t plac
     kernels().statistics(call);
 }
 
+// Queries, keys and values of one length, their memory, and what forward and backward of causal linear attention share.
+// problem: shapes of query, key and value, type, map, normalise, threads. kept: address and batch stride of rows and of
+// keys. units: addresses of log_scale and running. Addresses may be 0 where there is nothing.
+Linear linear_of(nb::tuple problem, nb::handle query, nb::handle key, nb::handle value, nb::handle kept, nb::handle units,
+                 Pointer denominator, Pointer states) {
+    if (problem.size() != 7) refuse("a problem of linear attention is a tuple of 7");
+    const Whole<4> q(problem[0], "query"), k(problem[1], "key"), v(problem[2], "value"), rows(kept, "kept");
+    const Whole<2> unit(units, "units");
+    for (int n = 0; n < 4; ++n)
+        if (q.at[n] < 1 || k.at[n] < 1 || v.at[n] < 1) refuse("linear attention of nothing");
+    if (k.at[0] != q.at[0] || v.at[0] != q.at[0] || k.at[1] != v.at[1] || q.at[1] % k.at[1] || k.at[2] != q.at[2] ||
+        v.at[2] != q.at[2] || k.at[3] != q.at[3])
+        refuse("shapes of query, key and value do not belong together");
+    Linear call;
+    call.batch = q.at[0], call.heads = q.at[1], call.kv_heads = k.at[1], call.length = q.at[2];
+    call.width = q.at[3], call.value_width = v.at[3];
+    call.type = type_of(whole(problem[3].ptr(), "type"));
+    call.map = whole(problem[4].ptr(), "map") ? Linear::elu_plus_one : Linear::identity;
+    call.normalise = whole(problem[5].ptr(), "normalise") != 0;
+    call.threads = static_cast<int>(whole(problem[6].ptr(), "threads"));
+    if (call.threads < 1) refuse("at least one thread");
+    call.query = memory<Input>(query, q.at, "query"), call.key = memory<Input>(key, k.at, "key");
+    call.value = memory<Input>(value, v.at, "value");
+    call.rows = reinterpret_cast<const uint8_t*>(rows.at[0]), call.rows_batch = rows.at[1];
+    call.keys = reinterpret_cast<const uint8_t*>(rows.at[2]), call.keys_batch = rows.at[3];
+    call.log_scale = reinterpret_cast<const float*>(unit.at[0]), call.running = reinterpret_cast<const float*>(unit.at[1]);
+    call.denominator = reinterpret_cast<float*>(denominator), call.states = reinterpret_cast<float*>(states);
+    if (!denominator || !states || !call.log_scale != !call.running) refuse("linear attention lacks memory");
+    return call;
+}
+
+void linear(nb::tuple problem, nb::handle query, nb::handle key, nb::handle value, nb::handle kept, nb::handle units,
+            nb::handle out, Pointer denominator, Pointer states) {
+    Linear call = linear_of(problem, query, key, value, kept, units, denominator, states);
+    call.out = memory<Output>(out, {call.batch, call.heads, call.length, call.value_width}, "out");
+    if (!kernels().linear) refuse("this build has no linear attention");
+    nb::gil_scoped_release released;
+    kernels().linear(call);
+}
+
+void linear_backward(nb::tuple problem, nb::handle query, nb::handle key, nb::handle value, nb::handle kept, nb::handle units,
+                     nb::handle out, Pointer denominator, Pointer states, nb::handle d_out, nb::handle d_query, nb::handle d_key,
+                     nb::handle d_value, Pointer d_states) {
+    Linear call = linear_of(problem, query, key, value, kept, units, denominator, states);
+    const int64_t shape[4] = {call.batch, call.heads, call.length, call.value_width};
+    call.out_read = memory<Input>(out, shape, "out"), call.d_out = memory<Input>(d_out, shape, "d_out");
+    call.d_query = memory<Output>(d_query, {call.batch, call.heads, call.length, call.width}, "d_query");
+    call.d_key = memory<Output>(d_key, {call.batch, call.kv_heads, call.length, call.width}, "d_key");
+    call.d_value = memory<Output>(d_value, {call.batch, call.kv_heads, call.length, call.value_width}, "d_value");
+    call.d_states = reinterpret_cast<float*>(d_states);
+    if (!d_states) refuse("d_states has no memory");
+    if (!kernels().linear) refuse("this build has no linear attention");
+    nb::gil_scoped_release released;
+    kernels().linear(call);
+}
+
 void exp2(Pointer from, Pointer to, int64_t count) {
     if (count < 0 || (count && !(from && to))) refuse("exp2 has no memory");
     if (!kernels().exp2) refuse("this build has no exp2");
@@ -294,6 +350,9 @@ NB_MODULE(_native, module) {
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
     module.def("backward", &backward, "Its gradients.");
     module.def("statistics", &statistics, "Statistics of its weights.");
+    module.def("linear", &saccade::linear, "Causal linear attention; see native/call.h.");
+    module.def("linear_backward", &linear_backward, "Its gradients.");
+    module.attr("linear_span") = kLinearSpan;
     module.def("decodes", [](int64_t rows, int64_t group, int64_t keys) { return decodes(rows, group, keys); },
                "rows"_a, "group"_a, "keys"_a, "Whether `forward` takes the kernel that streams its keys for Lq rows.");
     module.def("exp2", &saccade::exp2, "from"_a, "to"_a, "count"_a, "The kernels' own 2**x of float32 numbers, for tests.");

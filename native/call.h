@@ -135,6 +135,35 @@ struct Statistics {
     int64_t placed(int64_t b) const { return placements ? placements[b] : placement; }
 };
 
+constexpr int64_t kLinearSpan = 2048;  // tokens of a span of causal linear attention, which runs beside the others
+
+// Causal linear attention, queries and keys of one length. Shapes: M features, Dv value width; n = b * kv_heads + head.
+struct Linear {
+    enum Map : int { identity = 0, elu_plus_one = 1 };
+
+    int64_t batch = 0, heads = 0, kv_heads = 0, length = 0, width = 0, value_width = 0;
+    Type type = Type::f32;
+    Map map = identity;
+    bool normalise = true;
+    int threads = 1;
+    Input query, key, value;
+    Output out;                    // forward
+    float* denominator = nullptr;  // (B, Hq, L): sums of weights
+    // bool (B or 1, L), the batch's stride beside it: tokens whose features are 0, whatever stands there; or null.
+    const uint8_t *rows = nullptr, *keys = nullptr;
+    int64_t rows_batch = 0, keys_batch = 0;
+    // (B, Hkv, 1 + L) or null: entry 0 is the unit of the state before, entry 1 + j that of key j; and the greatest so far.
+    const float *log_scale = nullptr, *running = nullptr;
+    float* states = nullptr;  // (B, Hkv, spans() + 1, M, Dv + 1) before each span and after the last; the first is given
+
+    // Backward, where d_states is not null: its last one is given, the others are written.
+    Input out_read, d_out;
+    Output d_query, d_key, d_value;
+    float* d_states = nullptr;
+
+    int64_t spans() const { return (length + kLinearSpan - 1) / kLinearSpan; }
+};
+
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
     const char* name = nullptr;  // "baseline", "avx2", "avx512", "avx512_bf16"
@@ -142,6 +171,7 @@ struct Kernels {
     void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
     void (*backward)(const Backward&);
     void (*statistics)(const Statistics&);
+    void (*linear)(const Linear&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

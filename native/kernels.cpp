@@ -6,6 +6,7 @@
 #include "backward.h"
 #include "decode.h"
 #include "forward.h"
+#include "linear.h"
 #include "peak.h"
 #include "statistics.h"
 
@@ -24,6 +25,7 @@ constexpr Kernels table(const char* name) {
     kernels.decode = decode;
     kernels.backward = backward;
     kernels.statistics = statistics;
+    kernels.linear = linear;
     kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;
     kernels.peak_bf16 = peak_bf16;

@@ -12,7 +12,7 @@ The backward pass recomputes: with g_i the gradient of numerator and denominator
 by the same chunks, the last one first, with dS = sum phi_i g_i^T of all later ones.
 
 Work: 2 C (M + Dv) + 4 M Dv FLOP forward and 2 C (3 M + 2 Dv) + 10 M Dv backward, per token and query head. Memory:
-what comes in and goes out, and M x Dv numbers for every `SEGMENT` chunks.
+what comes in and goes out, and M x Dv numbers for every segment of `SEGMENT` tokens.
 
 Shapes: B batch, H query heads, Hkv key-value heads (query head h reads h // G, G = H // Hkv), L length, M features,
 Dv value width, C tokens in a chunk, N = B Hkv, n chunks in a segment.
@@ -20,6 +20,7 @@ Dv value width, C tokens in a chunk, N = B Hkv, n chunks in a segment.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import _causal_native
+
 CHUNK = 64
-SEGMENT = 8  # chunks that are taken at once, for fewer and larger products
+SEGMENT = 512  # tokens that are taken at once, for fewer and larger products
 
 
 class LinearState(NamedTuple):
@@ -54,22 +57,46 @@ def read_causally(
         keys: features (B, Hkv, L, M).
         values: (B, Hkv, L, Dv).
         state: of what came before.
-        normalise: divide by the sum of weights. Where that is 0 (below the smallest normal number, which has no digits
-            to divide by) the row is 0.
+        normalise: divide by the sum of weights. Where that is below `least_weight` the row is 0.
         log_scale: (B, Hkv, L).
         state_scale: (B, Hkv), the logarithm of the unit that `state` is in.
 
     Returns:
         (out (B, H, L, Dv), the state after these tokens).
     """
-    if state is None:
-        sums = queries.new_zeros(*keys.shape[:2], keys.shape[-1], values.shape[-1] + 1)
-    else:
-        sums = torch.cat([state.sums, state.weights[..., None]], -1)
+    sums = _joined(state, keys, values.shape[-1])
     if log_scale is not None:
         first = log_scale.new_full(log_scale.shape[:2], -torch.inf) if state_scale is None else state_scale
         log_scale = torch.cat([first[..., None], log_scale], -1).detach()
-    out, sums = _Causal.apply(queries, keys, values, sums, log_scale, normalise)
+    if queries.dtype == torch.float32 and _causal_native.takes(queries, keys, values) and finite(queries, keys, values):
+        told = _causal_native.Told(_causal_native.IDENTITY, normalise)
+        return _parted(*_causal_native.read(told, queries, keys, values, sums, log_scale))
+    return _parted(*_Causal.apply(queries, keys, values, sums, log_scale, normalise))
+
+
+def read_elu_plus_one(
+    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None, rows: Tensor | None, kept: Tensor | None,
+    normalise: bool,
+) -> tuple[Tensor, LinearState] | None:  # fmt: skip
+    """`read_causally` of elu(query) + 1 and elu(key) + 1 without forming them; None where that is not possible.
+
+    Args:
+        rows, kept: bool (B or 1, L), real queries and real keys: the features of others are 0.
+    """
+    if not (_causal_native.takes(query, key, value) and finite(query, key, value)):
+        return None
+    told = _causal_native.Told(_causal_native.ELU_PLUS_ONE, normalise, rows, kept)
+    return _parted(*_causal_native.read(told, query, key, value, _joined(state, key, value.shape[-1]), None))
+
+
+def _joined(state: LinearState | None, keys: Tensor, width: int) -> Tensor:
+    """Sums and weights of a state side by side: (B, Hkv, M, Dv + 1)."""
+    if state is None:
+        return torch.zeros(*keys.shape[:2], keys.shape[-1], width + 1, dtype=wide(keys), device=keys.device)
+    return torch.cat([state.sums, state.weights[..., None]], -1)
+
+
+def _parted(out: Tensor, sums: Tensor) -> tuple[Tensor, LinearState]:
     return out, LinearState(sums[..., :-1], sums[..., -1])
 
 
@@ -96,8 +123,29 @@ def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True) -
 
 def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
     """The quotient, and 0 where no weight is left, with gradient 0."""
-    live = denominator.abs() >= torch.finfo(denominator.dtype).tiny
+    live = ~(denominator.abs() < least_weight(denominator.dtype))  # NaN stays NaN
     return (numerator / denominator.where(live, 1.0)).where(live, 0.0)
+
+
+def least_weight(dtype: torch.dtype) -> float:
+    """What a row's weights must sum to: 1.1e-19 in float32, the root of the smallest normal number.
+
+    Less is as good as nothing, and its reciprocal would leave no room for gradients, which are products with it.
+    """
+    return math.sqrt(torch.finfo(dtype).tiny)
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether they hold neither NaN nor infinity: a sum tells, and costs a tenth of looking at each number.
+
+    A sum may leave the range by itself; then the careful way is taken without need.
+    """
+    return math.isfinite(sum(float(tensor.detach().sum(dtype=wide(tensor))) for tensor in tensors))
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """What sums are kept in."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 class _Plan(NamedTuple):
@@ -108,13 +156,15 @@ class _Plan(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, queries: Tensor, keys: Tensor) -> _Plan:
+    def of(cls, queries: Tensor, keys: Tensor, values: Tensor) -> _Plan:
+        """Where a number is not finite, chunks of one token: 0 * NaN within a chunk would reach rows before it."""
         length = queries.shape[2]
-        return cls(max(1, min(CHUNK, length)), queries.shape[1] // keys.shape[1], length)
+        chunk = max(1, min(CHUNK, length)) if finite(queries, keys, values) else 1
+        return cls(chunk, queries.shape[1] // keys.shape[1], length)
 
     @property
     def segments(self) -> list[slice]:
-        step = self.chunk * SEGMENT
+        step = max(self.chunk, SEGMENT // self.chunk * self.chunk)
         return [slice(start, min(start + step, self.length)) for start in range(0, self.length, step)]
 
     def cut(self, tensor: Tensor, segment: slice, groups: int = 1) -> Tensor:
@@ -197,7 +247,7 @@ class _Causal(torch.autograd.Function):
     def forward(
         ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, log_scale: Tensor | None, normalise: bool
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        plan = _Plan.of(queries, keys)
+        plan = _Plan.of(queries, keys, values)
         out = values.new_empty(*queries.shape[:3], values.shape[-1])
         denominators = values.new_empty(*queries.shape[:3], 1)
         state, before = sums.flatten(0, 1), []

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .._checks import check_inputs
 from .._masks import Mask
-from ._causal import LinearState, read_all, read_causally, read_state, summed
+from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
 from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
 from ._shown import Shown, shown, zeroed
 from .feature_maps import EluPlusOne, named
@@ -61,9 +61,12 @@ def linear_attention(
     query, key, value = check_inputs(query, key, value)
     seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
     with torch.autocast(query.device.type, enabled=False):
-        queries, keys, values = _features(query, key, value, seen, feature_map)
-        read = _read if seen.causal else read_all
-        out = read(queries, keys, values, normalise=normalise)
+        if seen.causal and query.shape[2] == key.shape[2]:
+            out, _ = _continued(query, key, value, None, seen, feature_map, normalise)
+        else:
+            queries, keys, values = _features(query, key, value, seen, feature_map)
+            read = _read_ahead if seen.causal else read_all
+            out = read(queries, keys, values, normalise=normalise)
         return zeroed(out, seen.rows).to(query.dtype)
 
 
@@ -97,11 +100,28 @@ def linear_step(
     if seen.causal:
         raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
     with torch.autocast(query.device.type, enabled=False):
-        queries, keys, values = _features(query, key, value, seen, feature_map)
-        if state is not None:
-            _check_state(state, keys, values)
-        out, state = _stepped(queries, keys, values, state, normalise)
+        out, state = _continued(query, key, value, state, seen, feature_map, normalise)
         return zeroed(out, seen.rows).to(query.dtype), state
+
+
+def _continued(
+    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None, seen: Shown,
+    feature_map: Callable[[Tensor], Tensor], normalise: bool,
+) -> tuple[Tensor, LinearState]:  # fmt: skip
+    """Tokens read themselves, those before them and those in the state."""
+    if isinstance(feature_map, EluPlusOne):
+        _check_state(state, key, key.shape[-1], value.shape[-1])
+        read = read_elu_plus_one(query, key, value, state, seen.rows, seen.keys, normalise)
+        if read is not None:
+            return read
+    queries, keys, values = _features(query, key, value, seen, feature_map)
+    _check_state(state, keys, keys.shape[-1], values.shape[-1])
+    if queries.shape[2] != 1:
+        return read_causally(queries, keys, values, state, normalise=normalise)
+    # One token needs no chunks: what it adds it may read.
+    added = summed(keys, values)
+    state = added if state is None else LinearState(state.sums + added.sums, state.weights + added.weights)
+    return read_state(queries, state, normalise=normalise), state
 
 
 def _features(
@@ -112,7 +132,7 @@ def _features(
     Tokens are zeroed before the map, so that no derivative meets what stands there, and after it, since a map may give
     features to 0 (elu + 1 gives ones).
     """
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    dtype = wide(query)
     queries = zeroed(feature_map(zeroed(query.to(dtype), seen.rows)), seen.rows)
     keys = zeroed(feature_map(zeroed(key.to(dtype), seen.keys)), seen.keys)
     for name, before, after in (("query", query, queries), ("key", key, keys)):
@@ -124,39 +144,30 @@ def _features(
     return queries, keys, zeroed(value.to(dtype), seen.keys)
 
 
-def _read(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool) -> Tensor:
-    """Causally, bottom-right."""
+def _read_ahead(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool) -> Tensor:
+    """Causally, bottom-right: the last queries stand at the last keys."""
     ahead = keys.shape[2] - queries.shape[2]
     if ahead < 0:
         early = queries.new_zeros(*queries.shape[:2], -ahead, values.shape[-1])
-        return torch.cat([early, _read(queries[:, :, -ahead:], keys, values, normalise=normalise)], 2)
-    before = summed(keys[:, :, :ahead], values[:, :, :ahead]) if ahead else None
+        return torch.cat([early, _read_ahead(queries[:, :, -ahead:], keys, values, normalise=normalise)], 2)
+    before = summed(keys[:, :, :ahead], values[:, :, :ahead])
     return read_causally(queries, keys[:, :, ahead:], values[:, :, ahead:], before, normalise=normalise)[0]
 
 
-def _stepped(
-    queries: Tensor, keys: Tensor, values: Tensor, state: LinearState | None, normalise: bool
-) -> tuple[Tensor, LinearState]:
-    """One token needs no chunks: what it adds it may read."""
-    if queries.shape[2] != 1:
-        return read_causally(queries, keys, values, state, normalise=normalise)
-    added = summed(keys, values)
-    state = added if state is None else LinearState(state.sums + added.sums, state.weights + added.weights)
-    return read_state(queries, state, normalise=normalise), state
-
-
-def _check_state(state: LinearState, keys: Tensor, values: Tensor) -> None:
+def _check_state(state: LinearState | None, keys: Tensor, features: int, width: int) -> None:
+    if state is None:
+        return
     if not isinstance(state, LinearState):
         raise TypeError(f"state: expected the LinearState of an earlier step or None, got {type(state).__name__}")
-    batch, heads, _, width = keys.shape
+    batch, heads = keys.shape[:2]
     for name, part, shape in (
-        ("sums", state.sums, (batch, heads, width, values.shape[-1])),
-        ("weights", state.weights, (batch, heads, width)),
+        ("sums", state.sums, (batch, heads, features, width)),
+        ("weights", state.weights, (batch, heads, features)),
     ):
         if part.shape != shape:
             raise ValueError(f"state: expected {name} of shape {shape} for these tokens, got {tuple(part.shape)}")
-        if part.dtype != keys.dtype:
-            raise ValueError(f"state: expected {name} in {keys.dtype} for these tokens, got {part.dtype}")
+        if part.dtype != wide(keys):
+            raise ValueError(f"state: expected {name} in {wide(keys)} for these tokens, got {part.dtype}")
         if part.device != keys.device:
             raise ValueError(f"state: expected {name} on {keys.device} like these tokens, got {part.device}")
 

@@ -1,0 +1,113 @@
+"""Causal attention of features by the compiled kernel (native/linear.h): the same meaning as in `_causal.py`.
+
+Shapes: B batch, H / Hkv query and key-value heads, L length, D width, M features, Dv value width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .._backends import _kernels
+
+IDENTITY, ELU_PLUS_ONE = 0, 1  # native/call.h, Linear::Map
+SHORT = 16  # below so many tokens PyTorch's own products start sooner
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether the kernel is there, and can read these tensors of (B, H, L, X)."""
+    return (
+        hasattr(_kernels.module, "linear")
+        and all(tensor.device.type == "cpu" and tensor.dtype in _kernels.TYPES for tensor in tensors)
+        and all(tensor.numel() and tensor.shape[2] >= SHORT for tensor in tensors)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+class Told(NamedTuple):
+    """What a call is besides its tensors."""
+
+    map: int
+    normalise: bool
+    rows: Tensor | None = None  # bool (B or 1, L): real queries
+    keys: Tensor | None = None  # bool (B or 1, L): real keys
+
+
+def read(
+    told: Told, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """out (B, H, L, Dv) and the sums (B, Hkv, M, Dv + 1) after the last token, from those before the first one."""
+    rows, keys = (kept if kept is None else kept.contiguous() for kept in (told.rows, told.keys))
+    log_scale = log_scale if log_scale is None else log_scale.contiguous()
+    out, after = _Read.apply(told._replace(rows=rows, keys=keys), query, key, value, sums, log_scale)
+    return out, after
+
+
+class _Read(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, told: Told, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        query, key, value = (_kernels.readable(tensor) for tensor in (query, key, value))
+        out = _kernels.output_for(query, value.shape[3])
+        denominator = torch.empty(query.shape[:3], dtype=torch.float32)
+        states = _states(sums, query.shape[2])
+        states[:, :, 0] = sums
+        running = None if log_scale is None else log_scale.cummax(-1).values
+        shared = _shared(told, query, key, value, log_scale, running)
+        _kernels.module.linear(*shared, _at(out), denominator.data_ptr(), states.data_ptr())
+        ctx.told = told
+        ctx.save_for_backward(query, key, value, log_scale, running, out, denominator, states)
+        return out, states[:, :, -1].clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_out: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, log_scale, running, out, denominator, states = ctx.saved_tensors
+        d_out = _kernels.readable(d_out)
+        d_query, d_key, d_value = (_kernels.like(tensor) for tensor in (query, key, value))
+        d_states = _states(d_sums, query.shape[2])
+        d_states[:, :, -1] = d_sums
+        shared = _shared(ctx.told, query, key, value, log_scale, running)
+        _kernels.module.linear_backward(
+            *shared, _at(out), denominator.data_ptr(), states.data_ptr(), _at(d_out),
+            _at(d_query), _at(d_key), _at(d_value), d_states.data_ptr(),
+        )  # fmt: skip
+        return None, d_query, d_key, d_value, d_states[:, :, 0], None
+
+
+def _states(sums: Tensor, length: int) -> Tensor:
+    """(B, Hkv, spans + 1, M, Dv + 1), not filled."""
+    spans = -(-length // _kernels.module.linear_span)
+    batch, heads, features, width = sums.shape
+    return torch.empty(batch, heads, spans + 1, features, width)
+
+
+def _shared(
+    told: Told, query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None, running: Tensor | None
+) -> tuple[Any, ...]:
+    """What native/bindings.cpp makes a Linear of."""
+    problem = (
+        query.shape, key.shape, value.shape, _kernels.TYPES[query.dtype], told.map, int(told.normalise),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    units = (_address(log_scale), _address(running))
+    return problem, _at(query), _at(key), _at(value), (*_kept(told.rows), *_kept(told.keys)), units
+
+
+def _kept(tokens: Tensor | None) -> tuple[int, int]:
+    """Address and stride of the batch."""
+    return (0, 0) if tokens is None else (tokens.data_ptr(), 0 if tokens.shape[0] == 1 else tokens.shape[1])
+
+
+def _at(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.stride()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
