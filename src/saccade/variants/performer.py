@@ -112,6 +112,7 @@ class _Given(NamedTuple):
     key: Tensor  # (B, Hkv, Lk, D)
     value: Tensor  # (B, Hkv, Lk, Dv)
     kept: Tensor | None  # (B or 1, Lk), the real keys
+    poison: tuple[Tensor, Tensor]  # (B, Hq, Lq) and (B, Hkv, Lk): NaN where a query, or a key or value, was not finite
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, seen: Shown, scale: float) -> _Given:
@@ -119,10 +120,20 @@ class _Given(NamedTuple):
         # Squares and products of what is kept stay finite; exponents of such norms tell nothing but the largest apart.
         most = torch.finfo(dtype).max ** 0.5 / (16 * query.shape[3])
         root = abs(scale) ** 0.5
-        query = zeroed(query, seen.rows).to(dtype) * (root if scale >= 0 else -root)
-        key = zeroed(key, seen.keys).to(dtype) * root
-        value = zeroed(value, seen.keys).to(dtype)
-        return cls(query.clamp(-most, most), key.clamp(-most, most), value, seen.keys)
+        query, key, value = zeroed(query, seen.rows), zeroed(key, seen.keys), zeroed(value, seen.keys)
+        rows, keys = _poison(query), _poison(key) + _poison(value)
+        return cls(
+            _without(query, rows).to(dtype).mul(root if scale >= 0 else -root).clamp(-most, most),
+            _without(key, keys).to(dtype).mul(root).clamp(-most, most),
+            _without(value, keys).to(dtype),
+            seen.keys,
+            (rows.to(dtype), keys.to(dtype)),
+        )
+
+    def tainted(self, read: Tensor, taint: Tensor) -> Tensor:
+        """What was read, with NaN where a row's own query, or `taint` (B, Hkv, Lq or 1) of the keys it sees, is NaN."""
+        rows, keys = self.poison
+        return read + (rows + taint.repeat_interleave(rows.shape[1] // keys.shape[1], 1))[..., None]
 
 
 @dataclass(frozen=True)
@@ -134,13 +145,12 @@ class _Estimate:
 
     def everywhere(self, given: _Given) -> Tensor:
         """Every query reads every real key."""
-        if given.key.shape[2] == 0:
-            return given.query.new_zeros(*given.query.shape[:3], given.value.shape[3])
         exponents, factor = self._of_keys(given)
-        level = _settled(exponents.detach().amax(-2, keepdim=True))
+        level = _settled(exponents.detach().amax(-2, keepdim=True)) if exponents.shape[2] else 0.0
         keys = (exponents - level).exp() * factor
         queries = self._of_queries(given.query, level, given.key.shape[1])
-        return self._divided(read_all(queries, keys, _with_ones(given.value), normalise=False))
+        read = read_all(queries, keys, _with_ones(given.value), normalise=False)
+        return given.tainted(self._divided(read), given.poison[1].sum(-1, keepdim=True))
 
     def causally(self, given: _Given, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
         """Queries, which stand bottom-right, read real keys up to their own place, and the state."""
@@ -150,7 +160,10 @@ class _Estimate:
         queries = self._of_queries(given.query, 0.0, given.key.shape[1])
         one = given.query.shape[2] == given.key.shape[2] == 1
         read, state = (_read_one if one else _read)(queries, keys, _with_ones(given.value), level[..., 0], state)
-        return self._divided(read), state
+        ahead = keys.shape[2] - queries.shape[2]
+        taint = F.pad(given.poison[1].cumsum(-1), (-ahead, 0))
+        sums = state.sums + given.poison[1].sum(-1)[..., None, None]
+        return given.tainted(self._divided(read), taint), PerformerState(sums, state.level)
 
     def _of_keys(self, given: _Given) -> tuple[Tensor, Tensor | float]:
         """Exponents (B, Hkv, Lk, r or 1), -inf for padding, and the factor of their exponentials."""
@@ -179,6 +192,17 @@ class _Estimate:
             return numerator / denominator.clamp_min(kinds.tiny**0.75)
         least = denominator.new_tensor(kinds.eps * self.projection.shape[1])
         return numerator / torch.where(denominator.abs() < least, least.copysign(denominator), denominator)
+
+
+@torch.no_grad()
+def _poison(tensor: Tensor) -> Tensor:
+    """(B, H, L, n) to (B, H, L): NaN where something is not finite, otherwise 0."""
+    return (tensor * 0).sum(-1)
+
+
+def _without(tensor: Tensor, poison: Tensor) -> Tensor:
+    """With 0 in rows of poison: in a chunk's product 0 * NaN would reach rows that do not see it."""
+    return tensor.masked_fill(poison.isnan()[..., None], 0.0)
 
 
 def _hidden(exponents: Tensor, kept: Tensor | None) -> Tensor:
