@@ -111,7 +111,26 @@ class Tasks:
 
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A synthetic task that tells mechanisms apart; may be given again."),
+        typer.Option(
+            metavar="NAME",
+            help="copy, duplication, recall, induction, needle, or all; several with commas, or given again.",
+        ),
+    ] = None
+    steps: Annotated[int | None, typer.Option(help="Of training, at most, for each learning rate.  [default: 600]")] = (
+        None
+    )
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Learning rates, tried in turn until one solves.  [default: .003,.01]"),
+    ] = None
+    seeds: Annotated[int, typer.Option(help="Runs of each; the table has their median.")] = 1
+    taps: Annotated[
+        int | None,
+        typer.Option(help="Tokens that a short convolution before the layers sees; 0: none.  [default: 2]"),
+    ] = None
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append each run to this .jsonl; those that stand there are not repeated."),
     ] = None
 
 

@@ -2,11 +2,164 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ._bench_options import listed
 from ._compare_options import Chosen, Measuring, Output, Tasks
+from ._errors import require
+
+if TYPE_CHECKING:
+    from ..comparing.tasks import Case, Row, Task
 
 
 def compare_tasks(tasks: Tasks, chosen: Chosen, measuring: Measuring, output: Output) -> None:
     """Train a small model with each mechanism on the tasks that are named, and show what it solves."""
-    from ..comparing.tasks import run_tasks
+    files = _checked(output)
+    wanted = _tasks(tasks.task or [])
+    if output.read is not None:
+        _show(_read(output.read, wanted, chosen.mechanism), output, files)
+        return
+    session = _Session(_cases(tasks, chosen, measuring, wanted), tasks.records)
+    try:
+        session.run(1 if measuring.threads is None else measuring.threads)
+    except KeyboardInterrupt:
+        if session.rows:
+            _show(session.rows, output, files)
+        raise typer.Exit(130) from None
+    _show(session.rows, output, files)
 
-    run_tasks(tasks, chosen, measuring, output)
+
+@dataclass
+class _Session:
+    """Runs that are wanted, and the rows of those that are done."""
+
+    cases: list[Case]
+    records: Path | None
+    rows: list[Row] = field(default_factory=list)
+
+    def run(self, threads: int) -> None:
+        """Run what no record is of; what is done is kept, whatever happens then."""
+        from ..comparing.tasks import go_through, load, missing
+
+        known = [] if self.records is None else load(self.records)
+        wanted = [case.described() for case in self.cases]
+        self.rows = [row for row in known if row.case in wanted]
+        left = missing(self.cases, self.rows)
+        with _progress(len(left), self.cases[0].budget.steps) as (begin, step, end):
+
+            def started(case: Case) -> Callable[[int, float], object]:
+                begin(f"{case.task.name}: {case.name}, seed {case.seed}")
+                return step
+
+            def ended(row: Row) -> None:
+                self._keep(row)
+                end()
+
+            go_through(left, started, ended, threads)
+
+    def _keep(self, row: Row) -> None:
+        from ..comparing.tasks import append
+
+        self.rows.append(row)
+        if self.records is not None:
+            append(self.records, row)
+
+
+def _checked(output: Output) -> dict[str, Path]:
+    """The files to write, by kind: what is wrong with them is said before minutes of work."""
+    from ..viewer import check_target
+
+    if output.plot is not None:
+        require("matplotlib", "plot")
+        if output.plot.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
+    wanted = {
+        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
+        "markdown": output.markdown,
+        "plot": output.plot,
+    }
+    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
+
+
+def _tasks(names: Sequence[str]) -> list[Task]:
+    from ..comparing.tasks import TASKS
+
+    known = {kind.name: kind for kind in TASKS}
+    asked = [name for text in names for name in listed(text, "task", str)]
+    for name in asked:
+        if name not in (*known, "all"):
+            raise ValueError(f"task: expected {', '.join(known)} or all; got {name!r}")
+    return [known[name]() for name in known if name in asked or "all" in asked]
+
+
+def _cases(tasks: Tasks, chosen: Chosen, measuring: Measuring, wanted: list[Task]) -> list[Case]:
+    from ..comparing.tasks import Budget, Shape, cases
+
+    budget = Budget(steps=60) if measuring.quick else Budget()
+    if tasks.steps is not None:
+        budget = replace(budget, steps=tasks.steps)
+    if tasks.rates is not None:
+        budget = replace(budget, rates=tuple(listed(tasks.rates, "rates", float)))
+    shape = Shape() if tasks.taps is None else Shape(taps=tasks.taps)
+    names = None if not chosen.mechanism else list(dict.fromkeys(["exact", *chosen.mechanism]))
+    found = cases(wanted, names, tasks.seeds, shape, budget)
+    return [replace(case, seed=case.seed + measuring.seed) for case in found]
+
+
+def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[Row]:
+    from ..comparing.tasks import load
+
+    if not path.exists():
+        raise ValueError(f"read: there is no file {path}")
+    titles = [task.name for task in wanted]
+    rows = [row for row in load(path) if row.task in titles and (not names or row.mechanism in ("exact", *names))]
+    if not rows:
+        raise ValueError(f"read: {path} has no run of {', '.join(titles)}")
+    return rows
+
+
+@contextlib.contextmanager
+def _progress(
+    total: int, steps: int
+) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None], Callable[[], None]]]:
+    """Two bars on the terminal's standard error: runs, and the steps of the one that goes on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        runs, own = progress.add_task("runs", total=total), progress.add_task("", total=steps)
+        yield (
+            lambda title: progress.reset(own, description=title),
+            lambda step, right: progress.update(own, completed=step),
+            lambda: progress.advance(runs),
+        )
+
+
+def _show(rows: list[Row], output: Output, files: dict[str, Path]) -> None:
+    from ..comparing.tasks import as_dict, refused, tables
+    from ..viewer import write_whole
+
+    as_json = json.dumps({"tasks": 1, "runs": [as_dict(row) for row in rows]}, indent=1) + "\n"
+    lines = tables.page(rows, refused())
+    if output.as_json == "-":
+        typer.echo(as_json, nl=False)
+    else:
+        typer.echo("\n".join(lines))
+    if "json" in files:
+        write_whole(files["json"], as_json.encode("utf-8"))
+    if "markdown" in files:
+        write_whole(files["markdown"], ("\n".join(lines) + "\n").encode("utf-8"))
+    if "plot" in files:
+        from ..comparing.tasks import figure
+
+        task = "recall" if any(row.task == "recall" for row in rows) else rows[0].task
+        write_whole(files["plot"], figure.draw(rows, task, files["plot"].suffix.lower()[1:]))

@@ -1,0 +1,113 @@
+"""What is trained on the tasks: a mechanism in both layers of a decoder, or a recurrent network of equal width.
+
+Shapes: B batch, L length, E width, D key width, Dv value width of a head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ... import Window
+from ...nn import AttentionConfig, BlockConfig, Decoder
+from ...nn.norm import make_norm
+from ...variants import MechanismConfig, Recurrent
+
+
+@dataclass(frozen=True)
+class Contender(ABC):
+    """Something that reads tokens in order.
+
+    Args:
+        name: as tables call it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def body(self, width: int, layers: int, length: int) -> nn.Module:
+        """(B, L, E) -> (B, L, E), normalised, and causal. Weights are drawn from the global generator."""
+
+    @abstractmethod
+    def remembers(self, width: int, layers: int, length: int) -> int:
+        """Numbers that it keeps of `length` tokens to go on from there, in all layers."""
+
+
+@dataclass(frozen=True)
+class Attention(Contender):
+    """Pre-norm blocks of attention alone, without feed-forward layers.
+
+    Args:
+        mechanism: in the place of softmax attention; None is softmax attention.
+        heads: how many.
+        head: D; None is E / heads. Values are E / heads wide in any case.
+        window: tokens that each token sees, itself among them; None is all of them.
+
+    Raises:
+        ValueError: a mechanism that cannot be causal, with its reason.
+    """
+
+    mechanism: MechanismConfig | None = None
+    heads: int = 1
+    head: int | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        causal = True if self.mechanism is None else self.mechanism.traits.causal
+        if isinstance(causal, str):
+            raise ValueError(f"mechanism: {self.name} cannot read in order, since {causal}")
+
+    def config(self, width: int) -> AttentionConfig:
+        return AttentionConfig(
+            width, self.heads, head_width=self.head,
+            value_head_width=None if self.head is None else width // self.heads,
+            window=None if self.window is None else Window(self.window - 1, 0), mechanism=self.mechanism,
+        )  # fmt: skip
+
+    def body(self, width: int, layers: int, length: int) -> nn.Module:
+        return Decoder(BlockConfig(self.config(width), hidden=0), layers)
+
+    def remembers(self, width: int, layers: int, length: int) -> int:
+        config = self.config(width)
+        built = None if self.mechanism is None else self.mechanism.build(config.heads_for_mechanism())
+        if isinstance(built, Recurrent):
+            return layers * _state(built, config)
+        shape = config.shape
+        seen = length if self.window is None else min(length, self.window)
+        return layers * seen * (shape.key_heads * shape.head + shape.kv_heads * shape.value_head)
+
+
+@dataclass(frozen=True)
+class Network(Contender):
+    """`nn.LSTM` or `nn.GRU` of width E, and a norm."""
+
+    kind: type[nn.LSTM] | type[nn.GRU] = nn.LSTM
+
+    def body(self, width: int, layers: int, length: int) -> nn.Module:
+        return _Recurrence(self.kind(width, width, layers, batch_first=True), width)
+
+    def remembers(self, width: int, layers: int, length: int) -> int:
+        return layers * width * (2 if self.kind is nn.LSTM else 1)
+
+
+class _Recurrence(nn.Module):
+    def __init__(self, network: nn.Module, width: int):
+        super().__init__()
+        self.network, self.norm = network, make_norm("rms", width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.network(x)[0])
+
+
+@torch.no_grad()
+def _state(mechanism: Recurrent, config: AttentionConfig) -> int:
+    """Numbers in the state after a token, which stays as large."""
+    shape = config.shape
+    query = torch.zeros(1, shape.query_heads, 1, shape.head)
+    key = torch.zeros(1, shape.key_heads, 1, shape.head)
+    value = torch.zeros(1, shape.kv_heads, 1, shape.value_head)
+    _, state = mechanism.step(query, key, value)
+    return sum(part.numel() for part in state)

@@ -1,0 +1,75 @@
+"""Who is trained, and how each is named on a command line."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ... import variants
+from .contenders import Attention, Contender, Network
+from .examples import Task
+from .recall import Recall
+
+EXACT, WINDOW = "exact", "window"
+NETWORKS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
+
+# Chunks, blocks and windows as papers set them are as long as a whole example here, or longer: these are as short
+# beside an example as theirs beside a text.
+SMALL = {
+    "reformer": "reformer:buckets=8,chunk=8",
+    "block-topk": "block-topk:block=4",
+    "longformer": "longformer:window=16",
+}
+
+SIZES = (
+    "linear:head=4", "linear:head=8", "linear:head=16", "linear:head=32", "linear",
+    "linear:feature_map=taylor,head=4", "linear:feature_map=taylor,head=8", "linear:feature_map=taylor,head=16",
+    "performer:features=16", "performer:features=64", "performer",
+)  # fmt: skip
+"""Forms with a state of fixed size, from small to large within each kind."""
+
+
+def usual(task: Task) -> list[str]:
+    """Who is trained where nothing is said: everyone that can read in order; for recall, states of many sizes too."""
+    causal = [SMALL.get(config.name, config.name) for config in variants.MECHANISMS if config.traits.causal is True]
+    names = [EXACT, f"{WINDOW}:size=8", *causal, "linear:feature_map=taylor,head=16", *NETWORKS]
+    return list(dict.fromkeys([*names, *SIZES])) if isinstance(task, Recall) else names
+
+
+def refused() -> dict[str, str]:
+    """Mechanisms that cannot read in order, and why."""
+    found = {config.name: config.traits.causal for config in variants.MECHANISMS}
+    return {name: reason for name, reason in found.items() if isinstance(reason, str)}
+
+
+def named(text: str) -> Contender:
+    """The contender that is called `name`, or `name:setting=value,...`; of mechanisms, `head` is the width of a head.
+
+    Raises:
+        ValueError: no such name, a setting that cannot be, a mechanism that cannot be causal.
+    """
+    name, _, settings = text.partition(":")
+    if name in NETWORKS and not settings:
+        return Network(text, NETWORKS[name])
+    parts = {key: value for key, _, value in (part.partition("=") for part in settings.split(",") if part)}
+    known = [EXACT, f"{WINDOW}:size=N", *(config.name for config in variants.MECHANISMS), *NETWORKS]
+    if name not in (EXACT, WINDOW, *(config.name for config in variants.MECHANISMS)):
+        raise ValueError(f"mechanism: expected one of {', '.join(known)}; got {text!r}")
+    head = _whole("head", parts.pop("head")) if "head" in parts else None
+    if name == WINDOW:
+        return Attention(text, head=head, window=_size(text, parts))
+    rest = ",".join(f"{key}={value}" for key, value in parts.items())
+    if name == EXACT and rest:
+        raise ValueError(f"mechanism: exact attention takes head=... alone; got {rest!r}")
+    return Attention(text, None if name == EXACT else variants.parse(f"{name}:{rest}"), head=head)
+
+
+def _size(text: str, parts: dict[str, str]) -> int:
+    if set(parts) != {"size"}:
+        raise ValueError(f"mechanism: a window has a size, as in window:size=8; got {text!r}")
+    return _whole("size", parts["size"])
+
+
+def _whole(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"mechanism: {name}: expected a whole number of at least 1, got {value!r}")
+    return int(value)

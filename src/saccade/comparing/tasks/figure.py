@@ -1,0 +1,78 @@
+"""Recall against the size of the state, as a figure (the `plot` extra)."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .records import Row
+from .tables import Line, lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKS = "osD^vP*X"
+
+
+def draw(rows: Sequence[Row], task: str, kind: str) -> bytes:
+    """Accuracy on a task against the numbers that are kept, a panel for each of its groups; `kind` "png" or "svg".
+
+    Raises:
+        ValueError: no run of the task has a state of fixed size.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    own = [line for line in lines(rows) if line.task == task]
+    if all(line.grows for line in own):
+        raise ValueError(f"a plot needs runs of {task} by something with a state of fixed size")
+    groups = own[0].rows[0].groups
+    figure = Figure(figsize=(3.4 * len(groups) + 0.4, 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    for place, (axes, group) in enumerate(zip(panels, groups, strict=True)):
+        _panel(axes, own, place)
+        axes.set_title(group if len(groups) > 1 else task, fontsize=9)
+    panels[0].set_ylabel("right answers", fontsize=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower center", ncols=4)
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
+        # No date: the same results are drawn as the same file.
+        figure.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
+    return out.getvalue()
+
+
+def _panel(axes: Axes, own: Sequence[Line], place: int) -> None:
+    families: dict[str, list[Line]] = {}
+    for line in own:
+        if not line.grows:
+            families.setdefault(family(line.mechanism), []).append(line)
+    for number, (name, members) in enumerate(families.items()):
+        members = sorted(members, key=lambda line: line.kept)
+        shares = [_median(line, place) for line in members]
+        mark = MARKS[number % len(MARKS)]
+        axes.plot([line.kept for line in members], shares, label=name, marker=mark, markersize=4, lw=1.2)
+    whole = [line for line in own if line.mechanism == "exact"]
+    if whole:
+        axes.axhline(_median(whole[0], place), color="black", lw=0.9, ls="--", label="exact, keeps every token")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(-0.02, 1.04)
+    axes.set_xlabel("numbers kept", fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(True, lw=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _median(line: Line, place: int) -> float:
+    return statistics.median(row.outcome.by_group[place] for row in line.rows)
+
+
+def family(mechanism: str) -> str:
+    """The name without what sets the size of the state: `linear:feature_map=taylor,head=8` is `linear, taylor`."""
+    name, _, settings = mechanism.partition(":")
+    parts = [part.partition("=") for part in settings.split(",") if part]
+    return ", ".join([name, *(value for key, _, value in parts if key == "feature_map")])

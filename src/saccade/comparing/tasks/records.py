@@ -1,0 +1,116 @@
+"""Runs on disk: one line of JSON each, appended as soon as it ends, so that what is stopped can go on later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .examples import Task
+from .model import Shape
+from .training import Budget, Outcome
+
+FIGURES = 6  # significant digits of what is written
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: a contender by its name, on a task, from a seed."""
+
+    task: Task
+    name: str
+    seed: int
+    shape: Shape
+    budget: Budget
+
+    def described(self) -> dict[str, Any]:
+        """As JSON takes it. Two cases with the same description are the same run."""
+        sizes: dict[str, Any] = json.loads(json.dumps(asdict(self.task)))  # type: ignore[call-overload]
+        return {
+            "task": self.task.name, "mechanism": self.name, "seed": self.seed, "sizes": sizes,
+            "shape": asdict(self.shape), "budget": {**asdict(self.budget), "rates": list(self.budget.rates)},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run that is done.
+
+    groups, chance: of the task. remembers: numbers kept of an example; a_token: of each further token, where that
+    grows with length, else 0.
+    """
+
+    case: dict[str, Any]
+    groups: tuple[str, ...]
+    chance: float
+    remembers: int
+    a_token: int
+    outcome: Outcome
+
+    @property
+    def task(self) -> str:
+        return str(self.case["task"])
+
+    @property
+    def mechanism(self) -> str:
+        return str(self.case["mechanism"])
+
+    @property
+    def setting(self) -> str:
+        """What has to be equal for two rows to stand in one table."""
+        return json.dumps({name: self.case[name] for name in ("sizes", "shape", "budget")}, sort_keys=True)
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    """A run as JSON takes it."""
+    outcome = {name: _short(value) for name, value in asdict(row.outcome).items()}
+    return {
+        **row.case, "groups": list(row.groups), "chance": _short(row.chance), "remembers": row.remembers,
+        "a_token": row.a_token, **outcome,
+    }  # fmt: skip
+
+
+def read(lines: Iterable[str], where: object = "records") -> list[Row]:
+    """The rows that `append` wrote, one a line.
+
+    Raises:
+        ValueError: a line is none; the message names `where` and its number.
+    """
+    return [_row(line, f"{where}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def load(path: Path) -> list[Row]:
+    """The rows of a file; none where there is no file."""
+    return read(path.read_text(encoding="utf-8").splitlines(), path) if path.exists() else []
+
+
+def append(path: Path, row: Row) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(as_dict(row)) + "\n")
+
+
+def missing(cases: Iterable[Case], rows: Sequence[Row]) -> list[Case]:
+    """The cases that no row is of."""
+    done = [row.case for row in rows]
+    return [case for case in cases if case.described() not in done]
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        found = json.loads(line)
+        case = {name: found[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
+        outcome = Outcome(
+            found["right"], tuple(found["by_group"]), found["rate"], found["steps"], found["parameters"],
+            found["seconds"], found["cpu_seconds"],
+        )  # fmt: skip
+        return Row(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_short(part) for part in value]
+    return float(f"{value:.{FIGURES}g}") if isinstance(value, float) else value

@@ -1,0 +1,69 @@
+"""Many runs, one after another, in an order in which stopping early leaves the most to read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from .everyone import named, usual
+from .examples import Task
+from .model import Shape
+from .records import Case, Row
+from .training import Budget, Tell, run
+
+Begin = Callable[[Case], Tell | None]  # told of a case before it is run; what it gives is told of its steps
+End = Callable[[Row], object]
+
+
+def cases(
+    tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape: Shape, budget: Budget
+) -> list[Case]:  # fmt: skip
+    """Every contender on every task: all tasks with the first seed, then all with the next.
+
+    Args:
+        tasks: at least one.
+        names: of contenders, as `everyone.named` takes them; None is everyone.
+        seeds: runs of each.
+        shape, budget: the same for all.
+
+    Raises:
+        ValueError: a name that nobody has; no seeds.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds: must be at least 1, got {seeds}")
+    found = [
+        Case(task, name, seed, shape, budget)
+        for seed in range(seeds)
+        for task in tasks
+        for name in (usual(task) if names is None else names)
+    ]
+    for name in {case.name for case in found}:
+        named(name).body(shape.width, shape.layers, 2)
+    return found
+
+
+def measure(case: Case, tell: Tell | None = None) -> Row:
+    contender, (width, layers) = named(case.name), (case.shape.width, case.shape.layers)
+    length = case.task.length
+    kept, longer = (contender.remembers(width, layers, length + more) for more in (0, 1))
+    outcome = run(contender, case.task, case.seed, case.shape, case.budget, tell)
+    return Row(case.described(), case.task.groups, case.task.chance, kept, longer - kept, outcome)
+
+
+def go_through(found: Iterable[Case], begin: Begin, end: End, threads: int = 1) -> None:
+    """Run the cases in this order, on so many threads."""
+    with _held_to(threads):
+        for case in found:
+            end(measure(case, begin(case)))
+
+
+@contextlib.contextmanager
+def _held_to(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,146 @@
+"""The runs as tables of Markdown, and what follows from them in a sentence."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .records import Row
+from .training import SOLVED
+
+
+class Line(NamedTuple):
+    """A contender on a task, over its seeds."""
+
+    task: str
+    mechanism: str
+    rows: list[Row]
+
+    @property
+    def right(self) -> float:
+        """The median."""
+        return statistics.median(row.outcome.right for row in self.rows)
+
+    @property
+    def least(self) -> float:
+        return min(row.outcome.right for row in self.rows)
+
+    @property
+    def solved(self) -> bool:
+        """With every seed."""
+        return self.least >= SOLVED
+
+    @property
+    def kept(self) -> int:
+        return self.rows[0].remembers
+
+    @property
+    def grows(self) -> bool:
+        return self.rows[0].a_token > 0
+
+
+def lines(rows: Sequence[Row]) -> list[Line]:
+    """One for each task and contender, in the order in which they first came.
+
+    Raises:
+        ValueError: runs of one task with different sizes, models or budgets.
+    """
+    found: dict[tuple[str, str], Line] = {}
+    settings: dict[str, str] = {}
+    for row in rows:
+        if settings.setdefault(row.task, row.setting) != row.setting:
+            raise ValueError(f"records: runs of {row.task} with different sizes, models or budgets do not compare")
+        found.setdefault((row.task, row.mechanism), Line(row.task, row.mechanism, [])).rows.append(row)
+    return list(found.values())
+
+
+def tasks_of(found: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line.task for line in found))
+
+
+def page(rows: Sequence[Row], refused: dict[str, str]) -> list[str]:
+    """All tables, lines of Markdown."""
+    found = lines(rows)
+    out = [] if len(tasks_of(found)) < 2 else [*summary(found), ""]
+    for task in tasks_of(found):
+        out += [f"## {task}", "", *detail(found, task), "", *verdict(found, task), ""]
+    if refused:
+        out += ["Not trained, since these tasks are read in order:", ""]
+        out += [f"- {name}: {reason}." for name, reason in refused.items()]
+    return out
+
+
+def summary(found: Sequence[Line]) -> list[str]:
+    """Which contender solves which task. Those that were tried on one task alone stand in its own table."""
+    tasks, names = tasks_of(found), list(dict.fromkeys(line.mechanism for line in found))
+    by_case = {(line.task, line.mechanism): line for line in found}
+    heads = ["mechanism", *tasks]
+    body = []
+    for name in names:
+        cells = [by_case.get((task, name)) for task in tasks]
+        if sum(cell is not None for cell in cells) > 1:
+            body.append([name, *("" if cell is None else _share(cell) for cell in cells)])
+    body.append(["guessing", *(percent(next(line for line in found if line.task == task).rows[0].chance)
+                 for task in tasks)])  # fmt: skip
+    return _table(heads, body)
+
+
+def detail(found: Sequence[Line], task: str) -> list[str]:
+    """Everything about one task: states of fixed size from small to large, then what grows with length."""
+    own = sorted((line for line in found if line.task == task), key=lambda line: (line.grows, line.kept))
+    groups = own[0].rows[0].groups
+    groups = groups if len(groups) > 1 else ()
+    heads = ["mechanism", "numbers kept", "parameters", "right", *groups, "steps", "CPU s"]
+    body = []
+    for line in own:
+        each = [statistics.median(row.outcome.by_group[place] for row in line.rows) for place in range(len(groups))]
+        steps, seconds = (
+            statistics.median(getattr(row.outcome, name) for row in line.rows) for name in ("steps", "cpu_seconds")
+        )
+        kept = f"{line.rows[0].a_token:,g} a token" if line.grows else f"{line.kept:,}"
+        parameters = f"{line.rows[0].outcome.parameters:,}"
+        shares = [percent(share) for share in each]
+        body.append([line.mechanism, kept, parameters, _share(line), *shares, f"{steps:g}", f"{seconds:.0f}"])
+    return _table(heads, body)
+
+
+def verdict(found: Sequence[Line], task: str) -> list[str]:
+    """What the table says, in sentences."""
+    own = [line for line in found if line.task == task]
+    fixed = sorted((line for line in own if not line.grows), key=lambda line: line.kept)
+    solved = [line for line in fixed if line.solved]
+    said = [f"Guessing is right {percent(own[0].rows[0].chance)} of the time."]
+    if any(line.grows for line in own):
+        said.append(_named("Solved by what keeps every token", [line for line in own if line.grows and line.solved]))
+        rest = [line for line in own if line.grows and not line.solved]
+        said += [_named("Not solved, although every token is kept", rest)] if rest else []
+    if fixed:
+        least = f", {solved[0].kept:,} numbers with {solved[0].mechanism} at the least" if solved else ""
+        said.append(_named("Solved with a state of fixed size", solved, least))
+        rest = [line for line in fixed if not line.solved]
+        said += [_named("Not solved with", rest)] if rest else []
+    return [" ".join(said)]
+
+
+def percent(share: float) -> str:
+    """Rounded down, so that 100 % means all."""
+    return f"{int(share * 1000 + 1e-9) / 10:g} %"
+
+
+def _share(line: Line) -> str:
+    """The median; with the least where seeds differ. Bold where all seeds solve it."""
+    text = percent(line.right)
+    if percent(line.least) != text:
+        text += f" (at least {percent(line.least)})"
+    return f"**{text}**" if line.solved else text
+
+
+def _named(what: str, found: Sequence[Line], more: str = "") -> str:
+    names = ", ".join(line.mechanism for line in found) if found else "nothing"
+    return f"{what}: {names}{more}."
+
+
+def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    rule = "|---" * len(heads) + "|"
+    return [f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(cells)} |" for cells in body)]
