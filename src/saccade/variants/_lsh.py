@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _SINGLE = 128  # buckets that one hash gives; more are hashed in two factors
-_PAIRS = {"cpu": 1 << 20}  # pairs of tokens whose scores are held at once
-_MANY_PAIRS = 1 << 24  # where that does not have to fit a cache
-_NOWHERE = -8  # the code of no token: 0 or 1 below no other
+_PAIRS, _TOKENS = 1 << 18, 1 << 15  # pairs and tokens that are worked on at once on a CPU: they stay in its caches
+_MORE = 64  # times as many elsewhere
 
 
 def factors(buckets: int) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def _hashed(tokens: Tensor, sizes: Tensor, along: Tensor) -> Tensor:
     along = along.to(tokens.device, tokens.dtype).flatten(2)
     absent = torch.arange(columns, device=tokens.device) >= (sizes // 2).view(-1, 1, 1, 1, 1)
     found = []
-    for some in tokens.split(max(1, _pairs(tokens.device) // max(along.shape[-1], 1)), dim=2):
+    for some in tokens.split(max(1, _at_once(_PAIRS, tokens.device) // max(along.shape[-1], 1)), dim=2):
         lengths = (some @ along).unflatten(-1, (-1, columns))
         best = lengths.abs().masked_fill_(absent, -1.0).argmax(-1, keepdim=True)
         opposite = (lengths.gather(-1, best) < 0).squeeze(-1) & (sizes > 1).view(-1, 1, 1, 1)
@@ -80,7 +80,8 @@ class Sorted(NamedTuple):
     """Tokens in the order (bucket, position), per round."""
 
     order: Tensor  # int64 (N, R, L): which token stands at each place
-    codes: Tensor  # int32 (N, R, L), by token: i sees the bucket and chunk of j where code_i - code_j is 0 or 1
+    codes: Tensor  # int32 (N, R, L), by token: i may see j where code_i - code_j is 0 or 1
+    back: int  # places before its own at which a token may see another, at most
 
 
 def in_order(buckets: Tensor, real: Tensor | None, chunk: int, inside: bool) -> Sorted:
@@ -96,11 +97,13 @@ def in_order(buckets: Tensor, real: Tensor | None, chunk: int, inside: bool) -> 
     first = torch.ones_like(held, dtype=torch.bool)
     first[..., 1:] = held[..., 1:] != held[..., :-1]
     place = torch.arange(held.shape[-1], device=held.device)
+    back = 2 * chunk - 1
     if inside:
         place = place - torch.where(first, place, 0).cummax(-1).values
+        back = int((place - (place // chunk - 1).clamp_(min=0) * chunk).max()) if place.numel() else 0
     # The next chunk of a bucket is 1 further, what follows in another bucket 2 at least.
     codes = (2 * first + (place % chunk == 0)).cumsum(-1, dtype=torch.int32)
-    return Sorted(order, torch.empty_like(codes).scatter_(-1, order, codes))
+    return Sorted(order, torch.empty_like(codes).scatter_(-1, order, codes), back)
 
 
 def near(codes: Tensor, others: Tensor) -> Tensor:
@@ -108,84 +111,105 @@ def near(codes: Tensor, others: Tensor) -> Tensor:
     return ((codes[..., :, None] - others[..., None, :]) >> 1) == 0
 
 
-def _pairs(device: torch.device) -> int:
-    return _PAIRS.get(device.type, _MANY_PAIRS)
-
-
-class _Layout(NamedTuple):
-    """One round: what stands where, and how the tokens of a round are cut."""
-
-    order: Tensor  # (N, L)
-    codes: list[Tensor]  # codes of this round and all before it, in this order: (N, L)
-    chunk: int
-    back: int  # chunks before its own that a token may see
-    causal: bool
-
-    def queries(self, tokens: Tensor) -> Tensor:
-        """(N, L, n) by token to (chunks, m, n) in order."""
-        return _taken(tokens, self.order).reshape(-1, self.chunk, tokens.shape[-1])
-
-    def keys(self, tokens: Tensor) -> Tensor:
-        """(N, L, n) by token to (chunks, (back + 1) m, n): each chunk behind those before it."""
-        return self._behind(_taken(tokens, self.order), 0.0)
-
-    def _behind(self, held: Tensor, nothing: float) -> Tensor:
-        chunks = held.unflatten(1, (-1, self.chunk))
-        front = chunks.new_full((chunks.shape[0], self.back, *chunks.shape[2:]), nothing)
-        chunks = torch.cat([front, chunks], dim=1)
-        number = chunks.shape[1] - self.back
-        return torch.cat([chunks[:, i : i + number] for i in range(self.back + 1)], dim=2).flatten(0, 1)
-
-    def by_token(self, held: Tensor) -> Tensor:
-        """(chunks, m, n) in order to (N, L, n) by token."""
-        return _put(held.reshape(*self.order.shape, held.shape[-1]), self.order)
-
-    def summed(self, held: Tensor) -> Tensor:
-        """(chunks, (back + 1) m, n): what each token got wherever it stood as a key, (N, L, n) by token."""
-        number = self.order.shape[1] // self.chunk
-        held = held.unflatten(0, (-1, number)).unflatten(2, (self.back + 1, self.chunk))
-        total = held[:, :, self.back].clone()
-        for i in range(self.back):
-            total[:, : max(number - self.back + i, 0)] += held[:, self.back - i :, i]
-        return self.by_token(total)
-
-    def shown(self) -> Iterator[tuple[slice, Tensor]]:
-        """Slabs of chunks, and which pairs (chunks, m, (back + 1) m) count in this round.
-
-        A pair that several rounds show counts in the first of them: the same sum as all of them with 1 / N each.
-        """
-        m, wide = self.chunk, (self.back + 1) * self.chunk
-        row, column = (torch.arange(n, device=self.order.device) for n in (m, wide))
-        apart = column[None, :] - row[:, None] - self.back * m
-        open_ = apart < 0 if self.causal else apart != 0
-        rows = [codes.reshape(-1, m) for codes in self.codes]
-        columns = [self._behind(codes[..., None], _NOWHERE).squeeze(-1) for codes in self.codes]
-        for slab in _slabs(rows[0].shape[0], max(1, _pairs(row.device) // (m * wide))):
-            pairs = near(rows[0][slab], columns[0][slab]) & open_
-            for before, others in zip(rows[1:], columns[1:], strict=True):
-                pairs &= ~near(before[slab], others[slab])
-            yield slab, pairs
+def _at_once(number: int, device: torch.device) -> int:
+    return number if device.type == "cpu" else number * _MORE
 
 
 def _slabs(number: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, number)) for start in range(0, number, size))
 
 
-def _taken(tokens: Tensor, order: Tensor) -> Tensor:
-    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1]))
+class _Layout:
+    """One round of some items: their tokens in order, cut into C chunks of t, each of which reads itself and `back`
+    chunks before it.
+
+    Before the first chunk of an item stand `back` chunks of nothing, so that what chunks read are overlapping views
+    of one tensor. Nothing is a token whose code is like no other.
+    """
+
+    def __init__(self, sorts: Sorted, items: slice, which: int, rows: int, back: int, causal: bool):
+        order = sorts.order[items, which]
+        number, length = order.shape
+        self.rows, self.back, self.wide = rows, back, (back + 1) * rows
+        front, first = back * rows, torch.arange(number, device=order.device)[:, None]
+        self.places = (F.pad(order, (front, 0)) + first * length).flatten()
+        place = torch.arange(length, device=order.device).expand_as(order)
+        self.inverse = (torch.empty_like(order).scatter_(1, order, place) + first * (front + length)).flatten()
+        self.codes = [self._codes(sorts.codes[items, r], number, front) for r in (which, *range(which))]
+        self.open = self._open(causal, order.device)
+
+    def _codes(self, codes: Tensor, number: int, front: int) -> tuple[Tensor, Tensor]:
+        """Of tokens as readers, 2 c - 1, and as what is read, 2 c: 1 apart where c - c' is 0 or 1, else 3 or more."""
+        held = 2.0 * codes.flatten()[self.places].view(number, -1).to(torch.float64)
+        readers, read = held - 1.0, held
+        readers[:, :front], read[:, :front] = -100.0, -200.0
+        dtype = torch.float32 if codes.shape[1] < 1 << 21 else torch.float64  # codes are below 3 L, and stay exact
+        return self._chunks(readers.to(dtype).flatten()), self._windows(read.to(dtype).flatten())
+
+    def _open(self, causal: bool, device: torch.device) -> Tensor:
+        """Who may read whom by place, 0 or 1 (t, w)."""
+        row, column = (torch.arange(n, device=device) for n in (self.rows, self.wide))
+        apart = column - row[:, None] - self.back * self.rows
+        return (apart < 0 if causal else apart != 0).to(torch.float32)
+
+    def in_order(self, tokens: Tensor) -> Tensor:
+        """(n items, L, n) by token to places in order, a row for each."""
+        return tokens.flatten(0, 1).index_select(0, self.places)
+
+    def _chunks(self, held: Tensor) -> Tensor:
+        """Rows in order to (C, t, ...), without those of nothing before the very first chunk."""
+        return held.unflatten(0, (-1, self.rows))[self.back :]
+
+    def _windows(self, held: Tensor) -> Tensor:
+        """Rows in order to what each chunk reads, (C, w, ...): a view."""
+        inner = held[0].numel()
+        chunks = held.shape[0] // self.rows - self.back
+        return held.as_strided((chunks, self.wide, *held.shape[1:]), (self.rows * inner, *held.stride()))
+
+    def queries(self, tokens: Tensor) -> Tensor:
+        return self._chunks(self.in_order(tokens))
+
+    def keys(self, tokens: Tensor) -> Tensor:
+        return self._windows(self.in_order(tokens))
+
+    def by_token(self, chunks: Tensor, like: Tensor) -> Tensor:
+        """(C, t, n) to (items, L, n) by token."""
+        return chunks.flatten(0, 1).index_select(0, self.inverse).view(*like.shape[:2], -1)
+
+    def spread(self, total: Tensor, slab: slice, part: Tensor) -> None:
+        """Add (S, w, n), of what the chunks of a slab read, to chunks (back + C, t, n)."""
+        for i in range(self.back + 1):
+            total[slab.start + i : slab.stop + i] += part[:, i * self.rows : (i + 1) * self.rows]
+
+    def shown(self) -> Iterator[tuple[slice, Tensor]]:
+        """Slabs of chunks, and which pairs count in this round, 0 or 1 (S, t, w).
+
+        A pair that several rounds show counts in the first of them: the same sum as all of them with 1 / N each.
+        Numbers, since comparisons that give booleans take six times as long.
+        """
+        (readers, read), *earlier = self.codes
+        size = max(1, _at_once(_PAIRS, readers.device) // (self.rows * self.wide))
+        for slab in _slabs(readers.shape[0], size):
+            pairs = _apart(readers[slab], read[slab]).neg_().add_(2.0).clamp_(min=0.0).mul_(self.open)
+            for before, others in earlier:
+                pairs.mul_(_apart(before[slab], others[slab]).sub_(1.0).clamp_(max=1.0))
+            yield slab, pairs
 
 
-def _put(held: Tensor, order: Tensor) -> Tensor:
-    return torch.empty_like(held).scatter_(1, order[..., None].expand_as(held), held)
+def _apart(readers: Tensor, read: Tensor) -> Tensor:
+    return (readers[:, :, None] - read[:, None, :]).abs_()
 
 
-def _layouts(sorts: Sorted, chunk: int, causal: bool) -> Iterator[_Layout]:
-    # Chunks inside a bucket do not end where those of the layout do: one behind may begin two of these before.
-    back = 2 if causal else 1
-    for which in range(sorts.order.shape[1]):
-        order = sorts.order[:, which]
-        rounds = [which, *range(which)]
-        yield _Layout(order, [sorts.codes[:, r].gather(1, order) for r in rounds], chunk, back, causal)
+def _layouts(sorts: Sorted, items: slice, chunk: int, causal: bool) -> Iterator[_Layout]:
+    # Chunks inside a bucket do not end where those of the layout do, which may be as small as is quick.
+    rows = chunk // 2 if causal and chunk % 2 == 0 else chunk
+    back = -(-sorts.back // rows) if causal else 1
+    return (_Layout(sorts, items, which, rows, back, causal) for which in range(sorts.order.shape[1]))
+
+
+def _items(query: Tensor) -> Iterator[slice]:
+    """Items that are worked on at once."""
+    return _slabs(query.shape[0], max(1, _at_once(_TOKENS, query.device) // max(query.shape[1], 1)))
 
 
 class Chunked(torch.autograd.Function):
@@ -198,67 +222,74 @@ class Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sorts: Sorted, chunk: int, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
-        out = value.new_zeros(value.shape)
-        lse = value.new_full(value.shape[:2], -math.inf)
-        for layout in _layouts(sorts, chunk, causal):
-            found = _forward(layout, query * scale, key, value)
-            out, lse = _merged(out, lse, *found)
-        ctx.save_for_backward(query, key, value, out, lse, *sorts)
-        ctx.settings = chunk, causal, scale
-        return out, lse
+        scaled = query * scale
+        outs, lses = torch.empty_like(value), value.new_empty(value.shape[:2])
+        for items in _items(query):
+            out, lse = value.new_zeros(value[items].shape), value.new_full(lses[items].shape, -math.inf)
+            for layout in _layouts(sorts, items, chunk, causal):
+                out, lse = _merged(out, lse, *_forward(layout, scaled[items], key[items], value[items]))
+            outs[items], lses[items] = out, lse
+        ctx.save_for_backward(query, key, value, outs, lses, sorts.order, sorts.codes)
+        ctx.settings = sorts.back, chunk, causal, scale
+        return outs, lses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse, order, codes = ctx.saved_tensors
-        chunk, causal, scale = ctx.settings
-        given = _Given(query * scale, key, value, lse.masked_fill(lse == -math.inf, 0.0), d_out)
-        given = given._replace(delta=(d_out * out).sum(-1) - d_lse)
+        back, chunk, causal, scale = ctx.settings
+        delta = ((d_out * out).sum(-1) - d_lse)[..., None]
+        lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
+        scaled = query * scale
         total = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        for layout in _layouts(Sorted(order, codes), chunk, causal):
-            for sum_, part in zip(total, _backward(layout, given), strict=True):
-                sum_ += part
-        return total[0] * scale, total[1], total[2], None, None, None, None
+        for items in _items(query):
+            given = [tensor[items] for tensor in (scaled, key, value, lse, d_out, delta)]
+            for layout in _layouts(Sorted(order, codes, back), items, chunk, causal):
+                for whole, part in zip(total, _backward(layout, *given), strict=True):
+                    whole[items] += part
+        return total[0].mul_(scale), total[1], total[2], None, None, None, None
 
 
-class _Given(NamedTuple):
-    query: Tensor  # scaled
-    key: Tensor
-    value: Tensor
-    lse: Tensor  # finite
-    d_out: Tensor
-    delta: Tensor = torch.empty(0)
+def _least(dtype: torch.dtype) -> float:
+    """Exponent of a weight that is as good as 0: of what exp makes a denormal it takes a hundred times as long."""
+    return -700.0 if dtype == torch.float64 else -80.0
 
 
 def _forward(layout: _Layout, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """out and lse by token, of the pairs that count in this round."""
     queries, keys, values = layout.queries(query), layout.keys(key), layout.keys(value)
     out, lse = queries.new_empty(*queries.shape[:2], value.shape[-1]), queries.new_empty(*queries.shape[:2], 1)
+    hidden, least = torch.finfo(query.dtype).max, _least(query.dtype)
     for slab, shown in layout.shown():
-        scores = (queries[slab] @ keys[slab].mT).masked_fill_(~shown, -math.inf)
-        top = scores.amax(-1, keepdim=True)
-        top.masked_fill_(top == -math.inf, 0.0)
-        weights = scores.sub_(top).exp_()
+        scores = queries[slab] @ keys[slab].mT
+        seen = shown.to(scores.dtype)
+        top = (scores + (seen - 1.0).mul_(hidden)).amax(-1, keepdim=True)
+        weights = scores.sub_(top).clamp_(least, 0.0).exp_().mul_(seen)
         total = weights.sum(-1, keepdim=True)
-        out[slab] = (weights @ values[slab]) / total.masked_fill(total == 0, 1.0)
+        out[slab] = (weights @ values[slab]).div_(total.masked_fill(total == 0, 1.0))
         lse[slab] = top + total.log()
-    return layout.by_token(out), layout.by_token(lse).squeeze(-1)
+    return layout.by_token(out, query), layout.by_token(lse, query).squeeze(-1)
 
 
-def _backward(layout: _Layout, given: _Given) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value by token, from the pairs that count in this round."""
-    queries, keys, values = layout.queries(given.query), layout.keys(given.key), layout.keys(given.value)
-    d_out = layout.queries(given.d_out)
-    lse, delta = layout.queries(given.lse[..., None]), layout.queries(given.delta[..., None])
-    d_query, d_key, d_value = torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+def _backward(
+    layout: _Layout, query: Tensor, key: Tensor, value: Tensor, lse: Tensor, d_out: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value by token, from the pairs that count in this round; lse is finite."""
+    queries, keys, values = layout.queries(query), layout.keys(key), layout.keys(value)
+    lse, d_out, delta = layout.queries(lse), layout.queries(d_out), layout.queries(delta)
+    d_query, least = torch.empty_like(queries), _least(query.dtype)
+    chunks = queries.shape[0] + layout.back
+    d_key, d_value = (query.new_zeros(chunks, layout.rows, tensor.shape[-1]) for tensor in (key, value))
     for slab, shown in layout.shown():
-        scores = (queries[slab] @ keys[slab].mT).masked_fill_(~shown, -math.inf)
-        weights = scores.sub_(lse[slab]).exp_()
-        d_value[slab] = weights.mT @ d_out[slab]
+        scores = queries[slab] @ keys[slab].mT
+        weights = scores.sub_(lse[slab]).clamp_(least, 0.0).exp_().mul_(shown)
+        layout.spread(d_value, slab, weights.mT @ d_out[slab])
         d_scores = (d_out[slab] @ values[slab].mT).sub_(delta[slab]).mul_(weights)
         d_query[slab] = d_scores @ keys[slab]
-        d_key[slab] = d_scores.mT @ queries[slab]
-    return layout.by_token(d_query), layout.summed(d_key), layout.summed(d_value)
+        layout.spread(d_key, slab, d_scores.mT @ queries[slab])
+    parts = d_query, d_key[layout.back :], d_value[layout.back :]
+    found = [layout.by_token(part, query) for part in parts]
+    return found[0], found[1], found[2]
 
 
 def _merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ def lsh_attention(
         hashes = _checked_hashes(hashes, key)
     rows, out_type = _rows(seen, query, length), query.dtype
     query = query.to(dtype) if rows is None else query.to(dtype).masked_fill(~rows, 0.0)
-    found = _read(query, _unit(tokens), value, _Tokens(hashes, real, chunk, seen.causal, scale))
+    found = _guarded(query, tokens, value, _Tokens(hashes, real, chunk, seen.causal, scale))
     return (found if rows is None else found.masked_fill(~rows, 0.0)).to(out_type)
 
 
@@ -116,6 +116,21 @@ class _Tokens(NamedTuple):
     chunk: int
     causal: bool
     scale: float
+
+
+def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
+    """`_read` of keys at unit length, where NaN and infinity reach those rows alone that read them.
+
+    Such rows are NaN and have no gradient. Products with weights of 0 would carry NaN to all the chunk.
+    """
+    if bool(torch.isfinite(query.sum() + key.sum() + value.sum())):
+        return _read(query, _unit(key), value, tokens)
+    bad = [~torch.isfinite(tensor).all(-1, keepdim=True) for tensor in (query, key, value)]
+    query, key, value = (x.masked_fill(wrong, 0.0) for x, wrong in zip((query, key, value), bad, strict=True))
+    marks = (bad[1] | bad[2]).to(value.dtype)
+    # Queries of 0 weigh all alike: no mark is lost in rounding.
+    reached = _read(torch.zeros_like(query), key, marks, tokens) > 0
+    return _read(query, _unit(key), value, tokens).masked_fill(reached | bad[0], torch.nan)
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
@@ -258,6 +273,7 @@ class ReformerConfig(MechanismConfig):
         avoid="Keys have to differ from queries, attention is broad, or sequences are shorter than some thousands.",
         cross="keys are the queries, which have to be of one sequence",
         masks=_SINGLE_MASKS,
+        grouped="keys are the queries, so that each query head has keys of its own",
         takes=("scale",),
     )
 
