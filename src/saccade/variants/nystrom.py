@@ -17,8 +17,8 @@ Segments are of an item's real tokens, padding counts nowhere: their sizes diffe
 An item with fewer tokens than m has as many landmarks as tokens; then A is the whole matrix and the result, with an
 exact inverse, exact attention.
 
-Queries and keys may come from two sequences: nothing in the method needs one. Each has landmarks of its own, and A need
-not be square.
+Queries and keys may come from two sequences, both known whole: each has landmarks of its own, and A need not be square.
+A decoder's queries are not known whole: their landmarks, too, are means over later tokens.
 
 The first and the last factor are the operator: attention(q, k~, Z attention(q~, k, v)). Not even L x m is formed.
 
@@ -50,6 +50,10 @@ from ._real import Real
 from ._shown import Shown, shown, zeroed
 
 _NOT_CAUSAL = "its landmarks are means over the whole sequence, later tokens too"
+_NO_DECODER = (
+    "its landmarks are means of the queries too: a token that asks would hear of those after it, and decoding token by "
+    "token would give something else"
+)
 _BLOCK = 64  # rows of the convolution at once
 _NO_MASKS = "a pair is never formed, only pairs with landmarks, which stand for many tokens"
 
@@ -92,7 +96,7 @@ def nystrom_attention(
     with torch.autocast(query.device.type, enabled=False):
         given = zeroed(query.to(wide), seen.rows), key.to(wide), value.to(wide)
         out = _attended(*given, seen, landmarks, iterations, scale)
-        if convolution is not None:
+        if convolution is not None and length_k:
             out = out + _convolved(given[2], convolution.to(wide), seen.keys)
     return zeroed(out, seen.rows).to(query.dtype)
 
@@ -216,7 +220,7 @@ def _check_convolution(weight: Tensor, query: Tensor, key: Tensor) -> None:
         raise ValueError(f"convolution is on {weight.device}, expected query's device {query.device}")
     if weight.dtype == torch.float64 and query.dtype != torch.float64:
         raise TypeError(f"convolution is {weight.dtype}, expected query's dtype {query.dtype} or torch.float32")
-    if query.shape[2] != key.shape[2]:
+    if key.shape[2] not in (0, query.shape[2]):
         raise ValueError(
             f"convolution: it adds values to the rows where they stand, so there must be as many keys as queries, got "
             f"{query.shape[2]} queries and {key.shape[2]} keys"
@@ -230,8 +234,8 @@ class NystromConfig(MechanismConfig):
     Args:
         landmarks: m.
         iterations: of the pseudo-inverse; None is a singular value decomposition.
-        convolution: odd width of the depthwise convolution over values; None has none, as cross-attention needs.
-            It begins at 0: an untrained model's mechanism is the approximation alone.
+        convolution: odd width of the depthwise convolution over values, the paper's skip connection (33 is usual), for
+            self-attention. It begins at 0: an untrained model's mechanism is the approximation alone. None has none.
     """
 
     landmarks: int = 64
@@ -247,6 +251,7 @@ class NystromConfig(MechanismConfig):
         choose="A long encoder attends smoothly, so that means of segments stand for their tokens.",
         avoid="The model is causal, or single tokens must be found, which means wash out.",
         causal=_NOT_CAUSAL,
+        cross=_NO_DECODER,
         masks=_NO_MASKS,
         cached=_NOT_CAUSAL,
         recurrent=_NOT_CAUSAL,

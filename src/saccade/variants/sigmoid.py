@@ -29,7 +29,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._backends._tiles import (
     NEGATIVE,
@@ -71,7 +70,7 @@ def sigmoid_attention(
 
     Returns:
         (B, Hq, Lq, Dv) in the input dtype. Rows that see no key are 0, and so are their gradients. What a query may not
-        see, NaN and Inf included, changes neither its output nor a gradient.
+        see, NaN and Inf included, changes neither its output nor a gradient; what it sees of them gives NaN.
 
     Raises:
         TypeError, ValueError: as `saccade.attention`; a length below 1 or not an int. A second derivative raises
@@ -133,14 +132,26 @@ class _Sigmoid(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors
         problem = replace(ctx.problem, pulls_bias=ctx.needs_input_grad[4]).guard_if(d_out)
-        grads: tuple[Tensor | None, ...] = by_group(_backward, problem, *given, d_out)
-        if not problem.pulls_bias:
-            grads = (*grads, None)
-        return None, *grads, None
+        grads: tuple[Tensor | None, ...] = _SigmoidBackward.apply(problem, *ctx.saved_tensors, d_out)
+        return None, *(grads if problem.pulls_bias else (*grads, None)), None
+
+
+class _SigmoidBackward(torch.autograd.Function):
+    """(query, key, value, parameter, offset, d_out) -> (dq, dk, dv[, dparameter]), a node that refuses to be derived."""
+
+    @staticmethod
+    def forward(problem: Problem, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        return by_group(_backward, problem, *inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        raise RuntimeError("sigmoid_attention has first derivatives alone, and a second one was asked for")
 
 
 class _Tile(NamedTuple):
@@ -148,7 +159,7 @@ class _Tile(NamedTuple):
 
     number: int  # of the key block
     keys: Span
-    query: Tensor  # (B, Hq, r, D), times scale
+    query: Tensor  # (B, Hq, r, D)
     key: Tensor  # (B, Hkv, c, D)
     value: Tensor  # (B, Hkv, c, Dv)
     weights: Tensor  # (B, Hq, r, c), 0 where nothing is seen
@@ -161,15 +172,16 @@ def _tiles(
 ) -> Iterator[_Tile]:  # fmt: skip
     """The tiles of a block of rows, with their weights."""
     (q, bad_q), shift = problem.block(query, rows), offset.narrow(2, rows.start, len(rows))[..., None]
-    q = q * problem.scale
+    against = q * -problem.scale
     for number, keys, kind in problem.tiles(rows, key_spans):
         (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
         scores = problem.bias_tile(parameter, rows, keys)
         sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, bad_v), q.shape[1])
-        logits = products(q, k)
+        logits = products(against, k)  # negative ones, until the sigmoid
         if scores is not None:
-            logits += scores
-        weights = poison(logits.sub_(shift), sight.marks).sigmoid_()
+            logits -= scores
+        # torch.sigmoid rounds an entry in another way where it stands in a vector's tail; these three do not.
+        weights = poison(logits.add_(shift), sight.marks).exp_().add_(1.0).reciprocal_()
         if sight.visible is not None:
             weights.masked_fill_(~sight.visible, 0.0)
         yield _Tile(number, keys, q, k, v, weights, sight)
@@ -210,6 +222,7 @@ def _backward(
             if problem.pulls_bias and problem.bias is not None and parameter is not None:
                 parts[i][tile.number] = problem.bias.pull(dz, parameter, rows, tile.keys, problem.placement)
     dq *= problem.scale
+    dk *= problem.scale
     grads = tuple(grad.to(x.dtype) for grad, x in ((dq, query), (dk, key), (dv, value)))
     if not (problem.pulls_bias and problem.bias is not None and parameter is not None):
         return grads
