@@ -184,7 +184,8 @@ def model_data(
     if not 0 <= layer < model.layers:
         raise ValueError(f"layer: the model has layers 0 to {model.layers - 1}, got {layer}")
     words = read_files([TEXT if text is None else text])[0].text
-    ids = model.encode(words).ids[: min(most, most if model.room is None else model.room)]
+    room = max(1, most - len(model.before) - len(model.after))
+    ids = model.encode(words).ids[: room if model.room is None else min(room, model.room)]
     if not ids:
         raise ValueError(f"{text}: is empty; one word at least is needed")
     call = _call(model, ids, layer)

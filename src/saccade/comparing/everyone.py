@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import variants
-from ..variants import MechanismConfig
 from .contenders import Contender
+from .data import Sizes
 from .layers import OTHERS, attention_layer
 from .readings import PATTERNS, Exact, Pattern, Reading
 
 ATTENTION = "attention"
+TRIED = 64  # tokens, where settings are tried
 
 
 def everyone(*, layers: bool = True) -> list[Contender]:
@@ -54,24 +55,29 @@ def named(text: str) -> Contender:
     if not settings:
         return one
     if isinstance(one, Pattern):
-        return replace(one, name=text, given=tuple(_settings(text, settings)))
+        return _set(one, text, settings)
     if name in {config.name for config in variants.MECHANISMS}:
-        config = variants.parse(text)
-        fixed = functools.partial(_always, config)
-        return replace(one, name=text, usual=fixed) if isinstance(one, Reading) else attention_layer(text, fixed)
+        usual = functools.partial(variants.parse, text)
+        usual(TRIED)
+        return replace(one, name=text, usual=usual) if isinstance(one, Reading) else attention_layer(text, usual)
     raise ValueError(f"mechanism: {name} has no settings, got {text!r}")
 
 
-def _always(config: MechanismConfig, length: int) -> MechanismConfig:
-    return config
-
-
-def _settings(text: str, settings: str) -> list[tuple[str, int]]:
-    found = []
+def _set(one: Pattern, text: str, settings: str) -> Pattern:
+    """With these settings; they are tried at once, so that what cannot be is told before any work."""
+    known = one.settings(TRIED)
+    found: list[tuple[str, int]] = []
     for part in settings.split(","):
         name, _, value = part.partition("=")
+        if name not in known:
+            raise ValueError(f"mechanism: {one.name} has no setting {name!r}, expected {' or '.join(known)}")
         try:
             found.append((name, int(value)))
         except ValueError:
             raise ValueError(f"mechanism: expected whole numbers as name=number, got {text!r}") from None
-    return found
+    made = replace(one, name=text, given=tuple(found))
+    for causal in (True, False):
+        sizes = Sizes(1, 1, 1, 1, 1, TRIED, causal)
+        if not made.refusal(sizes):
+            made.mask(sizes)
+    return made

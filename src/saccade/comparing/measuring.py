@@ -175,7 +175,8 @@ class Judge:
 
 def distance(found: Tensor, right: Tensor) -> Error:
     """How far rows (..., R, Dv) are off, in the L2 norm, relative to what is right; NaN counts as infinity."""
-    off, norm = (found.double() - right.double()).norm(dim=-1), right.double().norm(dim=-1)
+    found, right = found.detach().double(), right.detach().double()
+    off, norm = (found - right).norm(dim=-1), right.norm(dim=-1)
     whole = float(off.norm() / norm.norm()) if float(norm.norm()) > 0 else float(off.norm())
     worst = float((off / norm.clamp(min=torch.finfo(torch.float32).tiny)).max())
     return Error(*(math.inf if math.isnan(number) else number for number in (whole, worst)))
@@ -204,15 +205,15 @@ def _timed(running: Sequence[_Running], budget: Budget, clock: Clock) -> dict[st
         if one.decoding is not None:
             calls["decode"][one.contender.name] = _resting(one.decoding.step)
     found: dict[str, dict[str, tuple[float, ...]]] = {one.contender.name: {} for one in running}
-    for call, made in calls.items():
-        watches = {name: Stopwatch(function, clock=clock) for name, function in made.items()}
-        with quiet():
+    with quiet():
+        for call, made in calls.items():
+            watches = {name: Stopwatch(function, clock=clock) for name, function in made.items()}
             for watch in watches.values():
                 if watch() < WARM:
                     watch.prepare(budget.block)
             readings = take_turns(list(watches.values()), budget, clock) if watches else []
-        for name, seconds in zip(watches, readings, strict=True):
-            found[name][call] = tuple(seconds)
+            for name, seconds in zip(watches, readings, strict=True):
+                found[name][call] = tuple(seconds)
     return found
 
 
