@@ -28,8 +28,13 @@ def weights(monkeypatch):
     """Nobody is weighed in a process of its own; what is told instead can be changed."""
     found = {}
 
-    def weigh(one, sizes, lengths, limits, threads, seed):
-        return {length: found.get((one.name, length), Weight(1000 * length, "", 0.0)) for length in lengths}
+    def weigh(who, sizes, lengths, limits, threads, seed, told):
+        told_of = {one.name: {} for one in who}
+        for one in who:
+            for length in lengths:
+                told_of[one.name][length] = found.get((one.name, length), Weight(1000 * length, "", 0.0))
+            told(one.name)
+        return told_of
 
     monkeypatch.setattr(module, "weigh", weigh)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -100,26 +99,66 @@ def test_a_system_that_does_not_tell_still_times(monkeypatch):
 def test_a_question_is_answered_line_by_line(threads):
     threads(1)
     question = {
-        "name": "GRU", "sizes": SIZES, "lengths": [64, 96], "bytes": 2**30, "seconds": 9.0, "threads": 1, "seed": 0,
+        "names": ["GRU", "window"], "sizes": SIZES, "lengths": [64, 96], "bytes": 2**30, "seconds": 9.0, "threads": 1, "seed": 0,
     }  # fmt: skip
     told = [json.loads(line) for line in answer(json.dumps(question))]
-    assert [entry[0] for entry in told] == [64, 96]
-    assert all(entry[1] is not None and entry[2] == "" for entry in told)
+    assert [entry[:2] for entry in told] == [["GRU", 64], ["GRU", 96], ["window", 64], ["window", 96]]
+    assert all(entry[2] is not None and entry[3] == "" for entry in told)
     assert torch.get_num_threads() == 1
 
 
-def test_a_process_that_ends_says_so(monkeypatch):
-    done = subprocess.CompletedProcess([], -9, stdout='[64, 7, "", 0.5]\n', stderr="")
-    monkeypatch.setattr(weighing.subprocess, "run", lambda *given, **more: done)
-    assert weigh(named("exact"), SIZES, (64, 128), Limits(), 1, 0) == {
-        64: Weight(7, "", 0.5),
-        128: Weight(None, "the process that weighed it ended: exit status -9"),
+def test_a_process_that_ends_takes_nobody_along(monkeypatch):
+    """The first that has no answer is what ended it; the rest are asked anew."""
+    asked, told = [], []
+
+    def ask(question, found, told):
+        asked.append(question["names"])
+        if len(asked) == 1:
+            found["exact"] |= {64: Weight(1), 128: Weight(2)}
+            found["GRU"][64] = Weight(3)
+            return "it ended"
+        for name in question["names"]:
+            found[name] |= {64: Weight(4), 128: Weight(5)}
+        return ""
+
+    monkeypatch.setattr(weighing, "_ask", ask)
+    who = [named("exact"), named("GRU"), named("LSTM")]
+    found = weigh(who, SIZES, (64, 128), Limits(), 1, 0, told.append)
+    assert asked == [["exact", "GRU", "LSTM"], ["LSTM"]]
+    assert found == {
+        "exact": {64: Weight(1), 128: Weight(2)},
+        "GRU": {64: Weight(3), 128: Weight(None, "it ended")},
+        "LSTM": {64: Weight(4), 128: Weight(5)},
     }
+    assert told == ["GRU"]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import os; os._exit(7)", "the process that weighed it ended: exit status 7"),
+        ("raise MemoryError('all gone')", "the process that weighed it ended: MemoryError: all gone"),
+    ],
+)
+def test_why_a_process_ended(monkeypatch, program, words):
+    """What it answered before counts."""
+    answered = """print('["exact", 64, 7, "", 0.5]', flush=True);"""
+    monkeypatch.setattr(weighing, "PROGRAM", answered + program)
+    found, told = {"exact": {}}, []
+    assert weighing._ask({"lengths": [64]}, found, told.append) == words
+    assert found == {"exact": {64: Weight(7, "", 0.5)}}
+    assert told == ["exact"]
 
 
 @linux
 @pytest.mark.slow  # a process that imports torch
 def test_weighing_in_a_process_of_its_own():
-    found = weigh(named("linear"), SIZES, (64, 128), Limits(), 1, 0)
-    assert set(found) == {64, 128}
-    assert all(weight.peak is not None and not weight.left_out and weight.seconds > 0 for weight in found.values())
+    told = []
+    found = weigh([named("linear"), named("GRU")], SIZES, (64, 128), Limits(), 1, 0, told.append)
+    assert told == list(found) == ["linear", "GRU"]
+    for by_length in found.values():
+        assert list(by_length) == [64, 128]
+        for weight in by_length.values():
+            assert weight.peak is not None
+            assert not weight.left_out
+            assert weight.seconds > 0

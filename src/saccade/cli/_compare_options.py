@@ -64,7 +64,7 @@ class Chosen:
     ] = True
     lengths: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Tokens: 1000 or 4k.  [default: 256,1k,2k,4k,8k; quick: 256,1k,2k]"),
+        typer.Option(metavar="LIST", help="Tokens: 1000 or 4k.  [default: 256,1k,4k,8k; quick: 256,1k,2k]"),
     ] = None
     abilities: Annotated[
         bool, typer.Option("--list", help="Measure nothing: show what each mechanism can and cannot do.")
@@ -77,7 +77,7 @@ class Measuring:
 
     threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
     seconds: Annotated[
-        float | None, typer.Option(help="Time for each length and kind of call.  [default: 2; quick: 0.3]")
+        float | None, typer.Option(help="Time for each length and kind of call.  [default: 1; quick: 0.2]")
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 3; quick: 2]")] = None
     most_memory: Annotated[float, typer.Option(help="GiB beyond which something is left out.")] = 4.0
@@ -142,7 +142,7 @@ def settings_of(measuring: Measuring) -> Settings:
     from ..comparing.weighing import Limits
 
     quick = measuring.quick
-    seconds = measuring.seconds if measuring.seconds is not None else (0.3 if quick else 2.0)
+    seconds = measuring.seconds if measuring.seconds is not None else (0.2 if quick else 1.0)
     rounds = measuring.rounds if measuring.rounds is not None else (2 if quick else 3)
     if rounds < 1:
         raise ValueError(f"rounds: must be at least 1, got {rounds}")
@@ -159,7 +159,7 @@ def settings_of(measuring: Measuring) -> Settings:
 
 def lengths_of(chosen: Chosen, *, quick: bool) -> list[int]:
     """Ascending, each once."""
-    usual = "256,1k,2k" if quick else "256,1k,2k,4k,8k"
+    usual = "256,1k,2k" if quick else "256,1k,4k,8k"
     found = [tokens(text) for text in listed(chosen.lengths or usual, "lengths", str)]
     if min(found) < 2:
         raise ValueError(f"lengths: must be at least 2, got {min(found)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -88,16 +88,12 @@ def measure(
 def _weighed_all(
     who: Sequence[Contender], data: Data, lengths: Sequence[int], settings: Settings, told: Told
 ) -> dict[str, dict[int, Weight]]:
-    found: dict[str, dict[int, Weight]] = {}
+    def some(part: Sequence[Contender]) -> dict[str, dict[int, Weight]]:
+        return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, told)
+
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        asked = {
-            pool.submit(weigh, one, data.sizes, lengths, settings.limits, settings.threads, settings.seed): one.name
-            for one in who
-        }
-        for done in as_completed(asked):
-            found[asked[done]] = done.result()
-            told(asked[done])
-    return found
+        parts = pool.map(some, [who[first::SIDE_BY_SIDE] for first in range(SIDE_BY_SIDE)])
+        return {name: weights for part in parts for name, weights in part.items()}
 
 
 def _at(

@@ -1,7 +1,7 @@
-"""The peak memory of training at each length, in a process of its own for each contender, shortest length first.
+"""The peak memory of training at each length, in processes of their own, shortest length first.
 
 What a longer call will need is foreseen from the shorter ones: a call that would take too much is not made, and where
-one ends its process all the same, the others go on.
+one ends its process all the same, the next goes on in another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ import torch
 from ..benchmarking.memory import WARM_UP, environment, growth
 from .contenders import Contender
 from .data import Sizes, normal
+
+Told = Callable[[str], None]
+PROGRAM = "from saccade.comparing.weighing import main; main()"
 
 
 @dataclass(frozen=True)
@@ -42,25 +45,40 @@ class Weight(NamedTuple):
 
 
 def weigh(
-    contender: Contender, sizes: Sizes, lengths: Sequence[int], limits: Limits, threads: int, seed: int
-) -> dict[int, Weight]:
-    """By length, ascending."""
-    question = {
-        "name": contender.name, "sizes": sizes, "lengths": lengths, "bytes": limits.bytes, "seconds": limits.seconds,
-        "threads": threads, "seed": seed,
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", "from saccade.comparing.weighing import main; main()"],
-        input=json.dumps(question), capture_output=True, text=True, check=False,
-        env={**environment(), "OMP_WAIT_POLICY": "PASSIVE"},  # several weigh side by side and must not spin
-    )  # fmt: skip
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    found = {entry[0]: Weight(*entry[1:]) for entry in told}
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        for length in lengths:
-            found.setdefault(length, Weight(None, f"the process that weighed it ended: {last[:100]}"))
+    who: Sequence[Contender], sizes: Sizes, lengths: Sequence[int], limits: Limits, threads: int, seed: int, told: Told
+) -> dict[str, dict[int, Weight]]:
+    """By name and length, ascending. told: is called with each name when its turn is over."""
+    found: dict[str, dict[int, Weight]] = {one.name: {} for one in who}
+    left = [one.name for one in who]
+    while left:
+        question = {
+            "names": left, "sizes": sizes, "lengths": lengths, "bytes": limits.bytes, "seconds": limits.seconds,
+            "threads": threads, "seed": seed,
+        }  # fmt: skip
+        ended = _ask(question, found, told)
+        left = [name for name in left if len(found[name]) < len(set(lengths))]
+        if left and ended:  # it ended with the first that has no answer, and the next goes on
+            found[left[0]] |= {length: Weight(None, ended) for length in lengths if length not in found[left[0]]}
+            told(left.pop(0))
     return found
+
+
+def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: Told) -> str:
+    """Fill in what a process of its own answers; why it ended before it was through, empty where it was."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(question)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**environment(), "OMP_WAIT_POLICY": "PASSIVE"},  # several weigh side by side and must not spin
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            name, length, *weight = json.loads(line)
+            found[name][length] = Weight(*weight)
+            if len(found[name]) == len(set(question["lengths"])):
+                told(name)
+        words = process.stderr.read().strip().splitlines()
+    last = (words or [f"exit status {process.returncode}"])[-1]
+    return f"the process that weighed it ended: {last[:100]}" if process.returncode else ""
 
 
 def weights(contender: Contender, sizes: Sizes, lengths: Sequence[int], limits: Limits, seed: int) -> Iterator[Any]:
@@ -124,19 +142,19 @@ def first_line(error: Exception) -> str:
 
 
 def answer(question: str) -> Iterator[str]:
-    """One line of JSON for each length, as soon as it is known."""
+    """One line of JSON for each name and length, as soon as it is known."""
     from .everyone import named
 
     asked = json.loads(question)
     torch.set_num_threads(asked["threads"])
-    contender, sizes = named(asked["name"]), Sizes(*asked["sizes"])
-    limits = Limits(asked["bytes"], asked["seconds"])
-    _weighed(contender, sizes._replace(length=WARM_UP), asked["seed"])  # loads what a first call loads
-    for entry in weights(contender, sizes, asked["lengths"], limits, asked["seed"]):
-        yield json.dumps(entry)
+    sizes, limits, seed = Sizes(*asked["sizes"]), Limits(asked["bytes"], asked["seconds"]), asked["seed"]
+    for contender in map(named, asked["names"]):
+        _weighed(contender, sizes._replace(length=WARM_UP), seed)  # loads what a first call loads
+        for entry in weights(contender, sizes, asked["lengths"], limits, seed):
+            yield json.dumps([contender.name, *entry])
 
 
 def main() -> None:
-    """Answer the question on standard input."""
-    for line in answer(sys.stdin.read()):
+    """Answer the question in the first argument."""
+    for line in answer(sys.argv[1]):
         print(line, flush=True)
