@@ -392,3 +392,16 @@ def test_weights_are_saved_and_drawn_anew(config):
     torch.testing.assert_close(second(x, mask), first(x, mask))
     first.reset_parameters()
     assert not torch.allclose(first(x, mask), second(x, mask))
+
+
+@every()
+def test_a_module_made_without_memory_is_loaded_or_drawn(config):
+    attention = AttentionConfig(WIDTH, HEADS, mechanism=config)
+    with torch.device("meta"):
+        loaded, drawn = MultiHeadAttention(attention).eval(), MultiHeadAttention(attention).eval()
+    real = MultiHeadAttention(attention).eval()
+    loaded.load_state_dict(real.state_dict(), assign=True)
+    drawn.to_empty(device="cpu").reset_parameters()
+    x, mask = torch.randn(B, 31, WIDTH), sides(config.traits)[0]
+    torch.testing.assert_close(loaded(x, mask), real(x, mask))
+    assert torch.isfinite(drawn(x, mask)).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +59,21 @@ class Shape:
     hidden: Annotated[int | None, typer.Option(help="Width inside feed-forward.  [default: 8/3 of --width]")] = None
     context: Annotated[int, typer.Option(help="Tokens the model sees at once.")] = 256
     dropout: Annotated[float, typer.Option(help="Dropout on embedding and residual stream.")] = 0.1
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            help="What takes the place of softmax attention: linear, performer, ... or with settings of its own, "
+            "linear:feature_map=relu.  [default: softmax attention]"
+        ),
+    ] = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As `ModelConfig` takes them; ValueError names mechanisms and settings that there are not."""
+        from ..variants import parse
+
+        mechanism = None if self.mechanism is None else parse(self.mechanism, self.context)
+        return {**vars(self), "mechanism": mechanism}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ def learning_rate(
         text,
         Path("."),
         settings_of(data, trial.learning, machine),
-        vars(shape),
+        shape.fields,
         hold_out=tuple(data.hold_out or ()),
         vocabulary=data.pieces,
     )

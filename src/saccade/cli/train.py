@@ -47,7 +47,7 @@ def language_model(
         text,
         files.out,
         settings_of(data, learning, machine, keeping),
-        vars(shape),
+        shape.fields,
         hold_out=tuple(data.hold_out or ()),
         vocabulary=data.pieces,
         overwrite=files.overwrite,
@@ -64,10 +64,12 @@ def language_model(
             typer.echo(f"saccade: stopped; {run.out} keeps the best weights and the last; --resume goes on", err=True)
         raise typer.Exit(143 if stopped.signal == signal.SIGTERM else 130) from None
     if is_main_process():
-        _measure_heads(lm, run)
+        if lm.model.config.mechanism is None:
+            _measure_heads(lm, run)
         typer.echo(f"{run.out}: model written. Next:")
         typer.echo(f'  saccade generate --model {run.out} "Once upon a time"')
-        typer.echo(f'  saccade look --model {run.out} "Once upon a time there was a time"')
+        if lm.model.config.mechanism is None:
+            typer.echo(f'  saccade look --model {run.out} "Once upon a time there was a time"')
 
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:

@@ -107,6 +107,11 @@ class OwnModel(TextModel):
 
     def __init__(self, lm: LanguageModel):
         config = lm.model.config
+        if config.mechanism is not None:
+            raise ValueError(
+                f"model: it reads by {config.mechanism.name!r} in the place of softmax attention, so there are no "
+                "attention weights to look at"
+            )
         self.lm = lm
         self.name = getattr(lm, "name", "unnamed")
         self.heads = (config.heads,) * config.layers

@@ -1,7 +1,7 @@
 """A language model on disk: a folder of config.json, model.safetensors, tokenizer.json, and what was learned about it.
 
 config.json        the fields of `ModelConfig`
-model.safetensors  the weights, bfloat16
+model.safetensors  the weights, bfloat16; what a mechanism drew once, as it is
 tokenizer.json     of the `tokenizers` library
 heads.json         what each attention head does, with scores (may be absent)
 README.md          the model card (may be absent)
@@ -14,13 +14,14 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor, nn
 
 from .config import ModelConfig
 from .language_model import DecoderLM
@@ -74,9 +75,21 @@ def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None
     write_text(folder / TOKENIZER, lm.tokenizer.to_json())
     if lm.heads is not None:
         write_text(folder / HEADS, json.dumps(lm.heads, indent=1) + "\n")
-    tensors = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in lm.model.state_dict().items()}
+    tensors = as_stored(lm.model, lm.model.state_dict())
     with whole_file(folder / weights) as temporary:
         safetensors.torch.save_file(tensors, temporary)
+
+
+def as_stored(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of `weights`, its state, as files hold it: on the CPU, what is learned in bfloat16.
+
+    What is not learned stays as it is: it may be exact (a seed), or drawn with care (vectors of random features).
+    """
+    kept = {name for name, _ in model.named_buffers()}
+    return {
+        name: tensor.detach().to("cpu", tensor.dtype if name in kept else torch.bfloat16, copy=True).contiguous()
+        for name, tensor in weights.items()
+    }
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..nn.config import check_heads, default_hidden
+from ..nn import AttentionConfig
+from ..nn.config import check_causal, check_heads, default_hidden
+from ..positions import RotaryConfig
+from ..variants import MECHANISMS, MechanismConfig
+from ..variants._parse import from_json, to_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,8 @@ class ModelConfig:
         context: the longest sequence of tokens the model takes, the start token included.
         dropout: on the embedding and on what blocks add to the residual stream, in training.
         rotary_base: as in `saccade.positions.Rotary`.
+        mechanism: what takes the place of softmax attention in every block, such as `saccade.variants.LinearConfig()`;
+            None is softmax attention. It has to be able to be causal.
     """
 
     vocabulary: int
@@ -33,6 +39,7 @@ class ModelConfig:
     context: int = 256
     dropout: float = 0.0
     rotary_base: float = 10000.0
+    mechanism: MechanismConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "layers", "heads", "context"):
@@ -52,22 +59,34 @@ class ModelConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
+        check_causal(self.attention())
+
+    def attention(self) -> AttentionConfig:
+        """What the attention of each block is made of."""
+        return AttentionConfig(
+            self.width, self.heads, self.kv_heads, positions=RotaryConfig(self.rotary_base), mechanism=self.mechanism
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As JSON keeps it. Softmax attention is not mentioned: such files are what they were before mechanisms."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        mechanism = values.pop("mechanism")
+        return values if mechanism is None else {**values, "mechanism": to_json(mechanism)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The configuration in `values`; ValueError names fields that are missing or unknown."""
+        """The configuration in `values`; ValueError names fields that are missing or unknown, and mechanisms."""
         fields = dataclasses.fields(cls)
         unknown = sorted(set(values) - {f.name for f in fields})
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
         if unknown or missing:
             raise ValueError(f"model configuration: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
-        wrong = [f.name for f in fields if f.name in values and not _fits(values[f.name], str(f.type))]
+        numbers = [f for f in fields if f.name in values and f.name != "mechanism"]
+        wrong = [f.name for f in numbers if not _fits(values[f.name], str(f.type))]
         if wrong:
             raise ValueError(f"model configuration: not a number of the right kind: {', '.join(wrong)}")
-        return cls(**values)
+        mechanism = values.get("mechanism")
+        return cls(**{**values, "mechanism": None if mechanism is None else from_json(mechanism, MECHANISMS)})
 
 
 def _fits(value: Any, annotation: str) -> bool:

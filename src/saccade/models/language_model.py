@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._masks import Padding
-from ..nn import AttentionConfig, BlockConfig, Decoder, KVCache
+from ..nn import BlockConfig, Decoder, KVCache
 from ..nn.stacks import LayerObserver
-from ..positions import RotaryConfig
 from .config import ModelConfig
 
 
@@ -33,10 +32,8 @@ class DecoderLM(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        attention = AttentionConfig(
-            config.width, config.heads, kv_heads=config.kv_heads, positions=RotaryConfig(config.rotary_base)
-        )
-        self.decoder = Decoder(BlockConfig(attention, hidden=config.hidden, dropout=config.dropout), config.layers)
+        block = BlockConfig(config.attention(), hidden=config.hidden, dropout=config.dropout)
+        self.decoder = Decoder(block, config.layers)
         nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
 
     def forward(

@@ -32,7 +32,7 @@ def divide_writers(writers: list[nn.Linear]) -> None:
 
 
 def begin_anew(module: nn.Module | None) -> None:
-    """Draw the weights of a module anew, if it has any."""
-    if module is not None and any(True for _ in module.parameters()):
+    """Draw the weights of a module anew, if it has any, and whatever else it drew."""
+    if module is not None and (hasattr(module, "reset_parameters") or any(True for _ in module.parameters())):
         reset: Any = module.reset_parameters
         reset()

@@ -206,13 +206,14 @@ def _output_of(name: str) -> str:
 
 
 def _attention(trail: _Trail, layer: int, seen: Observation) -> None:
-    """Query, key, value, logits, weights and output of one attention call."""
+    """Query, key, value, logits, weights and output of one attention call; of a mechanism no logits and weights."""
     where = f"layer {layer}, cross-attention" if seen.cross else f"layer {layer}"
     for name in ("query", "key", "value"):
         trail.add(f"{where}: {name}", getattr(seen, name))
-    shape = (*seen.query.shape[:3], seen.key.shape[2])
-    trail.merge(f"{where}: logits", shape, _logits(seen))
-    trail.merge(f"{where}: weights", shape, _weights(seen))
+    if seen.mechanism is None:  # others have logits and weights of another kind, or none
+        shape = (*seen.query.shape[:3], seen.key.shape[2])
+        trail.merge(f"{where}: logits", shape, _logits(seen))
+        trail.merge(f"{where}: weights", shape, _weights(seen))
     trail.add(f"{where}: out", seen.out)
 
 

@@ -10,7 +10,7 @@ import safetensors
 import torch
 
 from ..models import DecoderLM, LanguageModel, Sampling, generate, load, save
-from ..models.checkpoint import CARD, WEIGHTS, write_text
+from ..models.checkpoint import CARD, WEIGHTS, as_stored, write_text
 from ..watching import Alarm, AttentionMonitor
 from .card import model_card
 from .data import Corpus
@@ -119,7 +119,7 @@ class Keeper(Monitor):
         self._curve.append(entry)
         best = validation_loss < self._best
         if best:
-            self._best, self._best_weights = validation_loss, rounded(weights)
+            self._best, self._best_weights = validation_loss, as_stored(self._lm.model, weights)
         self._latest = weights
         if self._log is not None:
             self._log.add(step, {"loss/validation": validation_loss})
@@ -202,7 +202,7 @@ class Keeper(Monitor):
             for name in OURS:
                 (out / name).unlink(missing_ok=True)
             self._fresh = False
-        self._save(rounded(latest) if self._best_weights is None else self._best_weights, WEIGHTS)
+        self._save(as_stored(self._lm.model, latest) if self._best_weights is None else self._best_weights, WEIGHTS)
         self._save(latest, LAST)
         write_text(out / CURVE, "".join(json.dumps(entry) + "\n" for entry in self._curve))
         write_text(out / CARD, self._card(None))
@@ -226,11 +226,6 @@ class Keeper(Monitor):
         text = "".join(generate(self._lm, "", 48, Sampling(temperature=0.8, top_p=0.95, seed=self._done)))
         model.train(was_training)
         return text
-
-
-def rounded(weights: Tensors) -> Tensors:
-    """A copy in bfloat16, as models are stored."""
-    return {name: tensor.detach().to("cpu", torch.bfloat16, copy=True) for name, tensor in weights.items()}
 
 
 def _reason(error: Exception) -> str:

@@ -52,6 +52,7 @@ class ConsoleReporter(Reporter):
         self._line(
             f"{lm.model.parameter_count():,} parameters: {config.layers} layers, {config.heads} heads, "
             f"width {config.width}, context {config.context}, {config.vocabulary} tokens in the vocabulary"
+            + ("" if config.mechanism is None else f"; {config.mechanism}")
         )
         self._line(
             f"{corpus.training.shape[0]:,} tokens to train on, {corpus.validation.shape[0]:,} to validate; "

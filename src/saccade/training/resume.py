@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..models.checkpoint import WEIGHTS
+from ..variants._parse import to_json
 from .files import DamagedCheckpoint, checkpoints, read_checkpoint
 from .folder import FOLDER, check_barely_begun, way_out
 
@@ -42,10 +43,14 @@ def description(run: LanguageRun, texts: tuple[list[str], list[str]]) -> dict[st
     execution = settings.pop("execution")
     initial = "random weights" if run.initial is None else _sha256([(run.initial / WEIGHTS).read_bytes()])
     training, validation = texts
+    shape, mechanism = dict(run.shape), run.shape.get("mechanism")
+    shape.pop("mechanism", None)
+    if mechanism is not None:
+        shape["mechanism"] = to_json(mechanism)
     return {
         **settings,
         **execution,
-        **run.shape,
+        **shape,
         "vocabulary": "characters" if run.vocabulary is None else run.vocabulary,
         "from": initial,
         "training text": _sha256(text.encode() for text in training),

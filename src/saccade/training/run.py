@@ -207,9 +207,10 @@ def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
     old = load(initial)
     config = ModelConfig(vocabulary=old.tokenizer.vocabulary, **run.shape)
     ours, theirs = config.to_dict(), old.model.config.to_dict()
-    differ = [name for name in ours if ours[name] != theirs[name] and name != "dropout"]
+    names = dict.fromkeys([*ours, *theirs])
+    differ = [name for name in names if ours.get(name) != theirs.get(name) and name != "dropout"]
     if differ:
-        listed = ", ".join(f"{name} {theirs[name]} (asked for {ours[name]})" for name in differ)
+        listed = ", ".join(f"{name} {theirs.get(name)} (asked for {ours.get(name)})" for name in differ)
         raise ValueError(f"{initial}: has another shape: {listed}")
     model = DecoderLM(config)
     model.load_state_dict(old.model.state_dict())

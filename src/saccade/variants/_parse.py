@@ -40,7 +40,8 @@ def parse_from(
 
 def to_json(config: MechanismConfig) -> dict[str, Any]:
     """The configuration as JSON keeps it: its name and its fields."""
-    return {"name": config.name, **_fields(config)}
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in _fields(config).items()}
+    return {"name": config.name, **fields}
 
 
 def from_json(values: Any, mechanisms: Sequence[type[MechanismConfig]]) -> MechanismConfig:

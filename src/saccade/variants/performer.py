@@ -19,7 +19,7 @@ Nothing overflows. Scales are taken out of the exponentials where they cancel be
   decide what of the past is rounded away.
 
 So there is no eps, and positive and hyperbolic features have positive denominators. Causally one can still underflow
-(float32: below e^-87 of what the norms of query and keys allow); such a row is 0. Sums of trigonometric features may be
+(float32: below e^-80 of what the norms of query and keys allow); such a row is 0. Sums of trigonometric features may be
 0 or negative: a denominator smaller than its own rounding error is replaced by that error, with its sign. Results are
 finite then, but wildly wrong, as they are wherever such sums are small: why the paper left these features behind.
 
@@ -43,23 +43,27 @@ from ._causal import LinearState, read_all, read_causally, read_state, summed
 from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
 from ._shown import Shown, shown, zeroed
 from .random_features import (
-    both_signs,
     check_kind,
     draw_projection,
+    exponentials,
+    exponentials_over_keys,
     half_square,
     project,
+    signed,
     usual_features,
     vectors_for,
     waves,
 )
 
 _NO_PAIRS = "it forms no pairs that a mask could hide"
+_ROOM = 20.0  # features of a causal row go up to exp(20), so that products may fall to exp(-40) before 1 is left
 
 
 class PerformerState(NamedTuple):
     """What Performer remembers: float32, or float64 for float64 inputs."""
 
-    sums: Tensor  # (B, Hkv, r, Dv + 1): sum_j phi(y_j) [v_j, 1]^T / exp(level)
+    sums: Tensor  # (B, Hkv, r, Dv): sum_j phi(y_j) v_j^T / exp(level); trigonometric: Dv + 1, of [v_j, 1]
+    weights: Tensor  # (B, Hkv, r): sum_j phi(y_j) / exp(level)
     level: Tensor  # (B, Hkv): the largest exponent so far, -inf at first
 
 
@@ -145,53 +149,60 @@ class _Estimate:
 
     def everywhere(self, given: _Given) -> Tensor:
         """Every query reads every real key."""
-        exponents, factor = self._of_keys(given)
-        level = _settled(exponents.detach().amax(-2, keepdim=True)) if exponents.shape[2] else 0.0
-        keys = (exponents - level).exp() * factor
-        queries = self._of_queries(given.query, level, given.key.shape[1])
-        read = read_all(queries, keys, _with_ones(given.value), normalise=False)
-        return given.tainted(self._divided(read), given.poison[1].sum(-1, keepdim=True))
+        query = _grouped(given.query, given.key.shape[1])
+        if self.kind == "trigonometric":
+            features, _ = self._waves_of_keys(given, over=-2)
+            read = read_all(self._waves(query), features, _with_ones(given.value), normalise=False)
+            out = self._divided(read)
+        else:
+            vectors = signed(self.projection, self.kind)
+            features, level = exponentials_over_keys(given.key, vectors, given.kept)
+            out = read_all(exponentials(query, vectors, level)[0], features, given.value)
+        out = out.reshape(*given.query.shape[:3], given.value.shape[3])
+        return given.tainted(out, given.poison[1].sum(-1, keepdim=True))
 
     def causally(self, given: _Given, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
         """Queries, which stand bottom-right, read real keys up to their own place, and the state."""
-        exponents, factor = self._of_keys(given)
-        level = exponents.detach().amax(-1, keepdim=True)
-        keys = (exponents - _settled(level)).exp() * factor
-        queries = self._of_queries(given.query, 0.0, given.key.shape[1])
+        query = _grouped(given.query, given.key.shape[1])
+        if self.kind == "trigonometric":
+            keys, level = self._waves_of_keys(given, over=-1)
+            queries, values = self._waves(query), _with_ones(given.value)
+        else:
+            vectors, values = signed(self.projection, self.kind), given.value
+            keys, top = exponentials(given.key, vectors, squares=True, room=_ROOM)
+            keys, level = zeroed(keys, given.kept), _hidden(top - half_square(given.key.detach()), given.kept)
+            queries, _ = exponentials(query, vectors, room=_ROOM)
+        queries = queries.reshape(*given.query.shape[:3], -1)
         one = given.query.shape[2] == given.key.shape[2] == 1
-        read, state = (_read_one if one else _read)(queries, keys, _with_ones(given.value), level[..., 0], state)
+        exact = self.kind != "trigonometric"
+        read, state = (_read_one if one else _read)(queries, keys, values, level[..., 0], state, exact)
+        out = read if exact else self._divided(read)
         ahead = keys.shape[2] - queries.shape[2]
         taint = F.pad(given.poison[1].cumsum(-1), (-ahead, 0))
         sums = state.sums + given.poison[1].sum(-1)[..., None, None]
-        return given.tainted(self._divided(read), taint), PerformerState(sums, state.level)
+        return given.tainted(out, taint), state._replace(sums=sums)
 
-    def _of_keys(self, given: _Given) -> tuple[Tensor, Tensor | float]:
-        """Exponents (B, Hkv, Lk, r or 1), -inf for padding, and the factor of their exponentials."""
-        projected, half = project(given.key, self.projection), half_square(given.key)
-        if self.kind == "trigonometric":
-            return _hidden(half, given.kept), waves(projected)
-        projected = projected if self.kind == "positive" else both_signs(projected)
-        return _hidden(projected - half, given.kept), 1.0
+    def _waves(self, query: Tensor) -> Tensor:
+        return waves(project(query, self.projection))
 
-    def _of_queries(self, query: Tensor, level: Tensor | float, kv_heads: int) -> Tensor:
-        """Features (B, Hq, Lq, r), over the largest of each row. Those of keys stand for exp(level) times as much."""
-        grouped = query.unflatten(1, (kv_heads, -1)).flatten(2, 3)
-        projected = project(grouped, self.projection)
-        if self.kind == "trigonometric":
-            features = waves(projected)
-        else:
-            exponents = (projected if self.kind == "positive" else both_signs(projected)) + level
-            features = (exponents - exponents.detach().amax(-1, keepdim=True)).exp()
-        return features.reshape(*query.shape[:3], features.shape[-1])
+    def _waves_of_keys(self, given: _Given, over: int) -> tuple[Tensor, Tensor]:
+        """Features over exp(level), and the largest exponents |y|^2 / 2 of all rows (over=-2) or of each (over=-1)."""
+        half = _hidden(half_square(given.key), given.kept)
+        level = half.detach()
+        if over == -2 and level.shape[2]:
+            level = level.amax(-2, keepdim=True)
+        return self._waves(given.key) * (half - _settled(level)).exp(), level
 
     def _divided(self, read: Tensor) -> Tensor:
-        """Numerators over the denominators beside them."""
+        """Numerators over the trigonometric denominators beside them."""
         numerator, denominator = read[..., :-1], read[..., -1:]
-        kinds = torch.finfo(read.dtype)
-        if self.kind != "trigonometric":
-            return numerator / denominator.clamp_min(kinds.tiny**0.75)
-        least = denominator.new_tensor(kinds.eps * self.projection.shape[1])
+        least = denominator.new_tensor(torch.finfo(read.dtype).eps * self.projection.shape[1])
         return numerator / torch.where(denominator.abs() < least, least.copysign(denominator), denominator)
+
+
+def _grouped(query: Tensor, kv_heads: int) -> Tensor:
+    """(B, Hq, L, D) with the queries of one key-value head below each other: (B, Hkv, G L, D)."""
+    return query.unflatten(1, (kv_heads, -1)).flatten(2, 3)
 
 
 @torch.no_grad()
@@ -220,46 +231,46 @@ def _with_ones(values: Tensor) -> Tensor:
 
 
 def _read(
-    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None
+    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, normalise: bool
 ) -> tuple[Tensor, PerformerState]:
-    """Sums over the keys up to each query's place, queries bottom-right, (B, Hq, Lq, Dv + 1); what is carried on."""
+    """What queries, bottom-right, read of the keys up to their place: (B, Hq, Lq, n); and what is carried on."""
     ahead, behind = max(0, keys.shape[2] - queries.shape[2]), max(0, queries.shape[2] - keys.shape[2])
     if ahead:
         assert state is None
         state = _remembered(keys[:, :, :ahead], values[:, :, :ahead], level[..., :ahead])
-    before = None if state is None else LinearState(state.sums, state.sums[..., -1])
     read, after = read_causally(
-        queries[:, :, behind:], keys[:, :, ahead:], values[:, :, ahead:], before, normalise=False,
+        queries[:, :, behind:], keys[:, :, ahead:], values[:, :, ahead:],
+        None if state is None else LinearState(state.sums, state.weights), normalise=normalise,
         log_scale=level[..., ahead:], state_scale=None if state is None else state.level,
     )  # fmt: skip
     highest = level.new_full((*level.shape[:2], 1), -torch.inf) if state is None else state.level[..., None]
     highest = torch.cat([highest, level[..., ahead:]], -1).amax(-1)
-    return F.pad(read, (0, 0, behind, 0)), PerformerState(after.sums, highest)
+    return F.pad(read, (0, 0, behind, 0)), PerformerState(*after, highest)
 
 
 def _read_one(
-    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None
+    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, normalise: bool
 ) -> tuple[Tensor, PerformerState]:
     """The same of a single token, which may read what it adds, without chunks."""
     added = _remembered(keys, values, level)
     if state is not None:
         added = _joined(state, added)
-    return read_state(queries, LinearState(added.sums, added.sums[..., -1]), normalise=False), added
+    return read_state(queries, LinearState(added.sums, added.weights), normalise=normalise), added
 
 
 def _joined(state: PerformerState, other: PerformerState) -> PerformerState:
     """The state after the tokens of both."""
     level = torch.maximum(state.level, other.level)
-    unit = _settled(level)
-    ours, theirs = (part.sums * (part.level - unit).exp()[..., None, None] for part in (state, other))
-    return PerformerState(ours + theirs, level)
+    ours, theirs = ((part.level - _settled(level)).exp()[..., None] for part in (state, other))
+    sums = state.sums * ours[..., None] + other.sums * theirs[..., None]
+    return PerformerState(sums, state.weights * ours + other.weights * theirs, level)
 
 
 def _remembered(keys: Tensor, values: Tensor, level: Tensor) -> PerformerState:
     """The state after these keys."""
     highest = level.amax(-1)
-    weights = (level - _settled(highest)[..., None]).exp()
-    return PerformerState(summed(keys * weights[..., None], values).sums, highest)
+    scales = (level - _settled(highest)[..., None]).exp()
+    return PerformerState(*summed(keys * scales[..., None], values), highest)
 
 
 def _drawn(features: int | None, seed: int, kind: str, heads: int, width: int) -> Tensor:
@@ -367,7 +378,8 @@ class PerformerAttention(Recurrent):
         self.seed.fill_(_number())
         self.passes.zero_()
         self._draws.clear()
-        self.projection = self._draw(0)
+        if not self.seed.is_meta:  # which holds no seed
+            self.projection = self._draw(0)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """As `performer_attention`, with the vectors of this module; the scale is D ** -0.5."""
@@ -405,9 +417,9 @@ class PerformerAttention(Recurrent):
         if not isinstance(state, PerformerState):
             raise TypeError(f"state: expected a PerformerState or None, got {type(state).__name__}")
         batch, heads, _, width = given.value.shape
-        vectors = self.projection.shape[1]
-        features = vectors if self.config.kind == "positive" else 2 * vectors
-        expected = (batch, heads, features, width + 1), (batch, heads)
+        features = self.projection.shape[1] * (1 if self.config.kind == "positive" else 2)
+        width += self.config.kind == "trigonometric"
+        expected = (batch, heads, features, width), (batch, heads, features), (batch, heads)
         for name, tensor, shape in zip(state._fields, state, expected, strict=True):
             if tensor.shape != shape:
                 raise ValueError(f"state: {name} has shape {tuple(tensor.shape)}, expected {shape}")
