@@ -4,14 +4,14 @@
 
 Xiong, Zeng, Chakraborty, Tan, Fung, Li, Singh, "Nystromformer: A Nystrom-Based Algorithm for Approximating
 Self-Attention" (2021), section 3. q~ and k~ are landmarks, the means of m segments of the queries and of the keys. The
-pseudo-inverse comes from the iteration of order seven of Razavi et al. (2014), as the paper has it,
+pseudo-inverse comes from the third-order iteration of Razavi et al. (2014), as the paper has it,
 
     Z_0 = A^T / (|A|_1 |A|_inf),      Z <- 1/4 Z (13 - A Z (15 - A Z (7 - A Z))).
 
 |A|_1 is the greatest column sum *of that matrix*, for each item and head by itself; |A|_inf, the greatest row sum, is
-1. (Code that takes the greatest over the batch makes a sample's result depend on its batch mates.) The eigenvalues of
-A Z go to 1, and small ones grow by 13/4 in each step: the closer A is to singular, the more steps it takes. Rounding
-errors where A is singular grow likewise, so that more than some 15 steps in float32 do harm.
+1. (Code that takes the greatest over the batch makes a sample's result depend on its batch mates.) The eigenvalues x of
+A Z go to 1, by 1 - x <- (1 - x)^3 (4 - x) / 4; small ones grow by 13/4 in each step: the closer A is to singular, the
+more steps it takes. Rounding errors where A is singular grow likewise: more than some 15 steps in float32 do harm.
 
 Segments are of an item's real tokens, padding counts nowhere: their sizes differ by at most one, so any length works.
 An item with fewer tokens than m has as many landmarks as tokens; then A is the whole matrix and the result, with an
