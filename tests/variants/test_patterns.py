@@ -5,9 +5,12 @@ Shapes: Lq / Lk numbers of queries and keys; p the position of a query, row i st
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -383,6 +386,18 @@ def test_the_drawing_in_the_docstring(function):
     for number, mask in enumerate(masks):
         drawn = ["".join("1" if bit else "." for bit in row) for row in mask.dense(length, length)[0, 0].tolist()]
         assert [row[number] for row in rows] == drawn
+
+
+def test_the_pictures_of_the_page():
+    """What each block of docs/patterns.md prints stands below it."""
+    page, namespace, shown = (Path(__file__).parents[2] / "docs" / "patterns.md").read_text(), {}, 0
+    for code, text in re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", page, re.DOTALL):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace)
+        assert printed.getvalue() == text
+        shown += bool(text)
+    assert shown == 8
 
 
 def _several(made):
