@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import _causal_native
 
@@ -266,8 +265,8 @@ class _Causal(torch.autograd.Function):
         return out, state.view_as(sums)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_out: Tensor, g_sums: Tensor) -> tuple[Tensor | None, ...]:
+        _causal_native.refuse_second_derivatives()
         queries, keys, values, log_scale, out, denominators, *before = ctx.saved_tensors
         plan: _Plan = ctx.plan
         g_queries, g_keys, g_values = torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)

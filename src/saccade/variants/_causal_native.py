@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._backends import _kernels
 
@@ -48,6 +47,12 @@ def read(
     return out, after
 
 
+def refuse_second_derivatives() -> None:
+    """For a backward pass. (`once_differentiable` is silent where the cotangent needs no gradient.)"""
+    if torch.is_grad_enabled():
+        raise RuntimeError("causal linear attention has first derivatives only: its gradient recomputes (create_graph)")
+
+
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -66,8 +71,8 @@ class _Read(torch.autograd.Function):
         return out, states[:, :, -1].clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, d_out: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
         query, key, value, log_scale, running, out, denominator, states = ctx.saved_tensors
         d_out = _kernels.readable(d_out)
         d_query, d_key, d_value = (_kernels.like(tensor) for tensor in (query, key, value))

@@ -136,7 +136,7 @@ class Taylor(FeatureMap):
         head = x.shape[-1]
         x = x * head**-0.25
         first, second = torch.triu_indices(head, head, device=x.device)
-        weight = torch.where(first == second, math.sqrt(0.5), 1.0).to(x.dtype)
+        weight = torch.ones_like(first, dtype=x.dtype).masked_fill(first == second, math.sqrt(0.5))
         return torch.cat([torch.ones_like(x[..., :1]), x, x[..., first] * x[..., second] * weight], -1)
 
     def width(self, head: int) -> int:

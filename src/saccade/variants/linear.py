@@ -28,7 +28,7 @@ from .._checks import check_inputs
 from .._masks import Mask
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
 from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
-from ._shown import Shown, shown, zeroed
+from ._shown import Shown, real_rows, shown, zeroed
 from .feature_maps import EluPlusOne, named
 
 ELU_PLUS_ONE = EluPlusOne()
@@ -99,6 +99,8 @@ def linear_step(
     seen = shown(mask, query.shape[0], length, length, query.device, NAME, REASON)
     if seen.causal:
         raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
+    # Where all new keys are padded their queries still see what is in the state.
+    seen = seen._replace(rows=real_rows(mask, length, length, query.device))
     with torch.autocast(query.device.type, enabled=False):
         out, state = _continued(query, key, value, state, seen, feature_map, normalise)
         return zeroed(out, seen.rows).to(query.dtype), state
