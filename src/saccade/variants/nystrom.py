@@ -10,8 +10,9 @@ pseudo-inverse comes from the third-order iteration of Razavi et al. (2014), as 
 
 |A|_1 is the greatest column sum *of that matrix*, for each item and head by itself; |A|_inf, the greatest row sum, is
 1. (Code that takes the greatest over the batch makes a sample's result depend on its batch mates.) The eigenvalues x of
-A Z go to 1, by 1 - x <- (1 - x)^3 (4 - x) / 4; small ones grow by 13/4 in each step: the closer A is to singular, the
-more steps it takes. Rounding errors where A is singular grow likewise: more than some 15 steps in float32 do harm.
+A Z go to 1, by 1 - x <- (1 - x)^3 (4 - x) / 4; small ones grow by 13/4 in each step, so directions in which A is nearly
+singular stay out for a while. That is a virtue: what landmarks say there is noise, which a true inverse blows up, and
+rounding with it. Six to ten steps are as near to exact attention as it gets, on random tokens and on smooth ones.
 
 Segments are of an item's real tokens, padding counts nowhere: their sizes differ by at most one, so any length works.
 An item with fewer tokens than m has as many landmarks as tokens; then A is the whole matrix and the result, with an
