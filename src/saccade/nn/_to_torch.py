@@ -64,6 +64,7 @@ def _attention(module: MultiHeadAttention) -> nn.MultiheadAttention:
 def _theirs(config: AttentionConfig, positions: object) -> nn.MultiheadAttention:
     shape = config.shape
     _only(
+        mechanism=(config.mechanism, None),
         kv_heads=(shape.kv_heads, config.heads),
         head_width=(shape.head, config.width / config.heads),
         value_head_width=(shape.value_head, config.width / config.heads),

@@ -65,6 +65,9 @@ class Traits:
 class Mechanism(nn.Module, ABC):
     """How queries read keys and values. (B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv) -> (B, heads, Lq, Dv)."""
 
+    calls_are_maps: ClassVar[bool] = False
+    """Whether its calls of `saccade.attention` are maps from its queries to its keys, which watching may show."""
+
     @abstractmethod
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """Read.

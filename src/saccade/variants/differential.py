@@ -93,6 +93,8 @@ class DifferentialAttention(Mechanism):
         heads: the sizes it stands in: two query and key heads for each head of values.
     """
 
+    calls_are_maps = True
+
     def __init__(self, config: DifferentialConfig, heads: Heads):
         super().__init__()
         if heads.heads % 2 or heads.kv_heads % 2:

@@ -67,6 +67,8 @@ class GatedAttention(Mechanism):
         heads: the sizes it stands in.
     """
 
+    calls_are_maps = True
+
     def __init__(self, config: GatedConfig, heads: Heads):
         super().__init__()
         self.heads = heads.heads

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..variants import Mechanism
 from ._record import CallSite, Counts
 from ._thread import suspended
 
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
 SCRIPTED = "TorchScript, and what it calls is not seen"
 TRACED = "being traced by torch.jit, and a watch would be part of the trace"
+MECHANISM = "a mechanism in the place of softmax attention, which has no weights of that kind"
 ELSEWHERE = "a forward on another thread than the one that watches"
 
 
@@ -80,6 +82,11 @@ class Walk:
         """The innermost module that runs."""
         return self._stack[-1][1] if self._stack else None
 
+    @property
+    def hidden(self) -> bool:
+        """Whether a mechanism runs whose attention calls say nothing of the model's queries and keys."""
+        return any(_hides_maps(module) for _, module in self._stack)
+
     def site(self, source: str) -> CallSite:
         """The place of the call that happens now."""
         path = self.path
@@ -116,6 +123,8 @@ class Walk:
         if self.observing:
             self._stack.append((path, module))
             self._visits[path] += 1
+            if _hides_maps(module):
+                self._counts.missed(path, MECHANISM)
 
     def end(self, path: str, module: nn.Module, *_: Any) -> None:
         """It has ended, or failed."""
@@ -209,6 +218,10 @@ def _wrap(module: nn.Module, wrapped: Callable[[Callable[..., Any]], Callable[..
     before = getattr(module, name)
     setattr(module, name, wrapped(before))
     return lambda: setattr(module, name, before)
+
+
+def _hides_maps(module: nn.Module) -> bool:
+    return isinstance(module, Mechanism) and not module.calls_are_maps
 
 
 def _worth_following(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

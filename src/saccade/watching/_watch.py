@@ -85,10 +85,14 @@ class Watched(Observations):
 
     def missing(self, what: str, reason: str) -> Callable[[], None]:
         """What counts something in the module that runs as not seen."""
+        if self._walk.hidden:  # it was counted as a whole
+            return lambda: None
         return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
     def observe(self, call: _tap.AttentionCall) -> None:
         """An attention call has happened in a forward of the model."""
+        if self._walk.hidden:
+            return
         site, step, choice = self._walk.site(call.source), self.steps - 1, self._choice
         if choice.layers is not None and not choice.layers(site, step):
             self.passed_over += 1
