@@ -59,9 +59,17 @@ def compare(source: Source, chosen: Chosen, measuring: Measuring, output: Output
 
 
 def _list() -> None:
-    from ..variants import table
+    """The table of abilities, drawn in a terminal and as Markdown in a pipe."""
+    from rich.console import Console
+    from rich.markdown import Markdown
 
-    typer.echo("\n".join(table()))
+    from ..variants._table import capabilities
+
+    console = Console()
+    if console.is_terminal:
+        console.print(Markdown(capabilities()))
+    else:
+        typer.echo(capabilities())
 
 
 def _checked(output: Output) -> dict[str, Path]:

@@ -237,7 +237,7 @@ def _whole(text: str) -> str:
 
 def _at_ends(axes: Axes, labels: Sequence[Label]) -> None:
     """Names right of the axes at the heights of their lines' ends, moved apart, with a thin line to each end."""
-    axes.figure.canvas.draw()  # type: ignore[attr-defined]
+    axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
     scale = axes.figure.dpi / 72
     heights = {label: axes.transData.transform((label.x, label.y))[1] / scale for label in labels}
     bottom, top = (axes.transAxes.transform((0, edge))[1] / scale for edge in (0, 1))
@@ -273,8 +273,8 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: f
 
 
 def _beside(axes: Axes, labels: Sequence[Label]) -> None:
-    """Names beside their points, on the first of eight places that is free."""
-    axes.figure.canvas.draw()  # type: ignore[attr-defined]
+    """Names beside their points, on the first of ten places that is free."""
+    axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     points = [axes.transData.transform((label.x, label.y)) for label in labels]
     frame = axes.get_window_extent(renderer)
@@ -289,13 +289,14 @@ def _beside(axes: Axes, labels: Sequence[Label]) -> None:
                 label.text, (label.x, label.y), xytext=(x, y), textcoords="offset points", fontsize=TEXT,
                 color=label.colour, ha=across, va=up,
             )  # fmt: skip
-            box = text.get_window_extent(renderer).extents
+            extent = text.get_window_extent(renderer)
+            box = (extent.x0, extent.y0, extent.x1, extent.y1)
             inside = frame.x0 <= box[0] and box[1] >= frame.y0 and box[3] <= frame.y1
-            if inside and not any(_overlap(tuple(box), other) for other in taken):
+            if inside and not any(_overlap(box, other) for other in taken):
                 break
             if (x, y) != places[-1][:2]:
                 text.remove()
-        taken.append(tuple(box))
+        taken.append(box)
 
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

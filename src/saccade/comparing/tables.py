@@ -72,7 +72,7 @@ def _errors(line: Line, point: Point) -> tuple[str, str]:
 
 def share(number: float) -> str:
     """A relative error: 6.4 %, or 3e-07 where it is rounding."""
-    return words.percent(number) if number >= 1e-4 else f"{number:.0e}"
+    return words.percent(number) if number >= 5e-4 else f"{number:.0e}"
 
 
 def duration(seconds: float | None) -> str:
