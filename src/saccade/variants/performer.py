@@ -172,7 +172,7 @@ class _Estimate:
             keys, top = exponentials(given.key, vectors, squares=True, room=_ROOM)
             keys, level = zeroed(keys, given.kept), _hidden(top - half_square(given.key.detach()), given.kept)
             queries, _ = exponentials(query, vectors, room=_ROOM)
-        queries = queries.reshape(*given.query.shape[:3], -1)
+        queries = queries.reshape(*given.query.shape[:3], keys.shape[3])
         one = given.query.shape[2] == given.key.shape[2] == 1
         exact = self.kind != "trigonometric"
         read, state = (_read_one if one else _read)(queries, keys, values, level[..., 0], state, exact)

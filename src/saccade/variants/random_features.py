@@ -28,6 +28,7 @@ Shapes: B batch, H heads, L length, D width, m vectors, r features (m, or 2m).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,11 +101,102 @@ def random_features(x: Tensor, projection: Tensor, kind: str = "positive") -> Te
         kind: "positive", "trigonometric" or "hyperbolic".
     """
     check_kind(kind)
-    projected, half = project(x, projection), half_square(x)
+    half = half_square(x)
     if kind == "trigonometric":
-        return waves(projected) * half.exp() * projection.shape[1] ** -0.5
-    exponents = projected if kind == "positive" else both_signs(projected)
-    return (exponents - half).exp() * exponents.shape[-1] ** -0.5
+        return waves(project(x, projection)) * half.exp() * projection.shape[1] ** -0.5
+    projected = project(x, signed(projection, kind))
+    return (projected - half).exp() * projected.shape[-1] ** -0.5
+
+
+def exponentials(
+    x: Tensor, vectors: Tensor, level: Tensor | None = None, *, squares: bool = False, room: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """exp(w.x + level - top + room), at most exp(room), and top, the largest w.x + level of each row.
+
+    Gradients take level and top as constant: they cancel in attention. With `squares` they are those of
+    exp(w.x - |x|^2 / 2 - constant). They do not reach vectors.
+
+    Args:
+        x: (B, H, L, D).
+        vectors: (H or 1, r, D).
+        level: (B, H, 1, r) or None: 0.
+        squares: see above.
+        room: see above.
+
+    Returns:
+        (B, H, L, r) and (B, H, L, 1).
+    """
+    features, top = _OverRows.apply(x, vectors, level, squares, room)
+    return features, top
+
+
+def exponentials_over_keys(x: Tensor, vectors: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    """exp(w.x - |x|^2 / 2 - top), at most 1, and top, the largest exponent of each feature: of rows that are kept.
+
+    Args:
+        x: (B, H, L, D).
+        vectors: (H or 1, r, D); gradients do not reach them.
+        kept: bool (B or 1, L); the features of other rows are 0. None: all are.
+
+    Returns:
+        (B, H, L, r) and (B, H, 1, r), 0 where no row is kept.
+    """
+    features, top = _OverKeys.apply(x, vectors, kept)
+    return features, top
+
+
+class _Exponentials(torch.autograd.Function):
+    """Every pass over the L r exponents after the first is in place, and the features are all that is kept of them."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, vectors, features = ctx.saved_tensors
+        of_exponents = grad * features
+        of_x = of_exponents @ (vectors[0] if vectors.shape[0] == 1 else vectors)
+        if ctx.squares:
+            of_x = of_x - x * of_exponents.sum(-1, keepdim=True)
+        return of_x, *(None,) * ctx.others
+
+
+class _OverRows(_Exponentials):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, vectors: Tensor, level: Tensor | None, squares: bool, room: float
+    ) -> tuple[Tensor, Tensor]:
+        vectors = vectors.to(x.dtype)
+        exponents = project(x, vectors)
+        if level is not None:
+            exponents += level
+        top = exponents.amax(-1, keepdim=True)
+        features = exponents.sub_(top - room).exp_()
+        ctx.squares, ctx.others = squares, 4
+        ctx.save_for_backward(x, vectors, features)
+        ctx.mark_non_differentiable(top)
+        return features, top
+
+
+class _OverKeys(_Exponentials):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, vectors: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        vectors = vectors.to(x.dtype)
+        exponents = project(x, vectors).sub_(half_square(x))
+        if kept is not None:
+            exponents.masked_fill_(~kept[:, None, :, None], -torch.inf)
+        if x.shape[2]:
+            top = exponents.amax(-2, keepdim=True)
+            top.masked_fill_(top == -torch.inf, 0.0)
+        else:
+            top = exponents.new_zeros(*exponents.shape[:2], 1, exponents.shape[3])
+        features = exponents.sub_(top).exp_()
+        ctx.squares, ctx.others = True, 2
+        ctx.save_for_backward(x, vectors, features)
+        ctx.mark_non_differentiable(top)
+        return features, top
+
+
+def signed(projection: Tensor, kind: str) -> Tensor:
+    """The vectors of positive features, (H or 1, r, D): hyperbolic ones are those of w and -w."""
+    return torch.cat([projection, -projection], 1) if kind == "hyperbolic" else projection
 
 
 def project(x: Tensor, projection: Tensor) -> Tensor:
@@ -117,11 +209,6 @@ def project(x: Tensor, projection: Tensor) -> Tensor:
 def half_square(x: Tensor) -> Tensor:
     """|x|^2 / 2, (B, H, L, 1)."""
     return x.square().sum(-1, keepdim=True) / 2
-
-
-def both_signs(projected: Tensor) -> Tensor:
-    """(..., m) to (..., 2m)."""
-    return torch.cat([projected, -projected], -1)
 
 
 def waves(projected: Tensor) -> Tensor:
