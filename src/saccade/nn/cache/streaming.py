@@ -169,7 +169,7 @@ class _Fit(NamedTuple):
     """Where the keys of a call lie and stand; all of it (1 or B, ...), tensors on the keys' device."""
 
     mask: Mask | None
-    index: Tensor  # (1 or B, N) among the keys kept and the new ones
+    which: Tensor  # (1 or B, N) among the keys kept and the new ones
     rows: Tensor  # (1 or B, L) positions of the rows
     keys: Tensor  # (1 or B, N) positions of the keys
     row_offset: Offset
@@ -182,9 +182,9 @@ class _Fit(NamedTuple):
         return cls(mask, tensors[0], tensors[1], tensors[2], offsets[0], offsets[1])
 
     def chosen(self, tensor: Tensor) -> Tensor:
-        if self.index.shape[0] == 1:
-            return tensor.index_select(2, self.index[0])
-        return tensor.gather(2, self.index[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+        if self.which.shape[0] == 1:
+            return tensor.index_select(2, self.which[0])
+        return tensor.gather(2, self.which[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3]))
 
 
 def _offset(places: np.ndarray, batch: int, device: torch.device) -> Offset:
