@@ -121,7 +121,7 @@ class Tasks:
     )
     rates: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Learning rates, tried in turn until one solves.  [default: .003,.01]"),
+        typer.Option(metavar="LIST", help="Learning rates, tried in turn until one solves.  [default: .01,.003]"),
     ] = None
     seeds: Annotated[int, typer.Option(help="Runs of each; the table has their median.")] = 1
     taps: Annotated[

@@ -39,7 +39,7 @@ class Copy(Task):
 
     symbols: int = 30
     least: int = 4
-    most: int = 16
+    most: int = 24
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most <= self.symbols:
@@ -93,7 +93,7 @@ class Duplication(Task):
     source: ClassVar[str] = "Kitaev et al., Reformer (2020), section 5"
 
     symbols: int = 31
-    word: int = 15
+    word: int = 31
 
     def __post_init__(self) -> None:
         if self.symbols < 1 or self.word < 1:

@@ -12,18 +12,19 @@ from .recall import Recall
 EXACT, WINDOW = "exact", "window"
 NETWORKS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 
-# Chunks, blocks and windows as papers set them are as long as a whole example here, or longer: these are as short
-# beside an example as theirs beside a text.
+# Chunks, blocks, windows and features as papers set them are more than a whole example here: these are as small
+# beside an example as theirs are beside a text.
 SMALL = {
     "reformer": "reformer:buckets=8,chunk=8",
     "block-topk": "block-topk:block=4",
     "longformer": "longformer:window=16",
+    "performer": "performer:features=64",
 }
 
 SIZES = (
-    "linear:head=4", "linear:head=8", "linear:head=16", "linear:head=32", "linear",
+    "linear:head=4", "linear:head=8", "linear:head=16", "linear", "linear:head=64", "linear:head=128",
     "linear:feature_map=taylor,head=4", "linear:feature_map=taylor,head=8", "linear:feature_map=taylor,head=16",
-    "performer:features=16", "performer:features=64", "performer",
+    "performer:features=16", "performer:features=64", "performer:features=256",
 )  # fmt: skip
 """Forms with a state of fixed size, from small to large within each kind."""
 
@@ -31,7 +32,7 @@ SIZES = (
 def usual(task: Task) -> list[str]:
     """Who is trained where nothing is said: everyone that can read in order; for recall, states of many sizes too."""
     causal = [SMALL.get(config.name, config.name) for config in variants.MECHANISMS if config.traits.causal is True]
-    names = [EXACT, f"{WINDOW}:size=8", *causal, "linear:feature_map=taylor,head=16", *NETWORKS]
+    names = [EXACT, f"{WINDOW}:size=8", *causal, "linear:feature_map=taylor,head=8", *NETWORKS]
     return list(dict.fromkeys([*names, *SIZES])) if isinstance(task, Recall) else names
 
 

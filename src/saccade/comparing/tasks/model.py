@@ -29,7 +29,7 @@ class Shape:
             mechanisms that cannot; with it, what is tested is what they keep.
     """
 
-    width: int = 64
+    width: int = 32
     layers: int = 2
     taps: int = 2
 

@@ -39,8 +39,8 @@ class Recall(Task):
     source: ClassVar[str] = "Arora et al., Zoology (2023), section 3.1"
 
     vocabulary: int = 64
-    length: int = 32
-    pairs: tuple[int, ...] = (2, 4, 8)
+    length: int = 64
+    pairs: tuple[int, ...] = (4, 8, 16)
     power: float = 0.01
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Induction(Task):
     source: ClassVar[str] = "Olsson et al., In-context Learning and Induction Heads (2022)"
 
     symbols: int = 31
-    length: int = 32
+    length: int = 64
 
     def __post_init__(self) -> None:
         if self.symbols < 1 or self.length < 3:

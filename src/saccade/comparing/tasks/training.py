@@ -40,7 +40,7 @@ class Budget:
 
     steps: int = 600
     batch: int = 32
-    rates: tuple[float, ...] = (3e-3, 1e-2)
+    rates: tuple[float, ...] = (1e-2, 3e-3)
     warmup: int = 50
     every: int = 50
     held: int = 2048
