@@ -6,6 +6,7 @@ Shapes: B batch, H heads, R rounds, L tokens, D key width, Dv value width.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 
@@ -26,22 +27,19 @@ def made(*shapes, dtype=torch.float64, grad=True):
     return [torch.randn(shape, dtype=dtype).requires_grad_(grad) for shape in shapes]
 
 
-def visible(hashes, chunk, causal, real=None):
+def visible(hashes, chunk, causal):
     """Who reads whom, from the definition: bool (B, H, L, L), without tokens that read themselves."""
     batch, heads, rounds, length = hashes.shape
     seen = torch.zeros(batch, heads, length, length, dtype=torch.bool)
     for b, h, r in np.ndindex(batch, heads, rounds):
-        tokens = [t for t in range(length) if real is None or real[b][t]]
-        bucket = {t: int(hashes[b, h, r, t]) for t in tokens}
-        chunk_of, before = {}, {}
-        for place, t in enumerate(sorted(tokens, key=lambda t: (bucket[t], t))):
+        bucket, chunk_of, before = hashes[b, h, r].tolist(), [0] * length, {}
+        for place, t in enumerate(sorted(range(length), key=lambda t: (bucket[t], t))):
             inside = before.get(bucket[t], 0)
             before[bucket[t]] = inside + 1
             chunk_of[t] = (inside if causal else place) // chunk
-        for i in tokens:
-            for j in tokens:
-                near = bucket[i] == bucket[j] and chunk_of[i] - chunk_of[j] in (0, 1)
-                seen[b, h, i, j] |= near and i != j and (j < i or not causal)
+        for i, j in itertools.permutations(range(length), 2):
+            if bucket[i] == bucket[j] and chunk_of[i] - chunk_of[j] in (0, 1) and (j < i or not causal):
+                seen[b, h, i, j] = True
     return seen
 
 
@@ -101,6 +99,17 @@ def test_padded_tokens_are_in_nobodys_way(causal, side):
     for mine, theirs in zip(grads, torch.autograd.grad(alone.sum(), alone_inputs), strict=True):
         torch.testing.assert_close(mine[1:, :, real[1]], theirs, **EXACT)
         assert (mine[1, :, ~real[1]] == 0).all()
+
+
+@pytest.mark.parametrize("short", [53, 131])
+def test_an_item_keeps_its_number_of_buckets_beside_a_longer_one(short):
+    # With chunks of 1, 149 tokens have 298 buckets from two hashes, 53 have 106 from one, 131 have 262 from two.
+    query, value = made((2, H, 149, D), (2, H, 149, DV), grad=False)
+    found = lsh_attention(query, value, Padding([149, short]), chunk=1)
+    alone = lsh_attention(query[1:, :, :short], value[1:, :, :short], chunk=1)
+    torch.testing.assert_close(found[1:, :, :short], alone, **EXACT)
+    fewer = lsh_attention(query[1:, :, :short], value[1:, :, :short], chunk=1, buckets=2)
+    assert (fewer - alone).abs().max() > 0.1
 
 
 def test_padding_of_rows_alone_leaves_their_keys():

@@ -52,7 +52,7 @@ def hashes(tokens: Tensor, counts: list[int], rounds: int, seed: int) -> Tensor:
     found = torch.zeros(*tokens.shape[:2], rounds, tokens.shape[2], dtype=torch.int64, device=tokens.device)
     for which in (0, 1):
         sizes = torch.tensor([pair[which] for pair in pairs], device=tokens.device)
-        if max((pair[which] for pair in pairs), default=1) > 1:
+        if any(pair[which] > 1 for pair in pairs):
             one = _hashed(tokens, sizes, directions(seed, which, int(sizes.max()) // 2, rounds, *_sizes(tokens)))
             found = found * sizes.view(-1, 1, 1, 1) + one
     return found
