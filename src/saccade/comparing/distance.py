@@ -1,13 +1,15 @@
 """The length of paths, measured: how much of the last output comes from an input at distance d.
 
-    g(d) = || d y_L / d x_(L-d) ||_F,   told relative to g(1), as the layer starts
+    g(d) = E || v^T d y_L / d x_(L-d) ||,  v ~ N(0, I),  told relative to g(1), as the layer starts
 
 Hochreiter et al., "Gradient Flow in Recurrent Nets" (2001), and Vaswani et al. (2017), section 4 and table 1, count the
 steps that a signal takes: O(1) for attention, O(L) for a recurrent layer, O(log_k L) for dilated convolutions. What
 they mean for learning is whether a gradient arrives, which is measured here.
 
-The norm is estimated from products with random vectors v: E || v^T J ||^2 = || J ||_F^2 for v ~ N(0, I); one backward
-pass gives those of all distances. Stacks of more than one layer are residual, x + f(norm(x)), as in a transformer.
+A random vector v stands for the gradient that reaches the output; one backward pass gives g of all distances, and the
+mean is over vectors, tokens and parameters (of norms, not of their squares: the exponential of attention makes a few of
+these so large that they would be all that is seen). Stacks of more than one layer are residual, x + f(norm(x)), as in a
+transformer.
 
 Shapes: N sequences, L tokens, E width.
 """
@@ -47,21 +49,21 @@ def paths(who: Sequence[Contender], sizes: Sizes, seed: int, told: Told) -> list
 
 def _path(one: Contender, depth: int, sizes: Sizes, seed: int) -> Path:
     try:
-        squares = [
-            squared_gradients([as_layer(one, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
+        draws = [
+            gradients([as_layer(one, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
             for draw in range(DRAWS)
         ]
     except Exception as error:  # whatever a contender raises is its own answer
         return Path(one.name, depth, (), (), first_line(error))
-    norms = torch.stack(squares).mean(0).sqrt()
+    norms = torch.stack(draws).mean(0)
     if not norms[1] > 0:
         return Path(one.name, depth, (), (), "nothing arrives from the token before")
     distances = [2**n for n in range(sizes.length.bit_length()) if 2**n < sizes.length]
     return Path(one.name, depth, tuple(distances), tuple(float(norms[d] / norms[1]) for d in distances))
 
 
-def squared_gradients(stack: Sequence[nn.Module], sizes: Sizes, seed: int) -> Tensor:
-    """(L,): an estimate of g(d)^2 for d = 0, 1, ..., L - 1, for normal tokens."""
+def gradients(stack: Sequence[nn.Module], sizes: Sizes, seed: int) -> Tensor:
+    """(L,): g(d) for d = 0, 1, ..., L - 1, for normal tokens."""
     generator = torch.Generator().manual_seed(seed)
     count = max(1, min(MOST, NUMBERS // (sizes.length * sizes.width)))
     x = torch.randn(count, sizes.length, sizes.width, generator=generator).requires_grad_()
@@ -70,7 +72,7 @@ def squared_gradients(stack: Sequence[nn.Module], sizes: Sizes, seed: int) -> Te
         out = layer(out) if len(stack) == 1 else out + layer(F.layer_norm(out, (sizes.width,)))
     upstream = torch.randn(count, sizes.width, generator=generator)
     (gradient,) = torch.autograd.grad(out[:, -1], x, upstream)
-    return gradient.double().square().sum(-1).mean(0).flip(0)
+    return gradient.double().norm(dim=-1).mean(0).flip(0)
 
 
 def as_layer(one: Contender, sizes: Sizes, seed: int) -> nn.Module:
