@@ -13,8 +13,12 @@ class Dilated final : public Node {
     }
 
     void bits(const Place& place, const Bits& out) const override {
-        for (int64_t row = out.rows.start; row < out.rows.stop; ++row)
-            copy_bits(multiples_.data(), size_, out.start - phase(row + place.offset), out.count, out.row(row));
+        const int64_t first = out.rows.start + place.offset;
+        int64_t phase = first - floor_div(first, step_) * step_;
+        for (int64_t row = out.rows.start; row < out.rows.stop; ++row) {
+            copy_bits(multiples_.data(), size_, out.start - phase, out.count, out.row(row));
+            if (++phase == step_) phase = 0;
+        }
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
@@ -29,8 +33,6 @@ class Dilated final : public Node {
     }
 
   private:
-    int64_t phase(int64_t p) const { return p - floor_div(p, step_) * step_; }
-
     int64_t step_, size_;
     std::vector<uint64_t> multiples_;
 };
