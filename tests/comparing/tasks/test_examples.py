@@ -161,7 +161,7 @@ def test_gaps_of_recall_are_a_power_law(power):
 
 
 def test_later_queries_are_drawn_without_those_before():
-    """Two pairs on two slots of weights 1 and 1/2 (power 0): the first key is at the first slot with probability 2/3."""
+    """Two pairs on two slots of weights 1 and 1/2 (power 0): the first key takes the first with probability 2/3."""
     task = Recall(vocabulary=8, length=8, pairs=(2,), power=0.0)
     tokens = task.draw(30_000, seeded(8)).tokens
     first = float((tokens[:, 4] == tokens[:, 0]).double().mean())
@@ -191,7 +191,7 @@ def test_needles_lie_at_every_distance_of_their_group():
 @pytest.mark.parametrize("task", SMALL, ids=repr)
 def test_guessing_is_right_as_often_as_said(task):
     """The guesser knows the form of a task and, in copying, which symbols are left, but not their order."""
-    tokens, targets, _ = task.draw(20_000, seeded(11))
+    targets = task.draw(20_000, seeded(11)).targets
     asked = targets != UNASKED
     if isinstance(task, Copy):
         places = asked.cumsum(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import figure, tables
 from .contenders import Attention, Contender, Network
 from .copying import Copy, Duplication
 from .everyone import named, refused, usual
@@ -34,6 +35,7 @@ __all__ = [
     "append",
     "as_dict",
     "cases",
+    "figure",
     "go_through",
     "load",
     "measure",
@@ -41,6 +43,7 @@ __all__ = [
     "named",
     "refused",
     "run",
+    "tables",
     "usual",
 ]
 
