@@ -134,12 +134,7 @@ def _blocks(query: Tensor, key: Tensor, mask: Mask | Tensor | None, block: int, 
 
 
 def _placed(seen: Shown, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
-    if seen.keys is None:
-        upto = torch.arange(1, Lk + 1, device=device)[None]
-        before = upto - 1
-    else:
-        upto = seen.keys.cumsum(-1)
-        before = upto - seen.keys.long()
+    upto = torch.arange(1, Lk + 1, device=device)[None] if seen.keys is None else seen.keys.cumsum(-1)
     # A query that stands on padding is where the last real token before it is.
     rank = F.pad(upto - 1, (Lq - Lk, 0), value=-1)
     if not seen.causal:
@@ -148,7 +143,7 @@ def _placed(seen: Shown, Lq: int, Lk: int, block: int, device: torch.device) -> 
     if seen.rows is not None:
         rows = rows.masked_fill(~seen.rows, -1)
     counts = -(-upto[:, -1] // block) if Lk else upto.sum(-1)
-    return _Blocks(rows, before // block, counts, seen.keys, block, seen.causal)
+    return _Blocks(rows, (upto - 1).clamp(min=0) // block, counts, seen.keys, block, seen.causal)
 
 
 def _others(query: Tensor, key: Tensor, blocks: _Blocks, k: int, scale: float) -> Tensor:
