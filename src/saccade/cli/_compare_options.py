@@ -101,7 +101,7 @@ class Output:
         Path | None, typer.Option(metavar="FILE", help="The trade-offs as a figure: .png or .svg (matplotlib).")
     ] = None
     read: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measure nothing: show the results of a --json FILE.")
+        Path | None, typer.Option(metavar="FILE", help="Measure nothing: show a --json FILE, or for tasks --records.")
     ] = None
 
 
