@@ -273,7 +273,8 @@ class _Causal(torch.autograd.Function):
         g_state = g_sums.flatten(0, 1)
         for segment, state in zip(reversed(plan.segments), reversed(before), strict=True):
             q, k, v = _operands(plan, segment, queries, keys, values)
-            g = _cotangent(*(plan.cut(t, segment, plan.groups) for t in (g_out, out, denominators)), ctx.normalise)
+            g, read, weight = (plan.cut(t, segment, plan.groups) for t in (g_out, out, denominators))
+            g = _cotangent(g, read, weight, ctx.normalise)
             scales = _Scales.of(plan, segment, log_scale)
             scaled_q, scaled_k = _scaled(q, scales.rows), _scaled(k, scales.keys)
             states, _ = _states(scaled_k.mT @ v, state, scales.states)
