@@ -224,7 +224,9 @@ def test_segments_share_the_tokens_out(count):
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
 @pytest.mark.parametrize(
-    "places", [range(6), range(7, 13), [0, 1, 4, 5, 9, 11], [8]], ids=["right", "left", "holes", "one"]
+    "places",
+    [range(6), range(7, 13), [0, 1, 4, 5, 9, 11], [3, 9, 10], [8]],
+    ids=["right", "left", "holes", "three", "one"],
 )
 def test_a_padded_item_gives_what_it_gives_alone(places, bad):
     places, n = list(places), len(places)

@@ -18,7 +18,7 @@ class Real(NamedTuple):
 
     kept: Tensor  # bool (B|1, L)
     order: Tensor | None  # int64 (B|1, L): place of the t-th real token, then of the others; None: they come first
-    count: Tensor  # int64 (B|1,): how many are real
+    number: Tensor  # int64 (B|1,): how many are real
 
     @classmethod
     def of(cls, kept: Tensor) -> Real:

@@ -127,7 +127,7 @@ def _landmarks(tokens: Tensor, kept: Tensor | None, most: int) -> Landmarks:
     if kept is None and (count == 0 or length % count == 0):
         return Landmarks(tokens.unflatten(2, (count, length // max(count, 1))).mean(3), None)
     real = None if kept is None else Real.of(kept)
-    number = torch.full((1, 1), length, device=tokens.device) if real is None else real.count[:, None]
+    number = torch.full((1, 1), length, device=tokens.device) if real is None else real.number[:, None]
     edges = _edges(number, count)
     starts, sizes = edges[:, :-1], edges.diff(dim=1)
     step = torch.arange(-(-length // max(count, 1)), device=tokens.device)

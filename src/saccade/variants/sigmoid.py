@@ -139,7 +139,7 @@ class _Sigmoid(torch.autograd.Function):
 
 
 class _SigmoidBackward(torch.autograd.Function):
-    """(query, key, value, parameter, offset, d_out) -> (dq, dk, dv[, dparameter]), a node that refuses to be derived."""
+    """(query, key, value, parameter, offset, d_out) -> (dq, dk, dv[, dparameter]), which cannot be derived."""
 
     @staticmethod
     def forward(problem: Problem, *inputs: Tensor | None) -> tuple[Tensor, ...]:
