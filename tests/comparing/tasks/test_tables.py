@@ -160,6 +160,21 @@ def test_the_summary_has_those_that_were_tried_on_several_tasks():
     assert tables.page(ROWS, {})[0] == "## recall"
 
 
+def test_the_page_says_what_all_had():
+    head = tables.head([*ROWS, row("exact", 1.0, seed=1)], "saccade compare --task recall")
+    assert head[:3] == ["# What each mechanism solves", "", "    saccade compare --task recall"]
+    text = " ".join(head)
+    assert "1 layer, 8 wide, without feed-forward layers" in text and "a short convolution over 2 tokens" in text
+    assert "at most 3 steps of Adam, each with 4 new examples, at a rate that rises to 0.01 and falls" in text
+    assert "2 seeds." in text and "does not solve" not in text
+    two = dataclasses.replace(ROWS[0], case={**ROWS[0].case, "budget": {**ROWS[0].case["budget"], "rates": [0.1, 0.2]}})
+    assert "Who does not solve a task at a rate of 0.1 gets 0.2, from the start." in " ".join(tables.head([two], ""))
+    assert tables.page(ROWS, {})[2] == (
+        "Multi-query associative recall (Arora et al., Zoology (2023), section 3.1): vocabulary 12, length 8, "
+        "pairs 1/2, power 0.01."
+    )
+
+
 def test_runs_under_different_budgets_do_not_stand_together():
     other = dataclasses.replace(ROWS[0], case={**ROWS[0].case, "budget": {"steps": 4}})
     with pytest.raises(ValueError, match="runs of recall with different sizes, models or budgets do not compare"):

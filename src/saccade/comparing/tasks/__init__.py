@@ -11,6 +11,7 @@ from .model import Reader, Shape
 from .recall import Induction, Needle, Recall
 from .records import Case, Row, append, as_dict, load, missing
 from .running import cases, go_through, measure
+from .tables import TASKS
 from .training import Budget, Outcome, run
 
 __all__ = [
@@ -46,6 +47,3 @@ __all__ = [
     "tables",
     "usual",
 ]
-
-TASKS: tuple[type[Task], ...] = (Copy, Duplication, Recall, Induction, Needle)
-"""In the order of the table."""

@@ -6,8 +6,14 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .copying import Copy, Duplication
+from .examples import Task
+from .recall import Induction, Needle, Recall
 from .records import Row
 from .training import SOLVED
+
+TASKS: tuple[type[Task], ...] = (Copy, Duplication, Recall, Induction, Needle)
+"""In the order of the table."""
 
 
 class Line(NamedTuple):
@@ -59,12 +65,35 @@ def tasks_of(found: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.task for line in found))
 
 
+def head(rows: Sequence[Row], command: str) -> list[str]:
+    """A title, the command, and the budget that all had."""
+    case = rows[0].case
+    shape, budget = case["shape"], case["budget"]
+    layers = f"{shape['layers']} layer{'s' * (shape['layers'] != 1)}"
+    near = f"a short convolution over {shape['taps']} tokens" if shape["taps"] else "no convolution"
+    first, *others = (f"{rate:g}" for rate in budget["rates"])
+    again = f" Who does not solve a task at a rate of {first} gets {' and then '.join(others)}, from the start." * bool(
+        others
+    )
+    seeds = len({row.case["seed"] for row in rows})
+    return [
+        "# What each mechanism solves", "", f"    {command}", "",
+        f"Every model: {layers}, {shape['width']} wide, without feed-forward layers, behind sinusoidal positions and "
+        f"{near}; attention has one head. Every run: at most {budget['steps']} steps of Adam, each with "
+        f"{budget['batch']} new examples, at a rate that rises to {first} and falls to 0; fewer where nothing is left "
+        f"to gain.{again} The model that is right most often on a validation set is judged on {budget['held']:,} "
+        "examples, which are left out of training wherever they come up.", "",
+        f"{seeds} seed{'s' * (seeds != 1)}. **Bold**: at least {percent(SOLVED)} right with every seed. Numbers kept: "
+        "all layers' state, or keys and values. CPU seconds are of one thread and of all rates together.", "",
+    ]  # fmt: skip
+
+
 def page(rows: Sequence[Row], refused: dict[str, str]) -> list[str]:
     """All tables, lines of Markdown."""
     found = lines(rows)
     out = [] if len(tasks_of(found)) < 2 else [*summary(found), ""]
     for task in tasks_of(found):
-        out += [f"## {task}", "", *detail(found, task), "", *verdict(found, task), ""]
+        out += [f"## {task}", "", *_about(found, task), *detail(found, task), "", *verdict(found, task), ""]
     if refused:
         out += ["Not trained, since these tasks are read in order:", ""]
         out += [f"- {name}: {reason}." for name, reason in refused.items()]
@@ -121,6 +150,18 @@ def verdict(found: Sequence[Line], task: str) -> list[str]:
         rest = [line for line in fixed if not line.solved]
         said += [_named("Not solved with", rest)] if rest else []
     return [" ".join(said)]
+
+
+def _about(found: Sequence[Line], task: str) -> list[str]:
+    """What the task is, where it comes from, and its sizes."""
+    sizes = next(line for line in found if line.task == task).rows[0].case["sizes"]
+    told = ", ".join(f"{name} {_size(value)}" for name, value in sizes.items())
+    known = {kind.name: kind for kind in TASKS}[task]
+    return [f"{known.title[0].upper()}{known.title[1:]} ({known.source}): {told}.", ""]
+
+
+def _size(value: object) -> str:
+    return "/".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def percent(share: float) -> str:
