@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ... import Window
+from ..._masks import Window
 from ...nn import AttentionConfig, BlockConfig, Decoder
 from ...nn.norm import make_norm
 from ...variants import MechanismConfig, Recurrent
