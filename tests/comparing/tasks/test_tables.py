@@ -83,6 +83,18 @@ def test_threads_are_as_they_were_also_after_an_interrupt():
     assert torch.get_num_threads() == before
 
 
+def test_the_generator_is_left_as_it_was():
+    before = torch.get_rng_state()
+    for case in cases(TASKS[:1], ["performer:features=4"], 1, SHAPE, BUDGET):
+        measure(case)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_width_that_a_mechanism_cannot_have_is_refused_before_any_run():
+    with pytest.raises(ValueError, match="5"):
+        cases(TASKS, ["exact", "differential"], 1, Shape(width=5), BUDGET)
+
+
 def test_a_row_says_what_its_contender_keeps():
     found = {
         name: measure(Case(TASKS[0], name, 0, SHAPE, BUDGET)) for name in ("exact", "window:size=3", "linear", "GRU")

@@ -25,7 +25,7 @@ def cases(
     Args:
         tasks: at least one.
         names: of contenders, as `everyone.named` takes them; None is everyone.
-        seeds: runs of each.
+        seeds: runs of each, from seed 0.
         shape, budget: the same for all.
 
     Raises:
@@ -39,15 +39,18 @@ def cases(
         for task in tasks
         for name in (usual(task) if names is None else names)
     ]
-    for name in {case.name for case in found}:
-        named(name).body(shape.width, shape.layers, 2)
+    with torch.random.fork_rng(devices=[]):
+        for name in {case.name for case in found}:
+            named(name).body(shape.width, shape.layers, 2)  # refuses what does not fit this width
     return found
 
 
 def measure(case: Case, tell: Tell | None = None) -> Row:
+    """One run, and what its contender keeps."""
     contender, (width, layers) = named(case.name), (case.shape.width, case.shape.layers)
     length = case.task.length
-    kept, longer = (contender.remembers(width, layers, length + more) for more in (0, 1))
+    with torch.random.fork_rng(devices=[]):
+        kept, longer = (contender.remembers(width, layers, length + more) for more in (0, 1))
     outcome = run(contender, case.task, case.seed, case.shape, case.budget, tell)
     return Row(case.described(), case.task.groups, case.task.chance, kept, longer - kept, outcome)
 
