@@ -22,7 +22,7 @@ TINY = "compare --threads 1 --seconds 0 --rounds 1 --random 1,2,8 --lengths 16,3
 def nobody_is_weighed(monkeypatch):
     """Weighing takes a process of its own; its tests are elsewhere."""
 
-    def weigh(who, sizes, lengths, limits, threads, seed, told):
+    def weigh(who, sizes, lengths, limits, threads, seed, told, stop):
         for one in who:
             told(one.name)
         return {one.name: {length: Weight(length * 2**10, "", 0.0) for length in lengths} for one in who}

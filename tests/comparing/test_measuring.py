@@ -28,7 +28,7 @@ def weights(monkeypatch):
     """Nobody is weighed in a process of its own; what is told instead can be changed."""
     found = {}
 
-    def weigh(who, sizes, lengths, limits, threads, seed, told):
+    def weigh(who, sizes, lengths, limits, threads, seed, told, stop):
         told_of = {one.name: {} for one in who}
         for one in who:
             for length in lengths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,14 @@ def test_longer_ones_are_not_tried_after_what_they_would_need(monkeypatch):
     assert found == [(64, 64**2, "", 0.0), (128, 128**2, "", 0.0), (256, None, "would form about 0.0 GiB", 0.0)]
 
 
+def test_a_wide_gap_is_crossed_in_steps(monkeypatch):
+    """1 MiB at 256 would be 4 GiB at 16k if it grew as L^2; it grows as L, and that is seen on the way."""
+    assert weighing.steps((16384, 256, 300, 256)) == [256, 300, 1200, 4800, 16384]
+    monkeypatch.setattr(weighing, "_weighed", lambda one, sizes, seed: Weight(sizes.length * 2**12, "", 0.0))
+    found = list(weights(named("exact"), SIZES, (256, 16384), Limits(bytes=2**30), seed=0))
+    assert found == [(256, 2**20, "", 0.0), (16384, 2**26, "", 0.0)]
+
+
 def test_what_is_needed_for_certain_is_not_tried(monkeypatch):
     monkeypatch.setattr(weighing, "_weighed", lambda *given: pytest.fail("it was built"))
     (found,) = weights(named("connected"), SIZES, (2**15,), Limits(), seed=0)
@@ -58,6 +67,7 @@ def test_what_is_needed_for_certain_is_not_tried(monkeypatch):
 def test_a_square_of_weights_is_seen(threads):
     """Training a connected layer forms the masked weights, their gradient and the gradient of all weights."""
     threads(1)
+    list(weights(named("connected"), SIZES, (64,), Limits(), seed=0))  # loads what a first call loads
     (found,) = weights(named("connected"), SIZES, (2048,), Limits(), seed=0)
     square = 4 * 2048**2
     assert 1.9 * square < found[1] < 4.5 * square
@@ -112,7 +122,7 @@ def test_a_process_that_ends_takes_nobody_along(monkeypatch):
     """The first that has no answer is what ended it; the rest are asked anew."""
     asked, told = [], []
 
-    def ask(question, found, told):
+    def ask(question, found, told, stop):
         asked.append(question["names"])
         if len(asked) == 1:
             found["exact"] |= {64: Weight(1), 128: Weight(2)}
@@ -124,7 +134,7 @@ def test_a_process_that_ends_takes_nobody_along(monkeypatch):
 
     monkeypatch.setattr(weighing, "_ask", ask)
     who = [named("exact"), named("GRU"), named("LSTM")]
-    found = weigh(who, SIZES, (64, 128), Limits(), 1, 0, told.append)
+    found = weigh(who, SIZES, (64, 128), Limits(), 1, 0, told.append, threading.Event())
     assert asked == [["exact", "GRU", "LSTM"], ["LSTM"]]
     assert found == {
         "exact": {64: Weight(1), 128: Weight(2)},
@@ -146,16 +156,38 @@ def test_why_a_process_ended(monkeypatch, program, words):
     answered = """print('["exact", 64, 7, "", 0.5]', flush=True);"""
     monkeypatch.setattr(weighing, "PROGRAM", answered + program)
     found, told = {"exact": {}}, []
-    assert weighing._ask({"lengths": [64]}, found, told.append) == words
+    assert weighing._ask({"lengths": [64]}, found, told.append, threading.Event()) == words
     assert found == {"exact": {64: Weight(7, "", 0.5)}}
     assert told == ["exact"]
+
+
+def test_one_that_is_stopped_asks_no_more(monkeypatch):
+    stop = threading.Event()
+
+    def ask(question, found, told, stop):
+        stop.set()
+        return "it was killed"
+
+    monkeypatch.setattr(weighing, "_ask", ask)
+    found = weigh([named("exact"), named("GRU")], SIZES, (64,), Limits(), 1, 0, str, stop)
+    assert found == {"exact": {64: Weight(None, "it was killed")}, "GRU": {}}
+
+
+def test_a_process_is_killed_when_stopped(monkeypatch):
+    """It would never end by itself."""
+    monkeypatch.setattr(weighing, "PROGRAM", "import time; print('[]', flush=True); time.sleep(600)")
+    stop = threading.Event()
+    stop.set()
+    found = {"exact": {}}
+    assert "exit status -9" in weighing._ask({"lengths": [64]}, found, str, stop)
+    assert found == {"exact": {}}
 
 
 @linux
 @pytest.mark.slow  # a process that imports torch
 def test_weighing_in_a_process_of_its_own():
     told = []
-    found = weigh([named("linear"), named("GRU")], SIZES, (64, 128), Limits(), 1, 0, told.append)
+    found = weigh([named("linear"), named("GRU")], SIZES, (64, 128), Limits(), 1, 0, told.append, threading.Event())
     assert told == list(found) == ["linear", "GRU"]
     for by_length in found.values():
         assert list(by_length) == [64, 128]

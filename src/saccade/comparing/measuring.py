@@ -6,6 +6,7 @@ Shapes: B batch, Hq / Hkv heads, L tokens, R rows that are compared, D key width
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,11 +90,16 @@ def _weighed_all(
     who: Sequence[Contender], data: Data, lengths: Sequence[int], settings: Settings, told: Told
 ) -> dict[str, dict[int, Weight]]:
     def some(part: Sequence[Contender]) -> dict[str, dict[int, Weight]]:
-        return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, told)
+        return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, told, stop)
 
+    stop = threading.Event()
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        parts = pool.map(some, [who[first::SIDE_BY_SIDE] for first in range(SIDE_BY_SIDE)])
-        return {name: weights for part in parts for name, weights in part.items()}
+        try:
+            parts = list(pool.map(some, [who[first::SIDE_BY_SIDE] for first in range(SIDE_BY_SIDE)]))
+        except KeyboardInterrupt:
+            stop.set()  # the pool waits for its threads, and they ask no more
+            raise
+    return {name: weights for part in parts for name, weights in part.items()}
 
 
 def _at(

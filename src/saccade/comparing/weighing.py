@@ -10,6 +10,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,17 +46,18 @@ class Weight(NamedTuple):
 
 
 def weigh(
-    who: Sequence[Contender], sizes: Sizes, lengths: Sequence[int], limits: Limits, threads: int, seed: int, told: Told
-) -> dict[str, dict[int, Weight]]:
-    """By name and length, ascending. told: is called with each name when its turn is over."""
+    who: Sequence[Contender], sizes: Sizes, lengths: Sequence[int], limits: Limits, threads: int, seed: int, told: Told,
+    stop: threading.Event,
+) -> dict[str, dict[int, Weight]]:  # fmt: skip
+    """By name and length, ascending. told: is called with each name when its turn is over. stop: ends it early."""
     found: dict[str, dict[int, Weight]] = {one.name: {} for one in who}
     left = [one.name for one in who]
-    while left:
+    while left and not stop.is_set():
         question = {
             "names": left, "sizes": sizes, "lengths": lengths, "bytes": limits.bytes, "seconds": limits.seconds,
             "threads": threads, "seed": seed,
         }  # fmt: skip
-        ended = _ask(question, found, told)
+        ended = _ask(question, found, told, stop)
         left = [name for name in left if len(found[name]) < len(set(lengths))]
         if left and ended:  # it ended with the first that has no answer, and the next goes on
             found[left[0]] |= {length: Weight(None, ended) for length in lengths if length not in found[left[0]]}
@@ -63,7 +65,7 @@ def weigh(
     return found
 
 
-def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: Told) -> str:
+def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: Told, stop: threading.Event) -> str:
     """Fill in what a process of its own answers; why it ended before it was through, empty where it was."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(question)],
@@ -72,6 +74,9 @@ def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: To
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
+            if stop.is_set():
+                process.kill()
+                break
             name, length, *weight = json.loads(line)
             found[name][length] = Weight(*weight)
             if len(found[name]) == len(set(question["lengths"])):
@@ -84,12 +89,24 @@ def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: To
 def weights(contender: Contender, sizes: Sizes, lengths: Sequence[int], limits: Limits, seed: int) -> Iterator[Any]:
     """In this process: (length, *Weight) one after the other."""
     earlier: list[tuple[int, Weight]] = []
-    for length in sorted(lengths):
+    for length in steps(lengths):
         reason = foreseen(earlier, length, limits) or _certain(contender, sizes._replace(length=length), limits)
         weight = Weight(None, reason) if reason else _weighed(contender, sizes._replace(length=length), seed)
         if not weight.left_out:
             earlier.append((length, weight))
-        yield (length, *weight)
+        if length in lengths:
+            yield (length, *weight)
+
+
+def steps(lengths: Sequence[int]) -> list[int]:
+    """The lengths, ascending, and others between them where the next is more than four times as long: what is foreseen
+    over a wider gap, as L^2, would leave out what grows as L."""
+    found: list[int] = []
+    for length in sorted(set(lengths)):
+        while found and length > 4 * found[-1]:
+            found.append(4 * found[-1])
+        found.append(length)
+    return found
 
 
 def foreseen(earlier: Sequence[tuple[int, Weight]], length: int, limits: Limits) -> str:
