@@ -94,7 +94,7 @@ def test_the_embedded_model_is_the_default(no_work, capsys):
     (_, data, lengths, settings) = no_work[1]
     assert ", layer 0 of 4, " in data.source
     assert lengths == [256, 1024, 2048]
-    assert settings.budget == Budget(0.2, 2, 100)
+    assert settings.budget == Budget(0.1, 2, 100)
 
 
 def test_a_file_of_tensors(no_work, tmp_path):

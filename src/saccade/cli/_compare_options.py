@@ -77,7 +77,7 @@ class Measuring:
 
     threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
     seconds: Annotated[
-        float | None, typer.Option(help="Time for each length and kind of call.  [default: 1; quick: 0.2]")
+        float | None, typer.Option(help="Time for each length and kind of call.  [default: 1; quick: 0.1]")
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 3; quick: 2]")] = None
     most_memory: Annotated[float, typer.Option(help="GiB beyond which something is left out.")] = 4.0
@@ -142,7 +142,7 @@ def settings_of(measuring: Measuring) -> Settings:
     from ..comparing.weighing import Limits
 
     quick = measuring.quick
-    seconds = measuring.seconds if measuring.seconds is not None else (0.2 if quick else 1.0)
+    seconds = measuring.seconds if measuring.seconds is not None else (0.1 if quick else 1.0)
     rounds = measuring.rounds if measuring.rounds is not None else (2 if quick else 3)
     if rounds < 1:
         raise ValueError(f"rounds: must be at least 1, got {rounds}")
