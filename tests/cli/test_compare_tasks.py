@@ -28,7 +28,9 @@ def test_the_tables_of_two_tasks(capsys, tmp_path):
     assert compare("--task", "needle,copy", "--mechanism", "linear:head=4", *QUICK, "--markdown", str(page)) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    assert page.read_text().startswith("# What each mechanism solves\n\n    saccade ")
+    assert page.read_text().startswith(
+        "# What each mechanism solves\n\n    saccade compare --task copy,needle --steps 2 --rates 0.01\n"
+    )
     assert page.read_text().endswith(told.out)
     assert told.out.splitlines()[0] == "| mechanism | copy | needle |"
     assert [line for line in told.out.splitlines() if line.startswith("#")] == ["## copy", "## needle"]

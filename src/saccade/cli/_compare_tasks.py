@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,8 +157,7 @@ def _show(rows: list[Row], output: Output, files: dict[str, Path]) -> None:
     if "json" in files:
         write_whole(files["json"], as_json.encode("utf-8"))
     if "markdown" in files:
-        command = shlex.join(["saccade", *sys.argv[1:]])
-        write_whole(files["markdown"], "\n".join([*tables.head(rows, command), *lines, ""]).encode("utf-8"))
+        write_whole(files["markdown"], "\n".join([*tables.head(rows), *lines, ""]).encode("utf-8"))
     if "plot" in files:
         from ..comparing.tasks import figure
 

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from saccade.comparing.tasks import (
+    TASKS as ALL,
+)
+from saccade.comparing.tasks import (
     Budget,
     Case,
     Induction,
@@ -173,18 +176,26 @@ def test_the_summary_has_those_that_were_tried_on_several_tasks():
 
 
 def test_the_page_says_what_all_had():
-    head = tables.head([*ROWS, row("exact", 1.0, seed=1)], "saccade compare --task recall")
-    assert head[:3] == ["# What each mechanism solves", "", "    saccade compare --task recall"]
+    head = tables.head([*ROWS, row("exact", 1.0, seed=1)])
+    assert head[0] == "# What each mechanism solves"
+    assert head[2] == "    saccade compare --task recall --seeds 2 --steps 3 --rates 0.01"
     text = " ".join(head)
     assert "1 layer, 8 wide, without feed-forward layers" in text and "a short convolution over 2 tokens" in text
     assert "at most 3 steps of Adam, each with 4 new examples, at a rate that rises to 0.01 and falls" in text
     assert "2 seeds." in text and "does not solve" not in text
     two = dataclasses.replace(ROWS[0], case={**ROWS[0].case, "budget": {**ROWS[0].case["budget"], "rates": [0.1, 0.2]}})
-    assert "Who does not solve a task at a rate of 0.1 gets 0.2, from the start." in " ".join(tables.head([two], ""))
+    assert "Who does not solve a task at a rate of 0.1 gets 0.2, from the start." in " ".join(tables.head([two]))
     assert tables.page(ROWS, {})[2] == (
         "Multi-query associative recall (Arora et al., Zoology (2023), section 3.1): vocabulary 12, length 8, "
         "pairs 1/2, power 0.01."
     )
+
+
+def test_what_is_as_usual_need_not_be_said():
+    rows = [dataclasses.replace(ROWS[0], case=Case(kind(), "exact", 0, Shape(), Budget()).described()) for kind in ALL]
+    assert tables.command(rows) == "saccade compare --task all"
+    other = dataclasses.replace(rows[0], case=Case(ALL[0](), "exact", 0, Shape(taps=0), Budget()).described())
+    assert tables.command([other]) == "saccade compare --task copy --taps 0"
 
 
 def test_runs_under_different_budgets_do_not_stand_together():

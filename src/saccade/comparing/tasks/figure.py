@@ -47,6 +47,8 @@ def draw(rows: Sequence[Row], task: str, kind: str) -> bytes:
 
 
 def _panel(axes: Axes, own: Sequence[Line], place: int) -> None:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
     families: dict[str, list[Line]] = {}
     for line in own:
         if not line.grows:
@@ -60,6 +62,8 @@ def _panel(axes: Axes, own: Sequence[Line], place: int) -> None:
     if whole:
         axes.axhline(_median(whole[0], place), color="black", lw=0.9, ls="--", label="exact, keeps every token")
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda kept, _: f"{kept:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-0.02, 1.04)
     axes.set_xlabel("numbers kept", fontsize=8)
     axes.tick_params(labelsize=7)

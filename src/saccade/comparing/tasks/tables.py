@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from .copying import Copy, Duplication
 from .examples import Task
+from .model import Shape
 from .recall import Induction, Needle, Recall
 from .records import Row
-from .training import SOLVED
+from .training import SOLVED, Budget
 
 TASKS: tuple[type[Task], ...] = (Copy, Duplication, Recall, Induction, Needle)
 """In the order of the table."""
@@ -65,7 +66,26 @@ def tasks_of(found: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.task for line in found))
 
 
-def head(rows: Sequence[Row], command: str) -> list[str]:
+def command(rows: Sequence[Row]) -> str:
+    """What makes runs like these, were there none."""
+    names = list(dict.fromkeys(row.task for row in rows))
+    first, usual = rows[0].case, (Shape(), Budget())
+    given = {
+        "task": "all" if len(names) == len(TASKS) else ",".join(names),
+        "seeds": len({row.case["seed"] for row in rows}),
+        "steps": first["budget"]["steps"],
+        "rates": ",".join(f"{rate:g}" for rate in first["budget"]["rates"]),
+        "taps": first["shape"]["taps"],
+    }
+    default = {
+        "seeds": 1, "steps": usual[1].steps, "rates": ",".join(f"{rate:g}" for rate in usual[1].rates),
+        "taps": usual[0].taps,
+    }  # fmt: skip
+    asked = " ".join(f"--{name} {value}" for name, value in given.items() if value != default.get(name))
+    return f"saccade compare {asked}"
+
+
+def head(rows: Sequence[Row]) -> list[str]:
     """A title, the command, and the budget that all had."""
     case = rows[0].case
     shape, budget = case["shape"], case["budget"]
@@ -77,7 +97,7 @@ def head(rows: Sequence[Row], command: str) -> list[str]:
     )
     seeds = len({row.case["seed"] for row in rows})
     return [
-        "# What each mechanism solves", "", f"    {command}", "",
+        "# What each mechanism solves", "", f"    {command(rows)}", "",
         f"Every model: {layers}, {shape['width']} wide, without feed-forward layers, behind sinusoidal positions and "
         f"{near}; attention has one head. Every run: at most {budget['steps']} steps of Adam, each with "
         f"{budget['batch']} new examples, at a rate that rises to {first} and falls to 0; fewer where nothing is left "
