@@ -20,7 +20,7 @@ Time O(L k m d + L^2 d / m), m tokens in a block; memory O(L k d), forward and b
 once, for the means, and the values of k blocks.
 
 Choose it for long contexts in models that may be trained with it, or switched between it and dense attention, which has
-the same weights; not below some thousands of tokens, nor where queries need many scattered keys.
+the same weights. Avoid it below some thousands of tokens, and where queries need many scattered keys.
 
 Shapes: B batch, Hq / Hkv query and key-value heads, G = Hq / Hkv, N = B Hkv, Lq / Lk lengths, n blocks,
 P = (k - 1) G Lq pairs of a query and a block, D key width, Dv value width.

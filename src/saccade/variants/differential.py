@@ -146,8 +146,8 @@ class DifferentialConfig(MechanismConfig):
     traits: ClassVar[Traits] = Traits(
         paper="Ye, Dong, Xia, Sun, Zhu, Huang and Wei, Differential Transformer, 2024",
         computes="other",
-        time="L^2 d",
-        memory="L d",
+        time="O(L^2 d)",
+        memory="O(L d)",
         choose="A model is trained anew and has to find little in much: retrieval, many examples in context.",
         avoid="Weights were trained with softmax attention, or speed at length is wanted: it computes every pair.",
         masks=True,

@@ -112,8 +112,8 @@ class GatedConfig(MechanismConfig):
         paper="Qiu, Wang, Zheng, Huang, Wen, Yang, Men, Yu, Huang, Huang, Liu, Zhou and Lin, Gated Attention for Large "
         "Language Models: Non-linearity, Sparsity, and Attention-Sink-Free, 2025",
         computes="other",
-        time="L^2 d",
-        memory="L d",
+        time="O(L^2 d)",
+        memory="O(L d)",
         choose="A model is trained anew, and is to be stable and without tokens that only serve as sinks.",
         avoid="Weights were trained without a gate, or speed at length is wanted: every pair is computed.",
         masks=True,

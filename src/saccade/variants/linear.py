@@ -1,8 +1,10 @@
-"""Linear attention: o_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j).
+"""Linear attention: keys and values are summed once, before any query asks.
+
+    out_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j)
 
 Katharopoulos, Vyas, Pappas and Fleuret, "Transformers are RNNs: Fast Autoregressive Transformers with Linear
 Attention", 2020: equations 4 and 5; causal with j <= i, equations 9 to 12; as a recurrence, equations 16 to 20. A
-product of features stands for exp(q . k), so keys and values are summed once, before any query asks.
+product of features stands for exp(q . k).
 
 Time O(L M (Dv + C)) and memory O(L (M + Dv)) for chunks of C = 64 tokens, forward and backward; a decode step O(M Dv),
 with a state of M x Dv + M numbers a head (M features, see feature_maps.py).

@@ -18,8 +18,8 @@ attention, with error rank^-1/2. And the identity gives exact attention.
 
 Time O(L rank D), memory O(L D + rank D) besides E and F, which are `rank length` numbers each.
 
-Choose it for encoders of one known, long length, where E and F can be trained. Not for causal models: each projected
-key mixes all positions; nor in place of softmax without training.
+Choose it for encoders of one known, long length, where E and F can be trained. Avoid it in causal models, which
+it cannot be (each projected key mixes all positions), and in place of softmax without training.
 
 Padding is removed before the projection: an item's real tokens are counted from its first, they meet columns 0, 1, ...
 of E and F, and no column meets what is padded. So a padded item gives what it gives alone, on whichever side it was
@@ -164,8 +164,8 @@ class LinformerConfig(MechanismConfig):
     traits: ClassVar[Traits] = Traits(
         paper='Wang et al., "Linformer: Self-Attention with Linear Complexity" (2020)',
         computes="approximation",
-        time="L rank d",
-        memory="L d + rank d",
+        time="O(L rank d)",
+        memory="O(L d + rank d)",
         choose="An encoder reads one known, long length, and its projections can be trained.",
         avoid="The model is causal, its length is open, or it is to stand in for softmax without training.",
         causal=_NOT_CAUSAL,

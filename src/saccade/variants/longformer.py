@@ -17,7 +17,7 @@ Time O(L (w + g) D) for a window w and g global tokens, and O(L E D) for their p
 backward: the operator walks over the tiles that the pattern visits, d times as many where the window is dilated by d.
 
 Choose it for long documents of which one or a few tokens must gather everything (classification, question answering).
-Not where each token needs any other at any distance; and a model that was trained with full attention has to learn it.
+Avoid it where each token needs any other at any distance; a model that was trained with full attention has to learn it.
 
 Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
 Dv value width, E model width.
@@ -62,8 +62,8 @@ class LongformerConfig(MechanismConfig):
     traits: ClassVar[Traits] = Traits(
         paper="Beltagy, Peters, Cohan, Longformer: The Long-Document Transformer, 2020",
         computes="softmax",
-        time="L (w + g) d",
-        memory="L d",
+        time="O(L (w + g) d), w keys in a window, g global tokens",
+        memory="O(L d)",
         choose="Long documents of which a few known tokens gather everything: classification, question answering.",
         avoid="Tokens that need any other at any distance, or a model that was trained with full attention.",
         cross="its global tokens project the tokens they read, and those of a context are not given",

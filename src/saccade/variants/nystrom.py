@@ -25,8 +25,9 @@ The first and the last factor are the operator: attention(q, k~, Z attention(q~,
 
 Time O(L m D + m^3), memory O(L D + m^2).
 
-Choose it for long encoders, where attention is smooth enough for means to stand for their tokens. Not for causal
-models: landmarks are means over the whole sequence; nor where single tokens must be found, which means wash out.
+Choose it for long encoders, where attention is smooth enough for means to stand for their tokens. Avoid it in causal
+models, which it cannot be (landmarks are means over the whole sequence), and where single tokens must be found, which
+means wash out.
 
 Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, m landmarks,
 D key width, Dv value width.
@@ -247,8 +248,8 @@ class NystromConfig(MechanismConfig):
     traits: ClassVar[Traits] = Traits(
         paper='Xiong et al., "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention" (2021)',
         computes="approximation",
-        time="L m d + m³",
-        memory="L d + m²",
+        time="O(L m d + m^3), m landmarks",
+        memory="O(L d + m^2)",
         choose="A long encoder attends smoothly, so that means of segments stand for their tokens.",
         avoid="The model is causal, or single tokens must be found, which means wash out.",
         causal=_NOT_CAUSAL,

@@ -14,7 +14,7 @@ it never sees. A key whose bias is -inf is not shown and does not count.
 Time O(L^2 D), less what the mask hides in whole tiles; memory O(L D), forward and backward: tiles are recomputed.
 
 Choose it where heads should be able to attend to nothing, or to many keys at once, without one taking from another.
-Not where speed at length is wanted: it is quadratic; nor in place of softmax in a model that was trained with it.
+Avoid it where speed at length is wanted (it is quadratic), and in place of softmax in a model that was trained with it.
 
 Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
 Dv value width, r x c a tile of rows by keys.
@@ -260,8 +260,8 @@ class SigmoidConfig(MechanismConfig):
     traits: ClassVar[Traits] = Traits(
         paper='Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention" (2024)',
         computes="other",
-        time="L² d",
-        memory="L d",
+        time="O(L^2 d)",
+        memory="O(L d)",
         choose="Heads should attend to nothing, or to many keys at once, without one key taking from another.",
         avoid="Speed at length is wanted: every pair is computed.",
         recurrent=_WHY_NOT_RECURRENT,
