@@ -6,9 +6,9 @@ A pattern is a `Mask`: it composes with `& | ~`, places its queries bottom-right
 every backend, and `native`, `chunked` and `flex` pass over the tiles that it leaves empty. Time is that of the visited
 tiles, n L of them for n keys a row: O(n L d); memory O(L d), forward and backward.
 
-Choose one where it is known which keys matter, or where a model was trained with it: nothing is approximated. Avoid it in
-a model that was trained with full attention: it never learned to do without the keys that are left out (a window over the
-last tokens and `streaming` are the exceptions that were measured).
+Choose one where it is known which keys matter, or where a model was trained with it: nothing is approximated. Avoid it
+in a model that was trained with full attention: it never learned to do without the keys that are left out (a window
+over the last tokens and `streaming` are the exceptions that were measured).
 
 Shapes: L length, p the position of a query (row i stands at `i + (Lk - Lq)`), j a key, d head width.
 """
