@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -43,6 +44,13 @@ def test_names_and_sentences():
                 assert not reason.endswith(".") and not reason[0].isupper(), (kind.name, name)
         assert traits.computes in ("softmax", "approximation", "other")
         assert set(traits.takes) <= {"bias", "scale", "softcap", "sink", "dropout"}
+
+
+@pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.name)
+def test_costs_are_written_alike(kind):
+    """O(...) with `^2`, and behind it what its letters mean, if they are not fields."""
+    for cost in (kind.traits.time, kind.traits.memory):
+        assert re.fullmatch(r"O\(.+\)(, .+)?", cost) and not re.search("[²³·*]", cost), cost
 
 
 def test_every_pattern_stands_there():

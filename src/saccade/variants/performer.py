@@ -6,9 +6,11 @@ since E[phi(x).phi(y)] = exp(x.y): features and their errors are in `random_feat
 Attention with Performers" (2020), sections 2.2 to 2.4; causally by running sums, section 2.2 and appendix B.1.
 
 Time O(L r (D + Dv)), memory O(L (r + Dv)), for r features; decoding keeps r (Dv + 1) + 1 numbers per head. Neither
-L x L nor L x r x D is formed. Choose it where a model of softmax attention must read further than L^2 allows and its
-logits are small, or to train one at such lengths. Not where weights are sharp (finding one token among many): the
-relative error of a weight grows as exp(|x + y|^2 / 2).
+L x L nor L x r x D is formed.
+
+Choose it where a model of softmax attention must read further than L^2 allows and its logits are small, or to train one
+at such lengths. Avoid it where weights are sharp (finding one token among many): the relative error of a weight grows
+as exp(|x + y|^2 / 2).
 
 Nothing overflows. Scales are taken out of the exponentials where they cancel between numerator and denominator:
 
@@ -313,8 +315,8 @@ class PerformerConfig(MechanismConfig):
             "Colwell, Weller, Rethinking Attention with Performers, 2020"
         ),
         computes="approximation",
-        time="L r d, r features",
-        memory="L r",
+        time="O(L r d), r features",
+        memory="O(L (r + d))",
         choose="A model of softmax attention with small logits has to read sequences too long for L^2.",
         avoid="One token among many has to be found: errors grow as the exponential of the norms of query and key.",
         masks=_NO_PAIRS,
