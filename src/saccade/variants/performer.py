@@ -41,7 +41,7 @@ from torch import Tensor
 from .._checks import _scale, check_inputs
 from .._masks import Mask
 from .._masks._data import whole
-from ._causal import LinearState, read_all, read_causally, read_state, summed
+from ._causal import LinearState, finite, read_all, read_causally, read_state, summed, within
 from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
 from ._shown import Shown, shown, zeroed
 from .random_features import (
@@ -50,7 +50,6 @@ from .random_features import (
     exponentials,
     exponentials_over_keys,
     half_square,
-    project,
     signed,
     usual_features,
     vectors_for,
@@ -118,7 +117,8 @@ class _Given(NamedTuple):
     key: Tensor  # (B, Hkv, Lk, D)
     value: Tensor  # (B, Hkv, Lk, Dv)
     kept: Tensor | None  # (B or 1, Lk), the real keys
-    poison: tuple[Tensor, Tensor]  # (B, Hq, Lq) and (B, Hkv, Lk): NaN where a query, or a key or value, was not finite
+    # (B, Hq, Lq) and (B, Hkv, Lk): NaN where a query, or a key or value, was not finite; None: there is no such
+    poison: tuple[Tensor, Tensor] | None
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, seen: Shown, scale: float) -> _Given:
@@ -127,6 +127,9 @@ class _Given(NamedTuple):
         most = torch.finfo(dtype).max ** 0.5 / (16 * query.shape[3])
         root = abs(scale) ** 0.5
         query, key, value = zeroed(query, seen.rows), zeroed(key, seen.keys), zeroed(value, seen.keys)
+        if within(most / max(root, 1), query, key) and finite(value):  # what is below would change no bit
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+            return cls(query * (root if scale >= 0 else -root), key * root, value, seen.keys, None)
         rows, keys = _poison(query), _poison(key) + _poison(value)
         return cls(
             _without(query, rows).to(dtype).mul(root if scale >= 0 else -root).clamp(-most, most),
@@ -138,6 +141,7 @@ class _Given(NamedTuple):
 
     def tainted(self, read: Tensor, taint: Tensor) -> Tensor:
         """What was read, with NaN where a row's own query, or `taint` (B, Hkv, Lq or 1) of the keys it sees, is NaN."""
+        assert self.poison is not None
         rows, keys = self.poison
         return read + (rows + taint.repeat_interleave(rows.shape[1] // keys.shape[1], 1))[..., None]
 
@@ -153,47 +157,45 @@ class _Estimate:
         """Every query reads every real key."""
         query = _grouped(given.query, given.key.shape[1])
         if self.kind == "trigonometric":
-            features, _ = self._waves_of_keys(given, over=-2)
-            read = read_all(self._waves(query), features, _with_ones(given.value), normalise=False)
+            features, queries = self._waves_of_keys(given), waves(query, self.projection)
+            read = read_all(queries, features, _with_ones(given.value), normalise=False)
             out = self._divided(read)
         else:
             vectors = signed(self.projection, self.kind)
             features, level = exponentials_over_keys(given.key, vectors, given.kept)
             out = read_all(exponentials(query, vectors, level)[0], features, given.value)
         out = out.reshape(*given.query.shape[:3], given.value.shape[3])
-        return given.tainted(out, given.poison[1].sum(-1, keepdim=True))
+        return out if given.poison is None else given.tainted(out, given.poison[1].sum(-1, keepdim=True))
 
     def causally(self, given: _Given, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
         """Queries, which stand bottom-right, read real keys up to their own place, and the state."""
         query = _grouped(given.query, given.key.shape[1])
+        half = half_square(given.key.detach())
         if self.kind == "trigonometric":
-            keys, level = self._waves_of_keys(given, over=-1)
-            queries, values = self._waves(query), _with_ones(given.value)
+            keys, level = waves(given.key, self.projection, squares=True), half
+            queries, values = waves(query, self.projection), _with_ones(given.value)
         else:
             vectors, values = signed(self.projection, self.kind), given.value
             keys, top = exponentials(given.key, vectors, squares=True, room=_ROOM)
-            keys, level = zeroed(keys, given.kept), _hidden(top - half_square(given.key.detach()), given.kept)
-            queries, _ = exponentials(query, vectors, room=_ROOM)
+            queries, level = exponentials(query, vectors, room=_ROOM)[0], top - half
+        keys, level = zeroed(keys, given.kept), _hidden(level, given.kept)
         queries = queries.reshape(*given.query.shape[:3], keys.shape[3])
         one = given.query.shape[2] == given.key.shape[2] == 1
         exact = self.kind != "trigonometric"
         read, state = (_read_one if one else _read)(queries, keys, values, level[..., 0], state, exact)
         out = read if exact else self._divided(read)
+        if given.poison is None:
+            return out, state
         ahead = keys.shape[2] - queries.shape[2]
         taint = F.pad(given.poison[1].cumsum(-1), (-ahead, 0))
         sums = state.sums + given.poison[1].sum(-1)[..., None, None]
         return given.tainted(out, taint), state._replace(sums=sums)
 
-    def _waves(self, query: Tensor) -> Tensor:
-        return waves(project(query, self.projection))
-
-    def _waves_of_keys(self, given: _Given, over: int) -> tuple[Tensor, Tensor]:
-        """Features over exp(level), and the largest exponents |y|^2 / 2 of all rows (over=-2) or of each (over=-1)."""
+    def _waves_of_keys(self, given: _Given) -> Tensor:
+        """Features over exp(the largest |y|^2 / 2 of the real keys of the head), 0 of others."""
         half = _hidden(half_square(given.key), given.kept)
-        level = half.detach()
-        if over == -2 and level.shape[2]:
-            level = level.amax(-2, keepdim=True)
-        return self._waves(given.key) * (half - _settled(level)).exp(), level
+        level = half.detach().amax(-2, keepdim=True) if half.shape[2] else half.detach()
+        return waves(given.key, self.projection) * (half - _settled(level)).exp()
 
     def _divided(self, read: Tensor) -> Tensor:
         """Numerators over the trigonometric denominators beside them."""
@@ -243,7 +245,7 @@ def _read(
     read, after = read_causally(
         queries[:, :, behind:], keys[:, :, ahead:], values[:, :, ahead:],
         None if state is None else LinearState(state.sums, state.weights), normalise=normalise,
-        log_scale=level[..., ahead:], state_scale=None if state is None else state.level,
+        log_scale=level[..., ahead:], state_scale=None if state is None else state.level, known_finite=True,
     )  # fmt: skip
     highest = level.new_full((*level.shape[:2], 1), -torch.inf) if state is None else state.level[..., None]
     highest = torch.cat([highest, level[..., ahead:]], -1).amax(-1)

@@ -28,6 +28,7 @@ Shapes: B batch, H heads, L length, D width, m vectors, r features (m, or 2m).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def random_features(x: Tensor, projection: Tensor, kind: str = "positive") -> Te
     check_kind(kind)
     half = half_square(x)
     if kind == "trigonometric":
-        return waves(project(x, projection)) * half.exp() * projection.shape[1] ** -0.5
+        return waves(x, projection) * half.exp() * projection.shape[1] ** -0.5
     projected = project(x, signed(projection, kind))
     return (projected - half).exp() * projected.shape[-1] ** -0.5
 
@@ -145,40 +146,38 @@ def exponentials_over_keys(x: Tensor, vectors: Tensor, kept: Tensor | None) -> t
     return features, top
 
 
-class _Exponentials(torch.autograd.Function):
-    """Every pass over the L r exponents after the first is in place, and the features are all that is kept of them."""
+class _OverRows(torch.autograd.Function):
+    """Nothing is kept of the L r exponents but the features, and what is done to them is done while in cache."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        x, vectors, features = ctx.saved_tensors
-        of_exponents = grad * features
-        of_x = of_exponents @ (vectors[0] if vectors.shape[0] == 1 else vectors)
-        if ctx.squares:
-            of_x = of_x - x * of_exponents.sum(-1, keepdim=True)
-        return of_x, *(None,) * ctx.others
-
-
-class _OverRows(_Exponentials):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, vectors: Tensor, level: Tensor | None, squares: bool, room: float
     ) -> tuple[Tensor, Tensor]:
-        vectors = vectors.to(x.dtype)
-        exponents = project(x, vectors)
-        if level is not None:
-            exponents += level
-        top = exponents.amax(-1, keepdim=True)
-        features = exponents.sub_(top - room).exp_()
+        features = x.new_empty(*x.shape[:3], vectors.shape[1])
+        top = x.new_empty(*x.shape[:3], 1)
+        weight = _for_items(vectors.to(x.dtype), x)
+        level = None if level is None else level.flatten(0, 1)
+        for items, rows in _blocks(features):
+            exponents = _rows(features, items, rows)
+            torch.bmm(_rows(x, items, rows), weight[items].mT, out=exponents)
+            if level is not None:
+                exponents += level[items]
+            highest = _rows(top, items, rows)
+            torch.amax(exponents, -1, keepdim=True, out=highest)
+            exponents.sub_(highest - room).exp_()
         ctx.squares, ctx.others = squares, 4
         ctx.save_for_backward(x, vectors, features)
         ctx.mark_non_differentiable(top)
         return features, top
 
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return _through_exponentials(ctx, grad)
 
-class _OverKeys(_Exponentials):
+
+class _OverKeys(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, vectors: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        vectors = vectors.to(x.dtype)
         exponents = project(x, vectors).sub_(half_square(x))
         if kept is not None:
             exponents.masked_fill_(~kept[:, None, :, None], -torch.inf)
@@ -192,6 +191,93 @@ class _OverKeys(_Exponentials):
         ctx.save_for_backward(x, vectors, features)
         ctx.mark_non_differentiable(top)
         return features, top
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return _through_exponentials(ctx, grad)
+
+
+def _through_exponentials(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, vectors, features = ctx.saved_tensors
+
+    def of_exponents(items: slice, rows: slice) -> tuple[Tensor, Tensor | None]:
+        product = _rows(grad, items, rows) * _rows(features, items, rows)
+        return product, -product.sum(-1, keepdim=True) if ctx.squares else None
+
+    return _through_projection(x, vectors, features, of_exponents), *(None,) * ctx.others
+
+
+class _Waves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, vectors: Tensor, squares: bool) -> Tensor:
+        count = vectors.shape[1]
+        features = x.new_empty(*x.shape[:3], 2 * count)
+        weight = _for_items(vectors.to(x.dtype), x)
+        for items, rows in _blocks(features):
+            projected = _rows(x, items, rows) @ weight[items].mT
+            torch.cos(projected, out=_rows(features, items, rows)[..., :count])
+            torch.sin(projected, out=_rows(features, items, rows)[..., count:])
+        ctx.squares = squares
+        ctx.save_for_backward(x, vectors, features)
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, vectors, features = ctx.saved_tensors
+
+        def of_projected(items: slice, rows: slice) -> tuple[Tensor, Tensor | None]:
+            here, above = _rows(features, items, rows), _rows(grad, items, rows)
+            (cos, sin), (of_cos, of_sin) = here.chunk(2, -1), above.chunk(2, -1)
+            of_squares = (here * above).sum(-1, keepdim=True) if ctx.squares else None
+            return of_sin * cos - of_cos * sin, of_squares
+
+        return _through_projection(x, vectors, features, of_projected), None, None
+
+
+def _through_projection(
+    x: Tensor, vectors: Tensor, features: Tensor, of: Callable[[slice, slice], tuple[Tensor, Tensor | None]]
+) -> Tensor:
+    """The gradient of x, from those of w.x and, where there is one, of |x|^2 / 2 in a block of rows."""
+    weight = _for_items(vectors.to(x.dtype), x)
+    if torch.is_grad_enabled():  # a graph of the gradient is asked for
+        everything = slice(None)
+        projected, squares = of(everything, everything)
+        of_x = projected @ weight
+        return (of_x if squares is None else of_x + x.flatten(0, 1) * squares).view_as(x)
+    of_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for items, rows in _blocks(features):
+        projected, squares = of(items, rows)
+        here = _rows(of_x, items, rows)
+        torch.bmm(projected, weight[items], out=here)
+        if squares is not None:
+            here.addcmul_(_rows(x, items, rows), squares)
+    return of_x
+
+
+_CACHED = 2**17  # numbers that several passes find in the cache of one core
+
+
+def _blocks(features: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Cuts (B, H, L, r) into runs of heads, or of rows of one head, whose features stay in the cache."""
+    count, length, width = features.shape[0] * features.shape[1], features.shape[2], features.shape[3]
+    together, step = count, length
+    if features.device.type == "cpu":
+        room = _CACHED * torch.get_num_threads() // width
+        together, step = max(1, room // max(1, length)), max(64, room)
+    for item in range(0, count, max(1, together)):
+        for row in range(0, length, max(1, step)):
+            yield slice(item, min(item + together, count)), slice(row, min(row + step, length))
+
+
+def _rows(tensor: Tensor, items: slice, rows: slice) -> Tensor:
+    """(B, H, L, n) to some rows of some of its B H items, a view where the tensor is contiguous."""
+    return tensor.flatten(0, 1)[items, rows]
+
+
+def _for_items(vectors: Tensor, x: Tensor) -> Tensor:
+    """(H or 1, r, D) to (B H, r, D): those of each head of each item."""
+    batch, heads = x.shape[:2]
+    return vectors.expand(batch, heads, *vectors.shape[1:]).flatten(0, 1)
 
 
 def signed(projection: Tensor, kind: str) -> Tensor:
@@ -211,9 +297,13 @@ def half_square(x: Tensor) -> Tensor:
     return x.square().sum(-1, keepdim=True) / 2
 
 
-def waves(projected: Tensor) -> Tensor:
-    """Cosines and sines, (..., m) to (..., 2m)."""
-    return torch.cat([projected.cos(), projected.sin()], -1)
+def waves(x: Tensor, projection: Tensor, *, squares: bool = False) -> Tensor:
+    """Cosines and sines of w.x, (B, H, L, D) and (H or 1, m, D) to (B, H, L, 2m); gradients do not reach vectors.
+
+    With `squares` gradients are those of these features times exp(|x|^2 / 2 - constant), as `exponentials` has it.
+    """
+    features: Tensor = _Waves.apply(x, projection, squares)
+    return features
 
 
 def check_kind(kind: object) -> None:
