@@ -26,7 +26,9 @@ from saccade.nn import (
     MultiHeadAttention,
     RecurrentLayer,
     StaticLayer,
+    StreamingLayer,
     Transformer,
+    WindowLayer,
 )
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
 
@@ -422,13 +424,17 @@ def test_a_step_with_a_state_is_compiled():
 
 
 @of(dict(pairless=NoPairsConfig(), weighed=WeighedConfig()))
-def test_only_caches_in_order_serve_a_mechanism_that_knows_no_placed_masks(mechanism):
-    module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=mechanism))
+@pytest.mark.parametrize("positions", [None, ROTARY], ids=["nowhere", "rotary"])
+def test_only_caches_in_order_serve_a_mechanism_that_knows_no_placed_masks(mechanism, positions):
+    module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, positions=positions, mechanism=mechanism))
     with torch.no_grad():
-        with pytest.raises(
-            ValueError, match=r"decodes with the cache that its module makes \(cache\(\)\), got a Static"
-        ):
-            module(tokens(), Causal(), cache=StaticLayer(20))
+        for cache in (StaticLayer(20), WindowLayer(20), StreamingLayer(20)):
+            with pytest.raises(
+                ValueError,
+                match=rf"decodes with the cache that its module makes \(cache\(\)\), got a {type(cache).__name__}",
+            ):
+                module(tokens(), Causal(), cache=cache)
+            assert cache.length == 0
         with pytest.raises(
             ValueError, match=r"mask: with a cache the mechanism '.*' takes Causal\(\) or None, got Window"
         ):

@@ -241,6 +241,9 @@ class MultiHeadAttention(nn.Module):
         bias, mask = seen.bias, seen.mask
         if padding is not None and cache is None:
             mask, cache = without_cache(mask, bias, padding)
+        mechanism, place = self.config.mechanism, None
+        if cache is not None and mechanism is not None and mechanism.traits.masks is not True:
+            place = Aligned.of(cache, mask, padding, x.shape[1], mechanism.name)
         query, key, value = self._projected(x)
         if isinstance(positions, Rotary) and isinstance(cache, StreamingLayer):
             if offset is not None:
@@ -256,10 +259,6 @@ class MultiHeadAttention(nn.Module):
             bias = positions()
         if cache is None:
             return query, Seen(key, value, mask, bias), None
-        mechanism = self.config.mechanism
-        place = None
-        if mechanism is not None and mechanism.traits.masks is not True:
-            place = Aligned.of(cache, mask, padding, x.shape[1], mechanism.name)
         return query, cache.append(key, value, mask, bias, padding), place
 
     def _across(
