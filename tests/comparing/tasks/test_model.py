@@ -68,6 +68,13 @@ def test_no_contender_sees_what_comes_later(name):
     assert not torch.allclose(body(x)[:, 11:], body(changed)[:, 11:])
 
 
+def test_a_window_sees_as_many_tokens_as_it_is_called_after():
+    torch.manual_seed(1)
+    body, x = named("window:size=4").body(16, 1, L), torch.randn(1, L, 16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(body(x)[0, 11].sum(), x)
+    assert gradient[0].any(-1).nonzero()[:, 0].tolist() == [8, 9, 10, 11]
+
+
 @pytest.mark.parametrize("name", EVERYONE)
 def test_every_contender_learns(name):
     """The gradient of the loss reaches every parameter.

@@ -45,7 +45,7 @@ def row(name: str, right: float, *, kept=100, a_token=0, task=TASKS[1], seed=0, 
 ROWS = [
     row("exact", 0.9999, kept=800, a_token=100),
     row("sigmoid", 0.42, kept=800, a_token=100),
-    row("linear", 0.995, kept=300),
+    row("linear", 0.995, kept=900),
     row("linear:head=2", 0.61, kept=20),
     row("GRU", 0.3, kept=8),
 ]
@@ -133,7 +133,7 @@ def test_a_task_stands_from_small_states_to_large_ones_and_then_what_grows():
     assert [line.split(" | ")[:4] for line in lines[2:]] == [
         ["| GRU", "8", "1,234", "30 %"],
         ["| linear:head=2", "20", "1,234", "61 %"],
-        ["| linear", "300", "1,234", "**99.5 %**"],
+        ["| linear", "900", "1,234", "**99.5 %**"],
         ["| exact", "100 a token", "1,234", "**99.9 %**"],
         ["| sigmoid", "100 a token", "1,234", "42 %"],
     ]
@@ -144,7 +144,7 @@ def test_the_sentence_follows_from_the_table():
     (said,) = tables.verdict(tables.lines(ROWS), "recall")
     assert said == (
         "Guessing is right 66.6 % of the time. Solved by what keeps every token: exact. Not solved, although every "
-        "token is kept: sigmoid. Solved with a state of fixed size: linear, 300 numbers with linear at the least. Not "
+        "token is kept: sigmoid. Solved with a state of fixed size: linear, 900 numbers with linear at the least. Not "
         "solved with: GRU, linear:head=2."
     )
     (said,) = tables.verdict(tables.lines(ROWS[3:]), "recall")
