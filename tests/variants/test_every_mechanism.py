@@ -15,6 +15,7 @@ from saccade import Causal, Padding, Window
 from saccade.batching import pad, unpad
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder, GrowingLayer, KVCache, MultiHeadAttention
 from saccade.nn._initial import begin_anew
+from saccade.positions import RotaryConfig
 from saccade.variants import MECHANISMS, Recurrent
 
 B, L, WIDTH, HEADS = 3, 149, 24, 4
@@ -202,6 +203,17 @@ def test_a_padded_item_is_what_it_is_alone(config, side, causal):
             torch.testing.assert_close(ours[n][b], its, **EXACT)  # 0 in the padding, not NaN
     for mine, its in zip(ours[len(padded) :], theirs[len(LENGTHS) * len(padded) :], strict=True):
         torch.testing.assert_close(mine, its, **EXACT)
+
+
+@every()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_positions_are_counted_from_the_first_token(config, side):
+    attention = AttentionConfig(WIDTH, HEADS, mechanism=config, positions=RotaryConfig(), head_width=6 * config.maps)
+    module, mask = MultiHeadAttention(attention).double().eval(), sides(config.traits)[-1]
+    x = [torch.randn(length, WIDTH, dtype=torch.float64) for length in LENGTHS]
+    rows, padding = pad(x, side=side, value=float("nan"))
+    for ours, row in zip(unpad(module(rows, mask, padding=padding), padding), x, strict=True):
+        torch.testing.assert_close(ours, module(row[None], mask)[0], **EXACT)
 
 
 @every()

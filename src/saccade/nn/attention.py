@@ -23,7 +23,7 @@ from ._ragged import refuse_with_nested, through_nested
 from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen, StreamingLayer
 from .cache.aligning import Aligned
 from .config import AttentionConfig, check_cross, reason
-from .masking import joined, of_context, real_context, without_cache
+from .masking import first_position, joined, of_context, real_context, without_cache
 from .norm import make_norm
 
 
@@ -251,7 +251,7 @@ class MultiHeadAttention(nn.Module):
             return *cache.turned(query, key, value, mask, bias, padding, positions), None
         if isinstance(positions, Rotary):
             if offset is None:
-                offset = 0 if cache is None else cache.offset(x.shape[1], padding)
+                offset = self._first_position(padding) if cache is None else cache.offset(x.shape[1], padding)
             query, key = positions(query, offset), positions(key, offset)
         elif positions is not None:
             if bias is not None:
@@ -260,6 +260,14 @@ class MultiHeadAttention(nn.Module):
         if cache is None:
             return query, Seen(key, value, mask, bias), None
         return query, cache.append(key, value, mask, bias, padding), place
+
+    def _first_position(self, padding: Padding | None) -> Offset:
+        """Position of row 0 without a cache.
+
+        Softmax attention reads rotary positions by their distances, which padding on the left leaves as they are. A
+        mechanism may read each by itself: features of a turned key, hashes of it.
+        """
+        return 0 if padding is None or self.mechanism is None else first_position(padding)
 
     def _across(
         self, x: Tensor, context: Tensor, values: Tensor, cache: LayerCache | ContextLayer | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from .._biases import Bias, RelativeScores, as_bias
@@ -27,6 +28,7 @@ from .._masks import (
 from .._masks._algebra import And, Not, Or
 from .._masks._placement import At
 from ..batching import fill_padding
+from ..positions import Offset
 from .cache import GrowingLayer
 
 
@@ -75,6 +77,14 @@ def without_cache(
     if of_distances:
         return joined(mask, real), None
     return mask, GrowingLayer()
+
+
+def first_position(padding: Padding) -> Offset:
+    """Position of row 0 where each item's first token stands at 0: 0, or (B,) int64 where one is padded on the left."""
+    if not _on_the_left(padding):
+        return 0
+    first = padding.keys.table.host.argmax(1)  # of an item without tokens 0, and nothing reads it
+    return torch.from_numpy(-first).to(padding.keys.table.values.device)
 
 
 def real_context(mask: Mask | None, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
