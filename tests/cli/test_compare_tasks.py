@@ -58,6 +58,12 @@ def test_what_is_recorded_is_not_run_again(capsys, tmp_path, monkeypatch):
     assert told["runs"][0]["seed"] == 0 and 0 <= told["runs"][0]["right"] <= 1
 
 
+def test_networks_can_be_left_out(capsys):
+    assert compare("--task", "copy", "--mechanism", "GRU", "--mechanism", "linear", "--no-layers", *QUICK) == 0
+    out = capsys.readouterr().out
+    assert "| linear |" in out and "GRU" not in out
+
+
 def test_the_same_seed_gives_the_same_table(capsys):
     given = ["--task", "recall", "--mechanism", "linear", *QUICK, "--seed", "5", "--json", "-"]
     found = []
@@ -103,6 +109,10 @@ def test_a_figure_is_drawn_from_records(tmp_path):
         (["--task", "copy", "--rates", "fast"], "rates: expected float numbers separated by commas, got 'fast'"),
         (["--task", "copy", "--taps", "-1"], "taps: must be at least 0, got -1"),
         (["--task", "copy", "--plot", "x.pdf"], "plot: expected a file that ends in .png or .svg, got x.pdf"),
+        (["--task", "copy", "--random", "1,2,8"], "random: tasks bring data of their own"),
+        (["--task", "copy", "--lengths", "4k"], "lengths: tasks are of one length, and trained, not timed"),
+        (["--task", "copy", "--rounds", "4"], "rounds: tasks are of one length, and trained, not timed"),
+        (["--steps", "3"], "steps: is for tasks (--task)"),
         (["--task", "copy", "--read", "nowhere.jsonl"], "read: there is no file nowhere.jsonl"),
     ],
 )

@@ -134,6 +134,17 @@ class Tasks:
     ] = None
 
 
+def refuse_beside(why: str, *given: object) -> None:
+    """ValueError for the first option, of these groups, that is not as usual.
+
+    An option without effect is a mistake of who gave it.
+    """
+    for group in given:
+        for field in dataclasses.fields(group):  # type: ignore[arg-type]
+            if getattr(group, field.name) != field.default:
+                raise ValueError(f"{field.name.replace('_', '-')}: {why}")
+
+
 def settings_of(measuring: Measuring) -> Settings:
     import torch
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ._bench_options import listed
-from ._compare_options import Chosen, Measuring, Output, Tasks
+from ._compare_options import Chosen, Measuring, Output, Tasks, refuse_beside
 from ._errors import require
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def compare_tasks(tasks: Tasks, chosen: Chosen, measuring: Measuring, output: Output) -> None:
     """Train a small model with each mechanism on the tasks that are named, and show what it solves."""
+    kept = replace(measuring, threads=None, seed=0, quick=False)  # what is left has no meaning here
+    refuse_beside("tasks are of one length, and trained, not timed", replace(chosen, mechanism=None, layers=True), kept)
     files = _checked(output)
     wanted = _tasks(tasks.task or [])
     if output.read is not None:
@@ -101,6 +103,7 @@ def _tasks(names: Sequence[str]) -> list[Task]:
 
 def _cases(tasks: Tasks, chosen: Chosen, measuring: Measuring, wanted: list[Task]) -> list[Case]:
     from ..comparing.tasks import Budget, Shape, cases
+    from ..comparing.tasks.everyone import NETWORKS
 
     budget = Budget(steps=60) if measuring.quick else Budget()
     if tasks.steps is not None:
@@ -110,6 +113,7 @@ def _cases(tasks: Tasks, chosen: Chosen, measuring: Measuring, wanted: list[Task
     shape = Shape() if tasks.taps is None else Shape(taps=tasks.taps)
     names = None if not chosen.mechanism else list(dict.fromkeys(["exact", *chosen.mechanism]))
     found = cases(wanted, names, tasks.seeds, shape, budget)
+    found = [case for case in found if chosen.layers or case.name not in NETWORKS]
     return [replace(case, seed=case.seed + measuring.seed) for case in found]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import __version__
-from ._compare_options import Chosen, Measuring, Output, Source, Tasks, lengths_of, settings_of
+from ._compare_options import Chosen, Measuring, Output, Source, Tasks, lengths_of, refuse_beside, settings_of
 from ._errors import UserError, require
 from ._options import Grouped, flattened
 
@@ -37,8 +37,10 @@ def compare(source: Source, chosen: Chosen, measuring: Measuring, output: Output
     if tasks.task is not None:
         from ._compare_tasks import compare_tasks
 
+        refuse_beside("tasks bring data of their own", source)
         compare_tasks(tasks, chosen, measuring, output)
         return
+    refuse_beside("is for tasks (--task)", tasks)
     if chosen.abilities:
         _list()
         return
