@@ -258,11 +258,11 @@ void statistics(nb::tuple shared, nb::handle query, nb::handle key, int64_t plac
 }
 
 // Queries, keys and values of one length, their memory, and what forward and backward of causal linear attention share.
-// problem: shapes of query, key and value, type, map, normalise, threads. kept: address and batch stride of rows and of
+// problem: shapes of query, key and value, type, map, normalise, threads, least. kept: address and batch stride of rows and of
 // keys. units: addresses of log_scale and running. Addresses may be 0 where there is nothing.
 Linear linear_of(nb::tuple problem, nb::handle query, nb::handle key, nb::handle value, nb::handle kept, nb::handle units,
                  Pointer denominator, Pointer states) {
-    if (problem.size() != 7) refuse("a problem of linear attention is a tuple of 7");
+    if (problem.size() != 8) refuse("a problem of linear attention is a tuple of 8");
     const Whole<4> q(problem[0], "query"), k(problem[1], "key"), v(problem[2], "value"), rows(kept, "kept");
     const Whole<2> unit(units, "units");
     for (int n = 0; n < 4; ++n)
@@ -277,6 +277,7 @@ Linear linear_of(nb::tuple problem, nb::handle query, nb::handle key, nb::handle
     call.map = whole(problem[4].ptr(), "map") ? Linear::elu_plus_one : Linear::identity;
     call.normalise = whole(problem[5].ptr(), "normalise") != 0;
     call.threads = static_cast<int>(whole(problem[6].ptr(), "threads"));
+    call.least = nb::cast<float>(problem[7]);
     if (call.threads < 1) refuse("at least one thread");
     call.query = memory<Input>(query, q.at, "query"), call.key = memory<Input>(key, k.at, "key");
     call.value = memory<Input>(value, v.at, "value");

@@ -145,6 +145,7 @@ struct Linear {
     Type type = Type::f32;
     Map map = identity;
     bool normalise = true;
+    float least = 0;  // a row whose weights sum to less, in magnitude, is 0 where normalised
     int threads = 1;
     Input query, key, value;
     Output out;                    // forward

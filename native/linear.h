@@ -22,7 +22,6 @@ namespace saccade {
 namespace SACCADE_SET {
 
 constexpr int64_t kChunk = 64, kBlock = 16;
-constexpr float kLeastWeight = 1.0842021724855044e-19f;  // as `least_weight` in _causal.py
 static_assert(kChunk % kBlock == 0 && kBlock % lanes == 0 && kLinearSpan % kChunk == 0);
 
 SACCADE_INLINE int64_t whole_vectors(int64_t width) { return (width + lanes - 1) / lanes * lanes; }
@@ -334,7 +333,7 @@ template <class T> class LinearPass {
             if (!call.normalise) return;
             const float* denominator = denominators(b, h, first);
             for (int64_t i = 0; i < count; i++) {
-                const bool live = !(std::fabs(denominator[i]) < kLeastWeight);
+                const bool live = !(std::fabs(denominator[i]) < call.least);
                 const float inverse = live ? 1 / denominator[i] : 0;
                 const T* out = row_of<T>(call.out_read, b, h, first + i);
                 vf sum = {};
@@ -376,7 +375,7 @@ template <class T> class LinearPass {
                 for (int64_t j = 0; j < (i / kBlock + 1) * kBlock; j += lanes) sum += load(A + i * kChunk + j);
                 for (int64_t m = 0; m < M_; m += lanes) sum += load(Q_state + i * M_ + m) * load(z + m);
                 denominator[i] = total(sum);
-                const bool live = !(std::fabs(denominator[i]) < kLeastWeight);
+                const bool live = !(std::fabs(denominator[i]) < call.least);
                 const float factor = !call.normalise ? 1 : live ? 1 / denominator[i] : 0;
                 T* out = row_of<T>(call.out, b, h, first + i);
                 for (int64_t k = 0; k < W; k += lanes)

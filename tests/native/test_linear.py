@@ -68,7 +68,7 @@ def test_values_and_gradients(instructions, length, group, features, width, norm
     scale = torch.zeros(2, 2, 1 + length)
     if scaled:
         scale = torch.cat([torch.zeros(2, 2, 1), 3 * torch.randn(2, 2, length)], -1)
-    out, sums = kernel.read(kernel.Told(kernel.IDENTITY, normalise), *tensors, scale if scaled else None)
+    out, sums = kernel.read(kernel.Told(kernel.IDENTITY, normalise, 1e-19), *tensors, scale if scaled else None)
     exact = [x.detach().double().requires_grad_() for x in tensors]
     expected = quadratic(*exact, scale.double(), normalise), after(*exact[1:], scale.double())
     cotangents = torch.randn_like(out), torch.randn_like(sums)
@@ -147,7 +147,7 @@ def test_the_module_repeats_the_checks():
     query, key, value = (x.detach() for x in problem(20, 1, 3, 2))
     out, denominator, states = torch.empty_like(value), torch.empty(2, 2, 20), torch.empty(2, 2, 2, 3, 3)
     at = [(x.data_ptr(), x.stride()) for x in (query, key, value, out)]
-    shape = (query.shape, key.shape, value.shape, 0, 0, 1, 1)
+    shape = (query.shape, key.shape, value.shape, 0, 0, 1, 1, 1e-19)
     none = ((0, 0, 0, 0), (0, 0))
     call = kernel._kernels.module.linear
     with pytest.raises(ValueError, match="shapes of query, key and value do not belong together"):
@@ -155,6 +155,6 @@ def test_the_module_repeats_the_checks():
     with pytest.raises(ValueError, match="linear attention lacks memory"):
         call(shape, *at[:3], *none, at[3], denominator.data_ptr(), 0)
     with pytest.raises(ValueError, match="at least one thread"):
-        call((*shape[:6], 0), *at[:3], *none, at[3], denominator.data_ptr(), states.data_ptr())
+        call((*shape[:6], 0, 1e-19), *at[:3], *none, at[3], denominator.data_ptr(), states.data_ptr())
     with pytest.raises(ValueError, match="linear attention of nothing"):
         call(((2, 2, 0, 3), *shape[1:]), *at[:3], *none, at[3], denominator.data_ptr(), states.data_ptr())

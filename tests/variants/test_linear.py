@@ -6,6 +6,7 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key widt
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from saccade import Causal, Padding, Window
 from saccade.variants import Heads, LinearConfig, LinearState, _causal, _causal_native, linear_attention, linear_step
-from saccade.variants.feature_maps import Dpfp, EluPlusOne, Relu, Softmax, Taylor
+from saccade.variants.feature_maps import NAMES, Dpfp, EluPlusOne, Relu, Softmax, Taylor
 
 NEAR = 1e-12  # of the largest entry: sums of some hundred float64 products in another order
 
@@ -159,18 +160,27 @@ def test_padding_is_exact_whatever_stands_there(poison, causal, dtype):
         assert (poisoned[0, :, 41:] == 0).all()
 
 
+@pytest.mark.parametrize("later", [float("nan"), -float("inf"), 3e38, 1e30])
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("map_name", ["elu+1", "relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_later_nan_reaches_no_earlier_row(dtype):
-    query, key, value = (x.detach() for x in inputs(1, 2, 1, 137, 137, dtype=dtype))
-    clean = linear_attention(query, key, value, Causal())
-    for tensor in (query, key, value):
-        tensor[:, :, 70:] = float("nan")
-    tensors = [x.requires_grad_() for x in (query, key, value)]
-    out = linear_attention(*tensors, Causal())
-    torch.testing.assert_close(out[:, :, :70], clean[:, :, :70], rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
-    assert out[:, :, 70:].isnan().all()  # and is not hidden where it is seen
-    (gradient,) = torch.autograd.grad(out[:, :, :70].sum(), tensors[:1])
-    assert torch.isfinite(gradient[:, :, :70]).all()
+def test_what_stands_later_changes_no_bit_of_earlier_rows(dtype, map_name, which, later):
+    """Nor of their gradients, where later rows stay in range: two of 3e38 do not. NaN reaches the rows that see it."""
+    clean = [x.detach() for x in inputs(1, 2, 1, 137, 137, dtype=dtype)]
+    dirty = [x.clone() for x in clean]
+    dirty[which][:, :, 70:] = later
+
+    def run(tensors):
+        leaves = [x.requires_grad_() for x in tensors]
+        out = linear_attention(*leaves, Causal(), feature_map=NAMES[map_name])
+        return out, *torch.autograd.grad(out[:, :, :70].sum(), leaves)
+
+    (out, *gradients), (expected, *expected_gradients) = run(dirty), run(clean)
+    assert torch.equal(out[:, :, :70], expected[:, :, :70])
+    if later != 3e38:
+        assert all(torch.equal(x[:, :, :70], y[:, :, :70]) for x, y in zip(gradients, expected_gradients, strict=True))
+    if math.isnan(later):
+        assert out[:, :, 70:].isnan().all()  # and is not hidden where it is seen
 
 
 def test_gradcheck():

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _causal_native
+from ._shown import zeroed
 
 CHUNK = 64
 SEGMENT = 512  # tokens that are taken at once, for fewer and larger products
@@ -43,6 +44,7 @@ class LinearState(NamedTuple):
 def read_causally(
     queries: Tensor, keys: Tensor, values: Tensor, state: LinearState | None = None, *, normalise: bool = True,
     log_scale: Tensor | None = None, state_scale: Tensor | None = None, known_finite: bool = False,
+    least: float | None = None,
 ) -> tuple[Tensor, LinearState]:  # fmt: skip
     """Each token reads itself, those before it and those in the state.
 
@@ -56,23 +58,31 @@ def read_causally(
         keys: features (B, Hkv, L, M).
         values: (B, Hkv, L, Dv).
         state: of what came before.
-        normalise: divide by the sum of weights. Where that is below `least_weight` the row is 0.
+        normalise: divide by the sum of weights. Where its magnitude is below `least` the row is 0.
         log_scale: (B, Hkv, L).
         state_scale: (B, Hkv), the logarithm of the unit that `state` is in.
         known_finite: queries, keys and values hold neither NaN nor infinity, which need not be looked for.
+        least: None is `least_weight`.
 
     Returns:
         (out (B, H, L, Dv), the state after these tokens).
     """
+    if not (known_finite or finite(queries, keys, values)):
+        taint = Taint.of(queries, keys, values)
+        read = read_causally(
+            *taint.without(queries, keys, values), state, normalise=normalise, log_scale=log_scale,
+            state_scale=state_scale, known_finite=True, least=least,
+        )  # fmt: skip
+        return taint.over(*read)
     sums = _joined(state, keys, values.shape[-1])
     if log_scale is not None:
         first = log_scale.new_full(log_scale.shape[:2], -torch.inf) if state_scale is None else state_scale
         log_scale = torch.cat([first[..., None], log_scale], -1).detach()
-    calm = known_finite or finite(queries, keys, values)
-    if calm and queries.dtype == torch.float32 and _causal_native.takes(queries, keys, values):
-        told = _causal_native.Told(_causal_native.IDENTITY, normalise)
+    least = least_weight(queries.dtype) if least is None else least
+    if queries.dtype == torch.float32 and _causal_native.takes(queries, keys, values):
+        told = _causal_native.Told(_causal_native.IDENTITY, normalise, least)
         return _parted(*_causal_native.read(told, queries, keys, values, sums, log_scale))
-    return _parted(*_Causal.apply(queries, keys, values, sums, log_scale, normalise, calm))
+    return _parted(*_Causal.apply(queries, keys, values, sums, log_scale, normalise, least))
 
 
 def read_elu_plus_one(
@@ -84,9 +94,14 @@ def read_elu_plus_one(
     Args:
         rows, kept: bool (B or 1, L), real queries and real keys: the features of others are 0.
     """
-    if not (_causal_native.takes(query, key, value) and finite(query, key, value)):
+    if not _causal_native.takes(query, key, value):
         return None
-    told = _causal_native.Told(_causal_native.ELU_PLUS_ONE, normalise, rows, kept)
+    if not finite(query, key, value):
+        query, key, value = zeroed(query, rows), zeroed(key, kept), zeroed(value, kept)
+        taint = Taint.of(query, key, value)
+        read = read_elu_plus_one(*taint.without(query, key, value), state, rows, kept, normalise)
+        return None if read is None else taint.over(*read)
+    told = _causal_native.Told(_causal_native.ELU_PLUS_ONE, normalise, least_weight(torch.float32), rows, kept)
     return _parted(*_causal_native.read(told, query, key, value, _joined(state, key, value.shape[-1]), None))
 
 
@@ -101,9 +116,11 @@ def _parted(out: Tensor, sums: Tensor) -> tuple[Tensor, LinearState]:
     return out, LinearState(sums[..., :-1], sums[..., -1])
 
 
-def read_all(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool = True) -> Tensor:
+def read_all(
+    queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool = True, least: float | None = None
+) -> Tensor:
     """Every query (B, H, Lq, M) reads every key (B, Hkv, Lk, M) and value (B, Hkv, Lk, Dv): (B, H, Lq, Dv)."""
-    return read_state(queries, summed(keys, values), normalise=normalise)
+    return read_state(queries, summed(keys, values), normalise=normalise, least=least)
 
 
 def summed(keys: Tensor, values: Tensor) -> LinearState:
@@ -111,20 +128,21 @@ def summed(keys: Tensor, values: Tensor) -> LinearState:
     return LinearState(keys.mT @ values, keys.sum(-2))
 
 
-def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True) -> Tensor:
+def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True, least: float | None = None) -> Tensor:
     """Every query (B, H, L, M) reads what is in the state: (B, H, L, Dv)."""
     batch, heads, length, width = queries.shape
     kv_heads = state.weights.shape[1]
     grouped = queries.reshape(batch, kv_heads, heads // kv_heads * length, width)
     out = grouped @ state.sums
     if normalise:
-        out = divided(out, grouped @ state.weights[..., None])
+        out = divided(out, grouped @ state.weights[..., None], least)
     return out.reshape(batch, heads, length, out.shape[-1])
 
 
-def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
+def divided(numerator: Tensor, denominator: Tensor, least: float | None = None) -> Tensor:
     """The quotient, and 0 where no weight is left, with gradient 0."""
-    live = ~(denominator.abs() < least_weight(denominator.dtype))  # NaN stays NaN
+    least = least_weight(denominator.dtype) if least is None else least
+    live = ~(denominator.abs() < least)  # NaN stays NaN
     return (numerator / denominator.where(live, 1.0)).where(live, 0.0)
 
 
@@ -134,6 +152,32 @@ def least_weight(dtype: torch.dtype) -> float:
     Less is as good as nothing, and its reciprocal would leave no room for gradients, which are products with it.
     """
     return math.sqrt(torch.finfo(dtype).tiny)
+
+
+class Taint(NamedTuple):
+    """Where tokens were not finite. In their place stands 0 while others are read: within a chunk's product 0 * NaN
+    would reach rows that do not see it. NaN is put back after that, so that no bit of the rows before depends on it."""
+
+    rows: Tensor  # (B, H, L): NaN where a query was not finite, otherwise 0
+    keys: Tensor  # (B, Hkv, L): NaN where a key or its value was not
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Taint:
+        rows, keys, values = ((x * 0).sum(-1) for x in (query, key, value))
+        return cls(rows, keys + values)
+
+    def without(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With 0 in the place of such tokens."""
+        rows, keys = (poison.isnan()[..., None] for poison in self)
+        return query.masked_fill(rows, 0.0), key.masked_fill(keys, 0.0), value.masked_fill(keys, 0.0)
+
+    def over(self, out: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
+        """What was read causally, (B, H, L, Dv), and the state: NaN where such a token is seen or summed."""
+        seen = self.keys.cumsum(-1).repeat_interleave(out.shape[1] // self.keys.shape[1], 1)
+        summed = self.keys.sum(-1)[..., None].to(state.weights)
+        sums, weights = state.sums + summed[..., None], state.weights + summed
+        return out + (self.rows + seen)[..., None].to(out), LinearState(sums, weights)
 
 
 def finite(*tensors: Tensor) -> bool:
@@ -164,11 +208,9 @@ class _Plan(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, queries: Tensor, keys: Tensor, calm: bool) -> _Plan:
-        """Where a number is not finite, chunks of one token: 0 * NaN within a chunk would reach rows before it."""
+    def of(cls, queries: Tensor, keys: Tensor) -> _Plan:
         length = queries.shape[2]
-        chunk = max(1, min(CHUNK, length)) if calm else 1
-        return cls(chunk, queries.shape[1] // keys.shape[1], length)
+        return cls(max(1, min(CHUNK, length)), queries.shape[1] // keys.shape[1], length)
 
     @property
     def segments(self) -> list[slice]:
@@ -254,9 +296,9 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, log_scale: Tensor | None,
-        normalise: bool, calm: bool,
+        normalise: bool, least: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        plan = _Plan.of(queries, keys, calm)
+        plan = _Plan.of(queries, keys)
         out = values.new_empty(*queries.shape[:3], values.shape[-1])
         denominators = values.new_empty(*queries.shape[:3], 1)
         state, before = sums.flatten(0, 1), []
@@ -268,9 +310,9 @@ class _Causal(torch.autograd.Function):
             read = _pairs(q, k, plan, scales) @ v
             read += _scaled(q, scales.rows) @ states
             numerator, denominator = read[..., :-1], read[..., -1:]
-            plan.paste(divided(numerator, denominator) if normalise else numerator, out, segment, plan.groups)
+            plan.paste(divided(numerator, denominator, least) if normalise else numerator, out, segment, plan.groups)
             plan.paste(denominator, denominators, segment, plan.groups)
-        ctx.plan, ctx.normalise = plan, normalise
+        ctx.plan, ctx.normalise, ctx.least = plan, normalise, least
         ctx.save_for_backward(queries, keys, values, log_scale, out, denominators, *before)
         return out, state.view_as(sums)
 
@@ -284,7 +326,7 @@ class _Causal(torch.autograd.Function):
         for segment, state in zip(reversed(plan.segments), reversed(before), strict=True):
             q, k, v = _operands(plan, segment, queries, keys, values)
             g, read, weight = (plan.cut(t, segment, plan.groups) for t in (g_out, out, denominators))
-            g = _cotangent(g, read, weight, ctx.normalise)
+            g = _cotangent(g, read, weight, ctx.least if ctx.normalise else None)
             scales = _Scales.of(plan, segment, log_scale)
             scaled_q, scaled_k = _scaled(q, scales.rows), _scaled(k, scales.keys)
             states, _ = _states(scaled_k.mT @ v, state, scales.states)
@@ -305,9 +347,9 @@ def _operands(plan: _Plan, segment: slice, queries: Tensor, keys: Tensor, values
     return q, k, F.pad(v, (0, 1), value=1.0)
 
 
-def _cotangent(g_out: Tensor, out: Tensor, denominator: Tensor, normalise: bool) -> Tensor:
+def _cotangent(g_out: Tensor, out: Tensor, denominator: Tensor, least: float | None) -> Tensor:
     """(N, n, G C, Dv + 1): gradients of numerator and denominator."""
-    if not normalise:
+    if least is None:
         return F.pad(g_out, (0, 1))
     g = torch.cat([g_out, -(g_out * out).sum(-1, keepdim=True)], -1)
-    return divided(g, denominator)
+    return divided(g, denominator, least)

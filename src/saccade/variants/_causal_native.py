@@ -33,6 +33,7 @@ class Told(NamedTuple):
 
     map: int
     normalise: bool
+    least: float  # a row whose weights sum to less, in magnitude, is 0 where normalised
     rows: Tensor | None = None  # bool (B or 1, L): real queries
     keys: Tensor | None = None  # bool (B or 1, L): real keys
 
@@ -99,7 +100,7 @@ def _shared(
     """What native/bindings.cpp makes a Linear of."""
     problem = (
         query.shape, key.shape, value.shape, _kernels.TYPES[query.dtype], told.map, int(told.normalise),
-        torch.get_num_threads(),
+        torch.get_num_threads(), told.least,
     )  # fmt: skip
     units = (_address(log_scale), _address(running))
     return problem, _at(query), _at(key), _at(value), (*_kept(told.rows), *_kept(told.keys)), units

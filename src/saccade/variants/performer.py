@@ -3,7 +3,7 @@
     out_i = phi(x_i) . sum_j phi(y_j) v_j^T / phi(x_i) . sum_j phi(y_j),     x = s q, y = s k, s = sqrt(scale): D^-1/4
 
 since E[phi(x).phi(y)] = exp(x.y): features and their errors are in `random_features`. Choromanski et al., "Rethinking
-Attention with Performers" (2020), sections 2.2 to 2.4; causally by running sums, section 2.2 and appendix B.1.
+Attention with Performers" (2020), sections 2.2 to 2.4 and algorithm 1; causally by prefix sums, appendix B.1.
 
 Time O(L r (D + Dv)), memory O(L (r + Dv)), for r features; decoding keeps r (Dv + 1) + 1 numbers per head. Neither
 L x L nor L x r x D is formed.
@@ -22,8 +22,8 @@ Nothing overflows. Scales are taken out of the exponentials where they cancel be
 
 So there is no eps, and positive and hyperbolic features have positive denominators. Causally one can still underflow
 (float32: below e^-80 of what the norms of query and keys allow); such a row is 0. Sums of trigonometric features may be
-0 or negative: a denominator smaller than its own rounding error is replaced by that error, with its sign. Results are
-finite then, but wildly wrong, as they are wherever such sums are small: why the paper left these features behind.
+0 or negative: where a denominator is no larger than the rounding error of one weight, the row is 0. Where it is little
+larger, the row is finite but wildly wrong: why the paper left these features behind (section 2.3).
 
 Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
 Dv value width, m vectors, r features (m, or 2m where each vector gives two).
@@ -63,7 +63,7 @@ _ROOM = 20.0  # features of a causal row go up to exp(20), so that products may 
 class PerformerState(NamedTuple):
     """What Performer remembers: float32, or float64 for float64 inputs."""
 
-    sums: Tensor  # (B, Hkv, r, Dv): sum_j phi(y_j) v_j^T / exp(level); trigonometric: Dv + 1, of [v_j, 1]
+    sums: Tensor  # (B, Hkv, r, Dv): sum_j phi(y_j) v_j^T / exp(level)
     weights: Tensor  # (B, Hkv, r): sum_j phi(y_j) / exp(level)
     level: Tensor  # (B, Hkv): the largest exponent so far, -inf at first
 
@@ -157,13 +157,12 @@ class _Estimate:
         """Every query reads every real key."""
         query = _grouped(given.query, given.key.shape[1])
         if self.kind == "trigonometric":
-            features, queries = self._waves_of_keys(given), waves(query, self.projection)
-            read = read_all(queries, features, _with_ones(given.value), normalise=False)
-            out = self._divided(read)
+            keys, queries = self._waves_of_keys(given), waves(query, self.projection)
         else:
             vectors = signed(self.projection, self.kind)
-            features, level = exponentials_over_keys(given.key, vectors, given.kept)
-            out = read_all(exponentials(query, vectors, level)[0], features, given.value)
+            keys, level = exponentials_over_keys(given.key, vectors, given.kept)
+            queries, _ = exponentials(query, vectors, level)
+        out = read_all(queries, keys, given.value, least=self._least(query.dtype))
         out = out.reshape(*given.query.shape[:3], given.value.shape[3])
         return out if given.poison is None else given.tainted(out, given.poison[1].sum(-1, keepdim=True))
 
@@ -173,17 +172,16 @@ class _Estimate:
         half = half_square(given.key.detach())
         if self.kind == "trigonometric":
             keys, level = waves(given.key, self.projection, squares=True), half
-            queries, values = waves(query, self.projection), _with_ones(given.value)
+            queries = waves(query, self.projection)
         else:
-            vectors, values = signed(self.projection, self.kind), given.value
+            vectors = signed(self.projection, self.kind)
             keys, top = exponentials(given.key, vectors, squares=True, room=_ROOM)
             queries, level = exponentials(query, vectors, room=_ROOM)[0], top - half
         keys, level = zeroed(keys, given.kept), _hidden(level, given.kept)
         queries = queries.reshape(*given.query.shape[:3], keys.shape[3])
         one = given.query.shape[2] == given.key.shape[2] == 1
-        exact = self.kind != "trigonometric"
-        read, state = (_read_one if one else _read)(queries, keys, values, level[..., 0], state, exact)
-        out = read if exact else self._divided(read)
+        read = _read_one if one else _read
+        out, state = read(queries, keys, given.value, level[..., 0], state, self._least(query.dtype))
         if given.poison is None:
             return out, state
         ahead = keys.shape[2] - queries.shape[2]
@@ -197,11 +195,9 @@ class _Estimate:
         level = half.detach().amax(-2, keepdim=True) if half.shape[2] else half.detach()
         return waves(given.key, self.projection) * (half - _settled(level)).exp()
 
-    def _divided(self, read: Tensor) -> Tensor:
-        """Numerators over the trigonometric denominators beside them."""
-        numerator, denominator = read[..., :-1], read[..., -1:]
-        least = denominator.new_tensor(torch.finfo(read.dtype).eps * self.projection.shape[1])
-        return numerator / torch.where(denominator.abs() < least, least.copysign(denominator), denominator)
+    def _least(self, dtype: torch.dtype) -> float | None:
+        """Sums of trigonometric weights may be no more than the rounding error of one weight, which is up to m."""
+        return torch.finfo(dtype).eps * self.projection.shape[1] if self.kind == "trigonometric" else None
 
 
 def _grouped(query: Tensor, kv_heads: int) -> Tensor:
@@ -229,13 +225,8 @@ def _settled(level: Tensor) -> Tensor:
     return level.masked_fill(level == -torch.inf, 0.0)
 
 
-def _with_ones(values: Tensor) -> Tensor:
-    """With a last column, which sums to the denominator."""
-    return F.pad(values, (0, 1), value=1.0)
-
-
 def _read(
-    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, normalise: bool
+    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, least: float | None
 ) -> tuple[Tensor, PerformerState]:
     """What queries, bottom-right, read of the keys up to their place: (B, Hq, Lq, n); and what is carried on."""
     ahead, behind = max(0, keys.shape[2] - queries.shape[2]), max(0, queries.shape[2] - keys.shape[2])
@@ -244,7 +235,7 @@ def _read(
         state = _remembered(keys[:, :, :ahead], values[:, :, :ahead], level[..., :ahead])
     read, after = read_causally(
         queries[:, :, behind:], keys[:, :, ahead:], values[:, :, ahead:],
-        None if state is None else LinearState(state.sums, state.weights), normalise=normalise,
+        None if state is None else LinearState(state.sums, state.weights), least=least,
         log_scale=level[..., ahead:], state_scale=None if state is None else state.level, known_finite=True,
     )  # fmt: skip
     highest = level.new_full((*level.shape[:2], 1), -torch.inf) if state is None else state.level[..., None]
@@ -253,13 +244,13 @@ def _read(
 
 
 def _read_one(
-    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, normalise: bool
+    queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, least: float | None
 ) -> tuple[Tensor, PerformerState]:
     """The same of a single token, which may read what it adds, without chunks."""
     added = _remembered(keys, values, level)
     if state is not None:
         added = _joined(state, added)
-    return read_state(queries, LinearState(added.sums, added.weights), normalise=normalise), added
+    return read_state(queries, LinearState(added.sums, added.weights), least=least), added
 
 
 def _joined(state: PerformerState, other: PerformerState) -> PerformerState:
@@ -422,7 +413,6 @@ class PerformerAttention(Recurrent):
             raise TypeError(f"state: expected a PerformerState or None, got {type(state).__name__}")
         batch, heads, _, width = given.value.shape
         features = self.projection.shape[1] * (1 if self.config.kind == "positive" else 2)
-        width += self.config.kind == "trigonometric"
         expected = (batch, heads, features, width), (batch, heads, features), (batch, heads)
         for name, tensor, shape in zip(state._fields, state, expected, strict=True):
             if tensor.shape != shape:

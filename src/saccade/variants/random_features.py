@@ -6,9 +6,10 @@
     hyperbolic      phi(x) = exp(-|x|^2 / 2) (2m)^-1/2 [exp(w_1.x), ..., exp(-w_1.x), ...]                2m features
     trigonometric   phi(x) = exp(+|x|^2 / 2) m^-1/2    [cos(w_1.x), ..., sin(w_1.x), ...]                 2m features
 
-Choromanski et al., "Rethinking Attention with Performers" (2020): Lemma 1 (positive and hyperbolic), equation 4 and
-section 2.3 (trigonometric; Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007). With
-independent vectors, a = |x + y|^2 and b = |x - y|^2, the mean squared errors are (Lemma 2)
+Choromanski et al., "Rethinking Attention with Performers" (2020; numbers as in the text of ICLR 2021): Lemma 1
+(positive and hyperbolic), section 2.3 (trigonometric; Rahimi and Recht, "Random Features for Large-Scale Kernel
+Machines", 2007). With independent vectors,
+a = |x + y|^2 and b = |x - y|^2, the mean squared errors are (Lemma 2)
 
     positive        e^a SM^2 (1 - e^-a) / m
     hyperbolic      (1 - e^-a) / 2 of that
@@ -18,9 +19,9 @@ where m counts vectors: at equal features, hyperbolic ones have 1 - e^-a of the 
 hyperbolic errors vanish where the kernel does, which is what attention needs; trigonometric ones grow there, and sums
 of them may even be negative.
 
-Orthogonal vectors (section 2.4 and Theorem 2) stand in blocks of D: directions from a rotation drawn uniformly (Haar),
-lengths independent, as long as Gaussian vectors are (chi with D degrees of freedom). Each alone is then still exactly
-N(0, I), so nothing becomes biased, while errors of the same block partly cancel.
+Orthogonal vectors (section 2.4, Theorem 2; more than D of them, appendix B.2) stand in blocks of D: directions from a
+rotation drawn uniformly (Haar), lengths independent, as long as Gaussian vectors are (chi with D degrees of freedom).
+Each alone is then still exactly N(0, I), so nothing becomes biased, while errors of the same block partly cancel.
 
 Shapes: B batch, H heads, L length, D width, m vectors, r features (m, or 2m).
 """
@@ -42,7 +43,8 @@ KINDS = ("positive", "trigonometric", "hyperbolic")
 def usual_features(width: int) -> int:
     """D log D, rounded to whole blocks of D orthogonal vectors, and even: 256 at D = 64.
 
-    D log D is what uniform convergence asks for (Theorem 4); 256 is what the paper trains heads of 64 with.
+    D log D is what uniform convergence asks for (Theorem 4, for trigonometric ones); 256 is what the paper trains heads
+    of 64 with (appendix A.3).
     """
     features = width * max(1, round(math.log(width)))
     return features + features % 2
@@ -229,7 +231,7 @@ class _Waves(torch.autograd.Function):
             here, above = _rows(features, items, rows), _rows(grad, items, rows)
             (cos, sin), (of_cos, of_sin) = here.chunk(2, -1), above.chunk(2, -1)
             of_squares = (here * above).sum(-1, keepdim=True) if ctx.squares else None
-            return of_sin * cos - of_cos * sin, of_squares
+            return (of_sin * cos).addcmul_(of_cos, sin, value=-1), of_squares
 
         return _through_projection(x, vectors, features, of_projected), None, None
 
