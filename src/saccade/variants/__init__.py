@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from . import feature_maps
+from ._causal import LinearState
 from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._parse import parse_from
 from ._shown import Shown, shown
 from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
 from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
 from .gated import GatedAttention, GatedConfig, gated_attention
-from .linear import LinearAttention, LinearConfig, LinearState, linear_attention, linear_step
+from .linear import LinearAttention, LinearConfig, linear_attention, linear_step
 from .linformer import LinformerAttention, LinformerConfig, linformer_attention
 from .longformer import LongformerAttention, LongformerConfig
 from .nystrom import NystromAttention, NystromConfig, nystrom_attention
