@@ -63,12 +63,13 @@ def lines(rows: Sequence[Row]) -> list[Line]:
 
 
 def tasks_of(found: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(line.task for line in found))
+    there = {line.task for line in found}
+    return [kind.name for kind in TASKS if kind.name in there]
 
 
 def command(rows: Sequence[Row]) -> str:
     """What makes runs like these, were there none."""
-    names = list(dict.fromkeys(row.task for row in rows))
+    names = tasks_of(lines(rows))
     first, usual = rows[0].case, (Shape(), Budget())
     given = {
         "task": "all" if len(names) == len(TASKS) else ",".join(names),
