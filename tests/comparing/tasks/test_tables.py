@@ -182,8 +182,9 @@ def test_the_page_says_what_all_had():
     text = " ".join(head)
     assert "1 layer, 8 wide, without feed-forward layers" in text and "a short convolution over 2 tokens" in text
     assert "at most 3 steps of Adam, each with 4 new examples, at a rate that rises to 0.01 and falls" in text
-    assert "2 seeds." in text and "does not solve" not in text
+    assert "1 to 2 seeds each." in text and "does not solve" not in text
     two = dataclasses.replace(ROWS[0], case={**ROWS[0].case, "budget": {**ROWS[0].case["budget"], "rates": [0.1, 0.2]}})
+    assert "1 seed each." in " ".join(tables.head(ROWS))
     assert "Who does not solve a task at a rate of 0.1 gets 0.2, from the start." in " ".join(tables.head([two]))
     assert tables.page(ROWS, {})[2] == (
         "Multi-query associative recall (Arora et al., Zoology (2023), section 3.1): vocabulary 12, length 8, "

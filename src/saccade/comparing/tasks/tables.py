@@ -96,7 +96,8 @@ def head(rows: Sequence[Row]) -> list[str]:
     again = f" Who does not solve a task at a rate of {first} gets {' and then '.join(others)}, from the start." * bool(
         others
     )
-    seeds = len({row.case["seed"] for row in rows})
+    counts = sorted({len(line.rows) for line in lines(rows)})
+    seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     return [
         "# What each mechanism solves", "", f"    {command(rows)}", "",
         f"Every model: {layers}, {shape['width']} wide, without feed-forward layers, behind sinusoidal positions and "
@@ -104,7 +105,7 @@ def head(rows: Sequence[Row]) -> list[str]:
         f"{budget['batch']} new examples, at a rate that rises to {first} and falls to 0; fewer where nothing is left "
         f"to gain.{again} The model that is right most often on a validation set is judged on {budget['held']:,} "
         "examples, which are left out of training wherever they come up.", "",
-        f"{seeds} seed{'s' * (seeds != 1)}. **Bold**: at least {percent(SOLVED)} right with every seed. Numbers kept: "
+        f"{seeds} each. **Bold**: at least {percent(SOLVED)} right with every seed. Numbers kept: "
         "all layers' state, or keys and values. CPU seconds are of one thread and of all rates together.", "",
     ]  # fmt: skip
 
