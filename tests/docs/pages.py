@@ -44,7 +44,7 @@ def run_python(page: Path) -> int:
     found = blocks(page, "python")
     for block in found:
         # Empty lines in front let a traceback name the page's own line.
-        exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
+        exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True), namespace)
     return len(found)
 
 
