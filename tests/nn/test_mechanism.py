@@ -446,6 +446,20 @@ def test_only_caches_in_order_serve_a_mechanism_that_knows_no_placed_masks(mecha
             module(tokens(), Window(3, 0), cache=GrowingLayer())
 
 
+@dataclasses.dataclass(frozen=True)
+class BiasedConfig(ExactConfig):
+    traits = dataclasses.replace(NoPairsConfig.traits, takes=("bias",))
+
+
+def test_a_bias_names_rows_and_keys_so_nothing_may_be_moved_under_it():
+    module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=BiasedConfig()))
+    x, bias, cache = tokens(), torch.linspace(0, 3, L * L).view(1, 1, L, L), GrowingLayer()
+    with torch.no_grad():
+        torch.testing.assert_close(module(x, Causal(), cache=GrowingLayer(), bias=bias), module(x, Causal(), bias=bias))
+        with pytest.raises(ValueError, match="bias: not with 'exact' and a cache of items of unequal length"):
+            module(x, Causal(), cache=cache, bias=bias, padding=RIGHT)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = {

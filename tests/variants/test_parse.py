@@ -45,11 +45,20 @@ def test_a_name_and_settings_are_a_configuration(text, config):
         ("linear:feature_map=cosine", "^mechanism: linear:feature_map=cosine: .*cosine"),
         ("reformer:buckets=7", "^mechanism: reformer:buckets=7: buckets.*7"),
         ("linear:normalise=2", "^mechanism: linear:normalise=2: normalise: expected True or False, got int$"),
+        ("linear:feature_map=elu+1,feature_map=relu", "^mechanism: linear:.*: feature_map is said twice$"),
     ],
 )
 def test_what_cannot_be_is_named(text, message):
     with pytest.raises(ValueError, match=message):
         parse(text)
+
+
+def test_neither_no_text_nor_no_length_can_be_parsed():
+    with pytest.raises(TypeError, match="^mechanism: expected text such as .*, got LinearConfig$"):
+        parse(LinearConfig())
+    for length in (0, -5):
+        with pytest.raises(ValueError, match=f"^length: must be at least 1, got {length}$"):
+            parse("linear", length)
 
 
 def test_fields_left_out_are_usual_for_a_length():

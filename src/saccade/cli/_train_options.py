@@ -72,7 +72,8 @@ class Shape:
         """As `ModelConfig` takes them; ValueError names mechanisms and settings that there are not."""
         from ..variants import parse
 
-        mechanism = None if self.mechanism is None else parse(self.mechanism, self.context)
+        # A context that cannot be is refused by name when the model is made.
+        mechanism = None if self.mechanism is None else parse(self.mechanism, max(self.context, 1))
         return {**vars(self), "mechanism": mechanism}
 
 

@@ -21,19 +21,28 @@ def parse_from(
     defaults, or where a length is given what is usual for sequences of up to so many tokens.
 
     Raises:
-        ValueError: no such mechanism or field, a field without a value, a value that cannot be.
+        TypeError: the text is none.
+        ValueError: no such mechanism or field, a field without a value or with two, a value that cannot be, a length
+            of no tokens.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"mechanism: expected text such as 'linear:feature_map=relu', got {type(text).__name__}")
+    if length is not None and length < 1:
+        raise ValueError(f"length: must be at least 1, got {length}")
     name, _, settings = text.partition(":")
     kind = _named(name, mechanisms)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     given: dict[str, Any] = {} if length is None else _fields(kind.usual(length))
+    said: dict[str, Any] = {}
     for part in filter(None, settings.split(",")):
         field, equals, value = part.partition("=")
         if field not in fields or not equals:
             raise ValueError(f"mechanism: {name} takes {_forms(list(fields))}; got {part!r}")
-        given[field] = _value(value)
+        if field in said:
+            raise ValueError(f"mechanism: {text}: {field} is said twice")
+        said[field] = _value(value)
     try:
-        return kind(**given)
+        return kind(**{**given, **said})
     except (TypeError, ValueError) as error:
         raise ValueError(f"mechanism: {text}: {error}") from None
 
