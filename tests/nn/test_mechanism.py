@@ -31,6 +31,7 @@ from saccade.nn import (
     WindowLayer,
 )
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
+from saccade.variants import LinearConfig
 
 B, L, WIDTH, HEADS = 3, 11, 24, 6
 LENGTHS = [7, 11, 4]
@@ -312,6 +313,10 @@ def test_beams_are_reordered(mechanism):
     with torch.no_grad():
         decoder(x[:, :6], cache=cache, padding=Padding([6, 5, 2]))
         cache.reorder(items)
+        assert cache.length.tolist() == [2, 6, 2, 5]
+        if isinstance(mechanism, MeanConfig):
+            with pytest.raises(ValueError, match="rollback: a state can take back the tokens of the last call"):
+                cache.rollback(torch.tensor([2, 6, 2, 5]))
         out = decoder(x[items, 6:7], cache=cache)
     for row, item in enumerate(items.tolist()):
         past = x[item : item + 1, : [6, 5, 2][item]]
@@ -331,6 +336,31 @@ def test_a_call_is_taken_back_and_a_cache_begins_anew(mechanism):
         cache.reset()
         assert cache.length == 0 and cache[0].nbytes == 0
         torch.testing.assert_close(decoder(x[:2], cache=cache), decoder(x[:2]))
+
+
+def test_a_state_weighs_what_its_tensors_weigh():
+    module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=MeanConfig()))
+    cache = module.cache()
+    module(tokens(), Causal(), cache=cache)
+    assert cache.nbytes == 4 * (B * WIDTH + B)  # float32: the sums of all heads, and a count
+
+
+def test_without_a_mask_new_rows_see_each_other_in_items_of_unequal_length():
+    plain, ours = twins(NoPairsConfig())
+    x, caches = tokens(), [GrowingLayer(), GrowingLayer()]
+    with torch.no_grad():
+        for part, padding in ((x[:, :4], Padding([4, 2, 0])), (x[:, 4:], Padding([5, 7, 3]))):
+            outs = [
+                module(part, cache=cache, padding=padding) for module, cache in zip((plain, ours), caches, strict=True)
+            ]
+            for one, other in zip(*(saccade.batching.unpad(out, padding) for out in outs), strict=True):
+                torch.testing.assert_close(one, other)
+
+
+def test_configurations_differ_by_their_mechanisms():
+    values = LinearConfig(), LinearConfig("relu"), None
+    linear, relu, plain = (AttentionConfig(WIDTH, HEADS, mechanism=value) for value in values)
+    assert len({linear, relu, plain}) == 3 and linear == AttentionConfig(WIDTH, HEADS, mechanism=LinearConfig())
 
 
 def test_a_state_takes_back_its_last_call_only():
@@ -372,6 +402,15 @@ def test_a_call_that_fails_half_way_leaves_no_trace(mechanism):
     torch.testing.assert_close(out[0], decoder(x[:1])[0, 4:])
 
 
+def test_positions_that_are_given_count_for_a_state_too():
+    module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, positions=ROTARY, mechanism=LinearConfig()))
+    x, cache, places = tokens(), module.cache(), torch.arange(L) ** 2 % 7 + torch.tensor([[0], [5], [1000]])
+    with torch.no_grad():
+        parts = [module(x[:, part], Causal(), cache=cache, offset=places[:, part]) for part in (slice(4), slice(4, L))]
+        torch.testing.assert_close(torch.cat(parts, 1), module(x, Causal(), offset=places))
+        assert not torch.allclose(torch.cat(parts, 1), module(x, Causal()))
+
+
 def test_a_state_that_does_not_fit_is_refused():
     module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=MeanConfig()))
     cache = module.cache()
@@ -387,6 +426,8 @@ def test_a_state_that_does_not_fit_is_refused():
             copy.deepcopy(module)(tokens(1), Causal(), cache=cache)
         with pytest.raises(ValueError, match="bias: a state holds no pairs"):
             module(tokens(1), Causal(), cache=cache, bias=torch.zeros(1, 1))
+        with pytest.raises(ValueError, match="bias: a state holds no pairs"):
+            module(tokens(1), Causal(), cache=cache, positions=AlibiConfig().build(HEADS, WIDTH // HEADS))
         with pytest.raises(ValueError, match="observe: a state holds no keys and values"):
             module(tokens(1), Causal(), cache=cache, observe=print)
         assert cache.length == L
@@ -396,8 +437,9 @@ def test_a_state_that_does_not_fit_is_refused():
         cache.append(torch.zeros(1), torch.zeros(1), None)
 
 
-def test_a_state_of_inference_mode_goes_on_outside_of_it():
-    decoder = Decoder(BlockConfig(AttentionConfig(WIDTH, HEADS, mechanism=MeanConfig())), 2)
+@of(dict(mean=MeanConfig(), linear=LinearConfig()))
+def test_a_state_of_inference_mode_goes_on_outside_of_it(mechanism):
+    decoder = Decoder(BlockConfig(AttentionConfig(WIDTH, HEADS, mechanism=mechanism)), 2)
     x, cache = tokens(), decoder.cache()
     with torch.inference_mode():
         decoder(x[:, :5], cache=cache)
