@@ -69,6 +69,11 @@ def check_probability(p: object, name: str) -> float:
     return float(p)
 
 
+def another(dropout: float | Dropout) -> float | Dropout:
+    """For a second call of the operator that is to draw numbers of its own: a fixed seed becomes another one."""
+    return Dropout(dropout.p, dropout.seed ^ 0x5DEECE66D) if isinstance(dropout, Dropout) else dropout
+
+
 def as_dropout(dropout: float | Dropout) -> Dropout | None:
     """None when nothing is dropped; a float draws its seed here, so `torch.manual_seed` and checkpointing hold."""
     if isinstance(dropout, Dropout):

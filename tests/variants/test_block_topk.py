@@ -230,6 +230,18 @@ def test_dropout_drops_in_all_blocks_and_keeps_the_mean():
     assert torch.equal(drawn[3], block_topk_attention(query, key, value, Causal(), block=4, k=3, dropout=Dropout(p, 3)))
 
 
+def test_the_own_block_and_the_others_drop_by_numbers_of_their_own():
+    """Token 1 reads key 0 in the first of the sorted pairs, token 0 reads key 0 in its own first row: with one seed for
+    both, one is dropped whenever the other is."""
+    query = key = torch.zeros(1, 1, 3, 2)
+    value = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 3, 1)
+    trials, agreed = 400, 0
+    for seed in range(trials):
+        out = block_topk_attention(query, key, value, Causal(), block=1, k=2, dropout=Dropout(0.5, seed))
+        agreed += bool((out[0, 0, 0, 0] > 0) == (out[0, 0, 1, 0] > 0))
+    assert abs(agreed / trials - 0.5) < 5 * 0.5 / math.sqrt(trials)
+
+
 def test_the_second_derivative():
     inputs = made((7, 7), batch=1, heads=(2, 1))
     pairs = seen(*inputs[:2], 2, 2, True)

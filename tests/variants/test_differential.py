@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import saccade
-from saccade import ALiBi, Causal, Padding, Window
+from saccade import ALiBi, Causal, Dropout, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, MultiHeadAttention
 from saccade.positions import RotaryConfig
 from saccade.variants import DifferentialConfig, Heads, differential_attention, initial_lambda
@@ -181,3 +181,41 @@ def test_what_does_not_fit_is_named():
         DifferentialConfig(1.5)
     with pytest.raises(ValueError, match="heads: differential attention takes pairs of query heads.* got 3 and 2"):
         DifferentialConfig().build(Heads(12, 3, 2, 4, 8))
+
+
+@pytest.mark.parametrize("size", [1e4, 1e20, 1e30])
+def test_large_values_are_normalised_like_any_others(size):
+    """The norm takes their size away: what is left of eps is below rounding."""
+    given = inputs(dtype=torch.float32)
+    with torch.no_grad():
+        given[2].mul_(size)
+    out, exact = ours(*given), formula(*[x.detach().double() for x in given])
+    torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-4)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), given))
+
+
+def test_values_without_columns():
+    query, key, value = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 0)
+    out = differential_attention(query, key, value, vectors=[torch.zeros(4)] * 4, weight=torch.ones(0), initial=0.2)
+    assert out.shape == (1, 1, 3, 0)
+
+
+def test_a_fixed_seed_drops_other_weights_in_each_map(monkeypatch):
+    drawn = []
+
+    def listen(*args, **options):
+        drawn.append(saccade.attention(*args, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr("saccade.variants.differential.attention", listen)
+    query = key = torch.zeros(1, 2, 31, 4)
+    value = torch.eye(31)[None, None]
+    vectors = [torch.zeros(4)] * 4
+    for _ in range(2):
+        differential_attention(
+            query, key, value, vectors=vectors, weight=torch.ones(31), initial=0.2, dropout=Dropout(0.5, 3)
+        )
+    first, second, again, _ = (one[0, 0] > 0 for one in drawn)
+    assert torch.equal(first, again)
+    # 961 weights, each dropped by both maps or by none with probability 1/2: 5 standard errors.
+    assert abs((first == second).double().mean() - 0.5) < 5 * 0.5 / 31

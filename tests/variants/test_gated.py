@@ -81,3 +81,22 @@ def test_what_does_not_fit_is_named():
         GatedConfig(1)
     with pytest.raises(TypeError, match="tokens: gated attention reads what the queries were projected from, got None"):
         GatedConfig().build(Heads(8, 4, 2, 7, 3))(query, key, value)
+
+
+@pytest.mark.parametrize("width", [7, 1], ids=["elementwise", "headwise"])
+def test_the_gate_of_padded_rows_is_not_read(width):
+    sizes = [(B, HEADS, L, 5), (B, KV, L, 5), (B, KV, L, 7), (B, HEADS, L, width)]
+    given = [torch.randn(*size, dtype=torch.float64) for size in sizes]
+    lengths, cotangent = [7, L, 0], torch.randn(B, HEADS, L, 7, dtype=torch.float64)
+    padding, results = Padding(lengths, queries=lengths), []
+    for poison in (0.0, float("nan"), float("inf")):
+        leaves, upstream = [x.clone() for x in given], cotangent.clone()
+        for x in (*leaves, upstream):
+            for item, length in enumerate(lengths):
+                x[item, :, length:] = poison
+        leaves = [x.requires_grad_() for x in leaves]
+        out = gated_attention(*leaves, Causal() & padding)
+        results.append((out, *torch.autograd.grad(out, leaves, upstream)))
+    assert (results[0][0][0, :, 7:] == 0).all() and (results[0][0][1] != 0).any()
+    for poisoned in results[1:]:
+        assert all(torch.equal(mine, clean) for mine, clean in zip(poisoned, results[0], strict=True))

@@ -284,6 +284,39 @@ def test_recomputation_hashes_alike(redraw, preserve, reentrant):
         assert torch.equal(mine, theirs)
 
 
+def test_recomputation_with_other_hashes_is_told():
+    query, value = made((B, H, L, D), (B, H, L, DV))
+    reads = module(redraw=True)
+    out = checkpoint(lambda q, v: reads(q, q, v, Causal()), query, value, use_reentrant=False, preserve_rng_state=False)
+    with pytest.raises(RuntimeError, match="hashed with another seed.* expected redraw=False, or .*preserve_rng_state"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("rows", [L, 2])
+def test_autocast_rounds_inputs_and_output_alone(rows):
+    results = []
+    for cast in (True, False):
+        torch.manual_seed(3)
+        query, value = made((B, H, L, 17), (B, H, L, DV), dtype=torch.float32)
+        given = query[:, :, L - rows :], value, query
+        # Each is cast by itself, as autocast does: the query's two gradients are added in float32 then.
+        last, read, key = given if cast else [tensor.bfloat16() for tensor in given]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+            out = lsh_attention(last, read, Causal(), buckets=4, chunk=3, key=key)
+            results.append((out, *torch.autograd.grad(out.float().square().sum(), (query, value))))
+    for mine, plain in zip(*results, strict=True):
+        assert torch.equal(mine, plain)
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e37])
+def test_buckets_do_not_depend_on_the_size_of_vectors(size):
+    torch.manual_seed(0)
+    query, value = made((1, 1, 97, 64), (1, 1, 97, DV), dtype=torch.float32, grad=False)
+    alike = torch.zeros(1, 1, 97, 64)  # the same logits for all, so that only the buckets count
+    found = [lsh_attention(alike, value, buckets=8, rounds=1, chunk=97, key=query * factor) for factor in (1.0, size)]
+    assert torch.equal(*found)
+
+
 def test_the_backward_pass_keeps_no_pairs():
     kept = []
 

@@ -216,12 +216,15 @@ class Chunked(torch.autograd.Function):
     """(query, key, value (N, L, n)) -> out (N, L, Dv), lse (N, L): over the pairs that any round shows, each once.
 
     Scores are formed a slab at a time, and formed again in the backward pass, in the order found in the forward pass.
+    The seed of the hashes tells whether what is kept comes from that pass: `torch.utils.checkpoint` throws tensors
+    away, runs all again, and hands out those of the second run in their place.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sorts: Sorted, chunk: int, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sorts: Sorted, chunk: int, causal: bool, scale: float,
+        seed: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         scaled = query * scale
         outs, lses = torch.empty_like(value), value.new_empty(value.shape[:2])
         for items in _items(query):
@@ -229,25 +232,32 @@ class Chunked(torch.autograd.Function):
             for layout in _layouts(sorts, items, chunk, causal):
                 out, lse = _merged(out, lse, *_forward(layout, scaled[items], key[items], value[items]))
             outs[items], lses[items] = out, lse
-        ctx.save_for_backward(query, key, value, outs, lses, sorts.order, sorts.codes)
-        ctx.settings = sorts.back, chunk, causal, scale
+        seed = seed % (1 << 63)
+        ctx.save_for_backward(query, key, value, outs, lses, sorts.order, sorts.codes, torch.tensor(seed))
+        ctx.settings = sorts.back, chunk, causal, scale, seed
         return outs, lses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse, order, codes = ctx.saved_tensors
-        back, chunk, causal, scale = ctx.settings
+        query, key, value, out, lse, order, codes, hashed = ctx.saved_tensors
+        back, chunk, causal, scale, seed = ctx.settings
+        if int(hashed) != seed:
+            raise RuntimeError(
+                "the recomputation of a checkpoint hashed with another seed than the forward pass: expected "
+                "redraw=False, or a checkpoint with preserve_rng_state=True"
+            )
         delta = ((d_out * out).sum(-1) - d_lse)[..., None]
         lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
         scaled = query * scale
         total = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        for items in _items(query):
-            given = [tensor[items] for tensor in (scaled, key, value, lse, d_out, delta)]
-            for layout in _layouts(Sorted(order, codes, back), items, chunk, causal):
-                for whole, part in zip(total, _backward(layout, *given), strict=True):
-                    whole[items] += part
-        return total[0].mul_(scale), total[1], total[2], None, None, None, None
+        with torch.autocast(query.device.type, enabled=False):
+            for items in _items(query):
+                given = [tensor[items] for tensor in (scaled, key, value, lse, d_out, delta)]
+                for layout in _layouts(Sorted(order, codes, back), items, chunk, causal):
+                    for whole, part in zip(total, _backward(layout, *given), strict=True):
+                        whole[items] += part
+        return total[0].mul_(scale), total[1], total[2], None, None, None, None, None
 
 
 def _least(dtype: torch.dtype) -> float:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from .._attention import attention, attention_with_lse, merge
 from .._checks import _scale, check_inputs
-from .._dropout import Dropout
+from .._dropout import Dropout, another
 from .._masks import Documents, Mask, Padding, as_mask
 from .._masks._data import whole
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
@@ -85,7 +85,8 @@ def block_topk_attention(
     ]
     if k > 1:
         others = _others(query.detach(), key.detach(), blocks, k, scale)
-        parts += _read(query, key, value, others, blocks, dropout=_another(dropout), **meaning)
+        # Its rows are numbered anew: with the same seed some would be dropped as others are in the own block.
+        parts += _read(query, key, value, others, blocks, dropout=another(dropout), **meaning)
     return merge(parts)[0]
 
 
@@ -229,11 +230,6 @@ def _permuted(rows: Tensor, order: Tensor) -> Tensor:
     """(N, P, n) with the row `order[n, p]` at place p."""
     first = torch.arange(rows.shape[0], device=rows.device)[:, None] * rows.shape[1]
     return rows.flatten(0, 1).index_select(0, (order + first).flatten()).view(rows.shape)
-
-
-def _another(dropout: float | Dropout) -> float | Dropout:
-    """Dropout of the other part. Its rows and keys are numbered anew, so it must not draw the same numbers."""
-    return Dropout(dropout.p, dropout.seed ^ 0x5DEECE66D) if isinstance(dropout, Dropout) else dropout
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias
 from .._checks import check_inputs
-from .._dropout import Dropout
+from .._dropout import Dropout, another
 from .._masks import Mask
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
 from ._shown import real_rows, zeroed
@@ -68,16 +68,26 @@ def differential_attention(
     """
     first, second = _maps(query, key, value)
     _check_vectors(vectors, weight, query.shape[3], value.shape[3])
-    given: dict[str, Any] = dict(bias=bias, scale=scale, softcap=softcap, dropout=dropout)
-    one, other = (attention(*pair, value, mask, **given) for pair in (first, second))
+    given: dict[str, Any] = dict(bias=bias, scale=scale, softcap=softcap)
+    one = attention(*first, value, mask, dropout=dropout, **given)
+    other = attention(*second, value, mask, dropout=another(dropout), **given)
     rows = real_rows(mask, one.shape[2], key.shape[2], one.device)
     with torch.autocast(one.device.type, enabled=False):
         wide = torch.promote_types(one.dtype, torch.float32)
         lq1, lk1, lq2, lk2 = (vector.to(wide) for vector in vectors)
         taken = (lq1 @ lk1).exp() - (lq2 @ lk2).exp() + initial
+        difference = _tamed(one.to(wide) - taken * other.to(wide))
         # Padded rows are set to 0 once more: what comes back to them must not reach the norm's weight.
-        out = zeroed(F.rms_norm(one.to(wide) - taken * other.to(wide), weight.shape, weight.to(wide), EPS), rows)
+        out = zeroed(F.rms_norm(difference, weight.shape, weight.to(wide), EPS), rows)
         return (out * (1 - initial)).to(one.dtype)
+
+
+def _tamed(rows: Tensor) -> Tensor:
+    """Rows that are to be normalised, none larger than 1e15: squares of 1e20 leave the range of float32, and the row
+    would become 0. `EPS` weighs nothing beside such rows, nor does their size."""
+    if 0 in rows.shape:
+        return rows
+    return rows / rows.detach().abs().amax(-1, keepdim=True).div(1e15).clamp(min=1.0)
 
 
 def initial_lambda(depth: int) -> float:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._masks import Mask
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
-from ._shown import real_rows
+from ._shown import real_rows, zeroed
 
 
 def gated_attention(
@@ -56,7 +56,9 @@ def gated_attention(
             f"gate: expected shape {tuple(out.shape)}, or 1 as its last size, for one number a head; got "
             f"{tuple(gate.shape)}"
         )
-    return out * gate.sigmoid().to(out.dtype)
+    rows = real_rows(mask, out.shape[2], key.shape[2], out.device)
+    # In padded rows 0 * NaN would be NaN, of the gate there and of what comes back to it.
+    return zeroed(out * zeroed(gate, rows).sigmoid().to(out.dtype), rows)
 
 
 class GatedAttention(Mechanism):
@@ -91,8 +93,6 @@ class GatedAttention(Mechanism):
         if rows is not None:
             tokens = tokens.masked_fill(~rows[:, :, None], 0.0)  # 0 * NaN would reach the projection's gradient
         gate = self.gate(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        if rows is not None:
-            gate = gate.masked_fill(~rows[:, None, :, None], 0.0)
         return gated_attention(query, key, value, gate, mask, **options)
 
 

@@ -98,13 +98,15 @@ def lsh_attention(
         )
     dtype = torch.promote_types(query.dtype, torch.float32)
     tokens, value, real = _without_padding(key.to(dtype), value.to(dtype), seen.keys)
-    if hashes is None:
-        hashes = _lsh.hashes(tokens.detach(), _counts(buckets, chunk, real, batch, length), rounds, seed % (1 << 64))
-    else:
-        hashes = _checked_hashes(hashes, key)
     rows, out_type = _rows(seen, query, length), query.dtype
     query = query.to(dtype) if rows is None else query.to(dtype).masked_fill(~rows, 0.0)
-    found = _guarded(query, tokens, value, _Tokens(hashes, real, chunk, seen.causal, scale))
+    with torch.autocast(query.device.type, enabled=False):
+        if hashes is None:
+            counts = _counts(buckets, chunk, real, batch, length)
+            hashes = _lsh.hashes(_scaled(tokens.detach()), counts, rounds, seed % (1 << 64))
+        else:
+            hashes = _checked_hashes(hashes, key)
+        found = _guarded(query, tokens, value, _Tokens(hashes, real, chunk, seen.causal, scale, seed))
     return (found if rows is None else found.masked_fill(~rows, 0.0)).to(out_type)
 
 
@@ -116,6 +118,7 @@ class _Tokens(NamedTuple):
     chunk: int
     causal: bool
     scale: float
+    seed: int
 
 
 def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
@@ -152,7 +155,7 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tens
     hashes, real = _flat(tokens, fill)
     sorts = _lsh.in_order(hashes, real, tokens.chunk, inside=tokens.causal)
     flat = [F.pad(tensor, (0, 0, 0, fill)).flatten(0, 1) for tensor in (query, key, value)]
-    out, lse = _lsh.Chunked.apply(*flat, sorts, tokens.chunk, tokens.causal, tokens.scale)
+    out, lse = _lsh.Chunked.apply(*flat, sorts, tokens.chunk, tokens.causal, tokens.scale, tokens.seed)
     found = torch.where((lse == -math.inf)[..., None], flat[2], out)
     return found[:, :length].unflatten(0, key.shape[:2])
 
@@ -186,10 +189,15 @@ def _flat(tokens: _Tokens, fill: int) -> tuple[Tensor, Tensor | None]:
 
 def _unit(tokens: Tensor) -> Tensor:
     """Vectors at length 1, also those whose squares leave the range of floats; 0 stays 0."""
-    largest = tokens.detach().abs().amax(-1, keepdim=True)
-    tokens = tokens / largest.masked_fill(largest == 0, 1.0)
+    tokens = _scaled(tokens)
     squares = tokens.square().sum(-1, keepdim=True)
     return tokens / squares.masked_fill(squares == 0, 1.0).sqrt()
+
+
+def _scaled(tokens: Tensor) -> Tensor:
+    """Vectors whose largest number is 1 or -1, so that no product of theirs leaves the range of floats; 0 stays 0."""
+    largest = tokens.detach().abs().amax(-1, keepdim=True)
+    return tokens / largest.masked_fill(largest == 0, 1.0)
 
 
 def _by_head(value: Tensor, heads: int) -> Tensor:
@@ -258,8 +266,11 @@ class ReformerConfig(MechanismConfig):
         rounds: of hashing. More find more of the keys, at the price of one round each.
         chunk: tokens in a chunk.
         redraw: whether training draws directions anew for each call, with a seed from PyTorch's generator, as dropout
-            does (so that `torch.utils.checkpoint`, which sets the generator back, hashes alike again). If not, and
-            always in evaluation, they are those of the module's own seed, which is part of its state.
+            does. If not, and always in evaluation, they are those of the module's own seed, which is part of its
+            state. `torch.utils.checkpoint` sets the generator back, and hashes alike again; told not to
+            (`preserve_rng_state=False`), it needs `redraw=False`. With `use_reentrant=False` the backward pass raises
+            RuntimeError otherwise; with `use_reentrant=True`, whose recomputation nothing tells from a call of its own,
+            gradients would be those of other buckets.
     """
 
     name: ClassVar[str] = "reformer"
