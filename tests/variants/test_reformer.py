@@ -303,7 +303,7 @@ def test_autocast_rounds_inputs_and_output_alone(rows):
         last, read, key = given if cast else [tensor.bfloat16() for tensor in given]
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
             out = lsh_attention(last, read, Causal(), buckets=4, chunk=3, key=key)
-            results.append((out, *torch.autograd.grad(out.float().square().sum(), (query, value))))
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), (query, value))))
     for mine, plain in zip(*results, strict=True):
         assert torch.equal(mine, plain)
 
