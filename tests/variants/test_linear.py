@@ -95,7 +95,9 @@ def test_chunks_are_the_recurrence(normalise):
 
 
 @pytest.mark.parametrize(
-    "feature_map", [EluPlusOne(), Relu(), Softmax(), Dpfp(2), Taylor(), lambda x: x.exp()], ids=lambda value: str(value)
+    "feature_map",
+    [EluPlusOne(), Relu(), Softmax(), Dpfp(2), Taylor(), lambda x: x.exp()],
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("mask", [None, Causal()], ids=["full", "causal"])
 def test_any_feature_map(feature_map, mask):
