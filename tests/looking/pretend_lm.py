@@ -106,7 +106,8 @@ class _Decoder(torch.nn.Module):
         super().__init__()
         self.patterns = patterns
         self.nothing = torch.nn.Parameter(torch.zeros(1))
-        self.config = SimpleNamespace(layers=len(patterns), heads=len(patterns[0]), context=context, vocabulary=97)
+        layers, heads = len(patterns), len(patterns[0])
+        self.config = SimpleNamespace(layers=layers, heads=heads, context=context, vocabulary=97, mechanism=None)
 
     def forward(self, tokens, *, cache=None, observe=None):
         assert tokens.shape[1] <= self.config.context
