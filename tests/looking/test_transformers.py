@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 
 import checkpoints
+import huggingface_hub
 import numpy as np
 import pytest
 import safetensors.torch
@@ -17,6 +19,7 @@ import transformers
 from huggingface_hub.utils import logging as hub
 
 from saccade.looking import as_text_model, collect, look, open_model, words_that_fit
+from saccade.looking._configuration import read_configuration
 from saccade.models import load
 
 TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
@@ -309,6 +312,63 @@ def test_a_folder_is_never_looked_up(folder, monkeypatch):
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", remember)
     open_model(folder("bert"))
     assert set(asked) == {(str(folder("bert")), True)}
+
+
+@pytest.fixture
+def asks(folder, tmp_path):
+    """A folder whose config.json has these fields, too."""
+
+    def make(name="bert", **fields):
+        path = tmp_path / "asks"
+        shutil.copytree(folder(name), path, dirs_exist_ok=True)
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | fields))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("value", ["org/name", "paged|org/name", "org/name@v1:f", {"": "org/name"}])
+def test_a_folder_cannot_ask_for_code_of_the_hub(asks, key, value, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", lambda *a, **k: fetched.append(a))
+    with pytest.raises(ValueError, match=r"attn_implementation is '.*org/name.*', code on the hub, which is not run"):
+        open_model(asks(**{key: value}))
+    assert not fetched
+
+
+def test_flash_attention_is_left_to_what_there_is_and_other_names_are_refused(asks, monkeypatch):
+    monkeypatch.setattr(transformers.modeling_utils, "is_kernels_available", lambda: True)  # else it is not fetched
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", lambda *a, **k: pytest.fail("run"))
+    assert open_model(asks(attn_implementation="flash_attention_2")).module.config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match="attn_implementation is 'quick'; expected one of eager, sdpa, flex_attention"):
+        open_model(asks(attn_implementation="quick"))
+
+
+def test_parts_of_a_configuration_are_looked_at(monkeypatch):
+    inner = transformers.BertConfig(attn_implementation="flash_attention_2")
+    outer = transformers.EncoderDecoderConfig(encoder=inner.to_dict(), decoder=inner.to_dict())
+    outer.decoder._attn_implementation = outer.encoder._experts_implementation = "deepgemm/x"
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *a, **k: outer)
+    with pytest.raises(ValueError, match="'deepgemm/x', code on the hub"):
+        read_configuration("any", local=True)
+    outer.decoder._attn_implementation, outer.encoder._experts_implementation = "flash_attention_3", "deepgemm"
+    outer.more = [{"attn_implementation": "flash_attention_2"}]
+    read_configuration("any", local=True)
+    assert outer.decoder._attn_implementation is outer.encoder._experts_implementation is None
+    assert outer.more == [{"attn_implementation": None}]
+
+
+def test_a_folder_is_opened_without_the_hub(folder, monkeypatch):
+    inner, seen = transformers.AutoTokenizer.from_pretrained, []
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained",
+        lambda *a, **k: seen.append(huggingface_hub.constants.HF_HUB_OFFLINE) or inner(*a, **k),
+    )  # fmt: skip
+    before = huggingface_hub.constants.HF_HUB_OFFLINE
+    open_model(folder("bert"))
+    assert seen == [True] and before == huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.slow

@@ -166,3 +166,21 @@ def test_a_model_in_the_local_cache(tmp_path, model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
     assert torch.equal(outputs(load("nobody/tiny")), outputs(model))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_folder_that_asks_for_a_kernel_of_the_hub_is_refused(tmp_path, model, weights, monkeypatch):
+    (model if weights else model.config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_implementation": "org/name"}))
+    monkeypatch.setattr(
+        transformers.modeling_utils, "lazy_import_flash_attention", lambda *_, **__: pytest.fail("fetched")
+    )
+    with pytest.raises(ValueError, match="configuration: attn_implementation is 'org/name', code on the hub"):
+        load(str(tmp_path))
+
+
+def test_an_architecture_is_a_model_and_nothing_else_of_the_library(tmp_path, model):
+    model.config.architectures = ["pipeline", "AutoModel", 7]
+    model.config.save_pretrained(tmp_path)
+    assert type(load(str(tmp_path)).model) is transformers.GPT2LMHeadModel

@@ -6,12 +6,13 @@ Shapes: B texts, L tokens with the special ones, Hq query heads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from .._tap import AttentionCall
+from ._configuration import offline, read_configuration
 from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, weights_of
 from ._observing import calls_told_to
 
@@ -20,7 +21,7 @@ _UNLIMITED = 10**9  # a tokenizer without a limit says 10**30
 
 
 class Checkpoint(TextModel):
-    """A checkpoint in the transformers layout: whatever attention implementation it asks for is the one that runs.
+    """A checkpoint in the transformers layout: the attention implementation it asks for runs, if it is PyTorch's.
 
     Of an encoder-decoder it is the encoder that reads a text. Layers, heads and whether a word sees later ones are
     not taken from the configuration: they are seen on a short text when the model is opened.
@@ -100,7 +101,7 @@ def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
         UnreadableCheckpoint: what transformers says against it, in one line. ValueError: weights that are missing or
             not finite, a tokenizer without characters, a model without attention that can be seen.
     """
-    with quiet():
+    with quiet(), offline() if local else nullcontext():
         module, tokenizer, missing = _loaded(source, local)
         # What sits on top of the layers may be missing: a checkpoint that predicts words has no pooler.
         missing = sorted(name for name in missing if "pooler" not in name)
@@ -119,10 +120,10 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
     """The model, its tokenizer, and the names of the weights that the files lack."""
     import transformers
 
-    where = {"local_files_only": local, "trust_remote_code": False}  # nobody is asked whether foreign code may run
+    where = {"local_files_only": local, "trust_remote_code": False}
     what = "configuration"
     try:
-        config = transformers.AutoConfig.from_pretrained(source, **where)
+        config = read_configuration(source, local=local)
         what = "tokenizer"
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         what = "weights"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..looking._configuration import offline, read_configuration
 from ..looking._transformers import quiet
 from ..models import load as load_own
 from ._models import Opened
@@ -38,7 +39,7 @@ def load(named: str) -> Opened:
         return Opened(load_own(folder))
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f'hf:{named}: this needs transformers, which is not installed: pip install "saccade[hf]"')
-    with quiet():
+    with quiet(), offline():
         return _opened(named, folder)
 
 
@@ -88,7 +89,7 @@ def _opened(named: str, folder: Path) -> Opened:
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config = read_configuration(str(folder), local=True)
     except Exception as error:  # of several libraries below, some of which raise bare Exception
         raise ValueError(f"hf:{named}: configuration: {_line(error)}") from None
     kind = _kind(transformers, config, named)
@@ -104,8 +105,9 @@ def _opened(named: str, folder: Path) -> Opened:
 def _kind(transformers: Any, config: Any, named: str) -> Any:
     """The class that the configuration names, else the model without a head."""
     for name in config.architectures or ():
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
+        kind = getattr(transformers, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
