@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -34,10 +35,15 @@ LAYERS = [
     {"__main__"},
 ]
 LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
-HEAVY = {
-    "accelerate", "conllu", "jinja2", "lightning", "matplotlib", "pandas", "rich", "sklearn", "tensorboard",
-    "tokenizers", "transformers", "typer",
+COMPUTING = {
+    "accelerate", "conllu", "jinja2", "lightning", "matplotlib", "numpy", "pandas", "rich", "safetensors", "sklearn",
+    "tensorboard", "tokenizers", "torch", "transformers",
 }  # fmt: skip
+HEAVY = COMPUTING - {"numpy", "safetensors", "torch"} | {"typer"}
+PARTS = [
+    "accelerating", "batching", "benchmarking", "comparing", "integrations", "interception", "looking", "models", "nn",
+    "positions", "studying", "training", "variants", "verification", "viewer", "watching",
+]  # fmt: skip
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
 
@@ -108,6 +114,44 @@ def test_what_is_exported_exists_once():
         assert not name.startswith("_")
 
 
+def lazily_imported() -> dict[str, str]:
+    """What type checkers read in `__init__`: each name, and the module that it is imported from."""
+    [block] = [
+        node for node in ast.parse(Path(saccade.__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)
+    ]
+    return {
+        alias.name: node.module or "" for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+
+
+def test_type_checkers_and_users_get_the_same_objects():
+    imports = lazily_imported()
+    assert sorted(imports) == sorted([*PARTS, *saccade.__all__])
+    assert sorted(PARTS) == sorted(name for name, module in imports.items() if not module)
+    assert {name for name, module in imports.items() if module == "_masks"} == set(saccade._masks.__all__)
+    for name, module in imports.items():
+        home = importlib.import_module(f"saccade.{module}" if module else f"saccade.{name}")
+        assert getattr(saccade, name) is (getattr(home, name) if module else home)
+        assert vars(saccade)[name] is getattr(saccade, name)  # compilers and hot loops find it without `__getattr__`
+
+
+def test_every_part_needs_no_import_of_its_own():
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py") if not path.parent.name.startswith("_")}
+    assert set(PARTS) == folders - {"cli"}  # the program, not the library
+    assert {*PARTS, *saccade.__all__, "__version__"} <= set(dir(saccade))
+    probe = f"import saccade\nfor part in {PARTS}: assert getattr(saccade, part).__name__ == f'saccade.{{part}}'\n"
+    probe += "assert saccade.integrations.transformers.register"
+    subprocess.run([sys.executable, "-c", probe], check=True)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'saccade' has no attribute 'atention'") as raised:
+        saccade.atention  # noqa: B018
+    assert (raised.value.name, raised.value.obj) == ("atention", saccade)  # Python suggests a name from these
+    with pytest.raises(AttributeError, match="no attribute 'keras'"):
+        saccade.integrations.keras  # noqa: B018
+
+
 def test_no_module_is_named_as_a_function():
     modules = {path.name for path in PACKAGE.iterdir()} | {path.stem for path in PACKAGE.iterdir()}
     assert not modules & set(saccade.__all__)
@@ -127,6 +171,8 @@ def state():
     }
 before, modules = state(), set(sys.modules)
 import saccade
+assert sys.modules.keys() - modules <= {"saccade"}, sys.modules.keys() - modules
+from saccade import *
 after = state()
 print(json.dumps({"changed": [k for k in before if before[k] != after[k]], "new": sorted(set(sys.modules) - modules)}))
 """  # noqa: E501
@@ -141,3 +187,33 @@ def test_importing_is_light_and_changes_nothing():
     assert "saccade" in new
     assert not {name.split(".")[0] for name in new} & HEAVY
     assert not {name for name in new if name.startswith(COMPILERS)}
+
+
+COMMAND = """
+import sys
+from saccade.cli import main
+sys.argv = ["saccade", *{words}]
+status = main()
+print(status, *sorted({{name.partition(".")[0] for name in sys.modules}}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["look", "--help"], 0),
+        (["train", "lm", "--help"], 0),
+        (["verify", "--help"], 0),
+        (["compare", "--help"], 0),
+        (["bench", "--help"], 0),
+        (["generate"], 2),  # a usage error
+        (["look", "no-such-file.txt"], 2),
+    ],
+)
+def test_help_and_usage_errors_import_nothing_that_computes(words, status):
+    done = subprocess.run([sys.executable, "-c", COMMAND.format(words=words)], capture_output=True, text=True)
+    told, *modules = done.stderr.splitlines()[-1].split()
+    assert told == str(status)
+    assert not COMPUTING & set(modules)

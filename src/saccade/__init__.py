@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from . import _masks
-from ._attention import attention, attention_with_lse, merge
-from ._biases import ALiBi, RelativeBias
-from ._dropout import Dropout
-from ._explain import Plan, explain
-from ._masks import *  # noqa: F403
-from ._statistics import Statistics, statistics
-from ._weights import attention_weights
-from .accelerating import Acceleration, accelerate
-from .verification import verify
-from .watching import watch
-
 __version__ = "0.1.0"
 
 __all__ = [
     "ALiBi",
     "Acceleration",
+    "Blocks",
+    "Causal",
+    "Chunks",
+    "Columns",
+    "Dilated",
+    "Documents",
     "Dropout",
+    "Edges",
+    "Fixed",
+    "FromTensor",
+    "Global",
+    "Mask",
+    "Padding",
+    "PerHead",
     "Plan",
+    "Predicate",
+    "Prefix",
+    "RandomBlocks",
     "RelativeBias",
     "Statistics",
+    "Strided",
+    "Tile",
+    "Window",
     "accelerate",
     "attention",
     "attention_weights",
@@ -32,5 +39,90 @@ __all__ = [
     "statistics",
     "verify",
     "watch",
-    *_masks.__all__,
 ]
+
+# Names and parts are imported when they are first used: `saccade --help` does without PyTorch, and `saccade.nn` needs
+# no import of its own. Type checkers read the imports below; a test holds them and these tables together.
+_PARTS = (
+    "accelerating", "batching", "benchmarking", "comparing", "integrations", "interception", "looking", "models", "nn",
+    "positions", "studying", "training", "variants", "verification", "viewer", "watching",
+)  # fmt: skip
+_HOMES = {  # of all names but the masks
+    "ALiBi": "_biases", "Acceleration": "accelerating", "Dropout": "_dropout", "Plan": "_explain",
+    "RelativeBias": "_biases", "Statistics": "_statistics", "accelerate": "accelerating", "attention": "_attention",
+    "attention_weights": "_weights", "attention_with_lse": "_attention", "explain": "_explain", "merge": "_attention",
+    "statistics": "_statistics", "verify": "verification", "watch": "watching",
+}  # fmt: skip
+
+TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback
+if TYPE_CHECKING:
+    # isort: off
+    from . import (
+        accelerating as accelerating,
+        batching as batching,
+        benchmarking as benchmarking,
+        comparing as comparing,
+        integrations as integrations,
+        interception as interception,
+        looking as looking,
+        models as models,
+        nn as nn,
+        positions as positions,
+        studying as studying,
+        training as training,
+        variants as variants,
+        verification as verification,
+        viewer as viewer,
+        watching as watching,
+    )
+
+    # isort: on
+    from ._attention import attention, attention_with_lse, merge
+    from ._biases import ALiBi, RelativeBias
+    from ._dropout import Dropout
+    from ._explain import Plan, explain
+    from ._masks import (
+        Blocks,
+        Causal,
+        Chunks,
+        Columns,
+        Dilated,
+        Documents,
+        Edges,
+        Fixed,
+        FromTensor,
+        Global,
+        Mask,
+        Padding,
+        PerHead,
+        Predicate,
+        Prefix,
+        RandomBlocks,
+        Strided,
+        Tile,
+        Window,
+    )
+    from ._statistics import Statistics, statistics
+    from ._weights import attention_weights
+    from .accelerating import Acceleration, accelerate
+    from .verification import verify
+    from .watching import watch
+else:
+
+    def __getattr__(name: str) -> object:
+        """A public name or a part, imported now and kept: this is asked once for each."""
+        from importlib import import_module
+
+        if name in __all__:
+            found = getattr(import_module(f".{_HOMES.get(name, '_masks')}", __name__), name)
+        elif name in _PARTS:
+            found = import_module(f".{name}", __name__)
+        else:
+            import sys
+
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_PARTS})

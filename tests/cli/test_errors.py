@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from saccade import __version__, cli
+from saccade.cli import _app
 from saccade.cli._errors import UserError, one_line, require
 
 
@@ -25,7 +26,7 @@ def broken_command(monkeypatch):
     def broken() -> None:
         raise raised[0]
 
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(_app, "app", app)
     monkeypatch.delenv("SACCADE_TRACEBACK", raising=False)
     return raised.append
 
@@ -93,16 +94,63 @@ def test_ctrl_c_is_130_and_silent(broken_command, capsys):
     assert capsys.readouterr().out == ""
 
 
+# Ctrl-C comes while Python searches for a module. What is raised there may also be swallowed: by a module of C++, which
+# says ImportError, and in a destructor, where Python prints it and goes on.
+INTERRUPTED = """
+import os, signal, sys
+
+class Swallowing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(9): pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            sys.meta_path.remove(self)
+            {how}
+            for _ in range(9): pass
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["saccade", "look", "the cat"]
+{start}
+"""
+HOW = {
+    "raised": "os.kill(os.getpid(), signal.SIGINT)",
+    "as an ImportError": "raise ImportError('initialization failed') from KeyboardInterrupt()",
+    "in a destructor": "Swallowing()",
+}
+CONSOLE_SCRIPT = "from saccade.cli import main; sys.exit(main())"
+MODULE = "import runpy; runpy.run_module('saccade', run_name='__main__')"
+
+
+@pytest.mark.parametrize(
+    ("start", "module", "how"),
+    [
+        (CONSOLE_SCRIPT, "typer", "raised"),
+        (CONSOLE_SCRIPT, "torch", "raised"),
+        (CONSOLE_SCRIPT, "torch", "as an ImportError"),
+        (CONSOLE_SCRIPT, "torch", "in a destructor"),
+        (MODULE, "typer", "raised"),
+        (MODULE, "torch", "raised"),
+    ],
+)
+def test_ctrl_c_during_imports_is_130_and_nothing_else(start, module, how, tmp_path):
+    script = INTERRUPTED.format(start=start, module=module, how=HOW[how])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("size", [1, 10**6], ids=["left in the buffer", "written while running"])
 def test_the_reader_of_a_pipe_may_leave(size, tmp_path):
     script = tmp_path / "chatty.py"
     script.write_text(
         "import sys, time, typer\n"
-        "from saccade import cli\n"
-        "cli.app = typer.Typer()\n"
-        "@cli.app.command()\n"
+        "from saccade.cli import _app, main\n"
+        "_app.app = typer.Typer()\n"
+        "@_app.app.command()\n"
         f"def chatty(): time.sleep(0.2); print('x' * {size})\n"
-        "sys.exit(cli.main([]))\n"
+        "sys.exit(main([]))\n"
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

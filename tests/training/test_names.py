@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from saccade import cli, training
+from saccade.cli import _app
 from saccade.training import Execution, LanguageRun, Looks, Settings
 
 SMALL = "--layers 1 --heads 2 --width 12 --context 23 --batch 3 --steps 2 --vocabulary 283 --precision no".split()
@@ -16,7 +17,7 @@ SMALL = "--layers 1 --heads 2 --width 12 --context 23 --batch 3 --steps 2 --voca
 
 @pytest.fixture
 def options():
-    commands = typer.main.get_command(cli.app).commands["train"].commands["lm"]
+    commands = typer.main.get_command(_app.app).commands["train"].commands["lm"]
     return {parameter.opts[0].removeprefix("--") for parameter in commands.params}
 
 

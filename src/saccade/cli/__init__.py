@@ -1,4 +1,4 @@
-"""The command `saccade`: an app of sub-commands, and the boundary where errors become one line.
+"""The command `saccade`: the boundary where errors become one line. The sub-commands are in `_app`.
 
 Exit status: 0 done, 1 errors found by `verify` or nothing that it could test, 2 something the user can mend (one line
 on stderr), 130 interrupted by Ctrl-C, 1 also where the reader of a pipe left. Anything else that is raised is a bug of
@@ -7,91 +7,39 @@ ours and keeps its traceback. SACCADE_TRACEBACK=1 keeps every one.
 
 from __future__ import annotations
 
-import os
+import _thread
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+import time
 
-import typer
+TYPE_CHECKING = False  # nothing but built-in modules is imported before `main` can catch Ctrl-C
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-from .. import __version__
-from . import bench, compare, generate, look, train, verify
-from ._errors import UserError, one_line, require, told_by_another
-
-__all__ = ["UserError", "app", "main", "require"]
-
-EXAMPLES = """
-Examples:
-
-  saccade look "I will go if you will go with me."
-
-  saccade generate "It was a dark night"
-
-  saccade train lm my-novel.txt --out runs/novel
-
-  saccade verify attention.py:SelfAttention --arg embed_dim=64
-
-  saccade bench --quick
-
-  saccade compare --quick
-"""
-
-app = typer.Typer(
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EXAMPLES,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"saccade {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _shell(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Self-attention for PyTorch: look at what a language model attends to, train one of your own, let it write."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-for command in (look, generate, train, verify, bench, compare):
-    command.register(app)
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv` when `arguments` is None) and return the exit status."""
+    hook, sys.unraisablehook = sys.unraisablehook, _unraisable
     try:
-        status = typer.main.get_command(app).main(arguments, prog_name="saccade", standalone_mode=False)
-        sys.stdout.flush()
-        return int(status or 0)
-    except (KeyboardInterrupt, typer.Abort):
+        from ._run import run  # here, and all else in there, so that Ctrl-C during imports is caught
+
+        return run(arguments)
+    except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # What is still buffered has no reader: without this the interpreter complains once more as it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        if os.environ.get("SACCADE_TRACEBACK") or not _mendable(error):
-            raise
-        if told_by_another():
-            return 2
-        if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(error.ctx.get_help())  # type: ignore[attr-defined]
-        else:
-            typer.echo(f"saccade: error: {one_line(error)}", err=True)
-        return 2
+    finally:
+        sys.unraisablehook = hook
 
 
-def _mendable(error: Exception) -> bool:
-    # Usage errors are known by their method: they are click's own or typer's copy of it, by typer's version.
-    return isinstance(error, (UserError, ValueError, TypeError, OSError)) or hasattr(error, "format_message")
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """Python prints and forgets what is raised in callbacks and destructors, of which imports have many: a Ctrl-C that
+    came there comes again, as soon as this has returned."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        _thread.start_new_thread(_interrupt_soon, ())
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _interrupt_soon() -> None:
+    time.sleep(0.01)
+    _thread.interrupt_main()

@@ -23,10 +23,20 @@ def require(module: str, extra: str) -> None:
 def told_by_another() -> bool:
     """Whether another process on this machine (`torchrun`) tells the same: none has joined it yet, so it is the words
     of the command that are wrong, which all have been given."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return False
     import torch.distributed as distributed
 
-    alone = not (distributed.is_available() and distributed.is_initialized())
-    return alone and os.environ.get("LOCAL_RANK", "0") != "0"
+    return not (distributed.is_available() and distributed.is_initialized())
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused `error`: modules of C or C++ that are interrupted on their import say ImportError."""
+    if not isinstance(error, (ImportError, SystemError)):
+        return False
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def one_line(error: BaseException) -> str:

@@ -1,1 +1,19 @@
 """Saccade inside other frameworks: Hugging Face transformers (`transformers`, `trainer`), Lightning (`lightning`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import lightning as lightning
+    from . import trainer as trainer
+    from . import transformers as transformers
+else:
+
+    def __getattr__(name: str) -> object:
+        """Each needs a framework that may not be installed, so it is imported when it is used."""
+        if name in ("lightning", "trainer", "transformers"):
+            from importlib import import_module
+
+            return import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

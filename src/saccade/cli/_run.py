@@ -1,0 +1,42 @@
+"""Runs the app; what a user can mend becomes one line and an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from . import _app
+from ._errors import UserError, is_interrupt, one_line, told_by_another
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    try:
+        status = typer.main.get_command(_app.app).main(arguments, prog_name="saccade", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except typer.Abort:
+        return 130
+    except BrokenPipeError:
+        # What is still buffered has no reader: without this the interpreter complains once more as it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if is_interrupt(error):
+            return 130
+        if os.environ.get("SACCADE_TRACEBACK") or not _mendable(error):
+            raise
+        if told_by_another():
+            return 2
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.ctx.get_help())  # type: ignore[attr-defined]
+        else:
+            typer.echo(f"saccade: error: {one_line(error)}", err=True)
+        return 2
+
+
+def _mendable(error: Exception) -> bool:
+    # Usage errors are known by their method: they are click's own or typer's copy of it, by typer's version.
+    return isinstance(error, (UserError, ValueError, TypeError, OSError)) or hasattr(error, "format_message")
