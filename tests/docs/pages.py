@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import shutil
 import subprocess
+import symtable
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +38,19 @@ def blocks(page: Path, language: str) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in _FENCE.finditer(text)]
     return [block for block in found if block.language == language]
+
+
+def needed(code: str) -> set[str]:
+    """The global names that `code` reads and does not make itself, nor Python."""
+    table = symtable.symtable(code, "block", "exec")
+    made = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    read: set[str] = set()
+    tables = [table]
+    while tables:
+        scope = tables.pop()
+        tables += scope.get_children()
+        read |= {s.get_name() for s in scope.get_symbols() if s.is_referenced() and (scope is table or s.is_global())}
+    return read - made - set(dir(builtins)) - {"__name__"}
 
 
 def run_python(page: Path) -> int:

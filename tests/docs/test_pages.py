@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import checks_table
 import pytest
-from pages import PAGES, ROOT, blocks, console, run_python, run_shell, same_output, save_python
+from pages import PAGES, ROOT, blocks, console, needed, run_python, run_shell, same_output, save_python
 
 README = ROOT / "README.md"
 SET_UP = [
@@ -29,6 +30,18 @@ def marks(page, language: str):
 def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_python(page) > 0
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_a_block_that_needs_nothing_but_imports_has_them(page):
+    """It is copied alone, then. Blocks that go on with what others made may lean on their imports, too."""
+    imported = set()
+    for block in blocks(page, "python"):
+        missing = needed(block.text)
+        assert not missing or not missing <= imported, f"{page.name}:{block.line} does not import {missing}"
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imported |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
 
 
 @pytest.mark.parametrize("page", pages_with("sh"))
