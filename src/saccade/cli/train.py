@@ -56,7 +56,7 @@ def language_model(
     )
     try:
         with ConsoleReporter(run, quiet=not is_main_process()) as reporter:
-            lm = train_language_model(run, reporter)
+            lm = train_language_model(run, reporter, then=lambda lm: _measure_heads(lm, run))
     except OtherProcessFailed:
         raise typer.Exit(2) from None
     except Stopped as stopped:
@@ -64,8 +64,6 @@ def language_model(
             typer.echo(f"saccade: stopped; {run.out} keeps the best weights and the last; --resume goes on", err=True)
         raise typer.Exit(143 if stopped.signal == signal.SIGTERM else 130) from None
     if is_main_process():
-        if lm.model.config.mechanism is None:
-            _measure_heads(lm, run)
         typer.echo(f"{run.out}: model written. Next:")
         typer.echo(f'  saccade generate --model {run.out} "Once upon a time"')
         if lm.model.config.mechanism is None:
@@ -73,7 +71,9 @@ def language_model(
 
 
 def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
-    """Find out what each head does, on validation text, and keep it beside the weights."""
+    """Find out what each head does, on validation text, and keep it beside the weights; a mechanism has no weights."""
+    if lm.model.config.mechanism is not None:
+        return
     from ..looking import measure_roles
     from ..models.checkpoint import HEADS, write_text
     from ..training.run import texts

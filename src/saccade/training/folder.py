@@ -17,12 +17,13 @@ from pathlib import Path
 from ..models import ModelConfig
 from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
 from .files import checkpoints, is_temporary, remove, unfinished
+from .lock import Lock
 from .scalars import LOG, log_files
 
 FOLDER = "checkpoints"
 CURVE, LAST, ANOMALY = "curve.jsonl", "last.safetensors", "anomaly.txt"
 OURS = (CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, CURVE, LAST, ANOMALY)
-_TRIED = ".saccade-can-write"
+_TRIED, _LOCK = ".saccade-can-write", ".saccade-lock"
 
 
 def check_output(out: Path, overwrite: bool) -> None:
@@ -67,25 +68,43 @@ def unfinished_files(out: Path) -> list[Path]:
     return [path for path in out.iterdir() if is_temporary(path, *map(re.escape, OURS))]
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder, and find out whether it can be written to, before hours of training are at stake.
+def lock_existing(out: Path, *, ours: bool) -> Lock | None:
+    """The lock of a folder in which a run writes, or with `ours` of any that is ours; None, and nothing touched, else.
+
+    Raises:
+        BlockingIOError: a run is writing there.
+    """
+    begun = (out / FOLDER).is_dir()
+    return _locked(out) if begun and ((out / FOLDER / _LOCK).is_file() or (ours and is_ours(out))) else None
+
+
+def make_folder(out: Path, lock: Lock | None = None) -> Lock:
+    """Make the folder, lock it (unless it is), and find out whether it can be written to, before hours are at stake.
 
     A folder of checkpoints is what makes it one that can be resumed, so both appear at once.
+
+    Raises:
+        BlockingIOError: a run is writing there.
     """
     try:
-        if out.exists():
-            (out / FOLDER).mkdir(exist_ok=True)
-        else:
-            _make_parent(out.parent)
-            new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-            (new / FOLDER).mkdir()
-            new.chmod(0o755)
-            new.rename(out)
+        if not out.exists():
+            _appear(out)
+        (out / FOLDER).mkdir(exist_ok=True)
+        lock = _locked(out) if lock is None else lock
         tried = out / FOLDER / _TRIED
         tried.write_text("can be written\n")
         tried.unlink()
+    except BlockingIOError:
+        raise
     except OSError as error:
         raise OSError(f"{out}: cannot be written ({error.strerror})") from None
+    return lock
+
+
+def check_still_new(out: Path) -> None:
+    """FileExistsError if another run has been in the locked folder since `check_output` found it new or empty."""
+    if _others(out):
+        raise FileExistsError(f"{out}: another run has just written there; choose another --out, or give --overwrite")
 
 
 def clear(out: Path) -> None:
@@ -109,8 +128,31 @@ def _others(out: Path) -> list[Path]:
     folder, log = out / FOLDER, out / LOG
     inside = [path for part in (folder, log) if part.is_dir() for path in part.iterdir()]
     known = {*(part for part in (folder, log) if part.is_dir()), folder / _TRIED}
-    known |= {*unfinished_files(out), *unfinished(folder), *log_files(log)}
+    known |= {folder / _LOCK, *unfinished_files(out), *unfinished(folder), *log_files(log)}
     return [path for path in (*out.iterdir(), *inside) if path not in known]
+
+
+def _locked(out: Path) -> Lock:
+    try:
+        return Lock(out / FOLDER / _LOCK)
+    except BlockingIOError:
+        raise BlockingIOError(
+            f"{out}: another run is writing there; wait for its end, or choose another --out"
+        ) from None
+
+
+def _appear(out: Path) -> None:
+    _make_parent(out.parent)
+    new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    (new / FOLDER).mkdir()
+    new.chmod(0o755)
+    try:
+        new.rename(out)
+    except OSError:
+        (new / FOLDER).rmdir()
+        new.rmdir()
+        if not out.is_dir():  # it is, where another run's appeared at this very moment
+            raise
 
 
 def _make_parent(folder: Path) -> None:

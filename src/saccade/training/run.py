@@ -4,13 +4,15 @@ Beside the model (see `saccade.models.checkpoint`) the folder gets
 
     curve.jsonl        one line for each look at the validation text
     last.safetensors   the latest weights, while model.safetensors holds the best
-    checkpoints/       all there is to a run at a step, for going on from there (see `files` and `resume`)
+    checkpoints/       all there is to a run at a step, for going on from there (see `files` and `resume`); while it
+                       writes, the file that is locked (see `lock`)
     tensorboard/       the log, if asked for
     anomaly.txt        where the first number that is not finite stood, if one did
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 from collections.abc import Callable
@@ -22,8 +24,9 @@ import torch
 from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer, load
 from ..models.tokenizer import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
-from .folder import check_output, clear, make_folder
+from .folder import check_output, check_still_new, clear, lock_existing, make_folder
 from .keeper import Keeper
+from .lock import Lock
 from .loop import Diverged, Monitor, train
 from .processes import accelerator_for, is_sharded, joined, together
 from .resume import Found, as_begun, check_same, description, newest
@@ -81,14 +84,19 @@ class Reporter:
     def warned(self, message: str) -> None: ...
 
 
-def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> LanguageModel:
+def train_language_model(
+    run: LanguageRun, reporter: Reporter | None = None, *, then: Callable[[LanguageModel], object] | None = None
+) -> LanguageModel:
     """Train, keeping the best weights on the way, and return the model with them, read back from `run.out`.
 
     All that can be wrong with the input is found before `run.out` is touched. SIGINT (Ctrl-C) and SIGTERM end the run
     after the step in progress, with a checkpoint of it; a run with `resume` then goes on from there. Several processes
     (`accelerate launch`) each call this; only the main one writes, tells `reporter` and gets the stored model.
+    The folder is locked meanwhile: a second run that would write there is told. `then` is called with the stored model
+    before the lock is given up.
 
     Raises:
+        BlockingIOError: another run is writing into the folder.
         FileExistsError, FileNotFoundError, OSError, ValueError: what is wrong with the input, in one line.
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder says where that began.
         Stopped: a signal came. It is a KeyboardInterrupt.
@@ -96,13 +104,23 @@ def train_language_model(run: LanguageRun, reporter: Reporter | None = None) -> 
     processes = joined()
     if not processes.is_main_process or reporter is None:
         reporter = Reporter()
-    found = together(processes, lambda: newest(run.out) if run.resume else None)
-    run = as_begun(run, found)
-    accelerator = together(processes, lambda: accelerator_for(run.settings))
-    prepared = together(processes, lambda: _prepare(run, found, reporter))
-    together(processes, lambda: _open_folder(run, prepared) if processes.is_main_process else None)
-    reporter.started(prepared.lm, prepared.corpus)
-    return _train(run, prepared, reporter, accelerator)
+    main = processes.is_main_process
+    with contextlib.ExitStack() as held:
+        # Before a checkpoint is read, which another run could replace; a folder that is new is locked once it is there.
+        replaced = run.resume or run.overwrite
+        lock = together(processes, lambda: lock_existing(run.out, ours=replaced) if main else None)
+        if lock is not None:
+            held.callback(lock.close)
+        found = together(processes, lambda: newest(run.out) if run.resume else None)
+        run = as_begun(run, found)
+        accelerator = together(processes, lambda: accelerator_for(run.settings))
+        prepared = together(processes, lambda: _prepare(run, found, reporter))
+        together(processes, lambda: _open_folder(run, prepared, reporter, lock, held) if main else None)
+        reporter.started(prepared.lm, prepared.corpus)
+        lm = _train(run, prepared, reporter, accelerator)
+        if main and then is not None:
+            then(lm)
+        return lm
 
 
 def range_test_of(
@@ -183,10 +201,21 @@ def _train(run: LanguageRun, prepared: _Prepared, reporter: Reporter, accelerato
     return keeper.finish() if main else lm
 
 
-def _open_folder(run: LanguageRun, prepared: _Prepared) -> None:
-    """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's."""
-    make_folder(run.out)
+def _open_folder(
+    run: LanguageRun, prepared: _Prepared, reporter: Reporter, lock: Lock | None, held: contextlib.ExitStack
+) -> None:
+    """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's.
+
+    `lock` is the one on it, if it has been taken; if not, it is taken here and given up with `held`.
+    """
+    taken = make_folder(run.out, lock)
+    if taken is not lock:
+        held.callback(taken.close)
+    if taken.failure is not None:
+        reporter.warned(f"{run.out} cannot be locked ({taken.failure}); let no other run write there meanwhile")
     if prepared.state is None:
+        if not run.overwrite and not run.resume:
+            check_still_new(run.out)
         clear(run.out)
 
 
