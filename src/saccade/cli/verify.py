@@ -43,7 +43,8 @@ class Promised:
         bool | None, typer.Option("--positions/--no-positions", help="It knows the order of its input, or not.")
     ] = None
     scale: Annotated[
-        float | None, typer.Option(metavar="X", help="Logits are X q.k.  [default: 1 / sqrt(head width)]")
+        float | None,
+        typer.Option(metavar="X", help="Logits are X q.k; 0: averages, on purpose.  [default: 1 / sqrt(head width)]"),
     ] = None
     mask_meaning: Annotated[
         Literal["attend", "ignore", "additive"] | None,

@@ -21,6 +21,7 @@ def explained(
     causes = _causes(checks, once)
     sized = any(_is_of_size(one) for one in once)
     why = [("robustness",) if sized and _only_stopped(one) else causes.get(one.check, ()) for one in once]
+    why = [by or _follows(one, once) for one, by in zip(once, why, strict=True)]
     demoted = [_as_note(one, by) if by and _counts(one) else one for one, by in zip(once, why, strict=True)]
     return _sorted(checks, demoted), tuple(_told(outcome, demoted, findings) for outcome in outcomes)
 
@@ -105,6 +106,13 @@ def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, t
         )
         for name in near
     }  # fmt: skip
+
+
+def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """What one finding says of another: weights that ignore queries and keys leave their projections unused."""
+    if finding.family != "mixing" or "channels" not in finding.evidence:
+        return ()
+    return tuple(one.check for one in findings if one.evidence.get("depends_not_on") == "both" and _counts(one))
 
 
 def _counts(finding: Finding) -> bool:

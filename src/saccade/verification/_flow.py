@@ -56,6 +56,7 @@ class Step:
     name: str
     out: Tensor  # a copy
     location: Location | None
+    given: frozenset[int]  # places of the steps whose results it took; of inputs -1, -2 ... in their order
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,8 @@ class _Sight(TorchFunctionMode):
         super().__init__()
         self._change, self._every = change, every
         self._data: dict[int, Tensor] = {}  # kept alive, so that no other tensor takes the id
-        self._places = {_place(tensor) for tensor in inputs.tensors.values()}
+        self._places = {_place(tensor): -1 - at for at, tensor in enumerate(inputs.tensors.values())}
+        self._made: dict[int, int] = {}  # by the id of a tensor the place of the last step that made it
         self.maps: list[LinearMap] = []
         self.factors: list[Factor] = []
         self.steps: list[Step] = []
@@ -103,7 +105,7 @@ class _Sight(TorchFunctionMode):
         if any(self._is_data(tensor) for tensor in tensors):
             result = self._mapped(func, tensors, result)
             self._factors_of(func, args, kwargs)
-            self._stepped(func, args, result)
+            self._stepped(func, args, tensors, result)
             changed = [args[0]] if args and isinstance(args[0], Tensor) and result is None else []
             for tensor in (*_tensors(result), *changed, *_tensors(kwargs.get("out"))):
                 self._data[id(tensor)] = tensor
@@ -133,10 +135,20 @@ class _Sight(TorchFunctionMode):
         copies = [one.detach().clone() for one in given[: len(roles)]]
         self.factors += [Factor(one, role, where) for one, role in zip(copies, roles, strict=False)]
 
-    def _stepped(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+    def _stepped(self, func: Any, args: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
+        """Steps are those that give one tensor of numbers; of others, results count as made by what these took."""
+        if not self._every:
+            return
+        given = frozenset(place for one in tensors if (place := self._source(one)) is not None)
         out = args[0] if result is None and args else result
-        if self._every and isinstance(out, Tensor) and out.is_floating_point():
-            self.steps.append(Step(_name(func), out.detach().clone(), location_here()))
+        if isinstance(out, Tensor) and out.is_floating_point():
+            self._made[id(out)] = len(self.steps)
+            self.steps.append(Step(_name(func), out.detach().clone(), location_here(), given))
+        elif not isinstance(out, Tensor) and given:
+            self._made.update((id(part), max(given)) for part in _tensors(out))
+
+    def _source(self, tensor: Tensor) -> int | None:
+        return self._made.get(id(tensor), self._places.get(_place(tensor)))
 
     def _is_data(self, tensor: Tensor) -> bool:
         return id(tensor) in self._data or _place(tensor) in self._places

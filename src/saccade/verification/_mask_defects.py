@@ -161,10 +161,14 @@ def _mixed(probe: Probe) -> Defect | None:
 
 def _unhidden(probe: Probe) -> Defect:
     """Nothing is hidden: why."""
-    if not probe.mask.by_pair and _hides_queries(probe):
-        return Defect("It is broadcast along the wrong axis: it hides queries where it should hide keys.",
-                       "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)")  # fmt: skip
     seen = _weights(probe)
+    if not probe.mask.by_pair and _hides_queries(probe):
+        words = "It is broadcast along the wrong axis: it hides queries where it should hide keys."
+        mend = "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)"
+        if seen is not None and seen[1].zeroed is not None:
+            words += " And it is multiplied into the scores, where exp(0) is 1: it would hide no key either."
+            mend = MEND.replace("~mask", "~mask[:, None, None, :]")
+        return Defect(words, mend)
     if seen is not None:
         before, after = seen
         defect = _by_weights(before, after, probe.given)

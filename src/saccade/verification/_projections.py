@@ -160,13 +160,23 @@ def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
 def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
     return Finding(
         _NAME, _NAME, "error",
-        f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output.",
+        f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
+        + (": queries and keys are the same numbers." if _one_for_both(found) else "."),
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
         {"projection": one.name, "channels": channels},
         line_with(found.original, _ONE_FOR_ANOTHER) or one.location,
     )  # fmt: skip
+
+
+def _one_for_both(found: Wiring) -> bool:
+    """Whether keys are multiplied by keys, or queries by queries."""
+    try:
+        seen = traced(found.original.fresh(), found.inputs).attentions
+    except (Inapplicable, TargetError):
+        return False
+    return any(one.query.shape == one.key.shape and torch.equal(one.query, one.key) for one in seen)
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ class Promise:
     causal: bool | None = None
     window: int | None = None  # keys that a query sees before its own, itself not counted; with causal=False each way
     positions: bool | None = None  # whether it knows the order of its input
-    scale: float | None = None  # of the logits; None: one over the square root of the head width
+    scale: float | None = None  # of the logits; None: one over the root of the head width; 0: averages, on purpose
     mask: Meaning | None = None  # what True (or a float) in its mask means
 
 

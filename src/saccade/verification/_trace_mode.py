@@ -283,6 +283,9 @@ class Looking(TorchFunctionMode):
             elif name in TIMES | OVER | PLUS:
                 what = kind_of(name, args)
                 scores.note("after" if what == "scale" and scores.softened is not None else what, where)
+                if name in TIMES:
+                    for factor in tensors_of([arg for arg in args if self.of(arg) is None]):
+                        scores.times(factor, pairs, where)
                 if name in TIMES | OVER and scores.normalised is None:
                     scores.learned |= any(is_learned(arg) for arg in args if self.of(arg) is None)
             elif before is None and name not in CASTS:

@@ -46,6 +46,7 @@ class Scores:
     unshifted: Tensor | None = None  # (U, I, J) before something of each row was subtracted, its maximum say
     softmaxes: list[Softened] = field(default_factory=list)
     softened: Tensor | None = None  # (U, I, J) as they came out of the softmax
+    zeroed: Tensor | None = None  # (U, I, J) True: multiplied by 0 before the softmax
     weights: Tensor | None = None  # (U, I, J) as they multiplied the values
     values: Tensor | None = None  # (U, I or J, Dv)
     normalised: Coordinate | None = None  # along which the softmax ran
@@ -90,6 +91,15 @@ class Scores:
         """The line on which something was done to these scores or their weights."""
         if where is not None and what:
             self.lines[what] = where
+
+    def times(self, factor: Tensor, pairs: Tensor, where: Location | None) -> None:
+        """Scores multiplied by a tensor: which of them by 0."""
+        zero = (factor.detach() == 0).broadcast_to(pairs.shape)
+        if self.softmaxes or not bool(zero.any()):
+            return
+        zeroed = self.gathered(zero, pairs, False)
+        self.zeroed = zeroed if self.zeroed is None else self.zeroed | zeroed
+        self.note("zeroed", where)
 
     def gathered(self, tensor: Tensor, pairs: Tensor, missing: float) -> Tensor:
         """A tensor's elements, put back where their pairs say: (U, I, J)."""

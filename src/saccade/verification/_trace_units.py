@@ -33,6 +33,7 @@ class SeenAttention:
     normalised: Axis  # the axis that the softmax ran over
     source: Literal["by hand", "F.scaled_dot_product_attention", "probed"]
     softened: Tensor | None = None  # (B, H, Lq, Lk) as they came out of softmax(), None where none was called
+    zeroed: Tensor | None = None  # (B, H, Lq, Lk) scores that were multiplied by 0, None where none was
     scaled: float = 1.0  # what queries and keys had been multiplied by before the product
     learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
@@ -81,6 +82,7 @@ class _Unit:
     logits: Tensor | None
     weights: Tensor
     softened: Tensor | None = None
+    zeroed: Tensor | None = None
     tiled: bool = False  # whether its rows came in parts, each with some of the keys
 
     @property
@@ -133,8 +135,9 @@ def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttent
         _stacked_where_all([[head.value for head in own] for own in heads]),
         _stacked_where_all([[head.logits for head in own] for own in heads]),
         _stacked([[head.weights for head in own] for own in heads]),
-        "unknown", first.source, _stacked_where_all([[head.softened for head in own] for own in heads]), first.scaled,
-        first.learned, dict(first.lines),
+        "unknown", first.source, _stacked_where_all([[head.softened for head in own] for own in heads]),
+        _stacked_where_all([[head.zeroed for head in own] for own in heads]), first.scaled, first.learned,
+        dict(first.lines),
     )  # fmt: skip
     if any(head.tiled for own in heads for head in own):
         return seen
@@ -152,13 +155,14 @@ def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
         rows, columns = (name[unit] for name in names)
         own = [
             None if one is None else one[unit].mT if turned else one[unit]
-            for one in (scores.logits, weights, scores.softened)
+            for one in (scores.logits, weights, scores.softened, scores.zeroed)
         ]
         assert own[1] is not None
         yield _Unit(
             int(items[unit]), _common(tokens.head[rows]), tokens.position[rows], tokens.position[columns],
             (int(tokens.length[rows].max()), int(tokens.length[columns].max())), sides[0][unit], sides[1][unit],
             None if scores.values is None else scores.values[unit], own[0], own[1], own[2],
+            own[3],
         )  # fmt: skip
 
 
@@ -239,6 +243,7 @@ def _in_order(unit: _Unit) -> _Unit:
         value=None if unit.value is None else unit.value[columns],
         logits=None if unit.logits is None else unit.logits[rows][:, columns],
         softened=None if unit.softened is None else unit.softened[rows][:, columns],
+        zeroed=None if unit.zeroed is None else unit.zeroed[rows][:, columns],
     )  # fmt: skip
 
 

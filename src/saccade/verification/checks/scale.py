@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from .._finding import Check, Finding, Inapplicable, Location
+from .._indifferent import Indifferent, indifferent
 from .._inputs import Inputs
+from .._projections import spans
 from .._steady import first_taken
 from .._subject import Subject
 from .._trace import SeenAttention, measured
@@ -51,10 +53,15 @@ class _Factors:
 
     @property
     def wrong(self) -> list[int]:
-        return [head for head in self.known if abs(self.found[head] / self.expected - 1) > _WRONG]
+        return [head for head in self.known if abs(self.found[head] - self.expected) > _WRONG * abs(self.expected)]
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
+    still = indifferent(subject)
+    if still is not None and (subject.promise.scale != 0 or still.partly):
+        yield _ignoring(still)
+    if still is not None:
+        return
     subject, inputs = _asked(subject)
     factors = [_factors(subject, seen) for seen in measured(subject, inputs)]
     if not all(one.straight for one in factors) and subject.form != "tokens":
@@ -69,6 +76,32 @@ def _run(subject: Subject) -> Iterator[Finding]:
         if moving is None:
             raise Inapplicable("its logits are no multiple of queries times keys, so they have no one factor")
         yield _moving(moving)
+
+
+def _ignoring(still: Indifferent) -> Finding:
+    """Weights that queries or keys do not make."""
+    names = {
+        "query": "do not depend on the queries",
+        "key": "do not depend on the keys",
+        "both": "depend on neither queries nor keys",
+    }
+    whose = f" of queries {spans(still.rows)} (of {still.length})" if still.rows else ""
+    whose += f" in heads {spans(still.heads)} (of {still.of_heads})" if still.heads else ""
+    if still.pairs:
+        seen = f"Scores{whose} are multiplied by 0 and not hidden: these keys keep a weight, whatever they are."
+    else:
+        seen = f"The weights{whose} {names[still.of]}: with others they are the same."
+        seen += " The scores are multiplied by 0, a mask that is False." if still.multiplied else ""
+    mend = 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax, in place of scores * mask'
+    if not still.multiplied:
+        mend = f"{_MEND}; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
+    return Finding(
+        "scale", "scale", "error", seen,
+        "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say." if still.multiplied else
+        "Each output is an average by weights that it cannot choose, and what makes queries or keys is never trained.",
+        mend, {"depends_not_on": still.of, "multiplied": still.multiplied, "queries": still.rows,
+               "heads": still.heads}, still.line,
+    )  # fmt: skip
 
 
 def _asked(subject: Subject) -> tuple[Subject, Inputs]:
@@ -152,7 +185,7 @@ def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factor
     first = wrong[0]
     seen, heads = first.seen, first.wrong
     found = first.found[heads[0]]
-    words, times = _named(found, _sizes(subject, inputs, seen)), found / first.expected
+    words, times = _named(found, _sizes(subject, inputs, seen)), found / (first.expected or math.nan)
     message = (
         f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
         f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
@@ -288,7 +321,7 @@ CHECK = Check(
     "scale", "scale",
     "In every head, logits are q.k over the square root of the head width.",
     "The logits that enter the softmax (or the logarithms of the weights that the outputs show) are compared with "
-    "queries times keys, head by head, over a batch of random inputs.",
+    "queries times keys, head by head, over a batch of random inputs; other queries and keys must give other weights.",
     "Without the right factor the softmax starts saturated or flat, and gradients to queries and keys vanish.",
     _run,
 )  # fmt: skip

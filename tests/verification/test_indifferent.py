@@ -1,0 +1,163 @@
+"""Weights that queries or keys do not make are named as that, and may be promised.
+
+Shapes: B batch, H heads, L length, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import saccade
+from saccade.verification import Finding, Inapplicable, Promise, Reading
+from saccade.verification._subject import Subject
+from saccade.verification.checks import mask_meaning, scale
+
+H, D, E = 3, 7, 21
+ATTENTION = Reading("attention", "BHLD", D, H)
+
+
+def found(target: object, reading: Reading = ATTENTION, promise: Promise | None = None) -> list[Finding]:
+    torch.manual_seed(0)
+    return list(scale.CHECK.run(Subject(target, reading, promise or Promise())))
+
+
+def rows_times_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    mask = torch.zeros(q.shape[-2], dtype=torch.bool)
+    scores = scores * mask.unsqueeze(-1)
+    return scores.softmax(-1) @ v
+
+
+def some_rows_times_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    mask = torch.arange(q.shape[-2]) < 4
+    return (scores * mask.unsqueeze(-1)).softmax(-1) @ v
+
+
+def columns_times_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    mask = torch.arange(k.shape[-2]) < 4
+    return (scores * mask).softmax(-1) @ v
+
+
+def keys_of_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = k @ k.mT * q.shape[-1] ** -0.5
+    return scores.softmax(-1) @ v
+
+
+def queries_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ q.mT * q.shape[-1] ** -0.5
+    return scores.softmax(-1) @ v
+
+
+def same_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.mean(-2, keepdim=True).expand_as(k)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v.mean(-2, keepdim=True).expand(*q.shape[:-1], -1)
+
+
+IGNORING = [
+    (rows_times_mask, "both", "multiplied by 0, a mask that is False", "scores = scores * mask.unsqueeze(-1)"),
+    (some_rows_times_mask, "both", "of queries 4 to 6 (of 7)",
+     "return (scores * mask.unsqueeze(-1)).softmax(-1) @ v"),
+    (columns_times_mask, "both", "multiplied by 0 and not hidden", "return (scores * mask).softmax(-1) @ v"),
+    (keys_of_keys, "query", "do not depend on the queries", "scores = k @ k.mT * q.shape[-1] ** -0.5"),
+    (queries_of_queries, "key", "do not depend on the keys", "scores = q @ q.mT * q.shape[-1] ** -0.5"),
+    (same_keys, "both", "neither queries nor keys", "return F.scaled_dot_product_attention(q, k, v)"),
+    (average, "both", "neither queries nor keys", "return v.mean(-2, keepdim=True).expand(*q.shape[:-1], -1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("attend", "side", "words", "line"), IGNORING)
+def test_weights_that_ignore_queries_or_keys_are_named_on_their_line(
+    attend: Callable[..., Tensor], side: str, words: str, line: str
+):
+    (finding,) = found(attend)
+    assert finding.severity == "error" and words in finding.message
+    assert finding.evidence["depends_not_on"] == side
+    assert finding.location is not None and finding.location.code == line
+
+
+class Mixing(nn.Module):
+    """Attention of one head whose weights `mix` makes of scores."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(E, E) for _ in range(4))
+        self.mix = mix
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT * E**-0.5
+        if mask is not None:
+            scores = scores * mask.unsqueeze(-1)
+        return self.out(self.mix(scores) @ self.v(x))
+
+
+AVERAGES = [lambda scores: scores.mul(0).softmax(-1), lambda scores: torch.full(scores.shape, 1 / scores.shape[-1])]
+
+
+@pytest.mark.parametrize("mix", AVERAGES)
+def test_averages_in_a_module_are_named_and_may_be_promised(mix: Callable[[Tensor], Tensor]):
+    module, reading = Mixing(mix), Reading("self", "BLD", E)
+    (finding,) = found(module, reading)
+    assert finding.severity == "error" and "neither queries nor keys" in finding.message
+    assert "Promise(scale=0)" in finding.mend
+    assert finding.location is not None
+    assert found(module, reading, Promise(scale=0.0)) == []
+
+
+def test_a_promise_of_averages_is_held_against_attention():
+    (finding,) = found(F.scaled_dot_product_attention, promise=Promise(scale=0.0))
+    assert finding.severity == "error" and "where 0 is expected by its author's promise" in finding.message
+    assert found(some_rows_times_mask, promise=Promise(scale=0.0))
+
+
+def test_a_context_that_gives_values_alone_is_named():
+    class Crossed(Mixing):
+        def forward(self, x: Tensor, context: Tensor) -> Tensor:
+            scores = self.q(x) @ self.k(x).mT * E**-0.5
+            return self.out(scores.softmax(-1) @ self.v(context))
+
+    (finding,) = found(Crossed(torch.relu), Reading("cross", "BLD", E))
+    assert finding.evidence["depends_not_on"] == "key"
+    assert finding.location is not None and finding.location.code == "scores = self.q(x) @ self.k(x).mT * E**-0.5"
+
+
+def test_a_padding_mask_that_multiplies_queries_is_told_both():
+    report = saccade.verify(Mixing(lambda scores: scores.softmax(-1)), isolated=False, checks=["mask-meaning"])
+    (finding,) = report.errors
+    assert "it hides queries where it should hide keys" in finding.message
+    assert "it is multiplied into the scores" in finding.message
+    assert finding.mend == mask_meaning.MEND.replace("~mask", "~mask[:, None, None, :]")
+
+
+def test_unused_projections_follow_from_weights_that_ignore_them():
+    class Fused(Mixing):
+        def __init__(self) -> None:
+            super().__init__(AVERAGES[0])
+            self.qkv = nn.Linear(E, 3 * E)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.out(self.mix(q @ k.mT) @ v)
+
+    report = saccade.verify(Fused(), isolated=False, checks=["scale", "mixing", "gradients"])
+    assert [one.family for one in report.errors] == ["scale"], str(report)
+
+
+def test_queries_that_begin_at_zero_and_a_key_of_zeros_ignore_nothing():
+    zero = nn.MultiheadAttention(E, H, batch_first=True, add_zero_attn=True)
+    assert found(zero, Reading("qkv", "BLD", E, H, out=0)) == []
+    begins = Mixing(lambda scores: scores.softmax(-1))
+    nn.init.zeros_(begins.q.weight)
+    nn.init.zeros_(begins.q.bias)
+    with pytest.raises(Inapplicable, match="no multiple of queries times keys"):
+        found(begins, Reading("self", "BLD", E))
