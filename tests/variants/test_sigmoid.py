@@ -184,6 +184,19 @@ def test_keys_hidden_by_the_bias_do_not_count():
     assert_close(out, sigmoid_attention(t["query"], t["key"][:, :, :7], t["value"][:, :, :7]))
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (11, 1), (1, 13), (2, 1, 11, 1), (1, 6, 1, 1)], ids=str)
+def test_a_broadcast_bias_is_the_whole_one(shape):
+    t = problems.tensors()
+    t["value"][0, 0, 2] = math.nan
+    bias = torch.zeros(shape, dtype=torch.float64)
+    if bias.numel() > 1:
+        bias[(0,) * len(shape)] = -math.inf
+    out = sigmoid_attention(*t.values(), bias=bias)
+    whole = sigmoid_attention(*t.values(), bias=bias.expand(2, 6, 11, 13).contiguous())
+    assert whole.isnan().any()
+    torch.testing.assert_close(out, whole, equal_nan=True)
+
+
 # --- what may not be seen, and extremes -------------------------------------------------------------------------------
 
 POISON = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=["nan", "+inf", "-inf"])

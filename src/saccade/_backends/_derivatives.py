@@ -116,15 +116,18 @@ def _pull(problem: Problem, sight: Sight, bad_do: Tensor | None) -> Callable[...
     def pull(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, d_out: Tensor, *scores: Tensor) -> Tensors:
         logits, tanh = logits_of(problem, sight, q, k, scores[0] if scores else None)
         p = sight.only(torch.exp(logits - torch.where(lse == NEGATIVE, 0.0, lse)[..., None]))
-        dp = products(d_out, v)
+        dp, row = products(d_out, v), None
+        if sight.bad_v is not None and bad_do is not None:
+            row = any_in(bad_do)[..., :, None]
+            hit = row | spread(any_in(sight.bad_v), q.shape[1])[..., None, :]
+            # Added, not chosen: dp is linear in v and do, so its own derivatives are sound where it is not.
+            dp = dp + torch.where(hit, float("nan"), 0.0)
         kept = p
         if sight.factor is not None:
             kept, dp = p * sight.factor, dp * sight.factor
         ds = p * (dp - delta[..., None])
-        if sight.bad_v is not None and bad_do is not None:
-            row = any_in(bad_do)[..., :, None]
-            ds = sight.only(poison(ds, row | spread(any_in(sight.bad_v), q.shape[1])[..., None, :]))
-            kept = sight.only(poison(kept, row))
+        if row is not None:
+            ds, kept = sight.only(ds), sight.only(poison(kept, row))
         dl = ds * problem.scale if tanh is None else ds * (problem.scale * (1 - tanh * tanh))
         return weigh(dl, k), collect(dl, q, k.shape[1]), collect(kept, d_out, k.shape[1]), ds
 

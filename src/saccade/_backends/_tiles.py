@@ -173,8 +173,9 @@ def look(
     if bad_q is not None and bad_k is not None:
         marks = any_in(bad_q)[..., :, None] | spread(any_in(bad_k), heads)[..., None, :]
         if scores is not None and isinstance(problem.bias, TensorBias):
-            # Not only its value: whatever stands behind a -inf must not be read either.
-            allowed = scores.detach() != NEGATIVE
+            # Not only its value: whatever stands behind a -inf must not be read either. At the tile's size, because a
+            # broadcast bias speaks of every key, and who reads `visible` counts them.
+            allowed = (scores.detach() != NEGATIVE).expand(-1, -1, len(rows), len(keys))
             visible = allowed if visible is None else visible & allowed
     return Sight(visible, problem.dropped(rows, keys, heads), marks, bad_v)
 
