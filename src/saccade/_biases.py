@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._masks._data import Table, whole
+from ._masks._data import bounded, bounded_table, whole
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class RelativeScores(Bias):
             raise ValueError(f"bias.at: {self!r} is already placed")
         placed = copy.copy(self)
         if hasattr(offset, "__index__") and not (isinstance(offset, Tensor) and offset.dim() > 0):
-            placed.offset = whole(offset, "bias.at: offset")
+            placed.offset = bounded(offset, "bias.at: offset")
             return placed
-        table = Table.of(offset, "bias.at: offset", "an int or ints (B,)", booleans=False, integers=True)
+        table = bounded_table(offset, "bias.at: offset", "an int or ints (B,)")
         if len(table.shape) != 1 or table.shape[0] == 0:
             raise ValueError(f"bias.at: offset must be an int or ints (B,), got shape {table.shape}")
         placed.offset = int(table.host[0]) if table.shape == (1,) else table.values

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from saccade import ALiBi
 from saccade._masks import (
     Blocks,
     Causal,
@@ -27,6 +28,7 @@ from saccade._masks import (
     Window,
     as_mask,
 )
+from saccade.nn.cache import StaticLayer, WindowLayer
 
 BITS = torch.ones(5, 7, dtype=torch.bool)
 
@@ -137,6 +139,46 @@ FITTING = [
     ("Padding is on device cpu, the query on meta: use mask.to('meta')", Causal() & Padding(torch.tensor([3, 4]))),
 ]
 
+FAR = 2**53 + 1
+TOO_FAR = [
+    ("Window: left", lambda far: Window(far, 0)),
+    ("Window: right", lambda far: Window(None, far)),
+    ("Prefix: length", lambda far: Prefix(far)),
+    ("Prefix: length", lambda far: Prefix([3, far])),
+    ("Strided: stride", lambda far: Strided(far)),
+    ("Fixed: stride", lambda far: Fixed(far)),
+    ("Fixed: columns", lambda far: Fixed(3, far)),
+    ("Dilated: step", lambda far: Dilated(far)),
+    ("Chunks: size", lambda far: Chunks(far)),
+    ("Chunks: left", lambda far: Chunks(3, far)),
+    ("Chunks: right", lambda far: Chunks(3, 0, far)),
+    ("Columns: stride", lambda far: Columns(far)),
+    ("Columns: columns", lambda far: Columns(3, far)),
+    ("Blocks: size", lambda far: Blocks([[True]], far)),
+    ("RandomBlocks: size", lambda far: RandomBlocks(0, far, 1)),
+    ("RandomBlocks: count", lambda far: RandomBlocks(0, 1, far)),
+    ("Padding: keys", lambda far: Padding([3, far])),
+    ("Padding: queries", lambda far: Padding([3], queries=[far])),
+    ("Documents: cu_seqlens", lambda far: Documents.from_cu_seqlens([0, far])),
+    ("Global: tokens", lambda far: Global([far])),
+    ("Edges: queries", lambda far: Edges([far], [0])),
+    ("Edges: keys", lambda far: Edges([0], [far])),
+    ("rows", lambda far: Causal().at(0).slice((0, far), (0, 4))),
+    ("keys", lambda far: Causal().at(0).slice((0, 3), (0, far))),
+    ("Lq", lambda far: Causal().slice((0, 3), (0, 4), lengths=(far, far))),
+    ("Lk", lambda far: Causal().tile((0, 3), (0, 4), 5, far)),
+    ("Lq", lambda far: Causal().picture(far, 5)),
+    ("window", lambda far: WindowLayer(far)),
+    ("capacity", lambda far: StaticLayer(far)),
+]
+# Places that may lie before 0 as well.
+PLACED = [
+    ("offset", lambda far: Causal().at(far)),
+    ("offset", lambda far: Causal().at([0, far])),
+    ("bias.at: offset", lambda far: ALiBi(torch.ones(2)).at(far)),
+    ("bias.at: offset", lambda far: ALiBi(torch.ones(2)).at([far, 0])),
+]
+
 
 def cut(rows, keys):
     return Causal().slice(rows, keys, lengths=(5, 7))
@@ -161,6 +203,34 @@ def test_combining(error, words, call):
 def test_fitting(words, mask):
     device = torch.device("meta" if "meta" in words else "cpu")
     check(ValueError, words, lambda: mask._check(2, 3, 5, 7, device))
+
+
+@pytest.mark.parametrize("far", [FAR, 2**63 - 1, 2**63, 10**30])
+@pytest.mark.parametrize(("name", "make"), TOO_FAR + PLACED, ids=[name for name, _ in TOO_FAR + PLACED])
+def test_positions_and_lengths_have_one_bound(name, make, far):
+    check(ValueError, f"{name} must lie between -2**53 and 2**53, got {far}", lambda: make(far))
+
+
+@pytest.mark.parametrize("far", [-FAR, -(2**63), -(2**63) - 1])
+@pytest.mark.parametrize(("name", "make"), PLACED)
+def test_positions_before_0_have_the_same_bound(name, make, far):
+    check(ValueError, f"{name} must lie between -2**53 and 2**53, got {far}", lambda: make(far))
+
+
+@pytest.mark.parametrize("far", [-FAR, FAR, -(2**63), 2**63 - 1])
+def test_tensors_have_the_bound_of_ints(far):
+    numbers = torch.tensor([far, 0])
+    check(ValueError, f"offset must lie between -2**53 and 2**53, got {far}", lambda: Causal().at(numbers))
+    if far > 0:
+        check(ValueError, f"length must lie between -2**53 and 2**53, got {far}", lambda: Prefix(numbers))
+        check(ValueError, f"keys must lie between -2**53 and 2**53, got {far}", lambda: Padding(numbers))
+
+
+def test_the_bound_itself_is_allowed():
+    for place in (2**53, -(2**53)):
+        assert Causal().at(place) == Causal().at(place) != Causal().at(torch.tensor([place, 0]))
+    for make in (Dilated, Strided, Chunks, Prefix, lambda n: Window(n, n), lambda n: Padding([n, 0])):
+        assert "9007199254740992" in repr(make(2**53))
 
 
 def test_what_fits_is_not_refused():

@@ -231,6 +231,32 @@ def test_lists_of_these_are_exact(name):
     check(LARGE[name], LQ, LK, [(48, 48), (7, 5)], exact=True)
 
 
+# Each rule in Python's own ints, which know no overflow.
+FAR_AWAY = [
+    (Causal(), lambda p, j: j <= p),
+    (Window(2**53, 2**53 - 3), lambda p, j: -(2**53) <= j - p <= 2**53 - 3),
+    (Prefix(5), lambda p, j: j < 5 or j <= p),
+    (Strided(3), lambda p, j: 0 <= p - j and (p - j <= 3 or (p - j) % 3 == 0)),
+    (Strided(2**53), lambda p, j: 0 <= p - j and (p - j <= 2**53 or (p - j) % 2**53 == 0)),
+    (Fixed(7, 2), lambda p, j: j <= p and (j // 7 == p // 7 or j % 7 >= 5)),
+    (Dilated(2), lambda p, j: (j - p) % 2 == 0),
+    (Dilated(2**53), lambda p, j: (j - p) % 2**53 == 0),
+    (Chunks(3, 2**53, 1), lambda p, j: -(2**53) <= j // 3 - p // 3 <= 1),
+    (Chunks(2**53, 1, 2**53), lambda p, j: -1 <= j // 2**53 - p // 2**53 <= 2**53),
+    (Causal() & ~Columns(5, 2), lambda p, j: j <= p and j % 5 < 3),
+]
+
+
+@pytest.mark.parametrize("place", [2**53, 2**53 - 10, -(2**53), -(2**53) + 1, 2**53 // 3])
+@pytest.mark.parametrize("mask, rule", FAR_AWAY, ids=[repr(mask) for mask, _ in FAR_AWAY])
+def test_as_far_away_as_a_query_can_stand(mask, rule, place):
+    places = [place, 0, -place]
+    expected = np.array([[[rule(i + at, j) for j in range(19)] for i in range(17)] for at in places])
+    moved = mask.at(places)
+    assert (moved.dense(17, 19)[:, 0].numpy() == expected).all()
+    check(moved, 17, 19, [(4, 6)])
+
+
 def test_a_patch_of_a_predicate_is_as_large_as_memory_allows(monkeypatch):
     monkeypatch.setattr(_lowering, "_PATCH", 1)
     for name in ("predicate", "predicate in a window", "predicate, sliced", "predicate, moved"):

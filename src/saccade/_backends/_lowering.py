@@ -40,7 +40,7 @@ from .._masks._intervals import Region, Span
 from .._masks._placement import At, Slice
 from ._kernels import module
 
-_FAR = 1 << 60  # an open side, and whatever lies beyond it
+_FAR = 1 << 60  # an open side
 _SIDE = 64  # rows and keys of a tile that is worked out here
 _PATCH = 1 << 18  # pairs that are worked out at once
 _CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
@@ -137,17 +137,13 @@ def _moved(span: Span, by: int) -> Span:
     return span[0] + by, span[1] + by
 
 
-def _near(value: int) -> int:
-    return min(max(value, -_FAR), _FAR)
-
-
 def _table(tensor: Tensor, out: Lowered) -> int:
     out.tensors.append(tensor)
     return len(out.tensors) - 1
 
 
 def _number(value: int | Table, out: Lowered) -> tuple[int, int]:
-    return (0, _near(value)) if isinstance(value, int) else (1, _table(value.values, out))
+    return (0, value) if isinstance(value, int) else (1, _table(value.values, out))
 
 
 def _causal(mask: Causal, standing: _Standing, out: Lowered) -> None:
@@ -155,7 +151,7 @@ def _causal(mask: Causal, standing: _Standing, out: Lowered) -> None:
 
 
 def _window(mask: Window, standing: _Standing, out: Lowered) -> None:
-    sides = (_FAR if side is None else _near(side) for side in (mask.left, mask.right))
+    sides = (_FAR if side is None else side for side in (mask.left, mask.right))
     out.program.extend((Operation.WINDOW, *sides))
 
 
@@ -179,31 +175,31 @@ def _global(mask: Global, standing: _Standing, out: Lowered) -> None:
 
 
 def _strided(mask: Strided, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.STRIDED, _near(mask.stride)))
+    out.program.extend((Operation.STRIDED, mask.stride))
 
 
 def _fixed(mask: Fixed, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.FIXED, _near(mask.stride), _near(mask.columns)))
+    out.program.extend((Operation.FIXED, mask.stride, mask.columns))
 
 
 def _dilated(mask: Dilated, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.DILATED, _near(mask.step)))
+    out.program.extend((Operation.DILATED, mask.step))
 
 
 def _chunks(mask: Chunks, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.CHUNKS, _near(mask.size), _near(mask.left), _near(mask.right)))
+    out.program.extend((Operation.CHUNKS, mask.size, mask.left, mask.right))
 
 
 def _columns(mask: Columns, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.COLUMNS, _near(mask.stride), _near(mask.columns)))
+    out.program.extend((Operation.COLUMNS, mask.stride, mask.columns))
 
 
 def _blocks(mask: Blocks, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.BLOCKS, _table(mask.layout.values, out), _near(mask.size)))
+    out.program.extend((Operation.BLOCKS, _table(mask.layout.values, out), mask.size))
 
 
 def _random(mask: RandomBlocks, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.RANDOM, mask._start, _near(mask.size), mask.count, int(mask.symmetric)))
+    out.program.extend((Operation.RANDOM, mask._start, mask.size, mask.count, int(mask.symmetric)))
 
 
 def _edges(mask: Edges, standing: _Standing, out: Lowered) -> None:

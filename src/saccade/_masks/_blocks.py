@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import Table, block_counts, describe, whole
+from ._data import Table, block_counts, bounded, describe, whole
 from ._intervals import Kind, Region, Span, counted
 from ._mask import Mask, Problem
 
@@ -50,7 +50,7 @@ class Blocks(Mask):
         table = Table.of(layout, "Blocks: layout", wanted, booleans=True, integers=False)
         if len(table.shape) not in (2, 3) or 0 in table.shape:
             raise ValueError(f"Blocks: layout must be {wanted}, got {describe(table.values)}")
-        self._set(layout=table, size=whole(size, "Blocks: size", least=1), _counts=block_counts(_by_head(table.host)))
+        self._set(layout=table, size=bounded(size, "Blocks: size", least=1), _counts=block_counts(_by_head(table.host)))
 
     def _own_shape(self) -> tuple[int, int]:
         return 1, 1 if len(self.layout.shape) == 2 else self.layout.shape[0]
@@ -127,8 +127,8 @@ class RandomBlocks(Mask):
         number = whole(seed, "RandomBlocks: seed")
         self._set(
             seed=number,
-            size=whole(size, "RandomBlocks: size", least=1),
-            count=whole(count, "RandomBlocks: count", least=0),
+            size=bounded(size, "RandomBlocks: size", least=1),
+            count=bounded(count, "RandomBlocks: count", least=0),
             symmetric=symmetric,
             _start=_mixed(_mixed(number & _LOW) ^ (number >> 32 & _LOW)),
         )

@@ -16,6 +16,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ._intervals import Kind, Span
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+# How far positions and lengths reach. Sums and differences of hundreds of them are exact in int64 and stay below the
+# open ends of the native kernels (2**60), and a float64 holds each exactly.
+FURTHEST = 2**53
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,6 +34,40 @@ def whole(value: Any, name: str, *, least: int | None = None) -> int:
     if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
+
+
+def bounded(value: Any, name: str, *, least: int | None = None) -> int:
+    """`value` as a position or a length: as `whole`, and ValueError beyond `FURTHEST`."""
+    number = whole(value, name, least=least)
+    if not -FURTHEST <= number <= FURTHEST:
+        raise _too_far(name, number)
+    return number
+
+
+def bounded_table(source: Any, name: str, wanted: str, *, booleans: bool = False) -> Table:
+    """`Table.of` positions or lengths: ValueError beyond `FURTHEST`. While a compiler looks on none is looked at."""
+    try:
+        table = Table.of(source, name, wanted, booleans=booleans, integers=True)
+    except TypeError:
+        beyond = _beyond_int64(source)
+        if beyond is None:
+            raise
+        raise _too_far(name, beyond) from None
+    if table.values.dtype != torch.bool and table.values.numel() and not torch.compiler.is_compiling():
+        for number in (int(table.host.min()), int(table.host.max())):
+            bounded(number, name)
+    return table
+
+
+def _beyond_int64(source: Any) -> int | None:
+    """An int of a list that no int64 tensor holds; NumPy makes floats or objects of it."""
+    if not isinstance(source, list | tuple):
+        return None
+    return next((n for n in source if isinstance(n, int) and not -(2**63) <= n < 2**63), None)
+
+
+def _too_far(name: str, number: int) -> ValueError:
+    return ValueError(f"{name} must lie between -2**53 and 2**53, got {number}")
 
 
 def describe(value: Any) -> str:
@@ -269,10 +306,10 @@ def block_counts(flags: np.ndarray) -> np.ndarray:
 
 
 def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
-    """An int, or a table of one int per batch item. ValueError below `least`, or for a shape other than (B,)."""
+    """An int, or a table of one int per batch item. ValueError as `bounded`, or for a shape other than (B,)."""
     if getattr(value, "ndim", 0) == 0 and hasattr(value, "__index__"):
-        return whole(value, name, least=least)
-    table = Table.of(value, name, "an int or ints (B,)", booleans=False, integers=True)
+        return bounded(value, name, least=least)
+    table = bounded_table(value, name, "an int or ints (B,)")
     if len(table.shape) != 1:
         raise ValueError(f"{name} must be an int or ints (B,), got shape {table.shape}")
     if least is not None and not torch.compiler.is_compiling() and (table.host < least).any():

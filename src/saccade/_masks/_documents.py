@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import Table, describe
+from ._data import Table, bounded_table, describe
 from ._intervals import Kind, Region, Span
 from ._mask import Mask, Problem, common
 
@@ -189,7 +189,7 @@ def _ids(source: Any, name: str) -> Table:
 
 
 def _cumulative(source: Any, name: str) -> Table:
-    table = Table.of(source, f"Documents: {name}", "integers (N + 1,)", booleans=False, integers=True)
+    table = bounded_table(source, f"Documents: {name}", "integers (N + 1,)")
     host = table.host
     if host.ndim != 1 or host.size < 2 or host[0] != 0 or (np.diff(host) < 0).any():
         raise ValueError(f"Documents: {name} must be (N + 1,) integers that start at 0 and never fall, got {table!r}")

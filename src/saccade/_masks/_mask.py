@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._data import describe, whole
+from ._data import bounded, describe
 from ._intervals import Kind, Region, Span
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Mask(ABC):
         return picture(self, Lq, Lk, to=to, **options)
 
     def _settled(self, Lq: int, Lk: int, device: torch.device | str | None) -> tuple[Mask, torch.device]:
-        whole(Lq, "Lq", least=0), whole(Lk, "Lk", least=0)
+        bounded(Lq, "Lq", least=0), bounded(Lk, "Lk", least=0)
         mask = self if device is None else self.to(device)
         place = torch.device(device) if device is not None else self._device() or torch.device("cpu")
         mask._check(None, None, Lq, Lk, None)
@@ -348,11 +348,11 @@ def span(where: Where, length: int | None, name: str) -> Span:
     elif isinstance(where, slice):
         if length is None and (where.stop is None or where.stop < 0 or (where.start or 0) < 0):
             raise ValueError(f"{name}={where!r} is relative to a length: give lengths=(Lq, Lk)")
-        start = whole(0 if where.start is None else where.start, name)
-        stop = whole(length if where.stop is None else where.stop, name)
+        start = bounded(0 if where.start is None else where.start, name)
+        stop = bounded(length if where.stop is None else where.stop, name)
         start, stop = (x + length if x < 0 and length is not None else x for x in (start, stop))
     elif isinstance(where, Sequence) and len(where) == 2:
-        start, stop = whole(where[0], name), whole(where[1], name)
+        start, stop = bounded(where[0], name), bounded(where[1], name)
     else:
         raise TypeError(f"{name} must be a slice, a range or (start, stop), got {describe(where)}")
     if not 0 <= start <= stop or (length is not None and stop > length):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._data import Subset, Table, describe, lasting
+from ._data import Subset, Table, bounded_table, describe, lasting
 from ._intervals import Kind, Region, both
 from ._mask import Lengths, Mask, Problem, common
 
@@ -118,7 +118,7 @@ def kept(source: Any, name: str) -> Subset:
     wanted = "lengths (B,) of integers or booleans (B, L)"
     if isinstance(source, int):
         raise TypeError(f"Padding: {name} must be {wanted}, got {describe(source)}")
-    table = Table.of(source, f"Padding: {name}", wanted, booleans=True, integers=True)
+    table = bounded_table(source, f"Padding: {name}", wanted, booleans=True)
     boolean = table.values.dtype == torch.bool
     if len(table.shape) != (2 if boolean else 1):
         raise ValueError(f"Padding: {name} must be {wanted}, got {describe(table.values)}")

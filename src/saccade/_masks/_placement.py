@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._algebra import bracketed
-from ._data import Table, extent, numbers, per_item, whole
+from ._data import Table, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, Span, throughout
 from ._mask import Lengths, Mask, Problem, Where, span
 
@@ -179,7 +179,7 @@ def _placed(mask: Mask) -> bool:
 def _sizes(lengths: Lengths) -> Lengths:
     if not isinstance(lengths, Sequence) or len(lengths) != 2:
         raise TypeError(f"lengths must be (Lq, Lk), got {lengths!r}")
-    return whole(lengths[0], "Lq", least=0), whole(lengths[1], "Lk", least=0)
+    return bounded(lengths[0], "Lq", least=0), bounded(lengths[1], "Lk", least=0)
 
 
 def _shifted(where: Span, by: int) -> Span:

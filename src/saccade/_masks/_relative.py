@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from ._data import Table, extent, numbers, per_item, whole
+from ._data import Table, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, band, both, chunks_apart, either, in_columns
 from ._mask import Mask
 
@@ -63,8 +63,8 @@ class Window(Mask):
     right: int | None
 
     def __init__(self, left: int | None, right: int | None):
-        self._set(left=None if left is None else whole(left, "Window: left", least=0))
-        self._set(right=None if right is None else whole(right, "Window: right", least=0))
+        self._set(left=None if left is None else bounded(left, "Window: left", least=0))
+        self._set(right=None if right is None else bounded(right, "Window: right", least=0))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         distance = key - position
@@ -150,7 +150,7 @@ class Strided(Mask):
     stride: int
 
     def __init__(self, stride: int):
-        self._set(stride=whole(stride, "Strided: stride", least=1))
+        self._set(stride=bounded(stride, "Strided: stride", least=1))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         back = position - key
@@ -192,7 +192,7 @@ class Fixed(Mask):
     columns: int
 
     def __init__(self, stride: int, columns: int = 1):
-        self._set(stride=whole(stride, "Fixed: stride", least=1), columns=whole(columns, "Fixed: columns", least=1))
+        self._set(stride=bounded(stride, "Fixed: stride", least=1), columns=bounded(columns, "Fixed: columns", least=1))
         if self.columns > self.stride:
             raise ValueError(f"Fixed: columns must be at most stride {self.stride}, got {self.columns}")
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from ._data import whole
+from ._data import bounded
 from ._intervals import Kind, Region, chunks_apart, in_columns
 from ._mask import Mask
 
@@ -38,7 +38,7 @@ class Dilated(Mask):
     step: int
 
     def __init__(self, step: int):
-        self._set(step=whole(step, "Dilated: step", least=1))
+        self._set(step=bounded(step, "Dilated: step", least=1))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return (key - position) % self.step == 0
@@ -83,9 +83,9 @@ class Chunks(Mask):
 
     def __init__(self, size: int, left: int = 0, right: int = 0):
         self._set(
-            size=whole(size, "Chunks: size", least=1),
-            left=whole(left, "Chunks: left", least=0),
-            right=whole(right, "Chunks: right", least=0),
+            size=bounded(size, "Chunks: size", least=1),
+            left=bounded(left, "Chunks: left", least=0),
+            right=bounded(right, "Chunks: right", least=0),
         )
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
@@ -128,7 +128,9 @@ class Columns(Mask):
     _positional = False
 
     def __init__(self, stride: int, columns: int = 1):
-        self._set(stride=whole(stride, "Columns: stride", least=1), columns=whole(columns, "Columns: columns", least=1))
+        self._set(
+            stride=bounded(stride, "Columns: stride", least=1), columns=bounded(columns, "Columns: columns", least=1)
+        )
         if self.columns > self.stride:
             raise ValueError(f"Columns: columns must be at most stride {self.stride}, got {self.columns}")
 

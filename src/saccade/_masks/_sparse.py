@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import Subset, Table, describe
+from ._data import Subset, Table, bounded_table, describe
 from ._intervals import Kind, Region, counted, either
 from ._mask import Mask, Problem
 
@@ -40,7 +40,7 @@ class Global(Mask):
         wanted = "positions (T,) of integers, or booleans (L,) or (B, L)"
         if isinstance(tokens, int):
             raise TypeError(f"Global: tokens must be {wanted}, got {describe(tokens)}")
-        table = Table.of(tokens, "Global: tokens", wanted, booleans=True, integers=True)
+        table = bounded_table(tokens, "Global: tokens", wanted, booleans=True)
         boolean = table.values.dtype == torch.bool
         if len(table.shape) not in ((1, 2) if boolean else (1,)) or (boolean and table.shape[0] == 0):
             raise ValueError(f"Global: tokens must be {wanted}, got {describe(table.values)}")
@@ -107,7 +107,7 @@ class Edges(Mask):
 
     def __init__(self, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor):
         sides = [
-            Table.of(side, f"Edges: {name}", "integers (E,)", booleans=False, integers=True)
+            bounded_table(side, f"Edges: {name}", "integers (E,)")
             for side, name in ((queries, "queries"), (keys, "keys"))
         ]
         if any(len(side.shape) != 1 for side in sides) or sides[0].shape != sides[1].shape:

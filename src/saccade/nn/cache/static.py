@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._biases import Bias
 from ..._masks import FromTensor, Mask, Padding
-from ..._masks._data import whole
+from ..._masks._data import bounded
 from ...positions import Offset
 from .arriving import alike
 from .fitting import bias_at, bias_in_order, in_order
@@ -36,7 +36,7 @@ class StaticLayer(LayerCache):
 
     def __init__(self, capacity: int):
         super().__init__()
-        self.capacity = whole(capacity, "capacity", least=1)
+        self.capacity = bounded(capacity, "capacity", least=1)
         self._counts: Tensor | None = None  # int64 (B,), the lengths where the buffer is
         self._stale = False  # whether a compiled step has changed the lengths without telling the host
         self._empty = True  # since the start, or a reset: tensors of another shape may come

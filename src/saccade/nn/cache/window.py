@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..._biases import Bias, RelativeScores
 from ..._masks import FromTensor, Global, Mask, Padding, Window
-from ..._masks._data import whole
+from ..._masks._data import bounded
 from .arriving import Arriving, alike
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
 from .layer import LayerCache, Seen, joined, refuse_gradients, scatter, slots
@@ -44,9 +44,9 @@ class WindowLayer(LayerCache):
 
     def __init__(self, window: int, sinks: int = 0, slack: int = 0):
         super().__init__()
-        self.window = whole(window, "window", least=1)
-        self.sinks = whole(sinks, "sinks", least=0)
-        self.slack = whole(slack, "slack", least=0)
+        self.window = bounded(window, "window", least=1)
+        self.sinks = bounded(sinks, "sinks", least=0)
+        self.slack = bounded(slack, "slack", least=0)
         self._top = np.zeros(1, np.int64)  # the longest each item has been: what lies before top - R is overwritten
         own: Mask = Window(self.window - 1, 0)
         self._own = own | Global(range(self.sinks)) if self.sinks else own
