@@ -211,9 +211,9 @@ class Everything final : public WorkList {
 }  // namespace
 
 std::unique_ptr<Mask> read_mask(const std::vector<int64_t>& program, const std::vector<Table>& tables, int64_t length_q,
-                                int64_t length_k) {
-    Reader reader(program, tables);
-    Part root = reader.part({length_q, length_k, {length_k - length_q, length_k}});
+                                int64_t length_k, const std::function<void()>& pause) {
+    Reader reader(program, tables, pause);
+    Part root = reader.part({length_q, length_k, {{length_k - length_q, length_k}}});
     reader.finish();
     return std::make_unique<Expression>(std::move(root), reader.batch, reader.heads, length_q, length_k);
 }

@@ -37,7 +37,10 @@ std::unique_ptr<Mask> made(const std::vector<int64_t>& program, nb::list tables,
                            int64_t length_k) {
     std::vector<Table> read;
     for (nb::handle table : tables) read.push_back(table_of(table));
-    return masks::read_mask(program, read, length_q, length_k);
+    const auto pause = [] {
+        if (PyErr_CheckSignals()) throw nb::python_error();
+    };
+    return masks::read_mask(program, read, length_q, length_k, pause);
 }
 
 using Range = std::tuple<int64_t, int64_t>;

@@ -1,6 +1,7 @@
 // A mask as numbers and tables: what `saccade/_backends/_lowering.py` writes and `read_mask` makes an expression of.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "mask_node.h"
@@ -34,9 +35,10 @@ enum class Operation : int64_t {
 };
 
 // The tables must stay where they are while the mask lives.
-// Throws std::invalid_argument where the program is not one, or a table has another dtype or number of axes.
+// Throws std::invalid_argument where the program is not one, or a table has another dtype or number of axes, and
+// whatever `pause` throws, which is called now and then where there is much to do.
 std::unique_ptr<Mask> read_mask(const std::vector<int64_t>& program, const std::vector<Table>& tables, int64_t length_q,
-                                int64_t length_k);
+                                int64_t length_k, const std::function<void()>& pause = [] {});
 
 // How many different lists the mask's items and heads have between them, what is applied as a clip left out.
 int64_t distinct_lists(const Mask& mask, int row_grain, int key_grain);

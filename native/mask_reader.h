@@ -1,6 +1,7 @@
 // From a program to an expression; every number and table is checked on the way.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "mask_algebra.h"
@@ -12,17 +13,31 @@
 
 namespace saccade::masks {
 
-// How far the rows, positions and keys of a part reach.
+// How far the rows and keys of a part reach, and where its rows stand: spans in order that do not touch.
 struct Reach {
     int64_t rows, keys;
-    Span positions;
+    std::vector<Span> positions;
 };
+
+// Spans in order, those that meet or overlap as one.
+inline std::vector<Span> merged(std::vector<Span> spans) {
+    std::sort(spans.begin(), spans.end(), [](Span a, Span b) { return a.start < b.start; });
+    std::vector<Span> found;
+    for (const Span& span : spans) {
+        if (found.empty() || span.start > found.back().stop)
+            found.push_back(span);
+        else
+            found.back().stop = std::max(found.back().stop, span.stop);
+    }
+    return found;
+}
 
 // Takes a program apart from left to right.
 class Reader {
   public:
-    Reader(const std::vector<int64_t>& program, const std::vector<Table>& tables)
-        : program_(program), tables_(tables) {}
+    // Long work calls `pause` now and then, which may throw.
+    Reader(const std::vector<int64_t>& program, const std::vector<Table>& tables, const std::function<void()>& pause)
+        : program_(program), tables_(tables), pause_(pause) {}
 
     int64_t batch = 1, heads = 1;
 
@@ -143,7 +158,7 @@ class Reader {
     }
 
     Subset tokens(const Reach& reach) {
-        return Subset(by_item(table(1, 2, true)), std::max(reach.keys, reach.positions.stop));
+        return Subset(by_item(table(1, 2, true)), std::max(reach.keys, reach.positions.back().stop));
     }
 
     Part documents(const Reach& reach) {
@@ -186,7 +201,7 @@ class Reader {
     Part random(const Reach& reach) {
         const int64_t start = next(), size = least(1), count = least(0);
         const bool symmetric = next() != 0;
-        return std::make_unique<RandomBlocks>(start, size, count, symmetric, reach.positions, reach.keys);
+        return std::make_unique<RandomBlocks>(start, size, count, symmetric, reach.positions, reach.keys, pause_);
     }
 
     Part edges() {
@@ -213,9 +228,10 @@ class Reader {
 
     Part at(Reach reach) {
         const Number offset = number();
-        reach.positions = {offset.of(0), offset.of(0) + reach.rows};
+        reach.positions = {{offset.of(0), offset.of(0) + reach.rows}};
         for (int64_t b = 1; offset.many && b < offset.table.shape[0]; ++b)
-            reach.positions = hull(reach.positions, {offset.of(b), offset.of(b) + reach.rows});
+            reach.positions.push_back({offset.of(b), offset.of(b) + reach.rows});
+        reach.positions = merged(std::move(reach.positions));
         return std::make_unique<At>(part(reach), offset);
     }
 
@@ -223,7 +239,7 @@ class Reader {
         const int64_t row = least(0), key = least(0), rows = least(0), keys = least(0);
         const bool fixed = next() != 0;
         const int64_t offset = fixed ? keys - rows : 0;
-        const Reach whole{row + reach.rows, key + reach.keys, {row + offset, row + reach.rows + offset}};
+        const Reach whole{row + reach.rows, key + reach.keys, {{row + offset, row + reach.rows + offset}}};
         return std::make_unique<Slice>(part(whole), row, key, offset);
     }
 
@@ -251,6 +267,7 @@ class Reader {
 
     const std::vector<int64_t>& program_;
     const std::vector<Table>& tables_;
+    const std::function<void()>& pause_;
     size_t at_ = 0;
 };
 

@@ -1,6 +1,8 @@
 // Masks that look things up: global tokens, blocks, edges, tensors, tiles worked out beforehand.
 #pragma once
 
+#include <functional>
+
 #include "mask_node.h"
 
 namespace saccade::masks {
@@ -114,30 +116,33 @@ class Blocks final : public Node {
     int heads_;  // how many axes come before that of the query blocks
 };
 
-// Row blocks with a list of key blocks each: columns[starts[r]], ..., columns[starts[r + 1] - 1], ascending, where r is
-// p / size - first.
+// Row blocks with a list of key blocks each: columns[starts[n]], ..., columns[starts[n + 1] - 1], ascending, where n is
+// the list of block p / size.
 class Sparse : public Node {
   public:
     void bits(const Place& place, const Bits& out) const override {
         for_blocks(place, size_, out, [&](int64_t block, uint64_t* words) {
             clear(words, out.count);
-            if (within(block - first_)) keys_of(block - first_, out.start, out.count, words);
+            const int64_t list = list_of(block);
+            if (list >= 0) keys_of(list, out.start, out.count, words);
         });
     }
 
-    void keys_of(int64_t block, int64_t start, int count, uint64_t* words) const {
-        const int64_t* end = columns_ + starts_[block + 1];
-        const int64_t* at = std::lower_bound(columns_ + starts_[block], end, start / size_);
+    void keys_of(int64_t list, int64_t start, int count, uint64_t* words) const {
+        const int64_t* end = columns_ + starts_[list + 1];
+        const int64_t* at = std::lower_bound(columns_ + starts_[list], end, start / size_);
         for (; at != end && *at * size_ < start + count; ++at)
             fill({*at * size_, (*at + 1) * size_}, start, count, words);
     }
 
     void profile(const Place& place, Span rows, Profile& out) const override {
         const Span stand = moved(rows, place.offset);
-        const int64_t top = floor_div(stand.start, size_) - first_, bottom = floor_div(stand.stop - 1, size_) - first_;
+        const int64_t top = floor_div(stand.start, size_), bottom = floor_div(stand.stop - 1, size_);
         std::vector<int64_t> found;
-        for (int64_t block = top; block <= bottom; ++block)
-            if (within(block)) found.insert(found.end(), columns_ + starts_[block], columns_ + starts_[block + 1]);
+        for (int64_t block = top; block <= bottom; ++block) {
+            const int64_t list = list_of(block);
+            if (list >= 0) found.insert(found.end(), columns_ + starts_[list], columns_ + starts_[list + 1]);
+        }
         std::sort(found.begin(), found.end());
         for (size_t n = 0, next; n < found.size(); n = next) {
             for (next = n; next < found.size() && found[next] == found[n];) ++next;
@@ -148,11 +153,24 @@ class Sparse : public Node {
     }
 
   protected:
+    // Blocks that follow each other and have a list each, the first one number `list`.
+    struct Run {
+        Span blocks;
+        int64_t list;
+    };
+
     Sparse(int64_t size) : size_(size) {}
-    bool within(int64_t block) const { return block >= 0 && block < blocks_; }
+
+    // -1: none.
+    int64_t list_of(int64_t block) const {
+        const auto before = [](int64_t block, const Run& run) { return block < run.blocks.start; };
+        auto run = std::upper_bound(runs_.begin(), runs_.end(), block, before);
+        if (run == runs_.begin() || block >= (--run)->blocks.stop) return -1;
+        return run->list + block - run->blocks.start;
+    }
 
     int64_t size_;
-    int64_t first_ = 0, blocks_ = 0;  // the first row block that has a list, and how many have
+    std::vector<Run> runs_;  // ascending, apart from each other
     const int64_t *starts_ = nullptr, *columns_ = nullptr;
 };
 
@@ -168,7 +186,7 @@ class Edges final : public Sparse {
     Edges(const Table& starts, const Table& keys) : Sparse(1) {
         starts_ = read(starts, own_starts_);
         columns_ = read(keys, own_keys_);
-        blocks_ = starts.shape[0] - 1;
+        runs_ = {{{0, starts.shape[0] - 1}, 0}};
     }
 
   private:
@@ -182,26 +200,36 @@ class Edges final : public Sparse {
 };
 
 // Query block r draws one block from each of `count` equal parts of the blocks before it: saccade/_masks/_blocks.py.
+// Time and memory are those of the rows and keys there are, however far apart they stand.
 class RandomBlocks final : public Sparse {
   public:
     // Rows stand at these positions. A row sees what its block draws, and if symmetric, what draws its block.
-    RandomBlocks(int64_t start, int64_t size, int64_t count, bool symmetric, Span positions, int64_t keys)
-        : Sparse(size) {
-        first_ = std::max<int64_t>(floor_div(positions.start, size), 0);
-        const int64_t last = std::max(ceil_div(positions.stop, size), first_);
-        const int64_t drawers = symmetric ? std::max(last, ceil_div(keys, size)) : last;
-        blocks_ = last - first_;
-        std::vector<std::vector<int64_t>> drawn(blocks_);
-        for (int64_t drawer = first_; drawer < drawers; ++drawer)
-            for (int64_t part = 0; part < count; ++part) {
-                const int64_t low = part * drawer / count, width = (part + 1) * drawer / count - low;
-                if (!width) continue;
-                const int64_t other = low + draw(start, drawer, part) % width;
-                if (drawer < last) drawn[drawer - first_].push_back(other);
-                if (symmetric && other >= first_ && other < last) drawn[other - first_].push_back(drawer);
+    RandomBlocks(int64_t start, int64_t size, int64_t count, bool symmetric, const std::vector<Span>& positions,
+                 int64_t keys, const std::function<void()>& pause)
+        : Sparse(size), start_(start), count_(count), pause_(pause) {
+        int64_t lists = 0;
+        for (const Span& span : positions) {
+            Span blocks{std::max<int64_t>(floor_div(span.start, size), 0), ceil_div(span.stop, size)};
+            if (!runs_.empty()) blocks.start = std::max(blocks.start, runs_.back().blocks.stop);
+            if (blocks.empty()) continue;
+            runs_.push_back({blocks, lists});
+            lists += blocks.stop - blocks.start;
+        }
+        const int64_t key_blocks = ceil_div(keys, size);
+        std::vector<std::vector<int64_t>> seen(lists);
+        for (const Run& run : runs_)
+            for (int64_t block = run.blocks.start; block < run.blocks.stop; ++block) {
+                auto& drawn = seen[run.list + block - run.blocks.start];
+                for_drawn(block, key_blocks, [&](int64_t other) { drawn.push_back(other); });
             }
+        const int64_t last = symmetric && !runs_.empty() ? runs_.back().blocks.stop : 0;
+        for (int64_t drawer = 0; symmetric && drawer < key_blocks; ++drawer)
+            for_drawn(drawer, last, [&](int64_t other) {
+                const int64_t list = list_of(other);
+                if (list >= 0) seen[list].push_back(drawer);
+            });
         own_starts_.push_back(0);
-        for (auto& blocks : drawn) {
+        for (auto& blocks : seen) {
             std::sort(blocks.begin(), blocks.end());
             own_columns_.insert(own_columns_.end(), blocks.begin(), blocks.end());
             own_starts_.push_back(static_cast<int64_t>(own_columns_.size()));
@@ -211,6 +239,22 @@ class RandomBlocks final : public Sparse {
     }
 
   private:
+    // Calls one(block) for what `drawer` draws below `stop`.
+    template <class Do> void for_drawn(int64_t drawer, int64_t stop, Do&& one) {
+        const int64_t count = std::min(count_, drawer);  // of more parts, those beyond are empty
+        for (int64_t part = 0, low = 0; part < count && low < stop; ++part) {
+            if (++draws_ % 65536 == 0) pause_();
+            const int64_t high = part_start(part + 1, drawer, count);
+            const int64_t other = low + draw(start_, drawer, part) % (high - low);
+            if (other < stop) one(other);
+            low = high;
+        }
+    }
+
+    static int64_t part_start(int64_t part, int64_t blocks, int64_t count) {
+        return static_cast<int64_t>(static_cast<Wide>(part) * blocks / count);
+    }
+
     static uint32_t mixed(uint32_t x) {
         x = (x ^ (x >> 16)) * 0x7FEB352Du;
         x = (x ^ (x >> 15)) * 0x846CA68Bu;
@@ -221,6 +265,10 @@ class RandomBlocks final : public Sparse {
         return mixed(seed ^ (static_cast<uint32_t>(part) * 0x85EBCA77u));
     }
 
+    __extension__ using Wide = __int128;  // products of two positions
+
+    int64_t start_, count_, draws_ = 0;
+    const std::function<void()>& pause_;  // while it is made
     std::vector<int64_t> own_starts_, own_columns_;
 };
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import signal
 import threading
 from functools import partial
 
@@ -255,6 +256,38 @@ def test_as_far_away_as_a_query_can_stand(mask, rule, place):
     moved = mask.at(places)
     assert (moved.dense(17, 19)[:, 0].numpy() == expected).all()
     check(moved, 17, 19, [(4, 6)])
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("size, count", [(1, 3), (4, 2), (3, 40), (2, 0)])
+def test_random_blocks_of_items_that_stand_far_apart(size, count, symmetric):
+    """Time and memory of the rows and keys there are: before, a list for every block between them."""
+    mask = RandomBlocks(5, size, count, symmetric=symmetric).at([2**53 - 20, 0, 9, 10**8, -(2**53), 7])
+    check(mask, 17, 31, [(4, 6)])
+
+
+def test_random_blocks_of_a_far_query_draw_only_among_the_keys_there_are():
+    mask = RandomBlocks(5, 1, 10**9).at(10**10)
+    made = built(lower(mask, 3, 200), 3, 200)
+    bits = block_of(made, 0, 0, (0, 3), 0, 200)
+    kinds_of_pairs = [[mask._kind((i, i + 1), (j, j + 1), 3, 200) for j in range(200)] for i in range(3)]
+    assert (bits == (np.array(kinds_of_pairs) == "full")).all()
+    assert bits.sum(1).tolist() == pytest.approx([20, 20, 20], abs=1)  # one in each ten of the blocks before
+
+
+def test_drawing_blocks_can_be_interrupted():
+    def alarm(*_):
+        raise InterruptedError
+
+    mask = RandomBlocks(5, 1, 2**20, symmetric=True).at([0, 2**20])
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError):
+            built(lower(mask, 1, 2**20), 1, 2**20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_patch_of_a_predicate_is_as_large_as_memory_allows(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -143,8 +143,8 @@ class RandomBlocks(Mask):
         hit = torch.zeros_like(by, dtype=torch.bool)
         drawer = by.clamp(min=0)
         for part in range(self.count):
-            low = part * drawer // self.count
-            width = (part + 1) * drawer // self.count - low
+            low = _part(part, drawer, self.count)
+            width = _part(part + 1, drawer, self.count) - low
             drawn = low + _draw(self._start, drawer, part) % width.clamp(min=1)
             hit = hit | ((other == drawn) & (width > 0))
         return hit
@@ -159,9 +159,16 @@ class RandomBlocks(Mask):
     def _pairs(self, by: Span, other: Span) -> int:
         return sum(
             other[0] <= block < other[1]
-            for drawer in range(max(by[0], other[0] + 1, 0), by[1])
-            for block in _blocks_drawn(self._start, self.count, drawer)
+            for drawer in range(max(by[0], other[0] + 1, 1), by[1])
+            for block in self._blocks_drawn(drawer, (max(other[0], 0), min(other[1], drawer)))
         )
+
+    def _blocks_drawn(self, drawer: int, other: Span) -> Iterator[int]:
+        """What one block draws in those parts of the blocks before it that `other` touches, on the host."""
+        count = min(self.count, drawer)  # of more parts, those beyond are empty
+        first, last = (-(-(block + 1) * count // drawer) - 1 for block in (other[0], other[1] - 1))
+        for part in range(max(first, 0), last + 1):
+            yield _block_drawn(self._start, count, drawer, part)
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.seed, self.size, self.count, self.symmetric
@@ -182,15 +189,15 @@ def _draw(start: int, drawer: Any, part: int) -> Any:
     return _mixed(_mixed((start + drawer * 0x9E3779B1) & _LOW) ^ (part * 0x85EBCA77 & _LOW))
 
 
+def _part(part: int, blocks: Any, count: int) -> Any:
+    """`part * blocks // count`, whose product an int64 would not hold for blocks that stand far away."""
+    return part * (blocks // count) + part * (blocks % count) // count
+
+
 @lru_cache(maxsize=1 << 16)
-def _blocks_drawn(start: int, count: int, drawer: int) -> tuple[int, ...]:
-    """The blocks that one block draws, on the host."""
-    drawn = []
-    for part in range(count):
-        low, high = part * drawer // count, (part + 1) * drawer // count
-        if high > low:
-            drawn.append(low + _draw(start, drawer, part) % (high - low))
-    return tuple(drawn)
+def _block_drawn(start: int, count: int, drawer: int, part: int) -> int:
+    low, high = part * drawer // count, (part + 1) * drawer // count
+    return low + int(_draw(start, drawer, part)) % (high - low)
 
 
 def _by_head(layout: np.ndarray) -> np.ndarray:
