@@ -21,7 +21,7 @@ AVERAGE = re.compile(rf"Layer (\d+) head (\d+) (.*): {NUMBER} of its weight on a
 GATHERS = re.compile(
     rf"Layer (\d+) head (\d+) gathers at {NAME}: {NUMBER} of the weight of the (words after it|other words)"
 )
-RESTS = re.compile(r"(\d+) of (\d+) heads rests? on (.*?):? (?:gets|it gets|they get) more than half")
+RESTS = re.compile(r"(\d+) of (\d+) heads rests? on (.*?):? (?:gets|it gets|they get) more than (half|\.\d\d)")
 STEPS = {"looks one word back": -1, "looks one word ahead": 1, "stays on the word itself": 0}
 
 
@@ -52,7 +52,8 @@ def check(seen, finding):
         others = [i for i, word in enumerate(words) if word.special and i]
         targets = others if finding.kind == "special" else [0]
         means = [w[i, j][[q for q in text if q]][:, targets].sum(-1).mean() for i, j in seen.places()]
-        assert (int(match[1]), int(match[2])) == (sum(m > 0.5 for m in means), len(means)) == (finding.value, 13)
+        least = 0.5 if match[4] == "half" else float(match[4])
+        assert (int(match[1]), int(match[2])) == (sum(m > least for m in means), len(means)) == (finding.value, 13)
     else:
         assert finding.kind == "nothing", said
 
@@ -112,7 +113,9 @@ def test_habits_without_a_start_token():
     assert math.isclose(habits["previous"][2], 1, rel_tol=1e-6) and math.isclose(habits["broad"][1], 1, rel_tol=1e-6)
     assert np.isnan(habits["next"]).all() and np.isnan(habits["special"]).all()
     said = [f.sentence for f in find(seen) if f.kind == "sink"]
-    assert said == ["1 of 3 heads rests on the first word: the first 'the' gets more than half"]
+    assert said == [
+        "1 of 3 heads rests on the first word: the first 'the' gets more than .66"
+    ]  # chance gives .32 here, and often .6
 
 
 def test_resting_on_sep():

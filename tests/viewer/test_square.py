@@ -114,8 +114,8 @@ def test_narrow_cells_show_a_numbered_square():
 def test_the_table_of_unmeasured_heads_says_where_the_weight_goes():
     shown = printed(look(PretendText([[following, broad], [broad]]), TEXTS[0]), 100)
     assert "roles were not measured for this model" in shown
-    assert re.search(r"^0 +next 1\.00 +(del|prev|next|self|1st|spec) \.\d\d *$", shown, re.MULTILINE)
-    assert re.search(r"^1 +\w+ \.\d\d *$", shown, re.MULTILINE)  # a layer with one head
+    assert re.search(r"^0 +next 1\.00 +-$", shown, re.MULTILINE)  # chance is no habit
+    assert re.search(r"^1 +-$", shown, re.MULTILINE)  # a layer with one head
 
 
 def test_a_part_of_a_long_text(monkeypatch):

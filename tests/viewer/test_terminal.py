@@ -94,7 +94,9 @@ def test_table_holds_role_scores_and_entropy():
     shown = printed(look, 80)
     for name in ("prev.", "repeat", "sink", "self", "mixed"):
         assert shown.count(name) >= 2
-    assert f".62 {short_number(look.habits['previous'][0, 0])}" in shown
+    chance = sum(1 / n for n in range(3, 17)) / 14  # of the word before, for words that have one
+    above = (look.habits["previous"][0, 0] - chance) / (1 - chance)
+    assert f".62 {short_number(above)}" in shown
     assert f"{look.seen.entropy()[1, 4]:.2f}" in shown
     many = printed(make(layers=1), 30)
     assert many.count("layer head") == 3  # five heads, two a line

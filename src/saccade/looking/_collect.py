@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._tap import AttentionCall
 from ..models import LanguageModel
+from ._chance import Evens
 from ._models import TextModel, Tokens, as_text_model, weights_of
 from ._words import Word, group, split_words
 
@@ -25,12 +27,15 @@ class AttentionMap:
     word, averaged over the pieces of the query word, so every row sums to 1. The special tokens of the model are
     words too: ``<s>`` is word 0 of Saccade's models. Where layers differ in heads, those a layer lacks are all 0.
 
+    ``alike`` (layers, 1, q, k) is the same of a head that looks at all tokens it may see alike: what chance gives.
+
     Of a part of a longer text ``at`` are the numbers of its words in all of it, and rows miss what went elsewhere.
     """
 
     text: str
     words: tuple[Word, ...]
     weights: np.ndarray
+    alike: np.ndarray
     causal: bool = True  # whether no word looks at a later one
     by_layer: tuple[int, ...] = ()  # heads of each layer; () where all have as many
     at: tuple[int, ...] = ()  # indices of the words among those of the whole text; () where these are all
@@ -90,14 +95,18 @@ def collect(model: TextModel | LanguageModel, text: str) -> AttentionMap:
     model = as_text_model(model)
     tokens, words = read(model, text)
     mean, total = _word_matrices(words, words[-1].last)
-    weights = np.zeros((model.layers, max(model.heads), len(words), len(words)), np.float32)
+    weights, alike = (
+        np.zeros((model.layers, heads, len(words), len(words)), np.float32) for heads in (max(model.heads), 1)
+    )
+    evens = Evens()
 
-    def keep(layer: int, found: Tensor) -> None:
-        weights[layer, : found.shape[1]] = (mean @ found[0].double().cpu() @ total).float().numpy()
+    def keep(layer: int, call: AttentionCall) -> None:
+        for out, found in ((weights, weights_of(call)), (alike, weights_of(evens.of(call)).mean(1, keepdim=True))):
+            out[layer, : found.shape[1]] = (mean @ found[0].double().cpu() @ total).float().numpy()
 
-    model.run_weights(model.whole(tokens.ids), keep)
+    model.run(model.whole(tokens.ids), keep)
     by_layer = () if len(set(model.heads)) == 1 else model.heads
-    return AttentionMap(text, tuple(words), weights, model.causal, by_layer)
+    return AttentionMap(text, tuple(words), weights, alike, model.causal, by_layer)
 
 
 def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:

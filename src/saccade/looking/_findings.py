@@ -3,6 +3,9 @@
 Every candidate carries how telling it is: for a single weight, ``w * ln(w / expected)`` of ``telling`` (a link between
 words that stand n and m times counts 1 / sqrt(n m) of it); for a habit, ``m * ln(m / chance)`` with the average weight
 m. The best of each kind compete, so that the few sentences shown are not three of the same.
+
+Nothing is told that chance gives as well: weights and averages stand clear of a head that looks everywhere alike, and
+of the largest that as many heads with random logits would give.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from ._chance import CLEAR_OF, Mean, above_chance, largest_mean, largest_weight, mean_of, uneven
 from ._collect import AttentionMap
 from ._numbers import hundredths, short_number
-from ._scores import followers, here, occurrences, telling, visible
+from ._scores import by_chance, followers, here, occurrences, telling, visible
 
 MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats
+NOTHING_BUT_CHANCE = (
+    "Nothing in this text tells more than chance: heads that look everywhere alike, or at random, would give the same"
+)
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
@@ -51,13 +58,19 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
 
     ``roles`` is what ``measure_roles`` returned: only a head with a measured role is said to have a habit of copying.
     """
-    gain = telling(seen.weights, seen.causal)
-    habits = here(seen)
+    gain = telling(seen.weights, seen.causal, seen.alike)
+    habits, chance = here(seen), by_chance(seen)
+    # Layer by layer: of a large model on a long text one map more would be too much.
+    at_random = ~np.stack([uneven(w, even > 0, seen.count) for w, even in zip(seen.weights, seen.alike, strict=True)])
     copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
-    candidates = [*_links(seen, gain), *_copies(seen, gain, copies), *_habits(seen, habits)]
-    sink = _sink(seen, habits)
+    candidates = [
+        *_links(seen, gain, at_random),
+        *_copies(seen, gain, copies, at_random),
+        *_habits(seen, habits, chance),
+    ]
+    sink = _sink(seen, habits, chance)
     chosen = [*diverse(candidates, limit - len(sink)), *sink]
-    return chosen or [_nothing(seen)]
+    return chosen or [_nothing(seen, bool(at_random.all()))]
 
 
 def name_of(seen: AttentionMap, i: int) -> str:
@@ -94,23 +107,39 @@ def diverse(candidates: list[Finding], limit: int) -> list[Finding]:
     return sorted(chosen, key=lambda f: (f.query is None, -f.telling))
 
 
-def _links(seen: AttentionMap, gain: np.ndarray) -> Iterator[Finding]:
+def _beyond_chance(
+    seen: AttentionMap, pairs: np.ndarray, at_random: np.ndarray, least: np.ndarray | float = CLEAR_OF
+) -> np.ndarray:
+    """(layers, heads, W, W): the weights of the ``pairs`` (W, W) that no chance gives.
+
+    They stand clear of a head that looks everywhere alike, ``least`` by head, and either the head is none that is
+    ``at_random``, or they are larger than the largest of random heads on these pairs.
+    """
+    out = np.zeros(seen.weights.shape, dtype=bool)
+    least = np.broadcast_to(least, at_random.shape)[..., None, None]
+    for layer, (w, even) in enumerate(zip(seen.weights, seen.alike, strict=True)):
+        lucky = largest_weight(even, seen.count * int(pairs.sum()))
+        clear = above_chance(w, even) >= least[layer]
+        out[layer] = pairs & clear & (~at_random[layer, :, None, None] | (w > lucky))
+    return out
+
+
+def _links(seen: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[Finding]:
     """One word that looks at another further off, not at its own repetition or what followed that."""
     others = occurrences(seen)
     place = np.arange(len(others))
     far = visible(seen) & (abs(place[:, None] - place) > 1)
     plain = np.array([not (w.special or w.is_delimiter) for w in seen.words])
     counts = 1 + (others | others.T).sum(-1)  # a word that is everywhere in the text says less
-    q, k = np.nonzero(far & plain[:, None] & plain & ~others & ~followers(seen, others))
-    if not len(q):
+    pairs = far & plain[:, None] & plain & ~others & ~followers(seen, others)
+    if not pairs.any():
         return
-    weights, gains = seen.weights[:, :, q, k], gain[:, :, q, k]
-    worth = gains / np.sqrt(counts[q] * counts[k])
     largest = seen.weights.argmax(-1)
-    for layer, head, i in np.argwhere((weights >= MAIN) & (gains >= CLEAR)):
-        at, to = int(q[i]), int(k[i])
-        if largest[layer, head, at] == to:
-            yield _link(seen, int(layer), int(head), at, to, float(worth[layer, head, i]))
+    told = (seen.weights >= MAIN) & (gain >= CLEAR) & _beyond_chance(seen, pairs, at_random)
+    for layer, head, q, k in np.argwhere(told).tolist():
+        if largest[layer, head, q] == k:
+            worth = gain[layer, head, q, k] / np.sqrt(counts[q] * counts[k])
+            yield _link(seen, layer, head, q, k, float(worth))
 
 
 def _link(seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> Finding:
@@ -125,16 +154,25 @@ def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
     return capital(f"{query} looks {how} at {key} ({short_number(value)}) in layer {layer} head {head}")
 
 
-def _copies(seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]]) -> Iterator[Finding]:
+def _copies(
+    seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at_random: np.ndarray
+) -> Iterator[Finding]:
     """A repeated word that looks at its other occurrence, or at what followed it."""
     others = occurrences(seen)
+    if not others.any():
+        return
     follows = followers(seen, others)
+    measured = np.zeros_like(at_random)  # what was measured on other texts needs less of a proof
+    measured[tuple(np.array(sorted(copying), int).reshape(-1, 2).T)] = True
+    least = np.where(measured, CLEAR_OF / 2, CLEAR_OF)
+    beyond = _beyond_chance(seen, others | follows, at_random & ~measured, least)
     for q, j in np.argwhere(others):
         for layer, head in seen.places():
-            if j + 1 < len(seen.words) and follows[q, j + 1] and seen.weights[layer, head, q, j + 1] >= MAIN / 2:
-                yield from _copy(seen, gain, copying, (layer, head, int(q), int(j + 1)))
+            after = (layer, head, int(q), int(j + 1))
+            if j + 1 < len(seen.words) and follows[q, j + 1] and seen.weights[after] >= MAIN / 2 and beyond[after]:
+                yield from _copy(seen, gain, copying, after)
             value = float(seen.weights[layer, head, q, j])
-            if value >= MAIN and gain[layer, head, q, j] >= CLEAR and abs(q - j) > 1:
+            if beyond[layer, head, q, j] and value >= MAIN and gain[layer, head, q, j] >= CLEAR and abs(q - j) > 1:
                 way = "back" if j < q else "ahead"
                 where = f"({short_number(value)}) in layer {layer} head {head}"
                 sentence = f"{name_of(seen, q)} looks {way} at {name_of(seen, j)} {where}"
@@ -165,38 +203,42 @@ HABITS = {
 }
 
 
-def _habits(seen: AttentionMap, habits: dict[str, np.ndarray]) -> Iterator[Finding]:
+def _habits(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, Mean]) -> Iterator[Finding]:
     if len(seen.ordinary) < 4:  # with fewer words an average is no habit
         return
     for name, does in HABITS.items():
         if np.isnan(habits[name]).all():
             continue
-        layer, head = (int(i) for i in np.unravel_index(habits[name].argmax(), habits[name].shape))
+        least = largest_mean(chance[name], seen.count * len(HABITS))
+        layer, head = largest_of(np.where(habits[name] > least, habits[name], 0))
         value = float(habits[name][layer, head])
-        if value > MOST:
+        if value > max(MOST, least[layer, 0]):
             text = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
-            worth = value * np.log(value / _chance(seen, seen.ordinary))
+            worth = value * np.log(value / chance[name].value[layer, 0])
             yield Finding(name, text, value, float(worth), layer, head)
     yield from _delimiters(seen)
 
 
-def _chance(seen: AttentionMap, rows: np.ndarray) -> float:
-    """What a head that looks everywhere alike gives to one word, averaged over the rows that see another one."""
-    seen_by = seen.seen_by[rows]
-    return float(np.mean(1 / seen_by[seen_by > 1]))
+def largest_of(values: np.ndarray) -> tuple[int, int]:
+    """(layer, head) of the largest; NaN counts for nothing."""
+    layer, head = np.unravel_index(np.nan_to_num(values).argmax(), values.shape)
+    return int(layer), int(head)
 
 
 def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
     best: Finding | None = None
-    for k in (i for i, w in enumerate(seen.words) if w.is_delimiter):
+    marks = [i for i, w in enumerate(seen.words) if w.is_delimiter]
+    for k in marks:
         rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
         if len(rows) < 3:
             continue
-        means = seen.weights[:, :, rows, k].mean(-1)
-        layer, head = (int(i) for i in np.unravel_index(means.argmax(), means.shape))
+        means, chance = seen.weights[:, :, rows, k].mean(-1), mean_of(seen.alike[:, :, rows, k])
+        layer, head = largest_of(np.where(means > largest_mean(chance, seen.count * len(marks)), means, 0))
         value = float(means[layer, head])
-        worth = value * np.log(value / _chance(seen, rows)) if value else 0.0
-        if value >= MAIN and (best is None or worth > best.telling):
+        if not (value >= MAIN and value > largest_mean(chance, seen.count * len(marks))[layer, 0]):
+            continue
+        worth = value * np.log(value / chance.value[layer, 0])
+        if best is None or worth > best.telling:
             whose = "the words after it" if seen.causal else "the other words"
             share = f"{short_number(value)} of the weight of {whose}"
             sentence = f"Layer {layer} head {head} gathers at {name_of(seen, k)}: {share}"
@@ -205,38 +247,44 @@ def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
         yield best
 
 
-def _sink(seen: AttentionMap, habits: dict[str, np.ndarray]) -> list[Finding]:
+def _sink(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, Mean]) -> list[Finding]:
     """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides."""
     if (seen.ordinary > 0).sum() < 3:
         return []
     first = seen.words[0]
     kind = "token" if first.special else "word"
-    out = resting(seen.count, habits["sink"], "sink", f"on the first {kind}: {name_of(seen, 0)} gets")
+    where = f"on the first {kind}: {name_of(seen, 0)} gets"
+    out = resting(seen.count, habits["sink"], chance["sink"], "sink", where)
     others = [i for i, word in enumerate(seen.words) if word.special and i]
     if others:
         named = len(others) == 1
         where = (
             f"on {name_of(seen, others[0])}: it gets" if named else "on the special tokens after the first: they get"
         )
-        out += resting(seen.count, habits["special"], "special", where)
+        out += resting(seen.count, habits["special"], chance["special"], "special", where)
     return out
 
 
-def resting(count: int, means: np.ndarray, kind: str, where: str) -> list[Finding]:
-    """How many of ``count`` heads have an average of more than half there, if any has."""
-    found = int((means > MOST).sum())
+def resting(count: int, means: np.ndarray, chance: Mean, kind: str, where: str) -> list[Finding]:
+    """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more."""
+    least = max(MOST, float(np.max(np.nan_to_num(largest_mean(chance, count)))))
+    least = max(MOST, hundredths(least) / 100)  # the number in the sentence, to which a reader can compare
+    found = int((means > least).sum())
     verb = "rests" if found == 1 else "rest"
-    sentence = f"{found} of {count} heads {verb} {where} more than half"
+    much = "half" if least == MOST else short_number(least)
+    sentence = f"{found} of {count} heads {verb} {where} more than {much}"
     return [Finding(kind, sentence, found, 0.0)] if found else []
 
 
-def _nothing(seen: AttentionMap) -> Finding:
+def _nothing(seen: AttentionMap, at_random: bool) -> Finding:
     if len(seen.ordinary) == 1:
         at = int(seen.ordinary[0])
         others = [name_of(seen, int(i)) for i in np.flatnonzero(visible(seen)[at]) if i != at]
         more = f" and at {' and '.join(others)}" if others else ""
         said = f"Nothing to tell yet: {name_of(seen, at)} can look only at itself{more}"
         return Finding("nothing", said, 0.0, 0.0)
+    if at_random:
+        return Finding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)
     clear = f"no weight of {short_number(MAIN)} or more that chance or the head's own habit would not give"
     return Finding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ._findings import MAIN, MOST, Finding, capital, diverse, looks, resting
+from ._chance import CLEAR_OF, Mean, above_chance, largest_mean, largest_weight, mean_of
+from ._findings import MAIN, MOST, NOTHING_BUT_CHANCE, Finding, capital, diverse, largest_of, looks, resting
 from ._numbers import hundredths, short_number
 from ._whole import Link, Part, Row, Whole
 
@@ -41,7 +42,11 @@ def find_in_whole(whole: Whole, part: Part, roles: dict[str, Any] | None = None,
     ]
     closing = [*_received(whole), *_sink(whole)]
     chosen = [*diverse(candidates, limit - len(closing)), *closing]
-    return chosen or [Finding("nothing", f"Nothing stands out: no weight of {short_number(MAIN)} or more", MAIN, 0.0)]
+    if chosen:
+        return chosen
+    if whole.at_random.all():
+        return [Finding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)]
+    return [Finding("nothing", f"Nothing stands out: no weight of {short_number(MAIN)} or more", MAIN, 0.0)]
 
 
 def name_in_whole(whole: Whole, i: int) -> str:
@@ -52,8 +57,10 @@ def name_in_whole(whole: Whole, i: int) -> str:
 
 def _link(whole: Whole, link: Link, row: Row, copying: set[tuple[int, int]]) -> Iterator[Finding]:
     q, k, layer, head = link.query, link.key, link.layer, link.head
-    value = float(row.weights[k])
-    if value < MAIN:
+    value, alike = float(row.weights[k]), row.alike[k]
+    if value < MAIN or above_chance(row.weights[k], alike) < CLEAR_OF:
+        return
+    if whole.at_random[layer, head] and (layer, head) not in copying and value <= largest_weight(alike, whole.cells):
         return
     names = name_in_whole(whole, q), name_in_whole(whole, k)
     if link.kind == "look":
@@ -73,50 +80,54 @@ def _link(whole: Whole, link: Link, row: Row, copying: set[tuple[int, int]]) -> 
 
 
 def _habits(whole: Whole) -> Iterator[Finding]:
-    seen_by = np.arange(2, whole.length + 1) if whole.causal else np.full(whole.length, whole.length)
-    chance = float(np.mean(1 / seen_by))
     for name, does in HABITS.items():
         if np.isnan(whole.habits[name]).all():
             continue
-        layer, head = _largest(whole.habits[name])
+        chance = whole.chance[name]
+        least = largest_mean(chance, whole.count * len(HABITS))
+        layer, head = largest_of(np.where(whole.habits[name] > least, whole.habits[name], 0))
         value = float(whole.habits[name][layer, head])
-        if value > MOST:
+        if value > max(MOST, least[layer, 0]):
             sentence = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
-            yield Finding(name, sentence, value, value * float(np.log(value / chance)), layer, head)
-    words, shares = whole.gathers
-    layer, head = _largest(shares)
+            worth = value * float(np.log(value / chance.value[layer, 0]))
+            yield Finding(name, sentence, value, worth, layer, head)
+    words, shares, least = whole.gathers
+    layer, head = largest_of(np.where(shares > least, shares, 0))
     value, k = float(shares[layer, head]), int(words[layer, head])
-    if value >= MAIN:
+    if value >= MAIN and value > least[layer, head]:
+        chance_of_one = float(whole.chance["self"].value[layer, 0])
         whose = "the tokens after it" if whole.causal else "the other tokens"
         share = f"{short_number(value)} of the weight of {whose}"
         sentence = f"Layer {layer} head {head} gathers at {name_in_whole(whole, k)}: {share}"
-        yield Finding("gathers", sentence, value, value * float(np.log(value / chance)), layer, head, None, k)
-
-
-def _largest(values: np.ndarray) -> tuple[int, int]:
-    layer, head = np.unravel_index(np.nanargmax(values), values.shape)
-    return int(layer), int(head)
+        yield Finding("gathers", sentence, value, value * float(np.log(value / chance_of_one)), layer, head, None, k)
 
 
 def _received(whole: Whole) -> list[Finding]:
-    """The words that all heads together look at most."""
-    first, *others = (int(i) for i in np.argsort(-whole.received, kind="stable")[:3])
+    """The words that all heads together look at most, and more than by chance."""
+    more = whole.received - whole.by_chance
+    first, *others = (int(i) for i in np.argsort(-np.where(more >= 0.01, whole.received, 0), kind="stable")[:3])
     value = float(whole.received[first])
-    if hundredths(value) < 2:
+    if hundredths(more[first]) < 2 or value <= _luckily_received(whole)[first]:
         return []
-    then = [f"{name_in_whole(whole, i)} {short_number(whole.received[i])}" for i in others if whole.received[i] >= 0.01]
+    then = [f"{name_in_whole(whole, i)} {short_number(whole.received[i])}" for i in others if more[i] >= 0.01]
     sentence = f"{name_in_whole(whole, first)} gets {short_number(value)} of the weight of all heads"
     sentence += f", then {' and '.join(then)}" if then else ""
     return [Finding("received", capital(sentence), value, 0.0, key=first)]
 
 
+def _luckily_received(whole: Whole) -> np.ndarray:
+    """(W,): the most of the weight of all heads that random logits give to each word."""
+    one = mean_of(whole.by_chance[:, None])  # of one row of one head; there are so many
+    return largest_mean(Mean(one.value, one.deviation / np.sqrt(whole.count * whole.length)), len(whole.words), 0)
+
+
 def _sink(whole: Whole) -> list[Finding]:
     kind = "token" if whole.words[0].special else "word"
     where = f"on the first {kind}: {name_in_whole(whole, 0)} gets"
-    out = resting(whole.count, whole.habits["sink"], "sink", where)
+    out = resting(whole.count, whole.habits["sink"], whole.chance["sink"], "sink", where)
     others = [i for i, word in enumerate(whole.words) if word.special and i]
     if others:
         one = f"on {name_in_whole(whole, others[0])}: it gets"
         where = one if len(others) == 1 else "on the special tokens after the first: they get"
-        out += resting(whole.count, whole.habits["special"], "special", where)
+        out += resting(whole.count, whole.habits["special"], whole.chance["special"], "special", where)
     return out

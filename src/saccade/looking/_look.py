@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from ..models import LanguageModel
+from ._chance import Mean, above_chance
 from ._collect import AttentionMap, collect, read
 from ._findings import Finding, find
 from ._findings_whole import find_in_whole, name_in_whole
 from ._models import OwnModel, TextModel, Told, as_text_model
 from ._numbers import short_number
 from ._roles import ROLE_NAMES
-from ._scores import here, telling
+from ._scores import by_chance, here, telling
 from ._whole import Link, Whole, look_again, survey
 
 MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
@@ -51,6 +53,11 @@ class Look:
         """(layers, heads) by name: `here` of the map, or of all tokens of a text of which the map is a part."""
         return here(self.seen) if self.whole is None else self.whole.habits
 
+    @cached_property
+    def chance(self) -> dict[str, Mean]:
+        """What chance gives to the ``habits``, (layers, 1) by name."""
+        return by_chance(self.seen) if self.whole is None else self.whole.chance
+
     @property
     def words(self) -> int:
         """How many words the text has, special tokens not counted."""
@@ -64,7 +71,7 @@ class Look:
     @cached_property
     def gain(self) -> np.ndarray:
         """(W, W): how telling each weight of the shown head is."""
-        return telling(self.seen.weights[self.layer, self.head], self.seen.causal)
+        return _gain(self.seen, self.layer, self.head)
 
     def measured(self, layer: int, head: int) -> dict[str, Any] | None:
         """The head's entry in ``heads.json``, None if its role was never measured."""
@@ -75,6 +82,22 @@ class Look:
         """The head's own score ``name`` on this text, None where the text cannot tell (no repeated word, say)."""
         value = float(self.habits[name][layer, head]) if name in self.habits else np.nan
         return None if np.isnan(value) else value
+
+    def above(self, name: str, layer: int, head: int) -> float | None:
+        """The same score above chance, as roles are decided: 0 for chance and 1 for always."""
+        value = self.habit(name, layer, head)
+        if value is None or name not in self.chance:
+            return value
+        return float(above_chance(np.array(value), self.chance[name].value[layer, 0]))
+
+    @staticmethod
+    def deciding(role: dict[str, Any]) -> float:
+        """The score above chance that decided the role of a ``measured`` head, rounded down to hundredths.
+
+        So no head shows a threshold that it missed.
+        """
+        score = role.get("above_chance", {}).get(role["decided_by"], role["score"])
+        return math.floor(score * 100 + 1e-9) / 100
 
     def span(self, size: int) -> tuple[int, int]:
         """The ``size`` neighbouring words (start, stop) of the text in which the shown head is most telling."""
@@ -169,8 +192,12 @@ def _of_a_map(model: TextModel, seen: AttentionMap, head: tuple[int, int] | None
     return Look(seen, findings, model.roles, layer, number, query)
 
 
+def _gain(seen: AttentionMap, layer: int, head: int) -> np.ndarray:
+    return telling(seen.weights[layer, head], seen.causal, seen.alike[layer, 0])
+
+
 def _most_telling(seen: AttentionMap, layer: int, head: int) -> int:
-    gain = telling(seen.weights[layer, head], seen.causal).max(-1)[seen.ordinary]
+    gain = _gain(seen, layer, head).max(-1)[seen.ordinary]
     return int(seen.ordinary[gain.argmax()])
 
 
@@ -186,7 +213,7 @@ def _of_a_part(
     part = look_again(model, ids, whole, columns, links, (layer, number))
     words = tuple(whole.words[i] for i in columns)
     by_layer = () if len(set(model.heads)) == 1 else model.heads
-    seen = AttentionMap(whole.text, words, part.weights, model.causal, by_layer, tuple(columns))
+    seen = AttentionMap(whole.text, words, part.weights, part.alike, model.causal, by_layer, tuple(columns))
     place = {at: i for i, at in enumerate(columns)}
     findings = [_placed(finding, place) for finding in find_in_whole(whole, part, model.roles)]
     query = next((f.query for f in findings if f.query is not None and f.place == (layer, number)), None)
@@ -245,7 +272,10 @@ def _check_roles(model: TextModel) -> None:
         heads = [] if model.roles is None else model.roles["heads"]
         for h in heads:
             right = 0 <= h["layer"] < model.layers and 0 <= h["head"] < model.heads[h["layer"]]
-            if not (right and 0 <= h["score"] <= 1) or any(h[name] not in names for name, names in known.items()):
+            scores = (h["score"], *h.get("above_chance", {}).values())
+            if not (right and all(0 <= score <= 1 for score in scores)) or any(
+                h[name] not in names for name, names in known.items()
+            ):
                 raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"{model.name}: heads.json is damaged; without it the roles are simply not shown") from None

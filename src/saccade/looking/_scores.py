@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ._chance import Mean, mean_of
 from ._collect import AttentionMap
 
 _FLOOR = 0.01
@@ -24,25 +25,34 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
     repeated word, and on those occurrences; where no word looks ahead these are the earlier ones.
     ``broad``: the entropy over that of a row that looks at everything alike. ``entropy`` is in nats.
     """
-    w, rows = seen.weights, seen.ordinary
+    entropy = seen.entropy()
+    out = {name: _mean(values) for name, values in by_row(seen, seen.weights).items()} | {"entropy": entropy}
+    most = np.log(seen.seen_by[seen.ordinary]).mean()
+    out["broad"] = entropy / most if most else np.full_like(entropy, np.nan)
+    return out
+
+
+def by_chance(seen: AttentionMap) -> dict[str, Mean]:
+    """What chance gives to the averages of `here`, (layers, 1) each, by the same code."""
+    return {name: mean_of(values) for name, values in by_row(seen, seen.alike).items()}
+
+
+def by_row(seen: AttentionMap, w: np.ndarray) -> dict[str, np.ndarray]:
+    """What `here` averages: of weights (layers, heads, W, W) those of each row, (layers, heads, rows)."""
+    rows = seen.ordinary
     is_word = np.array([not word.special for word in seen.words])
     beside = rows[1:][is_word[rows[1:] - 1]]  # words with a word right before them
-    entropy = seen.entropy()
     out = {
-        "previous": _mean(w[:, :, beside, beside - 1]),
-        "next": _mean(w[:, :, beside - 1, beside][..., : 0 if seen.causal else None]),
-        "self": _mean(w[:, :, rows, rows]),
-        "sink": _mean(w[:, :, rows[rows > 0], 0]),
-        "special": _on(seen, ~is_word & (np.arange(len(seen.words)) > 0)),
-        "delimiter": _on(seen, np.array([word.is_delimiter for word in seen.words])),
-        "entropy": entropy,
+        "previous": w[:, :, beside, beside - 1],
+        "next": w[:, :, beside - 1, beside][..., : 0 if seen.causal else None],
+        "self": w[:, :, rows, rows],
+        "sink": w[:, :, rows[rows > 0], 0],
+        "special": _on(seen, w, ~is_word & (np.arange(len(seen.words)) > 0)),
+        "delimiter": _on(seen, w, np.array([word.is_delimiter for word in seen.words])),
     }
     others = occurrences(seen)
     for name, targets in (("repeat", followers(seen, others)), ("duplicate", others)):
-        able = targets.any(-1)
-        out[name] = _mean((w * targets).sum(-1)[:, :, able])
-    most = np.log(seen.seen_by[rows]).mean()
-    out["broad"] = entropy / most if most else np.full_like(entropy, np.nan)
+        out[name] = (w * targets).sum(-1)[:, :, targets.any(-1)]
     return out
 
 
@@ -68,16 +78,19 @@ def followers(seen: AttentionMap, others: np.ndarray) -> np.ndarray:
     return np.asarray(out & visible(seen) & ~np.eye(len(out), dtype=bool))
 
 
-def telling(weights: np.ndarray, causal: bool = True) -> np.ndarray:
+def telling(weights: np.ndarray, causal: bool = True, alike: np.ndarray | None = None) -> np.ndarray:
     """How telling each weight of a map is, in nats: ``w * ln(w / expected)``, 0 where it is what was expected.
 
-    Expected is the largest of what a head that looks everywhere alike would give, what this head gives to the same
-    distance in the other rows, and what it gives to the same word from the other rows.
+    Expected is the largest of what a head that looks everywhere alike would give (``alike``, of one head; of as many
+    pieces in every word where it is None), what this head gives to the same distance in the other rows, and what it
+    gives to the same word from the other rows.
     """
     if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps at once
-        return np.stack([telling(layer, causal) for layer in weights])
+        of = [None] * len(weights) if alike is None else alike
+        return np.stack([telling(layer, causal, even) for layer, even in zip(weights, of, strict=True)])
     size = weights.shape[-1]
-    alike = 1 / np.arange(1, size + 1)[:, None] if causal else 1 / size
+    if alike is None:
+        alike = np.broadcast_to(1 / np.arange(1, size + 1)[:, None] if causal else 1 / size, (size, size))
     expected = np.maximum(np.maximum(_same_distance(weights), _same_key(weights, causal)), alike)
     expected = np.maximum(expected, _FLOOR)
     gain = np.maximum(weights * np.log(np.maximum(weights, 1e-12) / expected), 0)
@@ -98,11 +111,11 @@ def _same_distance(w: np.ndarray) -> np.ndarray:
     return np.asarray((sums[..., distance + size - 1] - w) / np.maximum(size - 1 - abs(distance), 1))
 
 
-def _on(seen: AttentionMap, group: np.ndarray) -> np.ndarray:
-    """The weight on a group of words, averaged over the words that see one of it besides themselves."""
+def _on(seen: AttentionMap, w: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The weight on a group of words, of the words that see one of it besides themselves."""
     other = (visible(seen) & group & ~np.eye(len(group), dtype=bool)).any(-1)
     rows = seen.ordinary[other[seen.ordinary]]
-    return _mean(seen.weights[:, :, rows][..., group].sum(-1))
+    return np.asarray(w[:, :, rows][..., group].sum(-1))
 
 
 def _mean(values: np.ndarray) -> np.ndarray:

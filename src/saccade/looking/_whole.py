@@ -19,12 +19,14 @@ from torch import Tensor
 
 from .._statistics import Statistics, statistics
 from .._tap import AttentionCall
+from ._chance import Evens, Mean, largest_mean, mean_of, uneven
 from ._models import TextModel, weights_of
 from ._words import Word
 
 LEAST = 0.3  # the largest weight of a token that is worth a second look
 FLOOR = 0.01
 KEPT = 24  # links of each kind that are looked at again
+SAMPLED, MOST_SAMPLED = 32, 2**22  # rows whose logits are compared with random ones, and how many weights they may hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +36,12 @@ class Whole:
     ``habits``: (layers, heads) by name, as `here` has them on words; special tokens count as looked at, never as
     looking. Beside them ``largest``, the largest weight of a token, and ``distance``, how many tokens away the weight
     falls, on average. ``received``: (W,), the share of the weight of all heads and tokens that each word received.
-    ``gathers``: the word that gets most from the tokens after it (all others, where words look ahead), and their
-    average weight on it: (layers, heads) each. ``links``: the largest weights that tell most.
+    ``gathers``: the word that gets most from the tokens after it (all others, where words look ahead), their average
+    weight on it, and the least that chance does not give: (layers, heads) each. ``links``: the largest weights that
+    tell most.
+
+    ``chance`` is what chance gives to the averages of ``habits``, (layers, 1) each, and ``by_chance`` to ``received``.
+    ``at_random``: (layers, heads), whether the logits of a head spread no more than random ones.
     """
 
     text: str
@@ -43,9 +49,12 @@ class Whole:
     causal: bool
     habits: dict[str, np.ndarray]
     received: np.ndarray
-    gathers: tuple[np.ndarray, np.ndarray]
+    gathers: tuple[np.ndarray, np.ndarray, np.ndarray]
     links: tuple[Link, ...]
     by_layer: tuple[int, ...]
+    chance: dict[str, Mean]
+    by_chance: np.ndarray
+    at_random: np.ndarray
 
     @property
     def count(self) -> int:
@@ -56,6 +65,11 @@ class Whole:
     def length(self) -> int:
         """Tokens, the special ones included."""
         return self.words[-1].last
+
+    @property
+    def cells(self) -> int:
+        """How many weights all heads together have."""
+        return self.count * self.length * ((self.length + 1) // 2 if self.causal else self.length)
 
     @property
     def leading(self) -> int:
@@ -116,25 +130,65 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
     about = _Text(words, model.causal)
     most = max(model.heads)
     habits: dict[str, np.ndarray] = {}
-    gathers = np.zeros((model.layers, most), int), np.zeros((model.layers, most))
-    received = np.zeros(about.length)
+    gathers = np.zeros((model.layers, most), int), np.zeros((model.layers, most)), np.ones((model.layers, most))
+    received, by_chance = np.zeros((2, about.length))
+    chance: dict[str, list[Mean]] = {}
+    at_random = np.ones((model.layers, most), bool)
+    evens = _Evens(about)
     best: dict[str, list[Link]] = {"look": [], "same": [], "copy": []}
 
     def visit(layer: int, call: AttentionCall) -> None:
-        found = _statistics(call, about)
+        found, (even, even_call) = _statistics(call, about), evens.of(call)
         heads = call.query.shape[1]
         for name, values in _habits(found, about).items():
             habits.setdefault(name, np.full((model.layers, most), np.nan))[layer, :heads] = values
-        assert found.received is not None
-        per_head = found.received[0].double().cpu().numpy()
+        for name, rows in _by_row(even, about).items():
+            chance.setdefault(name, []).append(mean_of(rows.mean(0, keepdims=True)))
+        at_random[layer, :heads] = ~_uneven(call, even_call, about, sum(model.heads))
+        per_head, alike = _received(found), _received(even).mean(0, keepdims=True)
         received.__iadd__(per_head.sum(0))
-        gathers[0][layer, :heads], gathers[1][layer, :heads] = _gathers(per_head, found, about)
+        by_chance.__iadd__(heads * alike[0])
+        for out, values in zip(gathers, _gathers(per_head, found, alike, even, about, sum(model.heads)), strict=True):
+            out[layer, :heads] = values
         _keep(best, _links(layer, found, per_head, about))
 
     model.run(model.whole(ids), visit)
-    on_words = np.bincount(about.word_of, received) / (sum(model.heads) * about.length)
+    on_words, by_chance = (
+        np.bincount(about.word_of, each) / (sum(model.heads) * about.length) for each in (received, by_chance)
+    )
     links = sorted((link for links in best.values() for link in links), reverse=True)
-    return Whole(text, about.words, model.causal, habits, on_words, gathers, tuple(links), model.heads)
+    means = {name: Mean(*map(np.stack, zip(*layers, strict=True))) for name, layers in chance.items()}
+    return Whole(
+        text, about.words, model.causal, habits, on_words, gathers, tuple(links), model.heads, means, by_chance,
+        at_random,
+    )  # fmt: skip
+
+
+class _Evens:
+    """The even call of each layer and its statistics; layers that show the same pairs share them."""
+
+    def __init__(self, about: _Text):
+        self._about, self._calls = about, Evens()
+        self._known: dict[int, tuple[Statistics, AttentionCall]] = {}
+
+    def of(self, call: AttentionCall) -> tuple[Statistics, AttentionCall]:
+        even = self._calls.of(call)  # which keeps it, so its id stays its own
+        if id(even) not in self._known:
+            self._known[id(even)] = _statistics(even, self._about), even
+        return self._known[id(even)]
+
+
+def _uneven(call: AttentionCall, even: AttentionCall, about: _Text, count: int) -> np.ndarray:
+    """(H,): `uneven` of a few rows, spread over the text."""
+    most = max(4, min(SAMPLED, MOST_SAMPLED // (call.query.shape[1] * about.length), len(about.rows)))
+    rows = np.unique(about.rows[np.linspace(0, len(about.rows) - 1, most).astype(int)]).tolist()
+    weights, seen = (weights_of(each, rows=rows)[0].cpu().numpy() for each in (call, even))
+    return uneven(weights, seen > 0, count)
+
+
+def _received(found: Statistics) -> np.ndarray:
+    assert found.received is not None
+    return np.asarray(found.received[0].double().cpu().numpy())
 
 
 def _statistics(call: AttentionCall, about: _Text) -> Statistics:
@@ -150,6 +204,21 @@ def _statistics(call: AttentionCall, about: _Text) -> Statistics:
 
 def _habits(found: Statistics, about: _Text) -> dict[str, np.ndarray]:
     rows = about.rows
+    chosen = {
+        "entropy": ("entropy", rows),
+        "broad": ("evenness", rows[about.able[rows] > 1]),
+        "largest": ("largest", rows),
+        "distance": ("distance", rows),
+    }
+    averaged = _by_row(found, about) | {name: _of_rows(found, of, at) for name, (of, at) in chosen.items()}
+    return {
+        name: values.mean(-1) if values.shape[-1] else np.full(len(values), np.nan) for name, values in averaged.items()
+    }
+
+
+def _by_row(found: Statistics, about: _Text) -> dict[str, np.ndarray]:
+    """The weight of single rows on kinds of tokens, (H, rows)."""
+    rows = about.rows
     beside = rows[1:][~about.special[rows[1:] - 1]]
     special = about.special & (np.arange(about.length) > 0)
     chosen = {
@@ -159,32 +228,33 @@ def _habits(found: Statistics, about: _Text) -> dict[str, np.ndarray]:
         "sink": ("mass.first", rows[rows > 0]),
         "special": ("mass.specials", about.others(special)),
         "delimiter": ("mass.delimiters", about.others(about.delimiter)),
-        "entropy": ("entropy", rows),
-        "broad": ("evenness", rows[about.able[rows] > 1]),
-        "largest": ("largest", rows),
-        "distance": ("distance", rows),
     }
-    return {name: _mean(found.of(of)[0], at) for name, (of, at) in chosen.items()}
+    return {name: _of_rows(found, of, at) for name, (of, at) in chosen.items()}
 
 
-def _mean(values: Tensor, rows: np.ndarray) -> np.ndarray:
-    if not len(rows):
-        return np.full(len(values), np.nan)
-    return np.asarray(values[:, torch.from_numpy(rows).to(values.device)].double().mean(-1).cpu().numpy())
+def _of_rows(found: Statistics, name: str, rows: np.ndarray) -> np.ndarray:
+    values = found.of(name)[0]
+    return np.asarray(values[:, torch.from_numpy(rows).to(values.device)].double().cpu().numpy())
 
 
-def _gathers(received: np.ndarray, found: Statistics, about: _Text) -> tuple[np.ndarray, np.ndarray]:
-    """Per head the word of one token that gets the most of the other tokens' weight on average.
+def _gathers(
+    received: np.ndarray, found: Statistics, alike: np.ndarray, even: Statistics, about: _Text, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per head the word of one token that gets the most of the other tokens' weight on average, and how much of it
+    is the most that chance gives in ``count`` heads.
 
     What a token gives to itself is left out, and so are the first word, special tokens, and words that fewer than
     eight tokens can look at.
     """
     others = received - found.mass["self"][0].double().cpu().numpy()
+    others_alike = (alike - even.mass["self"][0].double().cpu().numpy()).mean(0)
     able = (about.length - 1 - np.arange(about.length)) if about.causal else np.full(about.length, about.length - 1)
     fine = ~about.special & about.whole & (about.word_of > 0) & (able >= 8)
     share = np.where(fine, others / np.maximum(able, 1), 0)
     best = share.argmax(-1)
-    return about.word_of[best], np.take_along_axis(share, best[:, None], -1)[:, 0]
+    one = mean_of((others_alike / np.maximum(able, 1))[best][:, None])  # of one row: they are taken as equal
+    least = largest_mean(Mean(one.value, one.deviation / np.sqrt(np.maximum(able[best], 1))), count * int(fine.sum()))
+    return about.word_of[best], np.take_along_axis(share, best[:, None], -1)[:, 0], least
 
 
 def _links(layer: int, found: Statistics, received: np.ndarray, about: _Text) -> Iterable[Link]:
@@ -197,13 +267,14 @@ def _links(layer: int, found: Statistics, received: np.ndarray, about: _Text) ->
     at = found.largest_at[0].cpu().numpy()
     place = np.arange(about.length)
     able = about.length - place if about.causal else np.full(about.length, about.length)
+    alike = 1 / np.maximum(found.keys_seen.expand(found.counted.shape)[0].double().mean(0).cpu().numpy(), 1)
     for head in range(len(weight)):
         w, k = weight[head], at[head]
         offset = k - place + about.length
         at_distance = np.bincount(offset, np.where(k >= 0, w, 0), 2 * about.length)[offset]
         same_distance = (at_distance - w) / np.maximum(about.length - 1 - abs(k - place), 1)
         same_key = (received[head][k] - w) / np.maximum(able[k] - 1, 1)
-        expected = np.maximum.reduce([same_distance, same_key, 1 / about.able, np.full(len(w), FLOOR)])
+        expected = np.maximum.reduce([same_distance, same_key, alike, np.full(len(w), FLOOR)])
         gain = np.where(w >= LEAST, w * np.log(np.maximum(w, LEAST) / expected), 0)
         yield from _of_kinds(layer, head, gain, k, about)
 
@@ -231,24 +302,27 @@ def _keep(best: dict[str, list[Link]], links: Iterable[Link]) -> None:
 
 
 class Row(NamedTuple):
-    """The exact weights of one word of a head on all words of the text, (W,)."""
+    """The exact weights of one word of a head on all words of the text, (W,), and those of looking alike."""
 
     layer: int
     head: int
     query: int
     weights: np.ndarray
+    alike: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """The exact weights of a few words: on each other for all heads (layers, heads, n, n), and of chosen rows in full.
 
+    ``alike`` (layers, 1, n, n): what a head gives that looks at all it may see alike.
     ``columns`` are indices of the whole's words. ``outside``: what words of one head look at most besides these,
     (word, word looked at, weight) with the largest weight first.
     """
 
     columns: tuple[int, ...]
     weights: np.ndarray
+    alike: np.ndarray
     rows: tuple[Row, ...]
     outside: tuple[tuple[int, int, float], ...]
 
@@ -264,7 +338,10 @@ def look_again(
     """The weights of the words ``columns`` on each other, all weights of ``rows``, which are (layer, head, word) each,
     and what the ``columns`` look at elsewhere in one ``head``."""
     belongs, pieces = _pieces([whole.words[i] for i in columns])
-    weights = np.zeros((model.layers, max(model.heads), len(columns), len(columns)), np.float32)
+    weights, alike = (
+        np.zeros((model.layers, heads, len(columns), len(columns)), np.float32) for heads in (max(model.heads), 1)
+    )
+    evens = Evens()
     wanted = sorted(set(rows))
     starts = np.array([word.first for word in whole.words])
     exact: list[Row] = []
@@ -276,9 +353,16 @@ def look_again(
         return np.asarray(np.add.reduceat(pieces.double().mean(0).cpu().numpy(), starts))
 
     def visit(layer: int, call: AttentionCall) -> None:
-        found = weights_of(call, rows=pieces, keys=pieces)[0].double().cpu()
-        weights[layer, : len(found)] = (belongs / belongs.sum(-1, keepdim=True) @ found @ belongs.T).float().numpy()
-        exact.extend(Row(layer, one, query, row(call, one, query)) for at, one, query in wanted if at == layer)
+        even = evens.of(call)
+        for out, of in ((weights, call), (alike, even)):
+            found = weights_of(of, rows=pieces, keys=pieces)[0].double().cpu()
+            found = found if of is call else found.mean(0, keepdim=True)
+            out[layer, : len(found)] = (belongs / belongs.sum(-1, keepdim=True) @ found @ belongs.T).float().numpy()
+        exact.extend(
+            Row(layer, one, query, row(call, one, query), row(even, 0, query))
+            for at, one, query in wanted
+            if at == layer
+        )
         if layer == head[0]:
             for query in columns:
                 elsewhere = row(call, head[1], query)
@@ -287,7 +371,7 @@ def look_again(
                 outside.append((query, key, float(elsewhere[key])))
 
     model.run(model.whole(ids), visit)
-    return Part(tuple(columns), weights, tuple(exact), tuple(sorted(outside, key=lambda found: -found[2])))
+    return Part(tuple(columns), weights, alike, tuple(exact), tuple(sorted(outside, key=lambda found: -found[2])))
 
 
 def _pieces(words: list[Word]) -> tuple[Tensor, list[int]]:

@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from ..looking import RULES, TextModel, role_of
-from ._scores import FEW, SCORES, above_chance, mark, measure_text
+from ..looking._chance import above_chance
+from ._scores import FEW, SCORES, mark, measure_text
 from ._texts import Text
 from ._uncertainty import half_width
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._masks import FromTensor, Mask, as_mask
 from .._statistics import Statistics, statistics
 from .._tap import AttentionCall
 from ..looking import TextModel
+from ..looking._chance import Evens
 from ._pairs import pair_weights
 
 FEW = 8  # rows that see no more keys are left out: everything looks like a habit there
@@ -209,29 +209,14 @@ class _Alike:
     """Chance of each layer; layers that show the same pairs share it."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Mask | None, _Even]] = []
+        self._calls = Evens()
+        self._known: dict[int, _Even] = {}
 
     def of(self, call: AttentionCall, groups: dict[str, Tensor]) -> _Even:
-        mask = _shown(call)
-        for known, even in self._known:
-            if known is mask or (known is not None and known == mask):
-                return even
-        heads = 1 if mask is None else mask._shape()[1]
-        nothing = torch.zeros(1, heads, call.query.shape[2], 1, device=call.query.device)
-        zeros = AttentionCall(nothing, nothing, nothing, mask, None, 1.0, None, None, 0.0, nothing, "chance")
-        self._known.append((mask, _Even(zeros, _seen(zeros, groups))))
-        return self._known[-1][1]
-
-
-def _shown(call: AttentionCall) -> Mask | None:
-    """Which pairs may attend: the mask, and where a dense bias is not -inf or a dtype's lowest number."""
-    mask, bias = as_mask(call.mask), call.bias
-    if not isinstance(bias, Tensor):
-        return mask
-    open_ = bias > torch.finfo(bias.dtype).min / 2
-    if bool(open_.all()):
-        return mask
-    return FromTensor(open_) if mask is None else mask & FromTensor(open_)
+        even = self._calls.of(call)  # which keeps it, so its id stays its own
+        if id(even) not in self._known:
+            self._known[id(even)] = _Even(even, _seen(even, groups))
+        return self._known[id(even)]
 
 
 class _Taken:
@@ -260,8 +245,3 @@ class _Taken:
 
     def measured(self) -> Measured:
         return Measured(self._scores, self._chance)
-
-
-def above_chance(score: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """(score - chance) / (1 - chance), at least 0: 0 for chance and 1 for always."""
-    return np.asarray(np.maximum(0.0, (score - chance) / (1 - chance)))

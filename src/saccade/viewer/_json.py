@@ -21,8 +21,9 @@ def as_json(look: Look) -> dict[str, Any]:
     many) and ``special`` (a token of the model's own, such as ``<s>``); ``findings``: ``kind``, ``sentence``,
     ``value``, ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key``
     are indices of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``: ``layer``, ``head``,
-    ``role``, ``decided_by``, ``score``, ``here`` (each score in this text, null where it cannot tell), ``entropy``
-    (nats) and ``weights``: row q holds the weights of word q on the words it sees, the first ones, to 6 decimals.
+    ``role``, ``decided_by``, ``score``, ``above_chance`` (that score, as the role was decided), ``here`` (each score in
+    this text, null where it cannot tell), ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the
+    words it sees, the first ones, to 6 decimals.
 
     ``whole`` is null, or of a text too long for a map of all of it: how many ``words`` and ``tokens`` it has; ``part``:
     the first and last of each run of words that ``words`` and ``weights`` are of (rows miss what fell elsewhere); the
@@ -76,6 +77,7 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
         "role": role.get("role"),
         "decided_by": role.get("decided_by"),
         "score": role.get("score"),
+        "above_chance": role.get("above_chance", {}).get(role.get("decided_by")),
         "here": {name: None if value is None else round(value, 6) for name, value in habits.items()},
         "entropy": round(float(look.habits["entropy"][layer, head]), 6),
         "weights": [[round(float(x), 6) for x in row[:n]] for row, n in zip(rows, look.seen.seen_by, strict=True)],

@@ -111,12 +111,12 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
             "here": "",
             "about": f"Entropy {entropy} nats in this text",
         }
-    value = look.habit(role["decided_by"], layer, head)
+    value = look.above(role["decided_by"], layer, head)
     here = "" if value is None else short_number(value)
-    measured, decided_by = short_number(role["score"]), ROLE_NAMES[role["decided_by"]]
+    measured, decided_by = short_number(look.deciding(role)), ROLE_NAMES[role["decided_by"]]
     what = f"mixed, nearest to {decided_by}" if role["role"] == "mixed" else decided_by
     about = (
-        f"{what[0].upper()}{what[1:]}: {measured} when measured"
+        f"{what[0].upper()}{what[1:]}: {measured} above chance when measured"
         + (f", {here} in this text" if here else "")
         + f". Entropy {entropy} nats."
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDEST_CELL, DIGIT_CELL, BLOCK_CELL = 6, 4, 2
 LONGEST_LABEL = 14
+LEAST_HABIT = 0.1  # above chance, to be named in the place of a role
 FILLED = 0.15  # from here on a cell has a coloured ground
 SHORT_ROLES = {
     "previous": "prev.",
@@ -112,13 +113,13 @@ def _print_title(console: Console, look: Look) -> None:
     title = Text(f"Layer {look.layer} head {look.head}", style="bold")
     role = look.measured(look.layer, look.head)
     if role:
-        title.append(f", {_role_in_words(role)}", style="not bold")
+        title.append(f", {_role_in_words(look, role)}", style="not bold")
     title.append("; each row: what that word looks at", style="not bold dim")
     console.print(title)
 
 
-def _role_in_words(role: dict[str, Any]) -> str:
-    score = f"{ROLE_NAMES[role['decided_by']]} {short_number(role['score'])}"
+def _role_in_words(look: Look, role: dict[str, Any]) -> str:
+    score = f"{ROLE_NAMES[role['decided_by']]} {short_number(look.deciding(role))}"
     return f"mixed ({score})" if role["role"] == "mixed" else score
 
 
@@ -202,9 +203,9 @@ def print_heads(console: Console, look: Look) -> None:
     per_line = max(1, (console.width - left) // cell)
     console.print(Text("What each head is for", style="bold"))
     if look.roles:
-        legend = "role; its score when measured, and in this text; entropy in this text (nats)"
+        legend = "role; score above chance when measured, and in this text; entropy here (nats)"
     else:
-        legend = "roles were not measured for this model; where most of the weight goes here; entropy here (nats)"
+        legend = "roles were not measured for this model; where a head looks above chance; entropy here (nats)"
     console.print(Text(legend, style="dim"))
     for first in range(0, seen.heads, per_line):
         heads = range(first, min(first + per_line, seen.heads))
@@ -234,17 +235,17 @@ def _head_lines(look: Look, layer: int, heads: range, left: int, cell: int) -> l
 
 
 def _habit(look: Look, layer: int, head: int) -> str:
-    """The largest of the head's average weights in this text, for a model whose roles are not known."""
-    values = {name: look.habit(name, layer, head) or 0.0 for name in HABITS}
+    """The largest of the head's scores above chance in this text, for a model whose roles are not known."""
+    values = {name: look.above(name, layer, head) or 0.0 for name in HABITS}
     best = max(values, key=lambda name: values[name])
-    return f"{HABITS[best]} {short_number(values[best])}"
+    return f"{HABITS[best]} {short_number(values[best])}" if values[best] >= LEAST_HABIT else "-"
 
 
 def _scores(look: Look, role: dict[str, Any]) -> str:
-    score = short_number(role["score"])
+    score = short_number(look.deciding(role))
     if role["role"] == "mixed":
         return f"{_NEAREST.get(role['decided_by'], role['decided_by'])} {score}"
-    value = look.habit(role["decided_by"], role["layer"], role["head"])
+    value = look.above(role["decided_by"], role["layer"], role["head"])
     return f"{score} {'-' if value is None else short_number(value)}"
 
 

@@ -1,0 +1,127 @@
+"""What chance gives: a head that looks at all it may see alike, and heads whose logits are random numbers.
+
+Random logits are normal with the spread of an untrained model: weights drawn by fan-in give 1.0 in a row, its most
+uneven heads up to 1.25. A weight p of such a head has the log odds z - log sum exp(others), normal as well in good
+approximation (Fenton 1960 for the sum), so how large the largest of many gets is a quantile.
+
+Shapes: H heads, L tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._masks import FromTensor, Mask, as_mask
+from .._tap import AttentionCall
+
+SPREAD = 1.25  # of random logits in a row
+LUCK = 0.01  # so often random heads may tell anything of one kind
+CLEAR_OF = 0.3  # so far above a head that looks everywhere alike a weight must stand, 1 for always
+_LEAST = 1e-12  # below it a weight is as good as none
+
+
+def shown(call: AttentionCall) -> Mask | None:
+    """Which pairs may attend: the mask, and where a dense bias is not -inf or a dtype's lowest number."""
+    mask, bias = as_mask(call.mask), call.bias
+    if not isinstance(bias, Tensor):
+        return mask
+    open_ = bias > torch.finfo(bias.dtype).min / 2
+    if bool(open_.all()):
+        return mask
+    return FromTensor(open_) if mask is None else mask & FromTensor(open_)
+
+
+def even_call(call: AttentionCall, mask: Mask | None) -> AttentionCall:
+    """The call of a head that looks at all that ``mask`` shows alike; one head unless the mask differs by head."""
+    heads = 1 if mask is None else mask._shape()[1]
+    nothing = torch.zeros(1, heads, call.query.shape[2], 1, device=call.query.device)
+    return AttentionCall(nothing, nothing, nothing, mask, None, 1.0, None, None, 0.0, nothing, "chance")
+
+
+class Evens:
+    """The even call of each layer; layers that show the same pairs share it."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Mask | None, AttentionCall]] = []
+
+    def of(self, call: AttentionCall) -> AttentionCall:
+        mask = shown(call)
+        for known, even in self._known:
+            if known is mask or (known is not None and known == mask):
+                return even
+        self._known.append((mask, even_call(call, mask)))
+        return self._known[-1][1]
+
+
+def above_chance(score: np.ndarray, chance: np.ndarray | float) -> np.ndarray:
+    """(score - chance) / (1 - chance), at least 0: 0 for chance and 1 for always."""
+    return np.asarray(np.maximum(0.0, (score - chance) / np.maximum(1 - chance, _LEAST)))
+
+
+# Random logits
+
+
+def largest_weight(chance: np.ndarray, count: int) -> np.ndarray:
+    """What the largest of ``count`` weights of random heads stays under but for LUCK, each of this ``chance``."""
+    odds = _odds(chance)
+    others = _sum_of_others(odds)
+    middle = np.log(odds) - SPREAD**2 / 2 + others / 2
+    return np.asarray(1 / (1 + np.exp(-middle - _quantile(count) * np.sqrt(SPREAD**2 + others))))
+
+
+class Mean(NamedTuple):
+    """What chance gives to an average over rows: its value and its standard deviation."""
+
+    value: np.ndarray
+    deviation: np.ndarray
+
+
+def mean_of(chance: np.ndarray) -> Mean:
+    """Of the chances (..., rows) of the single rows; NaN without a row."""
+    rows = chance.shape[-1]
+    if not rows:
+        return Mean(*2 * (np.full(chance.shape[:-1], np.nan),))
+    spread = SPREAD**2 + _sum_of_others(_odds(chance))
+    variance = chance * (1 - chance) * (1 - 1 / np.sqrt(1 + math.pi * spread / 8))  # of a logistic of a normal number
+    return Mean(chance.mean(-1), np.sqrt(variance.sum(-1)) / rows)
+
+
+def largest_mean(chance: Mean, count: int, clear_of: float = CLEAR_OF) -> np.ndarray:
+    """What the largest of ``count`` such averages stays under but for LUCK, and what is clear of looking alike."""
+    lucky = chance.value + _quantile(count) * chance.deviation
+    return np.asarray(np.maximum(lucky, chance.value + clear_of * (1 - chance.value)))
+
+
+def uneven(weights: np.ndarray, seen: np.ndarray, count: int) -> np.ndarray:
+    """(..., H): whether the logits of a head spread more than random ones would in ``count`` heads.
+
+    ``weights`` (..., H, rows, keys), ``seen`` the same with H = 1: the keys that a row sees.
+    """
+    logits = np.log(np.maximum(weights, _LEAST, dtype=np.float64))
+    keys = seen.sum(-1, keepdims=True)
+    middle = np.where(seen, logits, 0).sum(-1, keepdims=True) / np.maximum(keys, 1)
+    squares = np.where(seen, (logits - middle) ** 2, 0).sum((-1, -2))
+    freedom = np.maximum(keys - 1, 0).sum((-1, -2))
+    part = 2 / (9 * np.maximum(freedom, 1))  # Wilson and Hilferty 1931: the cube root of a chi-square is normal
+    most = SPREAD**2 * freedom * (1 - part + _quantile(count) * np.sqrt(part)) ** 3
+    return np.asarray((squares > most) & (freedom > 0))
+
+
+def _odds(chance: np.ndarray) -> np.ndarray:
+    inside = np.clip(np.asarray(chance, np.float64), _LEAST, 1 - _LEAST)
+    return np.asarray(inside / (1 - inside))
+
+
+def _sum_of_others(odds: np.ndarray) -> np.ndarray:
+    """The variance of the log of the sum over the other keys, of which there are 1 / odds for each one looked at."""
+    return np.asarray(np.log1p((math.exp(SPREAD**2) - 1) * odds))
+
+
+def _quantile(count: int) -> float:
+    return -NormalDist().inv_cdf(LUCK / max(count, 1))
