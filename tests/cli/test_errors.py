@@ -111,6 +111,7 @@ class Finder:
             {how}
             for _ in range(9): pass
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
 sys.meta_path.insert(0, Finder())
 sys.argv = ["saccade", "look", "the cat"]
 {start}
