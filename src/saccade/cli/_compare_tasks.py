@@ -134,8 +134,9 @@ def _progress(
     total: int, steps: int
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None], Callable[[], None]]]:
     """Two bars on the terminal's standard error: runs, and the steps of the one that goes on."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .._terminal._console import Console
 
     console = Console(stderr=True)
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

@@ -173,8 +173,7 @@ def _write(target: Path, found: dict[str, Any]) -> None:
 
 
 def _print(found: dict[str, Any], out: Path | None) -> None:
-    from rich.console import Console
-
+    from .._terminal._console import Console
     from ..studying import tables
 
     if hasattr(sys.stdout, "reconfigure"):

@@ -8,11 +8,17 @@ from collections.abc import Sequence
 
 import typer
 
+from .._terminal import cleaned_streams
 from . import _app
 from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 
 def run(arguments: Sequence[str] | None) -> int:
+    with cleaned_streams():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         status = typer.main.get_command(_app.app).main(arguments, prog_name="saccade", standalone_mode=False)
         sys.stdout.flush()

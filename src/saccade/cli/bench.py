@@ -129,8 +129,9 @@ def _command() -> str:
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """A bar on the terminal's standard error; what it gives is told of each group that is done."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .._terminal._console import Console
 
     console = Console(stderr=True)
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

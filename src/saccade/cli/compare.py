@@ -62,9 +62,9 @@ def compare(source: Source, chosen: Chosen, measuring: Measuring, output: Output
 
 def _list() -> None:
     """The table of abilities, drawn in a terminal and as Markdown in a pipe."""
-    from rich.console import Console
     from rich.markdown import Markdown
 
+    from .._terminal._console import Console
     from ..variants._table import capabilities
 
     console = Console()
@@ -147,8 +147,9 @@ def _telling(advance: Callable[[str], None], comparison: Comparison, files: dict
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """A bar on the terminal's standard error; what it gives is told of each piece that is done."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .._terminal._console import Console
 
     console = Console(stderr=True)
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
@@ -177,9 +178,9 @@ def _show(comparison: Comparison, output: Output, files: dict[str, Path]) -> Non
 
 def _print(comparison: Comparison) -> None:
     """Tables with styles in a terminal, the same lines without them in a pipe."""
-    from rich.console import Console
     from rich.text import Text
 
+    from .._terminal._console import Console
     from ..comparing import tables
     from ..comparing.advice import advice
 

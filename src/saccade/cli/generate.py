@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from .._terminal import uncleaned
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +33,8 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     continuation = pieces(load(model), prompt, tokens, sampling)
     first = next(continuation, "")  # whatever is wrong with the prompt is known before anything is printed
-    typer.echo(prompt + first, nl=False)
+    written = sys.stdout if sys.stdout.isatty() else uncleaned(sys.stdout)  # in a pipe or a file it is data
+    typer.echo(prompt + first, file=written, nl=False)
     for piece in continuation:
-        typer.echo(piece, nl=False)
-    typer.echo()
+        typer.echo(piece, file=written, nl=False)
+    typer.echo(file=written)

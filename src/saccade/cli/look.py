@@ -289,9 +289,9 @@ def _write(seen: Look, report: Path, figure: Path | None) -> None:
 
 
 def _print(seen: Look, given: Given, model: str | None, report: Path, figure: Path | None) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from .._terminal._console import Console
     from ..viewer import print_look
 
     if hasattr(sys.stdout, "reconfigure"):

@@ -228,8 +228,9 @@ def _checked(outputs: Outputs, target: str) -> dict[str, Path]:
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on standard error where that is a terminal, with what is being done."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .._terminal._console import Console
 
     console = Console(stderr=True)
     bar = Progress(
@@ -256,9 +257,9 @@ def _write(report: Report, files: dict[str, Path], *, is_told: bool) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from .._terminal._console import Console
     from ..verification import report_lines
 
     if hasattr(sys.stdout, "reconfigure"):

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from .._terminal._console import Console
 from ._compare import Change, Comparison
 from ._coreference import Coreference
 from ._corpus import ROLES, THIRDS, CorpusScores, deviation, mean

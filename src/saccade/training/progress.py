@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from .._terminal._console import Console
 from ..models import LanguageModel
 from .data import Corpus
 from .run import LanguageRun, Reporter

@@ -1,0 +1,61 @@
+"""What reaches a terminal: text from files and arguments without the characters that command a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
+
+__all__ = ["cleaned_streams", "printable", "uncleaned"]
+
+# C0 but tab and line feed, DEL, C1, bidirectional embeddings, overrides and isolates; and halves of surrogate pairs,
+# which is how Python holds bytes of file names that are not UTF-8: 0x9B is C1's CSI.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_BAR = re.compile(r"(?:\r|(?:\x1b\[A)+\Z)?")
+
+
+def printable(text: str) -> str:
+    """`text` with U+FFFD in the place of every character that a terminal acts upon; tabs and line feeds stay."""
+    return _COMMANDS.sub("\ufffd", text)
+
+
+def uncleaned(stream: TextIO) -> TextIO:
+    """The stream itself, for data in a pipe and for a console that cleans on its own."""
+    return stream.stream if isinstance(stream, _Cleaned) else stream
+
+
+@contextlib.contextmanager
+def cleaned_streams() -> Iterator[None]:
+    """Whatever is written to `sys.stdout` and `sys.stderr` is cleaned: messages, warnings and other libraries' logs."""
+    outer = sys.stdout, sys.stderr
+    # Other libraries' bars return to the start of the line and climb; no message of ours is written like that.
+    sys.stdout, sys.stderr = (
+        cast(TextIO, _Cleaned(uncleaned(stream), bars=bars)) if stream is not None else stream
+        for stream, bars in zip(outer, (False, True), strict=True)
+    )
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = outer
+
+
+class _Cleaned:
+    """A text stream that cleans what is written; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO, *, bars: bool):
+        self.stream = stream
+        self._bars = bars
+
+    def write(self, text: str) -> int:
+        moves = _BAR.match(text).end() if self._bars else 0  # type: ignore[union-attr]
+        self.stream.write(text[:moves] + printable(text[moves:]))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
