@@ -100,7 +100,7 @@ def test_a_figure(models, capsys, tmp_path):
         assert (tmp_path / f"{name}.svg").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", ["map.pdf", "map.GIF", "numbers.csv"])
+@pytest.mark.parametrize("name", ["map.pdf", "map.GIF", "numbers.csv", "notes.docx", "html"])
 def test_what_is_no_report_and_no_figure_is_not_written(capsys, tmp_path, name):
     told = refused(capsys, SENTENCE, "--out", name)
     assert f"--out {name}: a report is written to an .html, a figure to a .png or .svg; --json prints numbers" in told

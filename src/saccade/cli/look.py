@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REPORT = Path("saccade-report.html")
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
-NO_REPORTS = {".pdf", ".eps", ".gif", ".jpg", ".jpeg", ".webp", ".csv", ".json"}
+REPORTS, FIGURES = (".html", ".htm"), (".png", ".svg")  # what --out writes, by the ending of its name
 TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
 
 
@@ -109,8 +109,8 @@ def look(
         return
     given = _cut(_given(text), chosen.first, chosen.last)
     wanted = Wanted(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
-    is_figure = out is not None and out.suffix.lower() in (".png", ".svg")
-    if out is not None and out.suffix.lower() in NO_REPORTS:
+    is_figure = out is not None and out.suffix.lower() in FIGURES
+    if out is not None and out.suffix.lower() not in REPORTS + FIGURES and not out.is_dir():
         raise UserError(
             f"--out {out}: a report is written to an .html, a figure to a .png or .svg; --json prints numbers"
         )
