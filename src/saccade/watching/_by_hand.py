@@ -28,7 +28,8 @@ from torch import Tensor
 from .._masks import FromTensor
 from . import _thread
 from ._four_axes import Arranged, Layout, alike
-from ._padded import real_rows
+from ._origins import Origins
+from ._padded import rows_of
 from ._products import PRODUCTS, Product, View, product_of
 from ._scores import Scores, changed_by
 from ._seen import SeenCall, Used
@@ -51,19 +52,24 @@ class Weights:
 
 
 class ByHand:
-    """Follows scores and weights through the functions that a mode sees."""
+    """Follows scores and weights through the functions that a mode sees.
 
-    def __init__(self) -> None:
+    Args:
+        origins: knows of which sequences queries and keys were made.
+    """
+
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
         self._known: dict[int, tuple[weakref.ref[Tensor], Scores | Weights]] = {}
         self._numbers = itertools.count()
         self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
         self._heads: int | None = None
-        self._within_one: bool | None = None
+        self._within_one: Callable[[], bool | None] | None = None
         self._source = "attention by hand"
 
     @contextmanager
-    def told(self, source: str, heads: int, within_one: bool) -> Iterator[None]:
-        """Within it the heads are known, and whether queries and keys are of one sequence."""
+    def told(self, source: str, heads: int, within_one: Callable[[], bool | None]) -> Iterator[None]:
+        """Within it the heads are known, and who knows whether queries and keys are of one sequence."""
         before = self._source, self._heads, self._within_one
         self._source, self._heads, self._within_one = source, heads, within_one
         try:
@@ -198,10 +204,13 @@ class ByHand:
             "value": _used(product.factors[1], product.views[1], layout, turned=True),
             "out": _used(result, product.out, layout),
         }
-        real = real_rows(mask, bias, query.shape[2], key.shape[2], self._within_one)
+        length = query.shape[2]
+        within_one = self._within_one or functools.partial(self._origins.same, *own.factors, length)
+        rows = rows_of(mask, bias, length, key.shape[2], within_one)
         return SeenCall(
             query.detach(), key.detach(), value.detach(), mask, bias, scores.scale, None, None, weights.dropout,
-            layout.queries(product.out(result.detach())), self._source, None, used, real,
+            layout.queries(product.out(result.detach())), self._source, None, used,
+            rows.real, rows.unknown,
         )  # fmt: skip
 
 

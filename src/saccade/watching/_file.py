@@ -41,7 +41,8 @@ def save(seen: Observations, path: str | Path) -> dict[str, str]:
         "observed": seen.observed,
         "passed_over": seen.passed_over,
         "places": places,
-        "unobserved": {name: [missed.count, missed.reason] for name, missed in seen.unobserved.items()},
+        "unobserved": _counted(seen.unobserved),
+        "unknown": _counted(seen.unknown),
         "alarms": [_plain(alarm.to_dict()) for alarm in seen.alarms],
         "left_out": left_out,
     }
@@ -126,11 +127,20 @@ def _stored_call(call: KeptCall, prefix: str, tensors: Tensors) -> dict[str, Any
     }
 
 
+def _counted(table: Mapping[str, Unobserved]) -> dict[str, list[Any]]:
+    return {name: [one.count, one.reason] for name, one in table.items()}
+
+
+def _read_counted(stored: Mapping[str, Any]) -> dict[str, Unobserved]:
+    return {name: Unobserved(int(count), str(why)) for name, (count, why) in stored.items()}
+
+
 def _read(contents: Mapping[str, Any], tensors: Tensors) -> Observations:
     seen = Observations()
     seen.steps, seen.observed = int(contents["steps"]), int(contents["observed"])
     seen.passed_over = int(contents.get("passed_over", 0))
-    seen.unobserved = {name: Unobserved(int(n), str(why)) for name, (n, why) in contents["unobserved"].items()}
+    seen.unobserved = _read_counted(contents["unobserved"])
+    seen.unknown = _read_counted(contents.get("unknown", {}))
     seen._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
     for number, stored in enumerate(contents["places"]):
         place = _read_place(stored, str(number), tensors)

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, has_torch_function
 
 from .. import _tap
-from .._masks import as_mask
+from .._masks import Mask, as_mask
 from ..interception import SdpaCall
 from . import _thread
 from ._by_hand import ByHand
-from ._padded import real_rows
+from ._origins import Origins
+from ._padded import Rows, rows_of
 from ._seen import SeenCall, Used
 from ._thread import counted_if_it_fails
 
@@ -37,8 +38,10 @@ class Sight(_tap.OnlyLooks, TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_hand = ByHand()
-        self._self_attention: bool | None = None  # what is known of the call that is inside nn.MultiheadAttention
+        self._origins = Origins()
+        self._by_hand = ByHand(self._origins)
+        # Inside nn.MultiheadAttention: whether its queries and keys are one sequence.
+        self._within: Callable[[], bool | None] | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -53,9 +56,15 @@ class Sight(_tap.OnlyLooks, TorchFunctionMode):
             return self._multi_head(args, kwargs)
         if _is_kernel(func):
             _thread.missed(str(func), "an attention kernel was called by itself")
-        if not self._by_hand.concerns(func, args):
-            return func(*args, **kwargs)
+        by_hand = self._by_hand.concerns(func, args)
         result = func(*args, **kwargs)
+        try:
+            with torch._C.DisableTorchFunction():
+                self._origins.sees(func, args, kwargs, result)
+        except Exception as error:  # as in `counted_if_it_fails`, which costs more, and this runs for every function
+            _thread.missed("what queries and keys are made of", f"{type(error).__name__}: {error}")
+        if not by_hand:
+            return result
         call: SeenCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
             call = self._by_hand.sees(func, args, kwargs, result)
@@ -66,14 +75,15 @@ class Sight(_tap.OnlyLooks, TorchFunctionMode):
     def ended(self) -> None:
         """The forward has ended: what was begun by hand and never finished was not attention that is known."""
         self._by_hand.ended()
+        self._origins.ended()
 
     def completed(self, call: _tap.AttentionCall) -> _tap.AttentionCall:
         """A call that someone answered in PyTorch's place, with the rows that are tokens."""
         if isinstance(call, SeenCall) or call.source != SDPA:
             return call
         own = {field.name: getattr(call, field.name) for field in fields(call)}
-        lengths = call.query.shape[2], call.key.shape[2]
-        return SeenCall(**own, real=real_rows(as_mask(call.mask), own["bias"], *lengths, self._self_attention))
+        rows = self._rows(as_mask(call.mask), own["bias"], call.query, call.key, (call.query, call.key))
+        return SeenCall(**own, real=rows.real, rows_unknown=rows.unknown)
 
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         with _tap.aside():
@@ -98,11 +108,20 @@ class Sight(_tap.OnlyLooks, TorchFunctionMode):
             "value": _as_shaped(given.value, value.shape),
             "out": Used(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
         }
+        rows = self._rows(meaning.mask, meaning.bias, query, key, (given.query, given.key))
         return SeenCall(
             query, key, value, meaning.mask, meaning.bias, meaning.scale, None, None, meaning.dropout,
-            out.detach().reshape(shape), SDPA, None, used,
-            real_rows(meaning.mask, meaning.bias, query.shape[2], key.shape[2], self._self_attention),
+            out.detach().reshape(shape), SDPA, None, used, rows.real, rows.unknown,
         )  # fmt: skip
+
+    def _rows(self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]) -> Rows:
+        """Which rows count, of a call of F.sdpa on the tensors `given`."""
+        length = query.shape[2]
+
+        def self_attention() -> bool | None:
+            return self._origins.same(*given, length) if self._within is None else self._within()
+
+        return rows_of(mask, bias, length, key.shape[2], self_attention)
 
     def _multi_head(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
@@ -113,12 +132,12 @@ class Sight(_tap.OnlyLooks, TorchFunctionMode):
         entered = types.FunctionType(_MHA.__code__, names, _MHA.__name__, _MHA.__defaults__, _MHA.__closure__)
         entered.__kwdefaults__ = _MHA.__kwdefaults__
         query, key, heads = args[0], args[1], args[4]
-        before, self._self_attention = self._self_attention, query is key
+        before, self._within = self._within, lambda: self._origins.same(query, key, query.shape[0], projected=False)
         try:
-            with self._by_hand.told("nn.MultiheadAttention", heads, query is key), self:
+            with self._by_hand.told("nn.MultiheadAttention", heads, self._within), self:
                 return entered(*args, **kwargs)
         finally:
-            self._self_attention = before
+            self._within = before
 
 
 def _tell(call: SeenCall) -> None:

@@ -176,14 +176,14 @@ class AttentionMonitor:
             self._new += self._alarms.observe_gradients(record, self._step)
 
     def _mention(self, watched: Watched) -> None:
-        """Say once what is not seen in this model."""
-        missing = [f"{name}: {missed.reason}" for name, missed in watched.unobserved.items()]
+        """Say once what is not seen in this model, or not known of it."""
+        missing = [f"not observed: {name}: {missed.reason}" for name, missed in watched.unobserved.items()]
         if not watched.calls and not missing:
-            missing = [f"{type(self._model).__name__}: it made no attention call"]
-        for line in missing:
+            missing = [f"not observed: {type(self._model).__name__}: it made no attention call"]
+        for line in (*missing, *(f"not known: {name}: {what.reason}" for name, what in watched.unknown.items())):
             if line not in self._mentioned:
                 self._mentioned.add(line)
-                LOGGER.warning("step %d: not observed: %s", self._step, line)
+                LOGGER.warning("step %d: %s", self._step, line)
 
     def _write(self) -> None:
         scalars: dict[str, float] = {}

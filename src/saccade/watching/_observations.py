@@ -50,6 +50,7 @@ class Observations(Counts):
         kept: by call name, the latest call that was chosen to be kept.
         alarms: what is wrong, in the order in which it was found.
         unobserved: by name, what was not seen: how often, and why.
+        unknown: by call name, what is not known of calls that were seen: how often, and what.
         steps, observed: forwards that were begun, and those of them that were observed.
     """
 

@@ -1,9 +1,12 @@
-"""Which query rows are padding, where a call does not say so.
+"""Which query rows are padding, where a call does not say so itself.
 
 Shapes: B batch, H heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,20 +17,33 @@ from .._masks._algebra import And
 HIDDEN = -5e3
 
 
-def real_rows(
-    mask: Mask | None, bias: Tensor | None, length_q: int, length_k: int, self_attention: bool | None
-) -> Tensor | None:
-    """(B, Lq) bool: the rows that are tokens; None where all are, or nothing is known.
+class Rows(NamedTuple):
+    """The query rows of a call: which are tokens, and whether that is known."""
 
-    In self-attention a token that no query may see is padding, and so is its own row. Where it is not known whether a
-    call is self-attention, one with as many queries as keys, and more than one, is taken for it.
+    real: Tensor | None = None  # (B, Lq) bool; None: all count
+    unknown: bool = False  # keys are padded, and the queries may be the same tokens or others
+
+
+def rows_of(
+    mask: Mask | None, bias: Tensor | None, length_q: int, length_k: int, self_attention: Callable[[], bool | None]
+) -> Rows:
+    """In self-attention a token that no query may see is padding, and so is its own row.
+
+    In cross-attention padded keys say nothing of queries. Where nobody knows which of the two a call is, all rows
+    count: a row too many in a mean is a smaller fault than a real row that is lost.
+
+    Args:
+        self_attention: asked where it matters: keys are hidden from all queries, of which there are as many as keys.
     """
-    if self_attention is False or length_q != length_k or length_k < 2:
-        return None
+    if length_q != length_k or length_k < 2:
+        return Rows()
     seen = None
     for keys in (*_seen_keys(mask), *_seen_by_bias(bias)):
         seen = keys if seen is None else seen & keys
-    return None if seen is None or bool(seen.all()) else seen
+    if seen is None or bool(seen.all()):
+        return Rows()
+    within_one = self_attention()
+    return Rows(seen if within_one else None, within_one is None)
 
 
 def _seen_keys(mask: Mask | None) -> list[Tensor]:

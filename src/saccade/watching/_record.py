@@ -78,10 +78,15 @@ class GradientRecord:
 
 @dataclass(frozen=True)
 class Unobserved:
-    """Something that was not seen: how often, and why."""
+    """Something that was not seen, or not known: how often, and why."""
 
     count: int
     reason: str
+
+
+ROWS_UNKNOWN = (
+    "some keys are padding, and whether the queries are the same tokens could not be followed: all query rows count"
+)
 
 
 class Counts:
@@ -92,11 +97,20 @@ class Counts:
         self.observed = 0
         self.passed_over = 0  # calls that `layers` did not choose
         self.unobserved: dict[str, Unobserved] = {}
+        self.unknown: dict[str, Unobserved] = {}
 
     def missed(self, name: str, reason: str) -> None:
         """Count something that was not seen."""
-        before = self.unobserved[name].count if name in self.unobserved else 0
-        self.unobserved[name] = Unobserved(before + 1, reason)
+        _count(self.unobserved, name, reason)
+
+    def not_known(self, name: str, reason: str) -> None:
+        """Count a call that was seen, of which something is not known."""
+        _count(self.unknown, name, reason)
+
+
+def _count(table: dict[str, Unobserved], name: str, reason: str) -> None:
+    before = table[name].count if name in table else 0
+    table[name] = Unobserved(before + 1, reason)
 
 
 OnRecord = Callable[[CallRecord], None]

@@ -27,7 +27,8 @@ class SeenCall(_tap.AttentionCall):
     """A call whose tensors are views of what the model computed with."""
 
     used: dict[str, Used] | None = None  # "query", "key", "value", "out"; None: the call's own tensors
-    real: Tensor | None = None  # (B, Lq) bool: query rows that are tokens; None: all, or not known
+    real: Tensor | None = None  # (B, Lq) bool: query rows that are tokens; None: all count
+    rows_unknown: bool = False  # keys are padded, and nobody knows whether queries are the same tokens
 
 
 def used_in(call: _tap.AttentionCall) -> dict[str, Used]:

@@ -16,6 +16,7 @@ from ._aggregates import Aggregate
 
 if TYPE_CHECKING:
     from ._observations import Observations
+    from ._record import Unobserved
 
 Head = dict[str, Aggregate]
 MOST_LINES = 12  # of alarms, and of what was not seen
@@ -111,7 +112,7 @@ def text(seen: Observations) -> str:
             rows.append([str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)])
         parts += [*_blocks(rows), "", "Each cell: least to greatest over the heads, of the mean over all rows."]
         parts += _extremes(columns, lines)
-    return "\n".join([*parts, *_wrapped(_unobserved(seen))])
+    return "\n".join([*parts, *_wrapped(_unobserved(seen)), *_wrapped(_unknown(seen))])
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
@@ -165,12 +166,20 @@ def _alarms(seen: Observations) -> list[str]:
 
 
 def _unobserved(seen: Observations) -> list[str]:
-    if not seen.unobserved:
+    return _counted("Not observed:", seen.unobserved, ".unobserved")
+
+
+def _unknown(seen: Observations) -> list[str]:
+    return _counted("Not known:", seen.unknown, ".unknown")
+
+
+def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[str]:
+    if not table:
         return []
-    found = sorted(seen.unobserved.items(), key=lambda item: -item[1].count)
-    shown = [f"  {name or 'the model'} ({missed.count}): {missed.reason}" for name, missed in found[:MOST_LINES]]
+    found = sorted(table.items(), key=lambda item: -item[1].count)
+    shown = [f"  {name or 'the model'} ({one.count}): {one.reason}" for name, one in found[:MOST_LINES]]
     rest = len(found) - len(shown)
-    return ["", "Not observed:", *shown, *([f"  ... and {rest} more in .unobserved"] if rest else [])]
+    return ["", title, *shown, *([f"  ... and {rest} more in {rest_in}"] if rest else [])]
 
 
 def grid(seen: Observations, statistic: str) -> str:
@@ -232,7 +241,7 @@ def html(seen: Observations) -> str:
         body = "".join(f"<tr>{''.join(_cells(line))}</tr>" for line in lines)
         table = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         parts.append(f'<div style="overflow-x:auto">{table}</div>')
-    return "".join([*parts, *_list(_unobserved(seen)[1:])])
+    return "".join([*parts, *_list(_unobserved(seen)[1:]), *_list(_unknown(seen)[1:])])
 
 
 def _cells(line: Line) -> list[str]:

@@ -26,7 +26,7 @@ from ._hugging import attention_functions
 from ._kept import kept_of
 from ._observations import Observations, Place
 from ._observe import Asked, Groups, observed, of_step, row_samples, step_samples
-from ._record import CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
+from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
 from ._seen import real_keys, used_in
 from ._walk import Walk
 
@@ -120,6 +120,8 @@ class Watched(Observations):
         ):
             self.missed(f"{site.name}: gradients", NO_GRAPH)
         record = CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm)
+        if getattr(call, "rows_unknown", False):
+            self.not_known(site.name, ROWS_UNKNOWN)
         if self._judge is not None:
             self._judge.observe(record)
         return record
