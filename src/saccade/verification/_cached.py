@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ._calling import guarded
-from ._finding import Inapplicable, TargetError
+from ._finding import Inapplicable, Unreadable
 from ._inputs import Inputs
-from ._reading import CacheReading
 from ._steady import same_random_numbers
 from ._subject import Subject
 
@@ -42,10 +41,8 @@ class Decoder:
     def reset(self) -> None:
         """Begin a new sequence, in the way that the target has for it."""
         self.position = 0
-        if self._cache.kind == "made":
-            self.state = _make(self._cache)
-        elif self._cache.kind == "passed":
-            self.state = None
+        if self._cache.kind != "inside":
+            self.state = None if self._cache.make is None else guarded(self._cache.make)
         elif self._cache.reset is not None:
             guarded(getattr(self._subject.target, self._cache.reset))
 
@@ -74,19 +71,22 @@ class Decoder:
             return torch.cat([self(one) for one in single], -2)
         masked = self._needs_mask and self.position == 0 and piece.length > 1
         triangle = torch.ones(piece.length, piece.length, dtype=torch.bool).tril() if masked else None
-        result = self.next_call()(piece, pairs=triangle)
+        result = self.next_call(piece)(piece, pairs=triangle)
         if self._cache.kind == "passed":
-            self.state = _picked(result.returned, self._cache.returned)
+            self.state = picked_state(result.returned, self._cache.returned)
         self.position += piece.length
         return result.out
 
-    def next_call(self) -> Subject:
-        """The target as it is called next, with all that it has kept."""
+    def next_call(self, piece: Inputs) -> Subject:
+        """The target as it is called next, for `piece`, with all that it has kept."""
         cache, reading = self._cache, self._subject.reading
         keywords = dict(reading.constants)
         call = reading.call
         if cache.position is not None:
             keywords[cache.position] = self.position
+        if cache.positions is not None:
+            name, axes = cache.positions
+            keywords[name] = numbered(piece, axes, self.position)
         if cache.flag is not None:
             keywords[cache.flag] = True
         if isinstance(cache.argument, int):
@@ -95,7 +95,17 @@ class Decoder:
             keywords[cache.argument] = self.state
         if cache.step is not None:
             call = _with_method(cache.step)
-        return replace(self._subject, reading=replace(reading, constants=keywords, call=call))
+        # weights are not asked for: where they stand may differ, too
+        out = reading.out if cache.out is None else cache.out
+        told = replace(reading, constants=keywords, call=call, out=out, weights=None)
+        return replace(self._subject, reading=told)
+
+
+def numbered(piece: Inputs, axes: str, start: int = 0) -> Tensor:
+    """The positions of a piece from `start` on, (B, L) or (L,)."""
+    first = next(iter(piece.tensors.values()))
+    numbers = torch.arange(start, start + piece.length, device=first.device)
+    return numbers.expand(piece.batch, -1) if axes == "BL" else numbers
 
 
 def _with_place(adapter: Callable[..., Any] | None, place: int, state: Any) -> Callable[..., Any]:
@@ -114,19 +124,22 @@ def _with_method(name: str) -> Callable[..., Any]:
     return call
 
 
-def _make(cache: CacheReading) -> Any:
-    return guarded(cache.make)
+def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> Any:
+    """What stands at `where` of what was returned.
 
-
-def _picked(returned: Any, where: int | str | None) -> Any:
+    Raises:
+        Unreadable: nothing stands there.
+    """
     if where is None:
-        raise TargetError("what it keeps is not among what it returns", None)
+        raise Unreadable("what it keeps is not among what it returns", None)
+    if isinstance(where, tuple):
+        return tuple(picked_state(returned, one) for one in where)
     try:
         if isinstance(where, str) and not isinstance(returned, dict):
             return getattr(returned, where)
         return returned[where]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise TargetError(f"what it keeps is not among what it returns: {error}", None) from error
+        raise Unreadable(f"what it keeps is not among what it returns: {error}", None) from error
 
 
 def in_pieces(decoder: Decoder, inputs: Inputs, sizes: Sequence[int]) -> Tensor:

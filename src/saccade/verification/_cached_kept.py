@@ -59,7 +59,7 @@ def _of_step(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: i
     decoder, start = Decoder(subject.fresh()), 0
     for size, piece in zip(sizes, pieces(inputs, sizes), strict=True):
         if start + size > position:
-            return traced(decoder.next_call(), piece).attentions[0], position - start
+            return traced(decoder.next_call(piece), piece).attentions[0], position - start
         with torch.no_grad():
             decoder(piece)
         start += size

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._finding import Inapplicable, TargetError
+from ._finding import Inapplicable, TargetError, Unreadable
 from ._inputs import Inputs
 from ._locate import error_in_words, location_of
 from ._reading import MaskReading, Reading
@@ -43,7 +43,7 @@ def _whole(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor 
     returned = invoke(target, reading, given)
     out = picked(returned, reading.out)
     if not isinstance(out, Tensor):
-        raise TargetError(f"it returned {type(out).__name__} where a tensor was expected", None)
+        raise Unreadable(f"it returned {type(out).__name__} where a tensor was expected", None)
     out = _canonical(out, reading.out_layout or reading.layout, reading.form)
     if reading.form == "attention" and out.shape[-1] != (wide := given.inputs["value"].shape[-1]):
         raise TargetError(f"its output has the width {out.shape[-1]} where the values' {wide} was expected", None)
@@ -241,6 +241,8 @@ def picked(returned: Any, where: int | str | None) -> Any:
     """What stands at `where`: a place, a key or an attribute; None: all of it."""
     if where is None:
         return returned
-    if isinstance(where, str) and not isinstance(returned, dict):
-        return getattr(returned, where)
-    return returned[where]
+    try:
+        named = isinstance(where, str) and not isinstance(returned, dict)
+        return getattr(returned, str(where)) if named else returned[where]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise Unreadable(f"it returned {type(returned).__name__} without a {where!r}", None) from error

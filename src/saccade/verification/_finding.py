@@ -70,6 +70,10 @@ class TargetError(Exception):
         self.error, self.location = error, location
 
 
+class Unreadable(TargetError):
+    """A call ended, and what it returned is not what the reading says: the reading may be wrong, and not the target."""
+
+
 class Undecided(ValueError):
     """More than one way to call the target fits, or none. `candidates` are (reading in words, option that picks it)."""
 

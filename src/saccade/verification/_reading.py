@@ -66,21 +66,25 @@ class MaskReading:
 class CacheReading:
     """How keys and values of earlier calls reach a later one.
 
-    kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), None
-    at first. kind "made": `argument` takes an object that `make` gives, changed in place. kind "inside": the module
-    keeps it; `reset` names the method that empties it. `position` names an argument that takes the first position of
-    the call (`start_pos`), where there is one; `flag` one that must be True for caching (`use_cache`);
-    `step` a method that is called with one position at a time in place of the module.
+    kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute), at
+    first what `make` gives, None without it. kind "made": `argument` takes an object that `make` gives, changed in
+    place. kind "inside": the module keeps it; `reset` names the method that empties it. `position` names an argument
+    that takes the first position of the call (`start_pos`), `positions` one that takes the numbers of all of its
+    positions, and their axes, "BL" or "L", where there are such; `flag` one that must be True for caching
+    (`use_cache`); `out` says where the output is then, if it is elsewhere; `step` a method that is called with one
+    position at a time in place of the module.
     """
 
     kind: Literal["passed", "made", "inside"]
     argument: str | int | None = None
-    returned: int | str | None = None
+    returned: int | str | tuple[int, ...] | None = None  # several places are passed as one tuple
     make: Any = None
     reset: str | None = None
     position: str | None = None
     flag: str | None = None
     step: str | None = None
+    out: int | str | None = None  # None: as in calls that do not cache
+    positions: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Reading:
     causal_flag: str | None = None  # a boolean argument that makes it causal (`is_causal`)
     constants: dict[str, Any] = field(default_factory=dict)  # other keywords of every call
     cache: CacheReading | None = None
+    unread_cache: str = ""  # of a cache that seems to be there and that no trial could use: why, in words
     max_length: int | None = None  # the longest input that is known to be taken
     vocabulary: int = 0  # of form "tokens"
     assumed: tuple[str, ...] = ()  # in words, for the report

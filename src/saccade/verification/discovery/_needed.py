@@ -73,8 +73,8 @@ def constants(
             made[one.name] = False
         elif one.required and one.role in ("mask", "cache", "lengths"):
             made[one.name] = None
-        elif one.required and one.role == "use_cache":
-            made[one.name] = False
+        elif one.role == "use_cache" and (one.required or one.default is True):
+            made[one.name] = False  # what is kept of one trial is not to reach the next
     return made
 
 

@@ -15,9 +15,13 @@ from torch import nn
 
 from .._parsing import parsed_by
 
+_CACHE_OFF = r"(^|_)(no|not|reset|clear|init|flush|empty|disable|detach|drop|skip|is)(_|$)"  # of a flag
+
 # The first that fits the whole name, in lower case, decides.
 _ROLES = (
-    ("use_cache", r"use_cache|use_kv_cache|cache_.*flag"),
+    ("use_cache", r"(use|return|output|with|get|ret|want|need|keep|store|save|write|update|enable)_?(the_)?(new_)?"
+                  r"((past_)?(kvs?|k_v|key_values?|caches?|key_value_states)(_caches?|_states?)?|past|presents?|layer_past)"
+                  r"|cache_.*flag|caching"),
     ("cache", r"(past_)?(kv|key_value|layer)_?(cache|past|values?|states?)s?|past(_key_values?)?|past_?kv|layer_past"
               r"|.*_?caches?|cache_params|memory_state|incremental_state|state|present"),
     ("head_mask", r"(layer_|cross_attn_)?head_mask"),
@@ -151,6 +155,8 @@ def _argument(parameter: inspect.Parameter, at: int) -> Argument:
     role = role_of(parameter.name)
     required = parameter.default is parameter.empty
     boolean = isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
+    if role == "cache" and boolean:
+        role = "" if re.search(_CACHE_OFF, parameter.name.lower()) else "use_cache"
     if role in ("mask", "flag", "lengths"):
         tensor = "Tensor" in str(parameter.annotation)
         role = "flag" if boolean else ("mask" if tensor and role == "flag" else role)
