@@ -10,7 +10,7 @@ import torch
 import oracle
 import problems
 import saccade
-from problems import assert_close
+from problems import NATIVE, assert_close
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (6, 2), (6, 1), (3, 3)])
@@ -133,6 +133,30 @@ def test_empty_inputs_with_a_bias(zero, kind, exact):
     assert out.shape == (b, 6, r, 7) and (out == 0).all() and (lse == -math.inf).all()
     (gradient,) = torch.autograd.grad(out.sum() + torch.where(lse.isfinite(), lse, 0.0).sum(), [parameter])
     assert gradient.shape == parameter.shape and (gradient == 0).all()
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(3, 0), (0, 3), (0, 0)])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("backend", ["auto", "reference", "chunked", "sdpa", NATIVE])
+def test_empty_inputs_with_masks_and_biases_of_every_shape(rows, keys, kv_heads, backend):
+    dtype = torch.float32 if backend == "native" else torch.float64
+    named = problems.tensors(2, 4, kv_heads, rows, keys, 16, 16, dtype=dtype)
+    shapes = [(rows, keys), (1, 1, 1, 1), (2, 4, rows, keys), (1, 4, rows, 1), (1, 4, 1, keys), (2, 1, 1, 1)]
+    masks = [saccade.Padding(torch.tensor([keys, keys])), *(torch.ones(s, dtype=torch.bool) for s in shapes)]
+    if backend != "sdpa":
+        masks.append(saccade.Causal())
+    biases = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    for mask, bias in [*((m, None) for m in masks), *((None, b) for b in biases), (masks[3], biases[3])]:
+        # `auto` gives a bias to F.sdpa where it needs no gradient.
+        for of_bias in (False, True):
+            leaves = list(problems.leaves(named).values())
+            if bias is not None:
+                leaves.append(bias.clone().requires_grad_(of_bias))
+            out = saccade.attention(*leaves[:3], mask, bias=None if bias is None else leaves[3], backend=backend)
+            assert out.shape == (2, 4, rows, 16) and (out == 0).all()
+            asked = [leaf for leaf in leaves if leaf.requires_grad]
+            for leaf, gradient in zip(asked, torch.autograd.grad(out.sum(), asked), strict=True):
+                assert gradient.shape == leaf.shape and (gradient == 0).all()
 
 
 def test_no_keys_without_sink_gives_zero_and_minus_infinity(backend):

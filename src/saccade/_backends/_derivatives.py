@@ -106,7 +106,8 @@ def _unread(problem: Problem, lse: Tensor, d_query: Tensor, d_key: Tensor, d_val
     if seen is None:
         return d_query, d_key, d_value
     if seen.shape[1] not in (1, d_key.shape[1]):
-        seen = seen.view(seen.shape[0], d_key.shape[1], -1, seen.shape[2]).any(2)
+        kv_heads = d_key.shape[1]
+        seen = seen.view(seen.shape[0], kv_heads, seen.shape[1] // kv_heads, seen.shape[2]).any(2)
     return d_query, torch.where(seen[..., None], d_key, 0.0), torch.where(seen[..., None], d_value, 0.0)
 
 

@@ -91,6 +91,9 @@ def run(call: Call) -> tuple[Tensor, None]:
     out = _SDPA(
         query, key, value, attn_mask=scores, is_causal=causal, scale=call.scale, enable_gqa=call.heads != call.kv_heads
     )
+    if scores is not None and scores.requires_grad and 0 in (call.batch, call.length_q, call.length_k):
+        # Where there is nothing to do, its graph leaves the attn_mask out, whose gradient is 0.
+        out = torch.where(torch.zeros((), dtype=torch.bool, device=out.device), scores.sum(), out)
     # Kernels differ on rows without keys (0, NaN, a mean): the contract says 0, in value and gradient.
     return (out if rows is None else torch.where(rows, out, 0.0)), None
 
@@ -119,4 +122,5 @@ def _by_kv_head(seen: Tensor, call: Call) -> Tensor:
     """(B|1, Hq|1, Lk, 1) to (B|1, Hkv|1, Lk, 1): some query head of the group sees the key."""
     if seen.shape[1] == 1 or call.heads == call.kv_heads:
         return seen
-    return seen.view(seen.shape[0], call.kv_heads, -1, *seen.shape[2:]).any(2)
+    # The group's size is given: of a tensor without entries it cannot be inferred.
+    return seen.view(seen.shape[0], call.kv_heads, call.heads // call.kv_heads, *seen.shape[2:]).any(2)
