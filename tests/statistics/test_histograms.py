@@ -90,6 +90,18 @@ def test_a_single_value_and_none(backend):
         assert torch.isfinite(found["edges"]).all()
 
 
+@pytest.mark.parametrize("size", [1e20, 3e38, -3e38, 1e-40])
+def test_entries_that_are_all_the_same_huge_number(size, backend):
+    # A half more or less than 1e20 is 1e20, and a bin of no width holds nothing.
+    same = torch.full((1, 2, 3, 5), size)
+    got = saccade.statistics(same, same, value=same, histograms=True, backend=backend)
+    for name in ("query", "key", "value"):
+        edges, counts = got.heads[name]["edges"], got.heads[name]["counts"]
+        assert edges.isfinite().all() and (edges[:, 0] < edges[:, -1]).all()
+        assert (edges[:, 0] <= size).all() and (edges[:, -1] >= same[0, 0, 0, 0]).all()
+        assert (counts.sum(1) == 15).all() and (counts > 0).sum() == 2
+
+
 def test_logits_at_the_ends_of_the_numbers(backend):
     """A bias of finfo.min is a number: the width of such a histogram is beyond the greatest one."""
     named = problems.tensors(dtype=torch.float32)

@@ -16,8 +16,11 @@ def even_edges(low: Tensor, high: Tensor) -> Tensor:
     """(H, BINS + 1) from the least entry to the greatest; around a single one, and 0 to 1 around none."""
     none = low > high
     low, high = torch.where(none, 0.0, low), torch.where(none, 1.0, high)
-    alone = low == high
-    low, high = torch.where(alone, low - 0.5, low), torch.where(alone, high + 0.5, high)
+    alone = torch.isinf(_bins_per_unit(low, high))  # the same number, or numbers that no bin could lie between
+    # Around a huge number a half is nothing; beyond the greatest one there is none.
+    around, most = torch.clamp(low.abs() * 2.0**-10, min=0.5), torch.finfo(low.dtype).max
+    low = torch.where(alone, (low - around).clamp(min=-most), low)
+    high = torch.where(alone, (high + around).clamp(max=most), high)
     steps = torch.linspace(0, 1, BINS + 1, dtype=low.dtype, device=low.device)
     return low[:, None] * (1 - steps) + high[:, None] * steps
 
@@ -28,9 +31,13 @@ def even_bins(entries: Tensor, edges: Tensor) -> Tensor:
     Entries that are not finite come out anywhere.
     """
     low, high = (_across(edges[:, column], entries) for column in (0, -1))
-    # Halves, because the difference of two numbers may be beyond the greatest one.
-    place = (entries * 0.5).sub_(low * 0.5).mul_(BINS / (high * 0.5 - low * 0.5))
+    place = (entries * 0.5).sub_(low * 0.5).mul_(_bins_per_unit(low, high))
     return place.clamp_(0, BINS - 1).to(torch.int32)
+
+
+def _bins_per_unit(low: Tensor, high: Tensor) -> Tensor:
+    """Of halves, because the difference of two numbers may be beyond the greatest one; +inf where they are too near."""
+    return BINS / (high * 0.5 - low * 0.5)
 
 
 def octaves(heads: int, like: Tensor) -> Tensor:
