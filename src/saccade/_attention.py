@@ -33,6 +33,7 @@ from ._call import Call
 from ._checks import make_call
 from ._dropout import Dropout
 from ._masks import Mask
+from ._masks._data import dense
 
 BACKENDS: dict[str, Any] = {
     "reference": _reference,
@@ -206,6 +207,8 @@ def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], 
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
             raise TypeError(f"merge: part {number} must be a pair of tensors (out, lse), got {type(pair).__name__}")
         out, lse = pair
+        for tensor in pair:
+            dense(tensor, f"merge: part {number}")
         if not (out.is_floating_point() and lse.is_floating_point()):
             raise TypeError(f"merge: part {number} must be floating point, got {out.dtype} and {lse.dtype}")
         if out.dim() != 4 or lse.shape != out.shape[:3]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._masks._data import bounded, bounded_table, whole
+from ._masks._data import bounded, bounded_table, dense, whole
 
 
 @dataclass(frozen=True)
@@ -343,6 +343,7 @@ def _parameter(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{name} must be a floating-point tensor, got {came}")
+    dense(tensor, name)
     if tensor.dim() != rank:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     return tensor
@@ -358,4 +359,4 @@ def as_bias(bias: Tensor | Bias | None) -> Bias | None:
         raise TypeError("bias holds additive scores; a boolean tensor (True = attend) goes into mask=")
     if not bias.is_floating_point():
         raise TypeError(f"bias must be floating point, got {bias.dtype}")
-    return TensorBias(bias)
+    return TensorBias(dense(bias, "bias"))

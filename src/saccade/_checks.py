@@ -12,6 +12,7 @@ from ._biases import Bias, as_bias
 from ._call import Call
 from ._dropout import Dropout, as_dropout
 from ._masks import Mask, as_mask
+from ._masks._data import dense
 
 _LAYOUT = {"query": "(B, Hq, Lq, D)", "key": "(B, Hkv, Lk, D)", "value": "(B, Hkv, Lk, Dv)"}
 
@@ -47,6 +48,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor {_LAYOUT[name]}, got {type(tensor).__name__}")
+        dense(tensor, name)
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be 4-D {_LAYOUT[name]}, got shape {tuple(tensor.shape)}")
         if not tensor.is_floating_point():
@@ -137,6 +139,7 @@ def _sink(sink: Tensor | None, query: Tensor) -> Tensor | None:
         return None
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
         raise TypeError(f"sink must be a floating-point tensor (Hq,), got {_kind(sink)}")
+    dense(sink, "sink")
     if sink.shape != (query.shape[1],):
         raise ValueError(f"sink must have shape (Hq,) = ({query.shape[1]},), got {tuple(sink.shape)}")
     if sink.device != query.device:

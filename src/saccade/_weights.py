@@ -43,7 +43,8 @@ def attention_weights(
     Raises:
         IndexError: an index out of range. TypeError, ValueError: as `attention`.
     """
-    value = key.new_zeros(()).expand(*key.shape[:3], 1) if isinstance(key, Tensor) and key.dim() == 4 else key
+    fits = isinstance(key, Tensor) and key.dim() == 4 and key.layout is torch.strided
+    value = key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=0.0, needs_lse=True
     )  # fmt: skip

@@ -36,6 +36,44 @@ def test_wrong_rank(name, shape, backend):
     words(error, name, str(shape), ("(B, H", "4-D", "4 dim", "rank"))
 
 
+def masked(mask):
+    return saccade.attention(*shaped(), mask)
+
+
+# What may be a tensor: its shape and dtype, and the call that is given it.
+PLACES = {
+    "query": ((2, 6, 11, 5), torch.float32, lambda t: saccade.attention(t, *shaped()[1:])),
+    "key": ((2, 3, 13, 5), torch.float32, lambda t: saccade.statistics(shaped()[0], t)),
+    "value": ((2, 3, 13, 7), torch.float32, lambda t: saccade.attention(*shaped()[:2], t, backend="chunked")),
+    "bias": ((11, 13), torch.float32, lambda t: saccade.attention(*shaped(), bias=t)),
+    "ALiBi: slopes": ((6,), torch.float32, lambda t: saccade.ALiBi(t)),
+    "sink": ((6,), torch.float32, lambda t: saccade.attention(*shaped(), sink=t)),
+    "mask": ((11, 13), torch.bool, masked),
+    "Padding: keys": ((2, 13), torch.bool, lambda t: masked(saccade.Padding(t))),
+    "groups['some']": ((13,), torch.bool, lambda t: saccade.statistics(*shaped()[:2], groups={"some": t})),
+    "merge: part 0": ((2, 6, 11, 7), torch.float32, lambda t: saccade.merge([(t, torch.zeros(2, 6, 11))])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("name", PLACES)
+def test_tensors_that_are_not_dense(name):
+    shape, dtype, call = PLACES[name]
+    for other in ("to_sparse", "to_sparse_csr", "to_mkldnn"):
+        if (other == "to_mkldnn" and dtype == torch.bool) or (other == "to_sparse_csr" and len(shape) < 2):
+            continue
+        with pytest.raises(TypeError) as error:
+            call(getattr(torch.ones(shape, dtype=dtype), other)())
+        words(error, name, "dense", "torch._mkldnn" if other == "to_mkldnn" else "torch.sparse", "to_dense()")
+
+
+def test_nested_tensors():
+    nested = torch.nested.nested_tensor([torch.zeros(n, 5) for n in (11, 7)], layout=torch.jagged)
+    with pytest.raises(TypeError) as error:
+        saccade.attention(nested, *shaped()[1:])
+    words(error, "query", "nested", "to_padded_tensor", "Padding")
+
+
 SHAPES = [
     ("query", (2, 5, 11, 5), ("head", "5", "3")),
     ("query", (2, 2, 11, 5), ("head", "2", "3")),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import block_counts, describe, lasting, of_vmap, unwrapped, whole
+from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
 
@@ -216,6 +216,7 @@ class _Undeclared:
 
 
 def _checked(tensor: Tensor) -> Tensor:
+    dense(tensor, "mask")
     if tensor.dtype != torch.bool:
         hint = "additive scores go into bias=" if tensor.dtype.is_floating_point else "convert it with .bool()"
         raise TypeError(f"mask must be a bool tensor (True = attend), got {describe(tensor)}: {hint}")

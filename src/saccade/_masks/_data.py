@@ -112,6 +112,21 @@ def of_vmap(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def dense(tensor: Tensor, name: str) -> Tensor:
+    """The tensor itself.
+
+    Raises:
+        TypeError: a sparse or nested tensor, or one in the memory format of a library: nothing here reads those.
+    """
+    if tensor.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got a nested one: give nested.to_padded_tensor(0.0) and Padding"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}: give tensor.to_dense()")
+    return tensor
+
+
 class Table:
     """A tensor that a mask owns: a clone of what was given, and a copy on the host for interval arithmetic.
 
@@ -137,7 +152,7 @@ class Table:
             ValueError: a tensor that torch.vmap runs over.
         """
         if isinstance(source, Tensor):
-            given = unwrapped(source)
+            given = unwrapped(dense(source, name))
             if of_vmap(given):
                 raise ValueError(f"{name}: torch.vmap runs over it, and a mask needs its values; loop over it instead")
         elif isinstance(source, (list, tuple, range)) and len(source) == 0:

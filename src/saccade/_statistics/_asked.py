@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._call import Call
-from .._masks._data import describe, whole
+from .._masks._data import dense, describe, whole
 
 PLACES = ("self", "previous", "next", "first")
 RESERVED = (*PLACES, "sink")
@@ -54,6 +54,7 @@ def _group(call: Call, name: Any, group: Any) -> Tensor:
         raise ValueError(f"groups: {name!r} is one of the masses that are always there ({', '.join(RESERVED)})")
     if not isinstance(group, Tensor) or group.dtype != torch.bool:
         raise TypeError(f"groups[{name!r}] must be a boolean tensor (Lk,) or (B, Lk), got {describe(group)}")
+    dense(group, f"groups[{name!r}]")
     shapes = ((call.length_k,), (call.batch, call.length_k))
     if tuple(group.shape) not in shapes:
         raise ValueError(

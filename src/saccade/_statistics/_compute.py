@@ -79,7 +79,7 @@ def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
     """A value of width 1 that takes no memory, where none is given; what is wrong with the key is said of the key."""
     if value is not None:
         return value
-    fits = isinstance(key, Tensor) and key.dim() == 4
+    fits = isinstance(key, Tensor) and key.dim() == 4 and key.layout is torch.strided
     return key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
 
 
