@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from numbers import Real
 
 import torch
@@ -12,8 +14,9 @@ from ._biases import Bias, as_bias
 from ._call import Call
 from ._dropout import Dropout, as_dropout
 from ._masks import Mask, as_mask
-from ._masks._data import dense
+from ._masks._data import dense, plain
 
+_ONE_IN_BFLOAT16 = 0x3F80
 _LAYOUT = {"query": "(B, Hq, Lq, D)", "key": "(B, Hkv, Lk, D)", "value": "(B, Hkv, Lk, Dv)"}
 
 
@@ -96,6 +99,8 @@ def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bia
     checked = as_bias(bias)
     if checked is None:
         return None
+    if isinstance(bias, Tensor) and _looks_like_a_mask(bias):
+        _warn_of_a_mask()
     parameter = checked.parameter
     if parameter.device != query.device:
         raise ValueError(f"bias is on {parameter.device}, expected query's device {query.device}")
@@ -103,6 +108,37 @@ def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bia
         raise TypeError(f"bias is {parameter.dtype}, expected query's dtype {query.dtype} or torch.float32")
     checked.check(query.shape[0], query.shape[1], query.shape[2], length_k)
     return checked
+
+
+def _looks_like_a_mask(bias: Tensor) -> bool:
+    """Whether every value is 0 or 1, and both occur: no scores, but a mask that lacks its dtype.
+
+    A few values decide nearly always. Not looked at: learned scores, and tensors on an accelerator, which would wait.
+    """
+    if bias.requires_grad or bias.device.type != "cpu" or bias.numel() < 2 or not plain(bias):
+        return False
+    # NumPy looks at a few values in a tenth of PyTorch's time. It has no bfloat16, whose bits do as well.
+    short = bias.dtype == torch.bfloat16
+    values, one = (bias.view(torch.int16).numpy(), _ONE_IN_BFLOAT16) if short else (bias.numpy(), 1)
+    if values[(0,) * values.ndim] not in (0, one):
+        return False
+    block = values[(0,) * (values.ndim - 2)]
+    some = block[:: max(block.shape[0] // 8, 1), :: max(block.shape[1] // 8, 1)].ravel().tolist()
+    if one not in some or any(value not in (0, one) for value in some):
+        return False
+    return bool((values == 0).any()) and bool(((values == 0) | (values == one)).all())
+
+
+def _warn_of_a_mask() -> None:
+    """At the caller's line, so that Python shows it once for each line."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("saccade."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "bias: all its values are 0 and 1, as in a mask, but a bias is added to the scores and hides nothing. "
+        "For a mask write mask=bias.bool() (1 = attend)",
+        stacklevel=level,
+    )
 
 
 def _scale(scale: float | None, width: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole
+from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole, zeros_and_ones
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
 
@@ -219,6 +219,8 @@ def _checked(tensor: Tensor) -> Tensor:
     dense(tensor, "mask")
     if tensor.dtype != torch.bool:
         hint = "additive scores go into bias=" if tensor.dtype.is_floating_point else "convert it with .bool()"
+        if tensor.dtype.is_floating_point and zeros_and_ones(tensor):
+            hint = f"all its values are 0 and 1: write .bool() (1 = attend); {hint}"
         raise TypeError(f"mask must be a bool tensor (True = attend), got {describe(tensor)}: {hint}")
     if tensor.dim() not in (2, 4):
         raise ValueError(

@@ -127,6 +127,23 @@ def dense(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
+def traced() -> bool:
+    """Whether torch.jit.trace records."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether the host can look at the values: of no compiler, transform, mode or tracer, and not on `meta`."""
+    if torch.compiler.is_compiling() or traced() or not _plain():
+        return False
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+
+
+def zeros_and_ones(tensor: Tensor) -> bool:
+    """Whether it is a mask but for its dtype: every value 0 or 1, and some 1. False where nobody can look."""
+    return plain(tensor) and bool(((tensor == 0) | (tensor == 1)).all()) and bool((tensor == 1).any())
+
+
 class Table:
     """A tensor that a mask owns: a clone of what was given, and a copy on the host for interval arithmetic.
 

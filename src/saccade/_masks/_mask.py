@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._data import bounded, describe
+from ._data import bounded, describe, zeros_and_ones
 from ._intervals import Kind, Region, Span
 
 if TYPE_CHECKING:
@@ -365,4 +365,8 @@ def _operand(other: Any, sign: str) -> Mask:
         return other
     if isinstance(other, Tensor) and other.dtype == torch.bool:
         raise TypeError(f"mask {sign} tensor: wrap the tensor, FromTensor(tensor)")
+    if isinstance(other, Tensor) and zeros_and_ones(other):
+        raise TypeError(
+            f"mask {sign} {describe(other)}: all its values are 0 and 1: write FromTensor(tensor.bool()) (1 = attend)"
+        )
     raise TypeError(f"mask {sign} {describe(other)}: a mask combines with masks")

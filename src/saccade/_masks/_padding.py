@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._data import Subset, Table, bounded_table, describe, lasting
+from ._data import Subset, Table, bounded_table, describe, lasting, traced, zeros_and_ones
 from ._intervals import Kind, Region, both
 from ._mask import Lengths, Mask, Problem, common
 
@@ -66,8 +66,9 @@ class Padding(Mask):
     def sides(self, Lq: int, Lk: int, device: torch.device) -> Sides:
         """Which rows and keys take part, for lengths that fit."""
         # Every layer of a model asks the same. On an accelerator a remembered tensor would have to know of streams and
-        # of graphs being captured; one made while a compiler or a dispatch mode looks on may not be a plain tensor.
-        if device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        # of graphs being captured; one made while a compiler or a dispatch mode looks on may not be a plain tensor, and
+        # one made while a trace is recorded belongs to the trace.
+        if device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or traced():
             return self._sides(Lq, Lk, device)
         last = self._last
         if last is None or last[0] != (Lq, Lk):
@@ -118,6 +119,10 @@ def kept(source: Any, name: str) -> Subset:
     wanted = "lengths (B,) of integers or booleans (B, L)"
     if isinstance(source, int):
         raise TypeError(f"Padding: {name} must be {wanted}, got {describe(source)}")
+    if isinstance(source, Tensor) and source.dim() == 2 and source.dtype != torch.bool and zeros_and_ones(source):
+        raise TypeError(
+            f"Padding: {name} must be {wanted}, got {describe(source)}: all its values are 0 and 1: write .bool()"
+        )
     table = bounded_table(source, f"Padding: {name}", wanted, booleans=True)
     boolean = table.values.dtype == torch.bool
     if len(table.shape) != (2 if boolean else 1):
