@@ -21,7 +21,7 @@ How `backend="auto"` chooses, first match:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from ._biases import Bias
 from ._call import Call
 from ._checks import make_call
 from ._dropout import Dropout
+from ._foreign import named, refused
 from ._masks import Mask
 from ._masks._data import dense
 
@@ -45,9 +46,10 @@ BACKENDS: dict[str, Any] = {
 
 
 def attention(
+@named
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto",
+    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", **unknown: NoReturn,
 ) -> Tensor:  # fmt: skip
     """Scaled dot-product attention.
 
@@ -80,6 +82,8 @@ def attention(
             backend or one that cannot do this call (the message says why).
     """
     if _tap.THREAD.observers:
+    if unknown:
+        raise refused(attention, unknown)
         return _told(
             query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
             backend=backend, needs_lse=False,
@@ -103,9 +107,10 @@ def attention(
 
 
 def attention_with_lse(
+@named
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto",
+    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", **unknown: NoReturn,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attention` and the log of each row's softmax denominator.
 
@@ -116,6 +121,8 @@ def attention_with_lse(
         differentiable, -inf on rows that see no key (the sink where there is one).
     """
     if _tap.THREAD.observers:
+    if unknown:
+        raise refused(attention_with_lse, unknown)
         return _told(
             query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
             backend=backend, needs_lse=True,

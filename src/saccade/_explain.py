@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from . import _foreign
 from ._attention import BACKENDS, choose
 from ._backends import _kernels
 from ._backends._tiles import GROUP, KEYS, ROWS
@@ -57,15 +59,19 @@ class Plan:
         return "\n".join(lines)
 
 
+@_foreign.named
 def explain(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
     sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", lse: bool = False,
+    **unknown: NoReturn,
 ) -> Plan:  # fmt: skip
     """Which backend `attention` (with `lse=True`: `attention_with_lse`) would take for these arguments, and why.
 
     Args and errors: as `attention`. Nothing is computed; printing the plan gives a few readable lines.
     """
+    if unknown:
+        raise _foreign.refused(explain, unknown)
     if isinstance(dropout, float) and 0.0 < dropout < 1.0:
         dropout = Dropout(dropout, 0)  # explaining a call must not draw from the caller's generator
     call = make_call(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from ._backends.chunked import attend
 from ._biases import Bias, Span
 from ._call import Call, sink_lse
 from ._checks import make_call
+from ._foreign import named, refused
 from ._masks import Mask
 from ._masks._data import whole
 
@@ -24,10 +26,11 @@ _COARSE = 2.0**11  # an lse beyond it is known to 2^-13 at best in float32
 Chosen = int | slice | range | Sequence[int] | Tensor | None
 
 
+@named
 def attention_weights(
     query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, rows: Chosen = None, keys: Chosen = None,
     heads: Chosen = None, bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None,
+    sink: Tensor | None = None, **unknown: NoReturn,
 ) -> Tensor:  # fmt: skip
     """The weights p_ij = exp(s_ij - lse_i) of a slice; each lse runs over all keys, in linear memory.
 
@@ -43,6 +46,8 @@ def attention_weights(
     Raises:
         IndexError: an index out of range. TypeError, ValueError: as `attention`.
     """
+    if unknown:
+        raise refused(attention_weights, unknown)
     fits = isinstance(key, Tensor) and key.dim() == 4 and key.layout is torch.strided
     value = key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
     call = make_call(

@@ -1,7 +1,8 @@
-"""What one writes from habit elsewhere: masks of 0 and 1 in floats."""
+"""What one writes from habit elsewhere: masks of 0 and 1 in floats, and the arguments of other libraries."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
@@ -93,3 +94,51 @@ def test_nobody_looks_at_a_bias_of_vmap():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.func.vmap(lambda bias: saccade.attention(QUERY, KEY, KEY, bias=bias))(TUTORIAL[None])
+
+
+FOREIGN = [
+    ({"is_causal": True}, "mask=Causal()"),
+    ({"is_causal": False}, "leave it out"),
+    ({"attn_mask": TUTORIAL.bool()}, "mask=attn_mask, True = attend"),
+    ({"attn_mask": TUTORIAL}, "mask=attn_mask.bool()"),
+    ({"attn_mask": TUTORIAL.log()}, "bias=attn_mask"),
+    ({"enable_gqa": True}, "leave it out"),
+    ({"causal": True}, "mask=Causal()"),
+    ({"window_size": (4, 2)}, "mask=Window(4, 2), or with causal=True mask=Window(4, 0)"),
+    ({"window_size": (-1, 0)}, "mask=Window(None, 0)"),
+    ({"window_size": (-1, -1)}, "leave it out"),
+    ({"window_size": 4}, "mask=Window(left, right)"),
+    ({"softmax_scale": 0.5}, "scale="),
+    ({"alibi_slopes": torch.ones(2)}, "bias=ALiBi("),
+    ({"deterministic": True}, "leave it out"),
+    ({"return_attn_probs": True}, "attention_weights"),
+    ({"key_padding_mask": None}, "mask=Padding(~key_padding_mask)"),
+    ({"attention_mask": None}, "mask=Padding(attention_mask.bool())"),
+    ({"another": 1}, "unexpected keyword argument 'another'"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), FOREIGN, ids=[f"{given}" for given, _ in FOREIGN])
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_of_others_are_told_what_to_write(name, given, told):
+    with pytest.raises(TypeError) as error:
+        CALLS[name](**given)
+    message = str(error.value)
+    assert message.startswith(f"{name}() got an unexpected keyword argument") and told in message
+    assert repr(next(iter(given))) in message
+
+
+@every_call
+def test_dropout_where_there_is_none(call):
+    with pytest.raises(TypeError) as error:
+        call(dropout_p=0.1, causal=True)
+    has_it = "dropout" in inspect.signature(getattr(saccade, str(error.value).split("(")[0])).parameters
+    assert ("write dropout=" if has_it else "before dropout") in str(error.value)
+    assert "mask=Causal()" in str(error.value), "each of several is told"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_signature_shows_what_is_taken(name):
+    shown = inspect.signature(getattr(saccade, name)).parameters
+    assert not any(one.kind is one.VAR_KEYWORD for one in shown.values())
+    assert {"query", "key", "mask", "bias", "scale"} <= set(shown)

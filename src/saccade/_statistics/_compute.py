@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from .._biases import Bias
 from .._call import Call
 from .._checks import make_call
+from .._foreign import named, refused
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
 from . import _dense, _fused, _tiled
@@ -31,11 +32,12 @@ BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _d
 
 
 @uncompiled("saccade.statistics looks at the values of tensors, which a graph cannot: call it outside")
+@named
 def statistics(
     query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, value: Tensor | None = None,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
     sink: Tensor | None = None, groups: Mapping[str, Tensor] | None = None, received: bool = True, top: int = 0,
-    histograms: Collection[str] | bool | None = None, backend: str = "auto",
+    histograms: Collection[str] | bool | None = None, backend: str = "auto", **unknown: NoReturn,
 ) -> Statistics:  # fmt: skip
     """Exact statistics of the attention weights of one call, in memory linear in its lengths.
 
@@ -61,6 +63,8 @@ def statistics(
         ValueError: as `attention`; a group of another shape or with a reserved name, a negative top, an unknown
             histogram, an unknown backend or one that cannot do this call (the message says why).
     """
+    if unknown:
+        raise refused(statistics, unknown)
     with torch.no_grad():
         call = make_call(
             query, key, _value_or_none(key, value), mask, bias=bias, scale=scale, softcap=softcap, sink=sink,

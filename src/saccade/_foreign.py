@@ -1,0 +1,94 @@
+"""Arguments of other libraries: what `is_causal=True` and its kind are called here.
+
+A function takes them as `**unknown: NoReturn`, which costs a call without them an empty dict, and `named` leaves that
+out of the signature that people and tools see.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ._masks._data import zeros_and_ones
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(function: F) -> F:
+    """The function, whose signature does not show `**unknown`."""
+    shown = inspect.signature(function)
+    kept = [one for one in shown.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    function.__signature__ = shown.replace(parameters=kept)  # type: ignore[attr-defined]
+    return function
+
+
+def refused(function: Callable[..., Any], unknown: Mapping[str, Any]) -> TypeError:
+    """The error for arguments that a function does not have; it says what to write for those that others have."""
+    takes = inspect.signature(function).parameters
+    told = [repr(name) for name in unknown if name not in _ADVICE]
+    for name, value in unknown.items():
+        if name in _ADVICE:
+            told.append(f"{name!r}: {_ADVICE[name](value, 'dropout' in takes)}")
+    return TypeError(f"{function.__name__}() got an unexpected keyword argument {'; '.join(told)}")
+
+
+def _leave_out(why: str) -> Callable[[Any, bool], str]:
+    return lambda value, has_dropout: f"leave it out, {why}"
+
+
+def _is_causal(value: Any, has_dropout: bool) -> str:
+    if value is False:
+        return "leave it out, nothing is masked without a mask"
+    return (
+        "write mask=Causal(), where the last query stands at the last key; "
+        "F.scaled_dot_product_attention's first query stands at the first key, mask=Causal().at(0), the same if Lq = Lk"
+    )
+
+
+def _causal(value: Any, has_dropout: bool) -> str:
+    if value is False:
+        return "leave it out, nothing is masked without a mask"
+    return "write mask=Causal(), where the last query stands at the last key, as in flash-attn since 2.1"
+
+
+def _attn_mask(value: Any, has_dropout: bool) -> str:
+    if value is None:
+        return "leave it out"
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return "write mask=attn_mask.bool()" if zeros_and_ones(value) else "write bias=attn_mask, added to the scores"
+    return "write mask=attn_mask, True = attend"
+
+
+def _window_size(value: Any, has_dropout: bool) -> str:
+    if not (isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(side, int) for side in value)):
+        return "write mask=Window(left, right), None for an open side"
+    if all(side < 0 for side in value):
+        return "leave it out, both sides are open"
+    left, right = (None if side < 0 else side for side in value)
+    return f"write mask=Window({left}, {right})" + (f", or with causal=True mask=Window({left}, 0)" if right else "")
+
+
+def _dropout(value: Any, has_dropout: bool) -> str:
+    if not has_dropout:
+        return "leave it out, this takes the weights before dropout"
+    return "write dropout=, which drops whether a module trains or not"
+
+
+# By name: what to write instead, of the value given and of whether the function has dropout.
+_ADVICE: dict[str, Callable[[Any, bool], str]] = {
+    "is_causal": _is_causal,
+    "attn_mask": _attn_mask,
+    "dropout_p": _dropout,
+    "enable_gqa": _leave_out("fewer key heads than query heads are always shared"),
+    "causal": _causal,
+    "window_size": _window_size,
+    "softmax_scale": lambda value, has_dropout: "write scale=",
+    "alibi_slopes": lambda value, has_dropout: "write bias=ALiBi(slopes), slopes (Hq,)",
+    "deterministic": _leave_out("results repeat bit by bit but on the backends that explain() says lack it"),
+    "return_attn_probs": lambda value, has_dropout: "call attention_weights, or attention_with_lse for the lse",
+    "key_padding_mask": lambda value, has_dropout: "write mask=Padding(~key_padding_mask): here True = attend",
+    "attention_mask": lambda value, has_dropout: "write mask=Padding(attention_mask.bool())",
+}
