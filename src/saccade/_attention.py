@@ -34,7 +34,7 @@ from ._checks import make_call
 from ._dropout import Dropout
 from ._foreign import named, refused
 from ._masks import Mask
-from ._masks._data import dense
+from ._masks._data import dense, traced
 
 BACKENDS: dict[str, Any] = {
     "reference": _reference,
@@ -45,8 +45,8 @@ BACKENDS: dict[str, Any] = {
 }
 
 
-def attention(
 @named
+def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
     sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", **unknown: NoReturn,
@@ -81,9 +81,9 @@ def attention(
         ValueError: ranks, sizes or devices that do not fit, a scale that is not finite, softcap <= 0, an unknown
             backend or one that cannot do this call (the message says why).
     """
-    if _tap.THREAD.observers:
     if unknown:
         raise refused(attention, unknown)
+    if _tap.THREAD.observers:
         return _told(
             query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
             backend=backend, needs_lse=False,
@@ -106,8 +106,8 @@ def attention(
     return out
 
 
-def attention_with_lse(
 @named
+def attention_with_lse(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
     bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
     sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", **unknown: NoReturn,
@@ -120,9 +120,9 @@ def attention_with_lse(
         out (B, Hq, Lq, Dv) in the input dtype, and lse (B, Hq, Lq): natural log, float32 (float64 for float64),
         differentiable, -inf on rows that see no key (the sink where there is one).
     """
-    if _tap.THREAD.observers:
     if unknown:
         raise refused(attention_with_lse, unknown)
+    if _tap.THREAD.observers:
         return _told(
             query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
             backend=backend, needs_lse=True,
@@ -164,7 +164,8 @@ def choose(call: Call, backend: str) -> tuple[Any, str, str]:
     not_native = native.refuses(call)
     if not_native is None:
         return native, "native", "Saccade's own kernels for CPUs take this call"
-    not_sdpa = sdpa.refuses(call) or sdpa.second_best(call)
+    # A trace has sdpa or nothing: chunked's own derivatives are no part of it.
+    not_sdpa = sdpa.refuses(call) or (None if traced() else sdpa.second_best(call))
     if not_sdpa is None:
         return sdpa, "sdpa", "PyTorch's fused kernel means exactly this call"
     if flex.refuses(call) is None:

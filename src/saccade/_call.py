@@ -5,7 +5,9 @@ Shape legend, everywhere: B batch, Hq / Hkv query and key-value heads, Lq / Lk l
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +84,12 @@ class Call:
         """Every tensor that may carry a derivative."""
         given = [self.query, self.key, self.value, self.sink, None if self.bias is None else self.bias.parameter]
         return [tensor for tensor in given if tensor is not None]
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast switched off; torch.autocast itself refuses devices that have none, as `meta`."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._biases import Span, TensorBias
-from ._call import Call, add_sink
+from ._call import Call, add_sink, without_autocast
 
 NEGATIVE = float("-inf")
 
@@ -26,7 +26,7 @@ def refuses(call: Call) -> str | None:
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
-    with torch.autocast(call.device.type, enabled=False):
+    with without_autocast(call.device):
         seen, bias = _seen_and_bias(call)
         logits = torch.where(seen, _logits(call, seen) + bias, NEGATIVE)
         top = logits.detach().amax(-1) if call.length_k else logits.new_full(logits.shape[:3], NEGATIVE)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ._backends._tiles import Problem, by_group, logits_of, look
 from ._backends.chunked import attend
 from ._biases import Bias, Span
-from ._call import Call, sink_lse
+from ._call import Call, sink_lse, without_autocast
 from ._checks import make_call
 from ._foreign import named, refused
 from ._masks import Mask
@@ -81,7 +81,7 @@ def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: li
     key = key if at_keys is None else key[:, :, at_keys]
     if bias is not None and parameter is not None:
         parameter = bias.part(parameter, None, at_keys, None)
-    with torch.autocast(call.device.type, enabled=False):
+    with without_autocast(call.device):
         weights = _weights(problem, query, key, parameter, lse, rest, at_keys)
     return weights if share is None else weights * share[..., None]
 
@@ -100,7 +100,7 @@ def _rest(problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None
     can_look = problem.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
     if can_look and not torch.compiler.is_compiling() and not bool((_finite(lse.detach()).abs() > _COARSE).any()):
         return None
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(query.device):
         given = [None if x is None else x.detach() for x in (query, key, key, parameter, lse)]
         (total,) = by_group(_totals, problem, *given)
     return torch.where(total > 0, torch.log(torch.where(total > 0, total, 1.0)), 0.0)

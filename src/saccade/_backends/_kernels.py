@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._biases import Bias, Placement, RelativeScores
-from .._call import sink_lse
+from .._call import sink_lse, without_autocast
 from .._dropout import Dropout
 from .._masks import Mask
 
@@ -188,7 +188,7 @@ class _Scores:
         if settings.bias is None or parameter is None or not (query.shape[0] and query.shape[2] and key.shape[2]):
             return None
         made: type[_Scores] = _Line if isinstance(settings.bias, RelativeScores) else _Dense
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             return made(settings, query, key, parameter.detach())
 
     def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
@@ -266,7 +266,7 @@ class _Line(_Scores):
 
     def pull(self, gradient: Tensor) -> Tensor:
         lines, parameter = total(gradient, 0)[0], self.parameter.float()
-        with torch.autocast(lines.device.type, enabled=False):
+        with without_autocast(lines.device):
             parts = [
                 self.bias.pull_score(part, parameter, distances)
                 for part, distances in zip(lines.split(_PULLED, 1), self.distances.split(_PULLED), strict=True)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .._biases import Span
-from .._call import Call, add_sink
+from .._call import Call, add_sink, without_autocast
+from .._masks._data import traced
 from . import _derivatives
 from ._tiles import NEGATIVE, PARAMETER, Problem, by_group, logits_of, look, poison, seen_bad, weigh
 
@@ -37,7 +38,12 @@ def run(call: Call) -> Pair:
 
 def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
     """out and lse in the accumulator's dtype, without the sink; differentiable as far as anyone asks."""
-    with torch.autocast(query.device.type, enabled=False):
+    if traced():
+        raise ValueError(
+            "torch.jit.trace cannot record this call: it takes chunked, whose derivatives are its own. "
+            "Use torch.compile or torch.export; backend='reference' can be recorded, and is dense"
+        )
+    with without_autocast(query.device):
         return _Attend.apply(problem, query, key, value, parameter)
 
 

@@ -87,10 +87,10 @@ def run(call: Call) -> tuple[Tensor, None]:
         query = torch.where(rows, query, 0.0)
     if keys is not None:
         key, value = (torch.where(_by_kv_head(keys, call), x, 0.0) for x in (key, value))
-    causal = isinstance(call.mask, Causal) and call.length_q > 1
-    out = _SDPA(
-        query, key, value, attn_mask=scores, is_causal=causal, scale=call.scale, enable_gqa=call.heads != call.kv_heads
-    )
+    # To torch.jit.trace sizes are tensors, and so is what compares them.
+    causal = bool(isinstance(call.mask, Causal) and call.length_q > 1)
+    grouped = bool(call.heads != call.kv_heads)
+    out = _SDPA(query, key, value, attn_mask=scores, is_causal=causal, scale=call.scale, enable_gqa=grouped)
     if scores is not None and scores.requires_grad and 0 in (call.batch, call.length_q, call.length_k):
         # Where there is nothing to do, its graph leaves the attn_mask out, whose gradient is 0.
         out = torch.where(torch.zeros((), dtype=torch.bool, device=out.device), scores.sum(), out)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._biases import Bias
-from .._call import Call
+from .._call import Call, without_autocast
 from .._checks import make_call
 from .._foreign import named, refused
 from .._masks import Mask
@@ -70,11 +70,13 @@ def statistics(
             query, key, _value_or_none(key, value), mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
             dropout=0.0, needs_lse=True,
         )  # fmt: skip
+        if call.device.type == "meta":
+            raise ValueError("statistics: query is on meta, where tensors have no values")
         call = _alone(call)
         asked = make_asked(call, groups, received, top, histograms)
         module = choose(call, asked, backend)
         if torch._C._is_any_autocast_enabled():  # to enter it costs as much as all else of a small call
-            with torch.autocast(call.device.type, enabled=False):
+            with without_autocast(call.device):
                 return _statistics(call, asked, module, value is not None)
         return _statistics(call, asked, module, value is not None)
 

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .._call import without_autocast
+
 _SINGLE = 128  # buckets that one hash gives; more are hashed in two factors
 _PAIRS, _TOKENS = 1 << 18, 1 << 15  # pairs and tokens that are worked on at once on a CPU: they stay in its caches
 _MORE = 64  # times as many elsewhere
@@ -251,7 +253,7 @@ class Chunked(torch.autograd.Function):
         lse = lse.masked_fill(lse == -math.inf, 0.0)[..., None]
         scaled = query * scale
         total = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             for items in _items(query):
                 given = [tensor[items] for tensor in (scaled, key, value, lse, d_out, delta)]
                 for layout in _layouts(Sorted(order, codes, back), items, chunk, causal):

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._biases import Bias
+from .._call import without_autocast
 from .._checks import check_inputs
 from .._dropout import Dropout, another
 from .._masks import Mask
@@ -72,7 +73,7 @@ def differential_attention(
     one = attention(*first, value, mask, dropout=dropout, **given)
     other = attention(*second, value, mask, dropout=another(dropout), **given)
     rows = real_rows(mask, one.shape[2], key.shape[2], one.device)
-    with torch.autocast(one.device.type, enabled=False):
+    with without_autocast(one.device):
         wide = torch.promote_types(one.dtype, torch.float32)
         lq1, lk1, lq2, lk2 = (vector.to(wide) for vector in vectors)
         taken = (lq1 @ lk1).exp() - (lq2 @ lk2).exp() + initial

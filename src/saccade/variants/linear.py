@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .._call import without_autocast
 from .._checks import check_inputs
 from .._masks import Mask
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
@@ -62,7 +63,7 @@ def linear_attention(
     """
     query, key, value = check_inputs(query, key, value)
     seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         if seen.causal and query.shape[2] == key.shape[2]:
             out, _ = _continued(query, key, value, None, seen, feature_map, normalise)
         else:
@@ -103,7 +104,7 @@ def linear_step(
         raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
     # Where all new keys are padded their queries still see what is in the state.
     seen = seen._replace(rows=real_rows(mask, length, length, query.device))
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         out, state = _continued(query, key, value, state, seen, feature_map, normalise)
         return zeroed(out, seen.rows).to(query.dtype), state
 

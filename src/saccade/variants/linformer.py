@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._backends._tiles import ALIGNED
+from .._call import without_autocast
 from .._checks import check_inputs
 from .._dropout import Dropout
 from .._masks import Mask
@@ -88,7 +89,7 @@ def linformer_attention(
     if seen.keys is not None:
         real = Real.of(seen.keys)
         key, value = real.gather(key), real.gather(value)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         key, value = (_projected(m, x) for m, x in zip(projections, (key, value), strict=True))
     out = attention(zeroed(query, seen.rows), key, value, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
     return zeroed(out, seen.rows)

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._backends._tiles import matmul, products, spread
+from .._call import without_autocast
 from .._checks import check_inputs
 from .._masks import Mask, Padding
 from .._masks._data import describe, whole
@@ -95,7 +96,7 @@ def nystrom_attention(
     batch, length_q, length_k = query.shape[0], query.shape[2], key.shape[2]
     seen = shown(mask, batch, length_q, length_k, query.device, "Nystrom attention", _NO_MASKS, causal=_NOT_CAUSAL)
     wide = torch.promote_types(query.dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         given = zeroed(query.to(wide), seen.rows), key.to(wide), value.to(wide)
         out = _attended(*given, seen, landmarks, iterations, scale)
         if convolution is not None and length_k:

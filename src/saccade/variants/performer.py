@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._call import without_autocast
 from .._checks import _scale, check_inputs
 from .._masks import Mask
 from .._masks._data import whole
@@ -103,7 +104,7 @@ def performer_attention(
     else:
         _check_projection(projection, key)
     seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "performer", _NO_PAIRS)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         given = _Given.of(query, key, value, seen, scale)
         estimate = _Estimate(projection.to(query.device), kind)
         out = estimate.causally(given)[0] if seen.causal else estimate.everywhere(given)
@@ -396,7 +397,7 @@ class PerformerAttention(Recurrent):
         if seen.causal:
             raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             given = _Given.of(query, key, value, Shown(True, real, real), query.shape[3] ** -0.5)
             self._check_state(state, given)
             out, state = _Estimate(self.projection, self.config.kind).causally(given, state)

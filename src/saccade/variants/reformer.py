@@ -41,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._call import without_autocast
 from .._checks import _scale, check_inputs
 from .._masks import Mask
 from .._masks._data import describe, whole
@@ -100,7 +101,7 @@ def lsh_attention(
     tokens, value, real = _without_padding(key.to(dtype), value.to(dtype), seen.keys)
     rows, out_type = _rows(seen, query, length), query.dtype
     query = query.to(dtype) if rows is None else query.to(dtype).masked_fill(~rows, 0.0)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         if hashes is None:
             counts = _counts(buckets, chunk, real, batch, length)
             hashes = _lsh.hashes(_scaled(tokens.detach()), counts, rounds, seed % (1 << 64))

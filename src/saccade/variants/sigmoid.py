@@ -45,6 +45,7 @@ from .._backends._tiles import (
     weigh,
 )
 from .._biases import Bias, Parts, Span, TensorBias
+from .._call import without_autocast
 from .._checks import make_call
 from .._dropout import Dropout
 from .._masks import Mask
@@ -81,7 +82,7 @@ def sigmoid_attention(
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=None, sink=None, dropout=dropout)
     problem = Problem.of(call)
     parameter = None if call.bias is None else call.bias.parameter
-    with torch.autocast(call.device.type, enabled=False):
+    with without_autocast(call.device):
         offset = _offset(problem, parameter, length)
         out: Tensor = _Sigmoid.apply(problem, call.query, call.key, call.value, parameter, offset)
     return out

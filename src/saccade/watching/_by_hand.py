@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._call import without_autocast
 from .._masks import FromTensor
 from . import _thread
 from ._four_axes import Arranged, Layout, alike
@@ -234,7 +235,7 @@ def _used(factor: Tensor, view: View, layout: Layout, turned: bool = False) -> U
 def _by_difference(scores: Scores, logits: Tensor) -> Scores:
     """The same scores with all that happened to them as one bias."""
     own = scores.product
-    with torch.no_grad(), torch._C.DisableTorchFunction(), torch.autocast(logits.device.type, enabled=False):
+    with torch.no_grad(), torch._C.DisableTorchFunction(), without_autocast(logits.device):
         wide = torch.promote_types(logits.dtype, torch.float32)
         plain = own.left.to(wide) @ own.right.to(wide).transpose(-2, -1)
         lead = tuple(plain.shape[:-2])
