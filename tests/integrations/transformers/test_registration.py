@@ -74,6 +74,32 @@ def test_from_pretrained_and_set_attn_implementation(tmp_path):
     torch.testing.assert_close(loaded(**given).logits[0], eager(**given).logits[0], rtol=1e-4, atol=1e-4)
 
 
+BY_CLASS = {
+    "GPTJModel": lambda: transformers.GPTJConfig(vocab_size=11, n_embd=8, n_layer=1, n_head=2, rotary_dim=2),
+    "GPTNeoModel": lambda: transformers.GPTNeoConfig(
+        vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, attention_types=[[["global"], 1]]
+    ),
+    "FalconModel": lambda: transformers.FalconConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_a_model_that_chooses_a_class_by_the_name_says_so(name):
+    original = transformers.PreTrainedModel.get_correct_attn_implementation
+    register()
+    register()
+    with pytest.raises(ValueError, match=f"{name} computes attention by classes of its own.*it has 'eager'"):
+        transformers.AutoModel.from_config(BY_CLASS[name](), attn_implementation="saccade")
+    assert transformers.AutoModel.from_config(BY_CLASS[name](), attn_implementation="eager") is not None
+    unregister()
+    assert transformers.PreTrainedModel.get_correct_attn_implementation is original
+    from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES
+
+    assert "saccade" not in GPTJ_ATTENTION_CLASSES
+
+
 def test_a_part_of_a_model_can_be_set_alone():
     register()
     family = BY_NAME["llama"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ._attention import Attentions, function_giving, statistics, weights
+from ._classes import as_before, refuse_by_name
 from ._masks import saccade_mask
 
 __all__ = ["register", "unregister"]
@@ -38,6 +39,7 @@ def register(*, attentions: Attentions = "weights", ignore: Iterable[str] = ()) 
     functions, masks = _interfaces()
     functions.register(NAME, function_giving(seconds[attentions], frozenset(ignore)))
     masks.register(NAME, saccade_mask)
+    refuse_by_name(_model(), NAME)
 
 
 def unregister() -> None:
@@ -45,6 +47,7 @@ def unregister() -> None:
     if "transformers" in sys.modules:
         for interface in _interfaces():
             interface._global_mapping.pop(NAME, None)
+        as_before(_model(), NAME)
 
 
 def _interfaces() -> tuple[Any, Any]:
@@ -60,3 +63,9 @@ def _interfaces() -> tuple[Any, Any]:
     from transformers.modeling_utils import AttentionInterface
 
     return AttentionInterface, AttentionMaskInterface
+
+
+def _model() -> Any:
+    from transformers.modeling_utils import PreTrainedModel
+
+    return PreTrainedModel
