@@ -19,7 +19,7 @@ def uneven(habit, seed):
     return pattern
 
 
-def make(text=SHORT, *, layers=2, roles=True, head=None, source=""):
+def make(text=SHORT, *, layers=2, roles=True, head=None, source="", rows=None):
     heads = [previous, repeat, sink, itself, broad]
     lm = PretendLM([[uneven(h, 11 * i + j) for j, h in enumerate(heads)] for i in range(layers)], context=701)
     if roles:
@@ -33,4 +33,4 @@ def make(text=SHORT, *, layers=2, roles=True, head=None, source=""):
                 for j, n in enumerate(names)
             ],
         }
-    return look(lm, text, head, source=source)
+    return look(lm, text, head, source=source, rows=rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,14 +191,15 @@ def test_damaged_roles_are_named(heads):
         look(lm, TEXTS[0])
 
 
-def test_span_holds_the_most_telling_stretch():
+def test_columns_hold_both_ends_of_what_tells_most_and_narrow_ones_are_among_wide_ones():
     lm = PretendLM([[sink]])
-    seen = look(lm, " ".join(f"w{i}" for i in range(40)))
+    seen = replace(look(lm, " ".join(f"w{i}" for i in range(40))), query=31)
     seen.gain[:] = 0
     seen.gain[31, 27] = 1
-    start, stop = seen.span(7)
-    assert stop - start == 7 and start <= 27 and stop > 31
-    assert seen.span(40) == seen.span(99) == (1, 41)
+    assert seen.ends == (31, 27) and seen.columns(7) == [0, *range(26, 33)] and seen.breaks(seen.columns(7)) == [1]
+    assert seen.columns(40) == seen.columns(99) == list(range(41)) and seen.breaks(seen.columns(99)) == []
+    for size in range(1, 40):
+        assert len(seen.columns(size)) == size + 1 and set(seen.columns(size)) < set(seen.columns(size + 1))
 
 
 def test_names_of_repeated_words_and_ordinals():

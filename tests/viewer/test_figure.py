@@ -27,6 +27,35 @@ def test_a_long_text_is_cut_to_what_a_page_holds():
     assert 5 < height < width < 8
 
 
+def test_a_figure_says_which_words_it_shows_and_parts_passages(monkeypatch):
+    from matplotlib.axes import Axes
+
+    told, lines = [], []
+    real = Axes.set_title
+    monkeypatch.setattr(Axes, "set_title", lambda self, text, **how: (told.append(text), real(self, text, **how)))
+    for name in ("axvline", "axhline"):
+        monkeypatch.setattr(Axes, name, lambda self, at, **how: lines.append(at))
+    draw_figure(make(), "svg")
+    assert told == ["layer 1 head 1\nall 15 words"] and lines == []
+    look = make(LONG)
+    draw_figure(look, "svg")
+    columns = look.columns(60)
+    assert told[-1].splitlines()[1] == look.part(columns) != "" and len(columns) == 61
+    rows = [at for at in look.breaks(columns[1:]) if at]  # <s> looks at nothing else, so it has no row
+    assert lines == [*(at - 0.5 for at in look.breaks(columns)), *(at - 0.5 for at in rows)] != []
+
+
+def test_what_is_masked_does_not_look_like_zero():
+    from matplotlib.image import imread
+
+    picture = imread(io.BytesIO(draw_figure(make("The cat saw the dog", head=(0, 2)), "png")))
+    colours, counts = np.unique(picture[..., :3].reshape(-1, 3), axis=0, return_counts=True)
+    grey = [
+        n for colour, n in zip(colours, counts, strict=True) if np.allclose(colour, [0.89, 0.898, 0.914], atol=0.005)
+    ]
+    assert sum(grey) > 0.05 * counts.sum()  # 10 of 25 cells
+
+
 def test_the_figure_shows_the_chosen_head():
     from matplotlib.image import imread
 

@@ -129,12 +129,37 @@ def test_a_long_text_is_cut_and_says_so(monkeypatch):
     page = Page(html)
     data = data_of(page)
     assert 25 < len(data["words"]) <= 31
-    start, stop = look.span(len(data["words"]) - 1)
-    assert data["words"] == ["<s>", *(w.label for w in look.seen.words[start:stop])]
-    assert f"This page holds the words {start} to {stop - 1} of 149" in html
-    columns = [0, *range(start, stop)]
+    columns = look.columns(len(data["words"]) - 1)
+    assert data["words"] == [look.seen.words[i].label for i in columns]
+    assert {0, *look.ends} <= set(columns) and data["breaks"] == look.breaks(columns) != []
+    assert f"This page holds the {look.part(columns)}" in html and look.part(columns).capitalize() in html
     expected = look.seen.weights.astype(float).reshape(10, 150, 150)[:, columns][:, :, columns]
     assert (weights_of(data) == np.floor(expected * 100 + 0.5)).all()
+
+
+def test_sentences_about_words_that_are_not_on_the_page_are_no_links(monkeypatch):
+    look = make(LONG + " " + SHORT)
+    for most in (12, 30, 60):
+        monkeypatch.setattr(_report, "MOST_WEIGHTS", 10 * most * (most + 1) // 2)
+        page = Page(render_report(look, "1"))
+        data = data_of(page)
+        links = {page.texts[i]: a["href"] for i, (tag, a) in enumerate(page.elements) if tag == "a"}
+        columns = look.columns(len(data["words"]) - 1)
+        first = next(f for f in look.findings if f.layer is not None)
+        assert first.sentence in links
+        for finding in look.findings:
+            if finding.query is not None:
+                assert (finding.sentence in links) == ({finding.query, finding.key} <= set(columns))
+        for href in links.values():
+            layer, head, word = map(int, href[1:].split("."))
+            assert weights_of(data)[layer * 5 + head, word].max() >= 30  # the word that opens looks at something here
+
+
+def test_each_layer_is_a_row_of_small_maps_and_words_elsewhere_belong_to_one_head():
+    page = Page(render_report(make(rows=(3, 9)), "1"))
+    places = [(a["style"], a["data-layer"], a["data-head"]) for _, a in page.of_class("tile")]
+    assert places == [(f"grid-area: {i + 1} / {j + 1}", str(i), str(j)) for i in range(2) for j in range(5)]
+    assert page.of_class("outside") and 'querySelectorAll(".outside")' in _report._asset("report.js")
 
 
 def test_roles_and_rules_are_told():

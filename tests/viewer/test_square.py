@@ -71,10 +71,10 @@ def test_a_square_cut_to_a_stretch_keeps_the_special_tokens(monkeypatch):
     seen = look(random_model(1, "ahead"), TEXTS[0])
     html = render_report(seen, "1")
     words = data_of(html)["words"]
-    start, stop = seen.span(len(words) - 2)
+    columns = seen.columns(len(words) - 2)
     assert 10 < len(words) <= 14 and [words[0], words[-1]] == ["[CLS]", "[SEP]"]
-    assert words[1:-1] == [w.label for w in seen.seen.words[start:stop]]
-    assert f"This page holds the words {start} to {stop - 1} of 15" in html
+    assert words == [seen.seen.words[i].label for i in columns]
+    assert f"This page holds the {seen.part(columns)}" in html
 
 
 @pytest.mark.parametrize("kind", ["ahead", "nothing", "ending"])
@@ -103,7 +103,10 @@ def test_narrow_cells_show_a_numbered_square():
     seen = look(PretendText([[following, broad]]), TEXTS[0], (0, 0))
     lines = printed(seen, 60).splitlines()
     top = next(i for i, line in enumerate(lines) if line.startswith("   1 2 3"))
-    assert lines[top].rstrip() == "  " + "".join(f"{i:>2}" for i in range(1, 16))
+    above = [lines[top - 1].ljust(34)[2 * k : 2 * k + 2] for k in range(17)]  # numbers of columns run downward
+    assert [(tens + lines[top].ljust(34)[2 * k + 1]).split() for k, tens in enumerate(above)] == [
+        [], *([str(i)] if i < 10 else [f"{i // 10}{i % 10}"] for i in range(1, 16)), []
+    ]  # fmt: skip
     for q, word in enumerate(seen.seen.words):
         row = lines[top + 1 + q]
         assert row.endswith((f"{q:>2} " if not word.special else "   ") + word.label)
@@ -142,6 +145,37 @@ def test_what_lies_outside_of_a_part_is_told():
     seen = look(PretendText([[following, broad]]), TEXTS[0], (0, 0), rows=(3, 5))
     assert "'the' (word 5) looks at 'mat' (word 6) 1.00" in seen.outside
     assert "Outside" in printed(seen, 120) and "Outside of this part, in layer 0 head 0" in render_report(seen, "1")
+
+
+def columns_drawn(lines):
+    """The numbers above the columns of a square, read downward, and where breaks stand among them."""
+    top = next(i for i, line in enumerate(lines) if "┊" in line)
+    heads = [line for line in lines[top : top + 4] if set(line.strip()) <= set(" 0123456789┊")]
+    wide = max(map(len, heads))
+    stacked = ["".join(line.ljust(wide)[i] for line in heads) for i in range(wide)]
+    return [each.strip() for each in stacked if each.strip()]
+
+
+def test_captions_rows_and_columns_agree_and_breaks_are_drawn(monkeypatch):
+    monkeypatch.setattr(limits, "MOST_WORDS", 100)
+    names = [f"w{i}" for i in range(240)]
+    model = PretendText([[repeat, broad]], before=("[CLS]",), after=("[SEP]",))
+    seen = look(model, " ".join([*names, "w37", "again"]), (0, 0))
+    for width in (50, 75):
+        lines = printed(seen, width).splitlines()
+        caption = " ".join(lines[next(i for i, line in enumerate(lines) if line.startswith("words ")) :])
+        first, last, start, stop = map(
+            int, re.match(r"words (\d+) to (\d+) and (\d+) to (\d+) of 242", caption).groups()
+        )
+        shown = [*range(first, last + 1), *range(start, stop + 1)]
+        rows = [int(m[1]) for line in lines if (m := re.search(r" +(\d+) (?:w\d+|again)$", line))]
+        assert rows == shown
+        drawn = columns_drawn(lines)
+        assert [int(each) for each in drawn if each[0] != "┊"] == shown
+        assert [i for i, each in enumerate(drawn) if each[0] == "┊"] == [0, 1 + last - first + 1]
+        assert sum(set(line) == {"┄"} for line in lines) == 2 and stop == 242  # [SEP] follows the last word
+    page = set(data_of(render_report(seen, "1"))["words"])
+    assert {f"w{i - 1}" for i in shown if i < 241} <= page  # the page shows what the terminal does
 
 
 def test_figures_of_squares_and_parts(monkeypatch):

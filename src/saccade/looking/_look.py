@@ -19,7 +19,7 @@ from ._models import OwnModel, TextModel, Told, as_text_model
 from ._numbers import short_number
 from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
-from ._whole import Link, Whole, look_again, survey
+from ._whole import Whole, look_again, survey
 
 MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
 MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte
@@ -99,24 +99,34 @@ class Look:
         score = role.get("above_chance", {}).get(role["decided_by"], role["score"])
         return math.floor(score * 100 + 1e-9) / 100
 
-    def span(self, size: int) -> tuple[int, int]:
-        """The ``size`` neighbouring words (start, stop) of the text in which the shown head is most telling."""
-        low, high = self.seen.stretch
-        if high - low <= size:
-            return low, high
-        sums = np.zeros((len(self.seen.words) + 1,) * 2)
-        sums[1:, 1:] = self.gain.cumsum(0).cumsum(1)
-        starts = np.arange(low, high - size + 1)
-        ends = starts + size
-        inside = sums[ends, ends] - sums[starts, ends] - sums[ends, starts] + sums[starts, starts]
-        start = int(starts[inside.argmax()])
-        return start, start + size
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The word that a viewer selects first, and the one that it is told to look at, or looks at most tellingly."""
+        told = (f.key for f in self.findings if f.place == (self.layer, self.head) and f.query == self.query)
+        key = next((key for key in told if key is not None), None)
+        if key is None:
+            start, stop = self.seen.stretch
+            key = start + int(self.gain[self.query, start:stop].argmax())
+        return self.query, key
 
     def columns(self, size: int) -> list[int]:
-        """The words of ``span(size)`` and beside them the first token and the special ones around the text."""
+        """The ``size`` words nearest to both ``ends``, and beside them the first token and the special ones around.
+
+        Every viewer takes these, so what a narrow one shows a wide one shows as well.
+        """
         low, high = self.seen.stretch
         around = [*range(low), 0, *range(high, len(self.seen.words))]
-        return sorted({*around, *range(*self.span(size))})
+        numbers, ends = [self.number(i) for i in range(len(self.seen.words))], [self.number(i) for i in self.ends]
+        inside = range(min(ends) + 1, max(ends))  # words between the two come first: no gap where there is room
+        nearest = sorted(
+            range(low, high), key=lambda i: (min(abs(numbers[i] - end) for end in ends), numbers[i] not in inside, i)
+        )
+        return sorted({*around, *nearest[:size]})
+
+    def breaks(self, columns: Sequence[int]) -> list[int]:
+        """Places in ``columns`` of words that do not follow the one before in the text: there one passage ends."""
+        at = [self.seen.at[i] if self.seen.at else i for i in columns]
+        return [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1]
 
     def number(self, i: int) -> int:
         """The number of word ``i`` in the text, counted from 1; special tokens before the text are not counted."""
@@ -138,6 +148,10 @@ class Look:
         """Which words these are, as ``words 1 to 20 and 2,164 to 2,183 of 3,024``."""
         runs = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in self.runs(columns)]
         return f"words {' and '.join([', '.join(runs[:-1]), runs[-1]] if len(runs) > 1 else runs)} of {self.words:,}"
+
+    def is_all(self, columns: Sequence[int]) -> bool:
+        """Whether these are all words of the text."""
+        return sum(last - first + 1 for first, last in self.runs(columns)) == self.words
 
     def looking(self, columns: Sequence[int]) -> list[int]:
         """Those of the words ``columns`` whose rows say anything: not that of a token which sees itself alone."""
@@ -170,7 +184,7 @@ def look(
     tokens, words = read(model, text)
     whole = rows is None and fits_a_map(model, len(words))
     if progress:
-        model = Told(model, progress, passes=1 if whole else 2)
+        model = Told(model, progress, passes=1 if whole else 3)
     if whole:
         found = _of_a_map(model, collect(model, text), head)
     else:
@@ -204,18 +218,18 @@ def _most_telling(seen: AttentionMap, layer: int, head: int) -> int:
 def _of_a_part(
     model: TextModel, ids: list[int], whole: Whole, head: tuple[int, int] | None, rows: tuple[int, int] | None
 ) -> Look:
-    link = next((link for link in whole.links if head in (None, (link.layer, link.head))), None)
-    layer, number = head or ((link.layer, link.head) if link else (0, 0))
-    chosen = _words_around(whole, link) if rows is None else _asked(whole, rows)
-    around = {0, *range(whole.leading), *range(int(whole.ordinary[-1]) + 1, len(whole.words))}
-    columns = sorted({*around, *chosen})
+    asked = None if rows is None else _asked(whole, rows)
     links = [(link.layer, link.head, link.query) for link in whole.links]
-    part = look_again(model, ids, whole, columns, links, (layer, number))
+    told = find_in_whole(whole, look_again(model, ids, whole, (), links, (0, 0)), model.roles)
+    (layer, number), ends = _shown(whole, told, head)
+    around = {0, *range(whole.leading), *range(int(whole.ordinary[-1]) + 1, len(whole.words))}
+    columns = sorted({*around, *(asked or _words_around(whole, ends))})
+    part = look_again(model, ids, whole, columns, (), (layer, number))
     words = tuple(whole.words[i] for i in columns)
     by_layer = () if len(set(model.heads)) == 1 else model.heads
     seen = AttentionMap(whole.text, words, part.weights, part.alike, model.causal, by_layer, tuple(columns))
     place = {at: i for i, at in enumerate(columns)}
-    findings = [_placed(finding, place) for finding in find_in_whole(whole, part, model.roles)]
+    findings = [_placed(finding, place) for finding in told]
     query = next((f.query for f in findings if f.query is not None and f.place == (layer, number)), None)
     if query is None:
         query = _most_telling(seen, layer, number)
@@ -223,6 +237,19 @@ def _of_a_part(
     return Look(
         seen, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE]
     )  # fmt: skip
+
+
+def _shown(
+    whole: Whole, told: list[Finding], head: tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """The head to show, of which something is told if no other is asked for, and two words that its map is around."""
+    of_head = [f for f in told if f.layer is not None and head in (None, f.place)]
+    place = head or (of_head[0].place if of_head else (0, 0))
+    for finding in of_head:
+        if finding.query is not None and finding.key is not None and finding.place == place:
+            return place, (finding.query, finding.key)
+    link = next((link for link in whole.links if (link.layer, link.head) == place), None)
+    return place, (link.query, link.key) if link else None
 
 
 def _elsewhere(whole: Whole, query: int, key: int, value: float) -> str:
@@ -240,18 +267,21 @@ def _asked(whole: Whole, rows: tuple[int, int]) -> Iterable[int]:
     return range(first + whole.leading - 1, last + whole.leading)
 
 
-def _words_around(whole: Whole, link: Link | None) -> Iterable[int]:
-    """The words around both ends of a link; the first words where nothing stands out."""
+def _words_around(whole: Whole, ends: tuple[int, int] | None) -> Iterable[int]:
+    """The words around both ends of what is told; the first words where that is about none."""
     low, stop = whole.leading, int(whole.ordinary[-1]) + 1
-    if link is None:
+    if ends is None:
         return range(low, min(low + PART, stop))
-    sides = (range(max(low, i - PART // 4), min(stop, i + PART // 4)) for i in (link.query, link.key))
+    sides = (range(max(low, i - PART // 4), min(stop, i + PART // 4)) for i in ends)
     return {i for side in sides for i in side}
 
 
 def _placed(finding: Finding, place: dict[int, int]) -> Finding:
-    """The finding with its words as indices of the part's; without those that are not in it."""
-    query, key = (None if i is None else place.get(i) for i in (finding.query, finding.key))
+    """The finding with its words as indices of the part's; without them if they are not all in it."""
+    words = [i for i in (finding.query, finding.key) if i is not None]
+    if not all(i in place for i in words):
+        return replace(finding, query=None, key=None)
+    query, key = (None if i is None else place[i] for i in (finding.query, finding.key))
     return replace(finding, query=query, key=key)
 
 

@@ -354,7 +354,7 @@ def look_again(
 
     def visit(layer: int, call: AttentionCall) -> None:
         even = evens.of(call)
-        for out, of in ((weights, call), (alike, even)):
+        for out, of in ((weights, call), (alike, even)) if pieces else ():
             found = weights_of(of, rows=pieces, keys=pieces)[0].double().cpu()
             found = found if of is call else found.mean(0, keepdim=True)
             out[layer, : len(found)] = (belongs / belongs.sum(-1, keepdim=True) @ found @ belongs.T).float().numpy()

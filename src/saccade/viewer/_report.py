@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each
 _SHORT = {"previous": "prev.", "delimiter": "delim.", "duplicate": "dupl."}
+STEPS = {"previous": -1, "next": 1, "self": 0}
+MAIN = 0.3  # the least weight that shows what is told of an average
 _SIZES = ((30, "short"), (90, "middle"))
 
 
 def render_report(look: Look, version: str) -> str:
     """The whole page as a string; nothing of the text can leave its place as text."""
-    span = look.span(_most_words(look))
     columns = look.columns(_most_words(look))
     heads = [_head(look, layer, head) for layer, head in look.seen.places()]
     place = {word: i for i, word in enumerate(columns)}
@@ -42,13 +43,14 @@ def render_report(look: Look, version: str) -> str:
         facts=_facts(look),
         passage=_passage(look, columns),
         size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
-        note=_note(look, span),
+        note=_note(look, columns),
         outside=list(look.outside),
         causal=look.seen.causal,
         around=list(dict.fromkeys(word.label for word in look.seen.words if word.special)),
-        findings=[{"sentence": f.sentence, "link": _link(f, place)} for f in look.findings],
+        findings=[{"sentence": f.sentence, "link": _link(look, f, place)} for f in look.findings],
         heads=heads,
-        columns=min(look.seen.heads, 8),
+        columns=look.seen.heads,
+        span="" if look.is_all(columns) else look.part(columns).capitalize(),
         focus={**focus, "name": f"{look.layer}.{look.head}"},
         rules=_rules(look.roles),
         measured_on=(look.roles or {}).get("text", {}),
@@ -75,6 +77,7 @@ def _embed(data: dict[str, Any]) -> Markup:
 def _data(look: Look, columns: list[int], heads: list[dict[str, Any]], focus: dict[str, Any]) -> dict[str, Any]:
     return {
         "words": [look.seen.words[i].label for i in columns],
+        "breaks": look.breaks(columns),
         "causal": look.seen.causal,
         "heads": [{"layer": h["layer"], "head": h["head"], "about": h["about"]} for h in heads],
         "focus": focus,
@@ -173,22 +176,38 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
     return runs
 
 
-def _note(look: Look, span: tuple[int, int]) -> str:
-    if span[1] - span[0] == look.words:
+def _note(look: Look, columns: list[int]) -> str:
+    if look.is_all(columns):
         return ""
-    words = f"This page holds the {look.part(range(*span))}"
-    about = "Sentences and averages are about the whole text."
-    if look.whole is None:
-        return f"{words}, where layer {look.layer} head {look.head} tells most. {about}"
-    return f"{words}, read with all others around them: the rest of a row went to words that are not here. {about}"
+    words = f"This page holds the {look.part(columns)}, read with all others around them"
+    about = (
+        "Sentences and averages are about the whole text; those that are no links are about words that are not here."
+    )
+    return f"{words}: the rest of a row went to words that are not here. {about}"
 
 
-def _link(finding: Finding, place: dict[int, int]) -> str:
+def _link(look: Look, finding: Finding, place: dict[int, int]) -> str:
+    """Where on the page the finding can be read off, as layer.head.word; "" where no word of the page shows it."""
     if finding.layer is None:
         return ""
-    word = finding.query if finding.query is not None else finding.key
-    shown = f".{place[word]}" if word in place else ""
-    return f"{finding.layer}.{finding.head}{shown}"
+    pairs = _pairs(look, finding, place)
+    w = look.seen.weights[finding.place]
+    best = max(pairs, key=lambda pair: w[pair], default=None)
+    if best is None or (len(pairs) > 1 and w[best] < MAIN):
+        return ""
+    return f"{finding.layer}.{finding.head}.{place[best[0]]}"
+
+
+def _pairs(look: Look, finding: Finding, place: dict[int, int]) -> list[tuple[int, int]]:
+    """(word, word looked at) on the page of which a finding tells."""
+    seen, key = look.seen, finding.key
+    rows = [i for i in place if not seen.words[i].special]
+    if finding.query is not None and key is not None:
+        return [(finding.query, key)] if {finding.query, key} <= place.keys() else []
+    if finding.kind in STEPS:
+        pairs = [(i, i + STEPS[finding.kind]) for i in rows]
+        return [(q, k) for q, k in pairs if k in rows and look.number(k) - look.number(q) == STEPS[finding.kind]]
+    return [(i, key) for i in rows if i != key] if key is not None and key in place else []
 
 
 def _rules(roles: dict[str, Any] | None) -> list[str]:

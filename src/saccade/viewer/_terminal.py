@@ -33,6 +33,7 @@ SHORT_ROLES = {
 }
 HABITS = {"previous": "prev", "next": "next", "self": "self", "sink": "1st", "special": "spec", "delimiter": "del"}
 _NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate": "dup"}
+BREAK, ACROSS = "┊", "┄"  # between two passages
 _SHADES = "░▒▓█"
 _ACCENT = "bold #4f8cff"
 # From a quiet grey to the accent; each pair reads on a dark and on a light terminal.
@@ -79,19 +80,18 @@ def print_map(console: Console, look: Look) -> None:
     seen = look.seen
     labels = [_clip(word.label, LONGEST_LABEL) for word in seen.words]
     _print_title(console, look)
-    if look.whole:
-        part = look.part(range(len(labels)))
-        console.print(Text(f"{part}; the rest of a row falls on other words", style="dim"))
-    cell = min(WIDEST_CELL, (console.width - 1 - max(map(cell_len, labels))) // len(labels))
+    columns = list(range(len(labels)))
+    room = console.width - 1 - max(map(cell_len, labels)) - len(look.breaks(columns))
+    cell = min(WIDEST_CELL, room // len(labels))
     if cell >= DIGIT_CELL:
         lines = _digit_lines(look, labels, cell, _colours(console))
     else:
-        room = _room(look, labels, console.width)
-        start, stop = look.span(room)
-        if (start, stop) != seen.stretch:
-            console.print(Text(f"{look.part(range(start, stop))}, where this head tells most", style="dim"))
+        columns = _that_fit(look, labels, console.width)
         draw = _block_lines if seen.causal else _square_lines
-        lines = draw(look, labels, look.columns(room), _colours(console))
+        lines = draw(look, labels, columns, _colours(console))
+    if not look.is_all(columns):
+        around = "" if len(columns) == len(labels) else ", around what tells most"
+        console.print(Text(f"{look.part(columns)}{around}; the rest of a row falls on other words", style="dim"))
     for line in lines:
         line.truncate(console.width)
         console.print(line, soft_wrap=True, highlight=False)
@@ -102,11 +102,16 @@ def print_map(console: Console, look: Look) -> None:
         console.print(text, highlight=False, soft_wrap=console.width >= text.cell_len)
 
 
-def _room(look: Look, labels: list[str], width: int) -> int:
-    """How many words fit in cells of two, beside the special ones, the labels and, in a square, the numbers."""
-    around = len(look.columns(1)) - 1
+def _that_fit(look: Look, labels: list[str], width: int) -> list[int]:
+    """As many words as fit in cells of two, beside labels, breaks between passages and, in a square, the numbers."""
     numbers = 0 if look.seen.causal else len(str(look.words)) + 1
-    return max(1, (width - 1 - max(map(cell_len, labels)) - numbers) // BLOCK_CELL - around)
+    room = width - 1 - max(map(cell_len, labels)) - numbers
+    count = max(1, room // BLOCK_CELL)
+    columns = look.columns(count)
+    while count > 1 and BLOCK_CELL * len(columns) + len(look.breaks(columns)) > room:
+        count -= 1
+        columns = look.columns(count)
+    return columns
 
 
 def _print_title(console: Console, look: Look) -> None:
@@ -126,16 +131,23 @@ def _role_in_words(look: Look, role: dict[str, Any]) -> str:
 def _digit_lines(look: Look, labels: list[str], cell: int, colours: bool) -> list[Text]:
     left = max(cell_len(label) for label in labels)
     weights = look.seen.weights[look.layer, look.head]
+    breaks = look.breaks(range(len(labels)))
     head = Text(" " * left + " ")
-    for label in labels:
-        head.append(_pad(_clip(label, cell - 1), cell, "centre"), style="dim")
+    for i, label in enumerate(labels):
+        head.append(BREAK * (i in breaks) + _pad(_clip(label, cell - 1), cell, "centre"), style="dim")
     lines = [head]
     for q in look.looking(range(len(labels))):
         line = Text(_pad(labels[q], left, "right") + " ", style="bold")
         for k in range(look.seen.seen_by[q]):
+            line.append(BREAK * (k in breaks), style="dim")
             line.append(*_digit_cell(float(weights[q, k]), cell, colours))
-        lines.append(line)
+        lines += [*_line_across(q in breaks and len(lines) > 1, line.cell_len), line]
     return lines
+
+
+def _line_across(wanted: bool, width: int) -> list[Text]:
+    """Between the rows of two passages."""
+    return [Text(ACROSS * width, style="dim")] if wanted else []
 
 
 def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Style]:
@@ -149,26 +161,37 @@ def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Sty
 def _block_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
     """Each row ends in its word, right beside the top of that word's own column."""
     weights = look.seen.weights[look.layer, look.head]
-    lines = []
-    for q in columns:
+    breaks = look.breaks(columns)
+    lines: list[Text] = []
+    for row, q in enumerate(columns):
         line = Text()
-        for k in (k for k in columns if k <= q):
+        for column, k in enumerate(columns[: row + 1]):
+            line.append(BREAK * (column in breaks), style="dim")
             line.append(*_block_cell(float(weights[q, k]), colours))
+        lines += _line_across(row in breaks, line.cell_len)
         line.append(" " + labels[q], style="dim" if look.seen.words[q].special else "")
         lines.append(line)
     return lines
 
 
 def _square_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
-    """Where words look ahead there is no room for a word at its column: both carry its number, the last two digits."""
+    """Where words look ahead there is no room for a word at its column: both carry its number, a column's downward."""
     weights = look.seen.weights[look.layer, look.head]
+    breaks = look.breaks(columns)
     numbers = {k: "" if look.seen.words[k].special else str(look.number(k)) for k in columns}
     digits = max(map(len, numbers.values()))
-    lines = [Text("".join(f"{number[-2:]:>2}" for number in numbers.values()), style="dim")]
-    for q in columns:
+    lines = [
+        Text("".join(BREAK * (i in breaks) + f"{numbers[k]:>{digits}}"[place].rjust(2) for i, k in enumerate(columns)))
+        for place in range(digits)
+    ]
+    for line in lines:
+        line.stylize("dim")
+    for row, q in enumerate(columns):
         line = Text()
-        for k in columns:
+        for column, k in enumerate(columns):
+            line.append(BREAK * (column in breaks), style="dim")
             line.append(*_block_cell(float(weights[q, k]), colours))
+        lines += _line_across(row in breaks, line.cell_len)
         line.append(f" {numbers[q]:>{digits}}", style="dim")
         line.append(" " + labels[q], style="dim" if look.seen.words[q].special else "")
         lines.append(line)

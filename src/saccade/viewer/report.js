@@ -91,23 +91,28 @@
     spans.forEach((s, j) => (s.tabIndex = j === i ? 0 : -1));
     $("large-name").textContent = `Layer ${heads[h].layer} head ${heads[h].head}`;
     $("about").textContent = heads[h].about;
+    const told = h === at(data.focus.layer, data.focus.head); // what is said of words elsewhere is about this head alone
+    document.querySelectorAll(".outside").forEach((p) => (p.hidden = !told));
     const place = `${heads[h].layer}.${heads[h].head}.${i}`;
     links.forEach((a) => (a.hash === "#" + place ? a.setAttribute("aria-current", "true") : a.removeAttribute("aria-current")));
     if (remember) try { history.replaceState(null, "", "#" + place); } catch { /* some browsers forbid it for files */ }
     show(i);
   }
 
-  // The small maps
+  // The small maps: of many words a dot is the largest weight of several, or single ones would fade to grey
 
   function drawTiles() {
     const [r, g, b] = css("--accent-rgb").split(",").map(Number);
+    const side = Math.min(size, 48), dot = (i) => Math.floor((i * side) / size);
     tiles.forEach((tile, h) => {
-      const canvas = tile.firstElementChild;
-      canvas.width = canvas.height = size;
-      const context = canvas.getContext("2d"), image = context.createImageData(size, size);
+      const canvas = tile.firstElementChild, largest = new Uint8Array(side * side);
+      canvas.width = canvas.height = side;
+      const context = canvas.getContext("2d"), image = context.createImageData(side, side);
       for (let q = 0; q < size; q++) for (let k = 0; k < end(q); k++) {
-        image.data.set([r, g, b, 2.55 * weight(h, q, k)], 4 * (q * size + k));
+        const i = dot(q) * side + dot(k);
+        largest[i] = Math.max(largest[i], weight(h, q, k));
       }
+      largest.forEach((n, i) => image.data.set([r, g, b, 2.55 * n], 4 * i));
       context.putImageData(image, 0, 0);
     });
   }
@@ -166,6 +171,18 @@
         }
       }
     }
+    context.strokeStyle = quiet;
+    context.lineWidth = 1;
+    context.setLineDash([4, 3]);
+    context.beginPath();
+    for (const at of data.breaks) { // one passage of the text ends and another begins
+      context.moveTo(at * cell - 0.5, causal ? at * cell : 0);
+      context.lineTo(at * cell - 0.5, size * cell);
+      context.moveTo(0, at * cell - 0.5);
+      context.lineTo((causal ? at : size) * cell, at * cell - 0.5);
+    }
+    context.stroke();
+    context.setLineDash([]);
     context.strokeStyle = ink;
     context.lineWidth = cell > 8 ? 1.5 : 1;
     context.strokeRect(0.75, chosen * cell + 0.25, end(chosen) * cell - 1.5, Math.max(1, cell - 1));
