@@ -171,7 +171,7 @@ def test_progress_is_told_layer_by_layer(folder):
     look(model, TEXT, progress=lambda done, total: told.append((done, total)))
     assert told == [(1, 3), (2, 3), (3, 3)]
     look(model, TEXT, rows=(2, 3), progress=lambda done, total: told.append((done, total)))
-    assert told[3:] == [(i, 6) for i in range(1, 7)]
+    assert told[3:] == [(i, 9) for i in range(1, 10)]  # statistics, rows of links, the words around what is told
 
 
 def test_the_embedded_model_is_one_of_them():

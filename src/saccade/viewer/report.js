@@ -64,7 +64,7 @@
       if (n < 3) return;
       const s = spans[j];
       s.classList.add(kind);
-      s.classList.toggle("strong", kind === "from" && n >= 78);
+      if (kind === "from") s.classList.toggle("strong", n >= 78); // what looks as well keeps its white letters
       s.style.setProperty(kind === "from" ? "--a" : "--b", Math.max(0.06, n / 100));
       if (n >= 5 && !s.dataset.n) s.dataset.n = number(n);
     };
