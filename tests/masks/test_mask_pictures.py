@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from html import escape
 
 import pytest
 import torch
 
-from saccade._masks import Causal, FromTensor, Global, Padding, PerHead, RandomBlocks, Window
+from saccade._masks import Causal, FromTensor, Global, Padding, PerHead, Predicate, RandomBlocks, Window
 
 
 def test_text_of_every_pair():
@@ -59,8 +60,49 @@ def test_svg_stands_alone():
     root = ElementTree.fromstring(picture.svg())
     squares = [element for element in root.iter() if element.tag.endswith("rect")]
     assert len(squares) == int(picture.cells.sum()) + 1
-    assert picture._repr_html_() == picture.svg() and str(picture) == repr(picture) == picture.text()
+    assert str(picture) == repr(picture) == picture.text()
     assert "&amp;" in picture.svg() and "http" not in picture.svg().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_notebook_shows_the_drawing_without_styles_that_reach_its_page():
+    picture = Causal().picture(11, 13)
+    shown = picture._repr_html_()
+    assert "<style" in picture.svg() and "<style" not in shown
+    elements, alone = (len(list(ElementTree.fromstring(svg).iter())) for svg in (shown, picture.svg()))
+    assert elements == alone - 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "sizes"),
+    [
+        (Causal(), (32, 32)),
+        (Causal() & Window(5, 0), (32, 32)),
+        (Causal() & Window(256, 0), (512, 512)),  # the first length at which the window can be seen
+        (Padding([3, 5]), (32, 32)),
+        (FromTensor(torch.ones(2, 1, 7, 19, dtype=torch.bool)), (7, 19)),
+        (Causal() & FromTensor(torch.ones(41, 41, dtype=torch.bool)), (41, 41)),
+        (Causal().slice((3, 9), (0, 23), lengths=(29, 29)), (6, 23)),
+    ],
+    ids=repr,
+)
+def test_a_mask_draws_itself_in_a_notebook(mask, sizes):
+    root = ElementTree.fromstring(mask._repr_html_())
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert texts[0] in repr(mask) or texts[0].endswith("…")
+    assert texts[1].startswith(f"{sizes[0]} queries down, {sizes[1]} keys across")
+
+
+def test_what_a_notebook_shows_of_a_mask_is_small():
+    spotted = FromTensor(torch.arange(2000 * 2000).view(2000, 2000) % 3 == 0)
+    assert len(spotted._repr_html_()) < 300_000
+
+
+def test_a_mask_that_cannot_be_drawn_is_its_text():
+    def broken(b, h, q, k):
+        raise KeyError("mine")
+
+    assert Predicate(broken)._repr_html_() == f"<code>{escape(repr(Predicate(broken)))}</code>"
+    assert Predicate(lambda b, h, q, k: q > k)._repr_html_().count("&lt;lambda&gt;") == 2
 
 
 def test_files(tmp_path):

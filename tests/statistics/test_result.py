@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import pickle
+import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -25,6 +27,17 @@ def everything():
         sink=tensors["sink"], groups={"odd": torch.arange(13) % 2 == 1}, top=2, histograms=True, **problem.options,
     )  # fmt: skip
     return got, dense_statistics.of_case(problem, [1, -2])
+
+
+def test_a_notebook_shows_the_table():
+    query = torch.randn(2, 70, 5, 4)
+    got = saccade.statistics(query, query, groups={"<b>&": torch.arange(5) % 2 == 1})
+    root = ElementTree.fromstring(f"<all>{got._repr_html_()}</all>")
+    lines = repr(got).splitlines()
+    assert [p.text for p in root.iter("p")] == [lines[0], lines[-1]]
+    rows = [[cell.text for cell in row] for row in root.iter("tr")]
+    assert rows == [line.split() if i else re.split(" {2,}", line) for i, line in enumerate(lines[1:-1])]
+    assert "<b>&" in rows[0] and not {"style", "script"} & {element.tag for element in root.iter()}
 
 
 def test_means_are_over_counted_rows(everything):

@@ -324,6 +324,11 @@ def test_a_notebook_shows_a_part_of_a_page():
     assert all(one.startswith((".saccade-verify", "@media")) for one in selectors), selectors  # the notebook's stay
 
 
+def test_in_a_list_a_report_is_one_line():
+    assert repr(REPORT).startswith(f"<Report on {REPORT.target}: ") and "\n" not in repr(REPORT)
+    assert len(repr(REPORT)) < 300
+
+
 def test_text_needs_none_of_what_colours_and_pages_need():
     code = (
         "import sys, saccade.verification as v; print(v.Report('a', '', (), None, (), ()));"

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
+from saccade.watching import _show
 from saccade.watching._aggregates import Running
 from saccade.watching._show import short
 
@@ -122,6 +123,13 @@ def test_names_are_escaped_and_long_ones_cut():
     assert "a" * 99 not in str(seen) and "..." + "a" * 41 in str(seen)
     assert html.count("<table") == html.count("</table>") == 1
     assert "http" not in html and "<script" not in html
+
+
+def test_a_notebook_is_shown_so_many_calls(monkeypatch):
+    seen = observed("one", "two", "three", alarms=False)
+    assert seen._repr_html_().count("<tr>") == 4 and "calls more" not in seen._repr_html_()
+    monkeypatch.setattr(_show, "MOST_CALLS", 2)
+    assert seen._repr_html_().count("<tr>") == 3 and "... and 1 calls more" in seen._repr_html_()
 
 
 def test_alarms_stand_at_the_top():

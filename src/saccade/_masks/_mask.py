@@ -205,6 +205,11 @@ class Mask(ABC):
 
         return picture(self, Lq, Lk, to=to, **options)
 
+    def _repr_html_(self) -> str:
+        from ._picture import in_notebook
+
+        return in_notebook(self)
+
     def _settled(self, Lq: int, Lk: int, device: torch.device | str | None) -> tuple[Mask, torch.device]:
         bounded(Lq, "Lq", least=0), bounded(Lk, "Lk", least=0)
         mask = self if device is None else self.to(device)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ._arbitrary import FromTensor
 from ._data import describe, whole
 from ._intervals import Span
 from ._mask import Mask
@@ -18,6 +20,7 @@ from ._mask import Mask
 _SIDE = 32  # rows and keys looked at in a cell that is neither empty nor full
 _SHADES = "·░▒▓█"
 _IMAGE = 128
+_NOTEBOOK, _SQUARES = 48, (32, 128, 512, 2048)  # cells at most, and lengths that are tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,9 @@ class Picture:
 
     def svg(self) -> str:
         """A self-contained SVG document; dark where the reader's system is."""
+        return self._svg("<style>svg{color:#1b2a4a}@media(prefers-color-scheme:dark){svg{color:#c9d8ff}}</style>")
+
+    def _svg(self, style: str) -> str:
         rows, columns = self.cells.shape
         side = max(3, min(24, 512 // max(rows, columns, 1)))
         width, height, left, top = columns * side, rows * side, 8, 46
@@ -65,7 +71,7 @@ class Picture:
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height + top + left}" ',
                 f'viewBox="0 0 {total} {height + top + left}" role="img" font-family="system-ui, sans-serif">',
-                "<style>svg{color:#1b2a4a}@media(prefers-color-scheme:dark){svg{color:#c9d8ff}}</style>",
+                style,
                 f'<title>{escape(f"{self.title}, {self.caption}")}</title><g fill="currentColor">',
                 f'<text x="{left}" y="18" font-size="13">{escape(_shortened(self.title, total // 7))}</text>',
                 f'<text x="{left}" y="36" font-size="11" opacity=".7">{escape(self.caption)}</text>',
@@ -76,7 +82,7 @@ class Picture:
         )
 
     def _repr_html_(self) -> str:
-        return self.svg()
+        return self._svg("")  # in the notebook's own colour: a style would reach every drawing on its page
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the picture to a .txt, .svg, .png or .pdf file; the last two need the extra `plot`.
@@ -160,6 +166,56 @@ def picture(
     if to is None:
         return drawn
     return drawn.text() if to == "text" else drawn.svg() if to == "svg" else drawn.save(to, overwrite=overwrite)
+
+
+def in_notebook(mask: Mask) -> str:
+    """The mask drawn at a size that shows what it does; its text where it can be drawn at none of those tried."""
+    try:
+        drawn = _at_usual_sizes(mask)
+        first = next(drawn)
+        return next((each for each in chain((first,), drawn) if not _says_little(each)), first)._repr_html_()
+    except Exception:  # no size fits; and a predicate is anybody's code
+        return f"<code>{escape(repr(mask))}</code>"
+
+
+def _at_usual_sizes(mask: Mask) -> Iterator[Picture]:
+    for Lq, Lk in _usual_sizes(mask):
+        drawn = picture(mask, Lq, Lk, cells=_NOTEBOOK)
+        assert isinstance(drawn, Picture)
+        yield drawn
+
+
+def _usual_sizes(mask: Mask) -> list[tuple[int, int]]:
+    """Sizes to draw a mask at: its own where its data fit one alone, else ever larger squares."""
+    fixed = mask._fixed_lengths()
+    if fixed is not None:
+        return [fixed]
+    squares = [n for n in _SQUARES if _fits(mask, n)]
+    if not squares:
+        squares = [n for n in range(_SQUARES[-1] - 1, 0, -1) if _fits(mask, n)][:1]
+    return [(n, n) for n in squares] or _sizes_of_tensors(mask)
+
+
+def _fits(mask: Mask, length: int) -> bool:
+    try:
+        mask._check(None, None, length, length, None)
+    except ValueError:
+        return False
+    return True
+
+
+def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
+    """Those of the first part that is a tensor of so many queries and other keys."""
+    if isinstance(mask, FromTensor):
+        return [(mask.sizes[-2], mask.sizes[-1])]
+    return next((found for part in mask._parts() if (found := _sizes_of_tensors(part))), [])
+
+
+def _says_little(drawn: Picture) -> bool:
+    """Whether all is seen, or all that is no later than the query: a window, say, of which the size is not reached."""
+    later = np.triu(np.ones_like(drawn.cells, dtype=bool), 1)
+    early = np.tril(np.ones_like(later), -1)
+    return bool((drawn.cells[early] == 1).all()) and set(drawn.cells[later].tolist()) in ({0.0}, {1.0})
 
 
 def _limits(to: str | Path | None) -> tuple[int, int]:

@@ -163,6 +163,11 @@ class Statistics:
 
         return table(self)
 
+    def _repr_html_(self) -> str:
+        from ._show import html
+
+        return html(self)
+
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):

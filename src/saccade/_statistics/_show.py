@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,10 +10,31 @@ if TYPE_CHECKING:
 
 _MASSES = ("self", "previous", "next", "first", "sink")
 _MOST = 64  # heads
+_STYLE = "border-collapse:collapse;font-size:90%;font-variant-numeric:tabular-nums"
+_CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid rgba(128,128,128,.3)"
 
 
 def table(statistics: Statistics) -> str:
     """One line of averages per head, under what the call was and how many rows were counted."""
+    first, cells, more = _cells(statistics)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join([first, *lines, *more])
+
+
+def html(statistics: Statistics) -> str:
+    """The same for a notebook."""
+    first, (titles, *lines), more = _cells(statistics)
+    head = "".join(f'<th style="{_CELL}">{escape(title)}</th>' for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td style={_CELL!r}>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    table = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return "".join(
+        [f"<p>{escape(first)}</p>", f'<div style="overflow-x:auto">{table}</div>', *(f"<p>{line}</p>" for line in more)]
+    )
+
+
+def _cells(statistics: Statistics) -> tuple[str, list[list[str]], list[str]]:
+    """What it is of, a table with titles, and what is left out."""
     items, heads, rows, keys = statistics.shape
     first = f"Statistics of {items} items, {heads} heads, {rows} queries, {keys} keys; rows: {_rows(statistics)}"
     names = ["entropy", "evenness", "largest", "distance"]
@@ -22,10 +44,7 @@ def table(statistics: Statistics) -> str:
     columns["max logit"] = statistics.heads["logits"]["max"].tolist()
     cells = [["head", *columns]]
     cells += [[str(h), *(_number(column[h]) for column in columns.values())] for h in range(min(heads, _MOST))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    more = [f"and {heads - _MOST} heads more"] if heads > _MOST else []
-    return "\n".join([first, *lines, *more])
+    return first, cells, [f"and {heads - _MOST} heads more"] if heads > _MOST else []
 
 
 def _rows(statistics: Statistics) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,15 @@ class Look:
     whole: Whole | None = None
     outside: Sequence[str] = ()
     generates: bool = True  # whether `saccade generate` can go on with the text
+
+    def __repr__(self) -> str:
+        text = shorten(self.seen.text[:200], 40)
+        model = f"{self.model}, {self.seen.layers} layers x {self.seen.heads} heads"
+        return f"<Look at {text!r}: {self.words:,} words, {model}, {len(self.findings)} findings>"
+
+    def _repr_html_(self) -> str:
+        # By name, as the viewer stands on this part.
+        return import_module("saccade.viewer").framed(self)
 
     @cached_property
     def habits(self) -> dict[str, np.ndarray]:

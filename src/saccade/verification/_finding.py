@@ -134,6 +134,11 @@ class Report:
     def errors(self) -> tuple[Finding, ...]:
         return tuple(one for one in self.findings if one.severity == "error")
 
+    def __repr__(self) -> str:
+        from ._show import verdict
+
+        return f"<Report on {self.target}: {verdict(self)}>"
+
     def __str__(self) -> str:
         from ._show import as_text
 

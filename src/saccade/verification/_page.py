@@ -19,8 +19,9 @@ def as_page(report: Report, generator: str = "Saccade") -> str:
 
 
 def as_fragment(report: Report) -> str:
-    """What a notebook shows."""
-    return _rendered("report.html.j2", report, "Saccade")
+    """What a notebook shows: with a ground of its own, as its inks follow the system and not the notebook's theme."""
+    style = "padding:1rem 1.25rem;color-scheme:light dark;background:light-dark(#fdfdfc,#111216)"
+    return f'<div style="{style}">{_rendered("report.html.j2", report, "Saccade")}</div>'
 
 
 def _rendered(template: str, report: Report, generator: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ._figure import draw_figure
 from ._files import check_target, write_whole
 from ._json import as_json
+from ._notebook import framed
 from ._report import render_report
 from ._terminal import print_look
 
-__all__ = ["as_json", "check_target", "draw_figure", "print_look", "render_report", "write_whole"]
+__all__ = ["as_json", "check_target", "draw_figure", "framed", "print_look", "render_report", "write_whole"]

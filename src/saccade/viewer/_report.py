@@ -28,9 +28,9 @@ MAIN = 0.3  # the least weight that shows what is told of an average
 _SIZES = ((30, "short"), (90, "middle"))
 
 
-def render_report(look: Look, version: str) -> str:
-    """The whole page as a string; nothing of the text can leave its place as text."""
-    columns = look.columns(_most_words(look))
+def render_report(look: Look, version: str, *, most: int | None = None) -> str:
+    """The whole page as a string; nothing of the text can leave its place as text. It holds `most` weights or fewer."""
+    columns = look.columns(_most_words(look, MOST_WEIGHTS if most is None else most))
     heads = [_head(look, layer, head) for layer, head in look.seen.places()]
     place = {word: i for i, word in enumerate(columns)}
     focus = {"layer": look.layer, "head": look.head, "query": place.get(look.query, len(columns) - 1)}
@@ -95,8 +95,8 @@ def _hundredths(look: Look, columns: list[int]) -> bytes:
     return np.floor(w * 100 + 0.5).clip(0, 100).astype(np.uint8).tobytes()
 
 
-def _most_words(look: Look) -> int:
-    cells = MOST_WEIGHTS / look.seen.count * (2 if look.seen.causal else 1)
+def _most_words(look: Look, most: int) -> int:
+    cells = most / look.seen.count * (2 if look.seen.causal else 1)
     return max(1, int(cells**0.5) - len(look.columns(1)))
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Head = dict[str, Aggregate]
 MOST_LINES = 12  # of alarms, and of what was not seen
+MOST_CALLS = 200  # in a notebook
 NAME = 44  # characters of a call's name
 WIDTH = 120
 
@@ -238,9 +239,11 @@ def html(seen: Observations) -> str:
     if lines:
         titles = [("layer", ""), ("call", ""), ("heads", ""), *((c.title, c.meaning) for c in columns)]
         head = "".join(f'<th style="{_CELL}" title="{html_.escape(note)}">{title}</th>' for title, note in titles)
-        body = "".join(f"<tr>{''.join(_cells(line))}</tr>" for line in lines)
+        body = "".join(f"<tr>{''.join(_cells(line))}</tr>" for line in lines[:MOST_CALLS])
         table = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         parts.append(f'<div style="overflow-x:auto">{table}</div>')
+    if len(lines) > MOST_CALLS:
+        parts.append(f"<p>... and {len(lines) - MOST_CALLS} calls more; <code>.table()</code> has all</p>")
     return "".join([*parts, *_list(_unobserved(seen)[1:]), *_list(_unknown(seen)[1:])])
 
 
