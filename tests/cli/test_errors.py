@@ -168,6 +168,31 @@ def test_without_a_command_it_shows_help_with_examples(capsys):
         assert expected in out
 
 
+def help_of(*words):
+    """Each command below `words`: its own words, and its help."""
+    command = typer.main.get_command(_app.app)
+    context = typer.Context(command, info_name="saccade")
+    for word in words:
+        command = command.commands[word]
+        context = typer.Context(command, info_name=word, parent=context)
+    yield words, context.get_help()
+    for word in getattr(command, "commands", ()):
+        yield from help_of(*words, word)
+
+
+def test_summaries_are_whole_and_arguments_are_spelled_one_way():
+    usages = {}
+    for words, text in help_of():
+        first, _, rest = text.partition("\n")
+        usages[" ".join(words)] = first.partition("[OPTIONS]")[2].strip()
+        listed = rest.partition("Commands:\n")[2].split("\n\n")[0]
+        assert "..." not in listed, listed
+    assert usages == {
+        "": "COMMAND [ARGS]...", "look": "[TEXT]...", "generate": "PROMPT", "verify": "TARGET", "bench": "",
+        "compare": "", "train": "COMMAND [ARGS]...", "train lm": "TEXT", "train rate": "TEXT",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("later", ["view", "serve"])
 def test_no_command_is_promised_that_does_not_exist(later, capsys):
     assert cli.main([later]) == 2

@@ -60,6 +60,10 @@ class Grouped(TyperCommand):
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.
 
+    def collect_usage_pieces(self, context: Any) -> list[str]:
+        # Newer typer releases put braces around what is required.
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(context)]
+
     def format_options(self, context: Any, formatter: Any) -> None:
         headings: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(context):

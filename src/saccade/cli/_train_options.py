@@ -13,7 +13,9 @@ from ._errors import require
 if TYPE_CHECKING:
     from ..training import Settings
 
-Text = Annotated[Path, typer.Argument(help="A text file, or a folder of .txt files.", show_default=False)]
+Text = Annotated[
+    Path, typer.Argument(metavar="TEXT", help="A text file, or a folder of .txt files.", show_default=False)
+]
 
 
 @dataclasses.dataclass(frozen=True)

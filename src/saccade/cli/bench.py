@@ -27,7 +27,7 @@ stopped by Ctrl-C (what was measured until then is shown and written).
 
 
 def register(app: typer.Typer) -> None:
-    app.command("bench", cls=Grouped, epilog=EPILOG)(flattened(bench))
+    app.command("bench", cls=Grouped, epilog=EPILOG, short_help="Time attention on this machine.")(flattened(bench))
 
 
 def bench(cases: Cases, contenders: Contenders, measuring: Measuring, output: Output) -> None:

@@ -26,7 +26,9 @@ measured until then is shown and written).
 
 
 def register(app: typer.Typer) -> None:
-    app.command("compare", cls=Grouped, epilog=EPILOG)(flattened(compare))
+    app.command("compare", cls=Grouped, epilog=EPILOG, short_help="Choose an attention, by time, memory and error.")(
+        flattened(compare)
+    )
 
 
 def compare(source: Source, chosen: Chosen, measuring: Measuring, output: Output, tasks: Tasks) -> None:

@@ -9,14 +9,17 @@ from typing import Annotated
 import typer
 
 from .._terminal import uncleaned
+from ._options import Grouped
 
 
 def register(app: typer.Typer) -> None:
-    app.command("generate")(generate)
+    app.command("generate", cls=Grouped, short_help="Continue a text, token by token.")(generate)
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="How the text begins; may be empty.", show_default=False)],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="How the text begins; may be empty.", show_default=False)
+    ],
     model: Annotated[Path | None, typer.Option(help="A model folder.  [default: the embedded model]")] = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to write, at most to the end of the context.")] = 100,
     temperature: Annotated[float, typer.Option(help="Above 1: more surprising; 0: always the likeliest.")] = 0.8,

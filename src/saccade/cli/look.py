@@ -68,7 +68,7 @@ class Chosen:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("look", cls=Grouped)(flattened(look))
+    app.command("look", cls=Grouped, short_help="Show what a language model attends to in a text.")(flattened(look))
 
 
 def look(

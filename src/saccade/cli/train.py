@@ -27,7 +27,7 @@ step, and --resume goes on from there.
 def register(app: typer.Typer) -> None:
     train = typer.Typer(no_args_is_help=True, help="Train a model of your own.")
     train.command("lm", cls=Grouped, epilog=EPILOG)(flattened(language_model))
-    train.command("rate", cls=Grouped)(flattened(learning_rate))
+    train.command("rate", cls=Grouped, short_help="Find a learning rate to train with.")(flattened(learning_rate))
     app.add_typer(train, name="train")
 
 

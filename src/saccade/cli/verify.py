@@ -117,7 +117,7 @@ class Outputs:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify", cls=Grouped)(flattened(verify))
+    app.command("verify", cls=Grouped, short_help="Find the promises that an attention breaks.")(flattened(verify))
 
 
 def verify(
