@@ -47,6 +47,15 @@ def uninitialised_memory_is_poison(monkeypatch):
             monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
 
 
+@pytest.fixture
+def meta_device(uninitialised_memory_is_poison, monkeypatch):
+    """`torch.device("meta")` as it is: poisoned functions are not among those it knows, and take memory."""
+    monkeypatch.undo()
+    torch.utils._device._device_constructors.cache_clear()
+    yield
+    torch.utils._device._device_constructors.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def seeds():
     random.seed(0)

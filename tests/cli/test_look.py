@@ -193,8 +193,10 @@ def test_wrong_heads_models_and_options(bpe, capsys, tmp_path):
     assert "--sideways" in refused(capsys, SENTENCE, "--sideways")
     broken = tmp_path / "broken"
     save(load(bpe), broken)
-    (broken / "heads.json").write_text('{"heads": [1]}')
-    assert "heads.json is damaged" in refused(capsys, SENTENCE, "--model", broken)
+    rule = '{"heads": [], "rules": [{"roles": ["dreamer"], "at_least": 0.4, "measured_on": "text"}]}'
+    for heads in ('{"heads": [1]}', "[1]", rule, rule.replace("dreamer", "self").replace("0.4", "NaN")):
+        (broken / "heads.json").write_text(heads)
+        assert "heads.json is damaged" in refused(capsys, SENTENCE, "--model", broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     assert "model.safetensors: damaged" in refused(capsys, SENTENCE, "--model", broken)

@@ -360,6 +360,29 @@ def test_parts_of_a_configuration_are_looked_at(monkeypatch):
     assert outer.more == [{"attn_implementation": None}]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("num_hidden_layers", 10**9, "num_hidden_layers is 1,000,000,000, and its weights are 29 tensors"),
+     ("hidden_size", 6 * 10**6, r"it asks for [\d,]+ numbers, and its weights hold [\d,]+"),
+     ("intermediate_size", 10**400, ": "), ("num_attention_heads", 7, "configuration: "),
+     ("vocab_size", float("nan"), "configuration: ")],
+)  # fmt: skip
+def test_sizes_that_cannot_be_are_told_before_the_model_is_made(asks, field, value, told, meta_device, monkeypatch):
+    if "weights" in told:
+        monkeypatch.setattr(transformers.AutoModel, "from_pretrained", lambda *_, **__: pytest.fail("made"))
+    with pytest.raises(ValueError, match=told) as raised:
+        open_model(asks("llama", **{field: value}))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"model_type":' * 10**5])
+def test_a_configuration_that_is_nested_too_deeply(folder, tmp_path, text):
+    shutil.copytree(folder("bert"), tmp_path / "deep")
+    (tmp_path / "deep" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="config.json: damaged, its values are nested too deeply"):
+        open_model(tmp_path / "deep")
+
+
 def test_a_folder_is_opened_without_the_hub(folder, monkeypatch):
     inner, seen = transformers.AutoTokenizer.from_pretrained, []
     monkeypatch.setattr(

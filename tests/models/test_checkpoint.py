@@ -107,6 +107,37 @@ DAMAGE = {
     "config binary": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json: damaged, not JSON"),
     "config list": (lambda f: (f / "config.json").write_text("[]"), "config.json: damaged, expected an object"),
     "config value": (lambda f: _edit_config(f, heads=5), "config.json: heads: must divide the width"),
+    "config nested": (
+        lambda f: (f / "config.json").write_text("[" * 10**5),
+        "damaged, its values are nested too",
+    ),
+    "config huge base": (
+        lambda f: _edit_config(f, rotary_base=10**400),
+        "base: must be finite, got a whole",
+    ),
+    "config huge integer": (
+        lambda f: _edit_config(f, hidden=10**400),
+        "hidden: must be at most 16777216",
+    ),
+    "config huge width": (
+        lambda f: _edit_config(f, width=6 * 2**20),
+        r"embedding.weight has shape .* expected \(283, 6291456",
+    ),
+    "config huge hidden": (lambda f: _edit_config(f, hidden=10**6), r"does not fit .* expected \(2000000, 24\)"),
+    "config huge layers": (lambda f: _edit_config(f, layers=2**16), r"layers is 65536, and it holds \d+ tensors$"),
+    "config mechanism": (
+        lambda f: _edit_config(f, mechanism={"name": "performer", "features": 10**12}),
+        "model.safetensors: does not fit the configuration: ",
+    ),
+    "config of transformers": (
+        lambda f: _edit_config(f, model_type="gpt2", n_embd=24),
+        r"a checkpoint of transformers \(model_type 'gpt2'\), expected a folder that `saccade train lm` wrote; "
+        r"`saccade look --model`, `saccade verify hf:` and `transformers.AutoModel.from_pretrained` open it$",
+    ),
+    "config of others": (
+        lambda f: _edit_config(f, **{f"field{number}": 1 for number in range(9)}),
+        r"unknown \['field0', 'field1', 'field2', 'field3', 'field4'\] and 4 more$",
+    ),
     "config field": (lambda f: _edit_config(f, depth=5), r"config.json: .* unknown \['depth'\]"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json: missing from the model folder"),
     "tokenizer text": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: damaged, not a tokenizer"),
@@ -117,12 +148,12 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_named_in_one_line(folder, case):
+def test_damage_is_named_in_one_line(folder, case, meta_device):
     damage, message = DAMAGE[case]
     damage(folder)
     with pytest.raises((ValueError, OSError), match=message) as caught:
         load(folder)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert str(folder) in str(caught.value)
 
 

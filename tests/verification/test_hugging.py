@@ -127,7 +127,7 @@ def write(folder, config):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("{", "config.json: damaged, no JSON"),
+        ("{", "config.json: damaged, not JSON"),
         ("[3]", "config.json: damaged, expected an object of model settings"),
         ({"model_type": "nobodys", "auto_map": {"AutoModel": "code.Model"}}, "configuration: "),
     ],
@@ -184,3 +184,21 @@ def test_an_architecture_is_a_model_and_nothing_else_of_the_library(tmp_path, mo
     model.config.architectures = ["pipeline", "AutoModel", 7]
     model.config.save_pretrained(tmp_path)
     assert type(load(str(tmp_path)).model) is transformers.GPT2LMHeadModel
+
+
+def test_a_configuration_alone_that_asks_for_more_than_there_is(tmp_path, model, meta_device):
+    model.config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for field, value, told in (
+        ("n_layer", 10**9, "n_layer is 1,000,000,000"),
+        ("vocab_size", 2**45, "there are no weights, nor memory for random ones"),
+        ("n_head", 7, "configuration: "),
+        ("architectures", 7, None),
+    ):
+        path.write_text(json.dumps(config | {field: value}))
+        if told is None:
+            assert type(load(str(tmp_path)).model) is transformers.GPT2LMHeadModel
+            continue
+        with pytest.raises(ValueError, match=told):
+            load(str(tmp_path))

@@ -6,11 +6,23 @@ kernel from the hub and runs it, and so does flash attention that is not install
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import safetensors
+import torch
+
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # of PyTorch, and what `register()` adds
+_MODULES = re.compile(r"layer|block|expert|depth")  # of which a model is made one by one
+_FEW = 1000
+_PACKED = 16  # eight numbers may be packed in one, and the embedding be missing
+_SMALL = 2**20
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
@@ -43,6 +55,58 @@ def read_configuration(source: str, *, local: bool) -> Any:
     return config
 
 
+def check_sizes(config: Any, folder: Path, make: Callable[[Any], Any]) -> None:
+    """ValueError where a configuration asks for far more than its weights hold, before anything of it is made.
+
+    Far more: names and shapes are compared by transformers, whose renaming is its own, and parts may be missing. Where
+    there are no weights to compare with, more than this machine's memory.
+    """
+    counts = _stored(folder)
+    tensors, numbers = len(counts), sum(counts)
+    for fields in _parts(config):
+        for key, value in fields.items():
+            if _MODULES.search(key) and isinstance(value, int) and value > max(_FEW, tensors):
+                raise ValueError(f"{key} is {_written(value)}, and its weights are {tensors:,} tensors")
+    try:
+        # Without memory, and without drawing what a caller's seed is for.
+        with torch.device("meta"), torch.random.fork_rng(devices=()):
+            made = make(copy.deepcopy(config))
+        asked = sum(parameter.numel() for parameter in made.parameters())
+    except Exception:  # what transformers has to say against it, it says when it makes the model
+        return
+    most = _PACKED * numbers + _SMALL if counts else _memory() // 4
+    if asked > most:
+        has = f"its weights hold {numbers:,}" if counts else "there are no weights, nor memory for random ones"
+        raise ValueError(f"it asks for {asked:,} numbers, and {has}")
+
+
+def _stored(folder: Path) -> list[int]:
+    """How many numbers are in each tensor of the folder's safetensors, by their headers; damaged files are left out."""
+    counts = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with suppress(OSError, safetensors.SafetensorError), safetensors.safe_open(path, "pt") as file:
+            counts += [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+    return counts
+
+
+def first_line(error: Exception) -> str:
+    """What a library says, as a part of one line."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return line if len(line) <= 300 else f"{line[:300]}..."
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory; where it does not tell, what no machine has."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 2**50
+
+
+def _written(value: int) -> str:
+    return f"{value:,}" if value < 10**20 else "a number of more than 20 digits"
+
+
 @contextmanager
 def offline() -> Iterator[None]:
     """No request goes to the hub meanwhile, whatever the files of a folder ask for."""
@@ -58,13 +122,18 @@ def offline() -> Iterator[None]:
 
 def _implementations(config: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """(where it stands, its key, its value) of each implementation that a configuration or a part of it asks for."""
+    for fields in _parts(config):
+        yield from ((fields, key, value) for key, value in fields.items() if "_implementation" in key)
+
+
+def _parts(config: Any) -> Iterator[dict[str, Any]]:
+    """The fields of a configuration, and of everything in it that has some; however deep, without recursion."""
     waiting, seen = [config], {id(config)}
     while waiting:
         fields = _fields(waiting.pop())
-        for key, value in fields.items():
-            if "_implementation" in key:
-                yield fields, key, value
-            elif _fields(value) and id(value) not in seen:
+        yield fields
+        for value in fields.values():
+            if id(value) not in seen and _fields(value):
                 seen.add(id(value))
                 waiting.append(value)
 

@@ -318,5 +318,9 @@ def _check_roles(model: TextModel) -> None:
                 h[name] not in names for name, names in known.items()
             ):
                 raise ValueError
+        for rule in (model.roles or {}).get("rules", ()):
+            names = [ROLE_NAMES[name] for name in rule["roles"]]
+            if not (names and 0 <= rule["at_least"] <= 1 and isinstance(rule["measured_on"], str)):
+                raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"{model.name}: heads.json is damaged; without it the roles are simply not shown") from None

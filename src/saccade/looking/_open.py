@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from ..models import LanguageModel, ModelConfig, load
-from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS
+from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS, read_json
 from ._models import OwnModel, TextModel, UnreadableCheckpoint
 
 FILES = "config.json, model.safetensors and tokenizer.json"
@@ -71,7 +70,7 @@ def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
 def _settings(path: Path) -> dict[str, Any] | None:
     """What config.json holds; None where it is damaged, which `load` knows how to say."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except ValueError:
         return None
     return config if isinstance(config, dict) else None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from .._tap import AttentionCall
-from ._configuration import offline, read_configuration
+from ._configuration import check_sizes, first_line, offline, read_configuration
 from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, weights_of
 from ._observing import calls_told_to
 
@@ -113,7 +114,12 @@ def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
         spoilt = [name for name, tensor in module.state_dict().items() if not _finite(tensor)]
         if spoilt:
             raise ValueError(f"{source}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
-        return Checkpoint(source, module, tokenizer)
+        try:
+            return Checkpoint(source, module, tokenizer)
+        except ValueError:
+            raise
+        except Exception as error:  # heads that do not divide the width, and all else that a first reading finds
+            raise UnreadableCheckpoint(f"configuration: it cannot read a text ({first_line(error)})") from error
 
 
 def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
@@ -124,6 +130,8 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
     what = "configuration"
     try:
         config = read_configuration(source, local=local)
+        if local:
+            check_sizes(config, Path(source), transformers.AutoModel.from_config)
         what = "tokenizer"
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         what = "weights"
@@ -131,8 +139,7 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
             source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
     except Exception as error:  # of a dozen libraries below, some of which raise bare Exception
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UnreadableCheckpoint(f"{what}: {lines[0].rstrip('.')}") from error
+        raise UnreadableCheckpoint(f"{what}: {first_line(error)}") from error
     # Without its files a tokenizer may come to life all the same, knowing nothing but special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UnreadableCheckpoint("tokenizer: it knows no word")

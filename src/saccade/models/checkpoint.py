@@ -58,9 +58,10 @@ def load(path: str | Path | None = None) -> LanguageModel:
         raise FileNotFoundError(f"{folder}: no such model folder (expected a folder with {CONFIG} and {WEIGHTS})")
     config = _read_config(folder / CONFIG)
     tokenizer = _read_tokenizer(folder / TOKENIZER, config)
+    _check_shapes(config, folder / WEIGHTS)
     model = DecoderLM(config)
     _load_weights(model, folder / WEIGHTS)
-    heads = _read_json(folder / HEADS) if (folder / HEADS).exists() else None
+    heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
     return LanguageModel(model.eval(), tokenizer, heads, "embedded" if path is None else str(folder))
 
 
@@ -113,23 +114,36 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def _read_config(path: Path) -> ModelConfig:
-    values = _read_json(path)
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: damaged, expected an object of model settings")
-    try:
-        return ModelConfig.from_dict(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a file of a model folder holds; FileNotFoundError, or ValueError in one line where it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing from the model folder") from None
     except ValueError as error:  # JSON or UTF-8
         raise ValueError(f"{path}: damaged, not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{path}: damaged, its values are nested too deeply") from None
+
+
+def _read_config(path: Path) -> ModelConfig:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: damaged, expected an object of model settings")
+    if "model_type" in values:
+        raise ValueError(
+            f"{path.parent}: a checkpoint of transformers (model_type {_short(values['model_type'])}), expected a "
+            "folder that `saccade train lm` wrote; `saccade look --model`, `saccade verify hf:` and "
+            "`transformers.AutoModel.from_pretrained` open it"
+        )
+    try:
+        return ModelConfig.from_dict(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, str) and len(value) < 60 else "unknown"
 
 
 def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
@@ -146,24 +160,37 @@ def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
     return tokenizer
 
 
-def _load_weights(model: DecoderLM, path: Path) -> None:
+def _check_shapes(config: ModelConfig, path: Path) -> None:
+    """ValueError unless the file has the names and shapes of such a model; nothing large is made to find out."""
     try:
-        tensors = safetensors.torch.load_file(path)
+        with safetensors.safe_open(path, "pt") as file:
+            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing from the model folder") from None
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: damaged, not a safetensors file ({error})") from None
-    expected = model.state_dict()
-    problems = [f"{name} is missing" for name in expected if name not in tensors]
-    problems += [f"{name} is not part of the model" for name in tensors if name not in expected]
+    told = f"{path}: does not fit the configuration"
+    if config.layers > len(given):  # even modules without memory take time
+        raise ValueError(f"{told}: layers is {config.layers}, and it holds {len(given)} tensors")
+    try:
+        with torch.device("meta"):
+            expected = {name: tuple(tensor.shape) for name, tensor in DecoderLM(config).state_dict().items()}
+    except (RuntimeError, OverflowError) as error:
+        raise ValueError(f"{told}: {str(error).splitlines()[0]}") from None
+    problems = [f"{name} is missing" for name in expected if name not in given]
+    problems += [f"{name} is not part of the model" for name in given if name not in expected]
     problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in tensors and tensors[name].shape != tensor.shape
+        f"{name} has shape {given[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in given and given[name] != shape
     ]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise ValueError(f"{path}: does not fit the configuration: {'; '.join(problems[:3])}{more}")
+        raise ValueError(f"{told}: {'; '.join(problems[:3])}{more}")
+
+
+def _load_weights(model: DecoderLM, path: Path) -> None:
+    tensors = safetensors.torch.load_file(path)
     spoilt = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if spoilt:
         raise ValueError(f"{path}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")

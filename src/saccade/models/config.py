@@ -11,6 +11,9 @@ from ..positions import RotaryConfig
 from ..variants import MECHANISMS, MechanismConfig
 from ..variants._parse import from_json, to_json
 
+# Above these nothing can be built, and the message would be that of an integer that does not fit.
+_MOST = {"vocabulary": 2**31, "width": 2**24, "layers": 2**16, "heads": 2**24, "hidden": 2**24, "context": 2**53}
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -45,6 +48,10 @@ class ModelConfig:
         for name in ("vocabulary", "width", "layers", "heads", "context"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name}: must be at most {most}, got {_written(value)}")
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.hidden is None:
@@ -80,13 +87,22 @@ class ModelConfig:
         unknown = sorted(set(values) - {f.name for f in fields})
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
         if unknown or missing:
-            raise ValueError(f"model configuration: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+            raise ValueError(f"model configuration: missing {_listed(missing)}, unknown {_listed(unknown)}")
         numbers = [f for f in fields if f.name in values and f.name != "mechanism"]
         wrong = [f.name for f in numbers if not _fits(values[f.name], str(f.type))]
         if wrong:
             raise ValueError(f"model configuration: not a number of the right kind: {', '.join(wrong)}")
         mechanism = values.get("mechanism")
         return cls(**{**values, "mechanism": None if mechanism is None else from_json(mechanism, MECHANISMS)})
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{names[:5]}{more}" if names else "nothing"
+
+
+def _written(value: int) -> str:
+    return str(value) if value < 10**20 else "a number of more than 20 digits"
 
 
 def _fits(value: Any, annotation: str) -> bool:

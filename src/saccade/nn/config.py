@@ -360,7 +360,11 @@ def check_count(name: str, value: object, least: int = 0) -> None:
 def check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: must be a number, got {value!r}")
-    if not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        raise ValueError(f"{name}: must be finite, got a whole number too large for a float") from None
+    if not finite:
         raise ValueError(f"{name}: must be finite, got {value}")
 
 

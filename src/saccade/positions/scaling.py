@@ -142,9 +142,13 @@ def check_number(name: str, value: object) -> float:
     """TypeError unless it is a real number, ValueError unless it is finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: must be a number, got {describe(value)}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: must be finite, got a whole number too large for a float") from None
+    if not math.isfinite(number):
         raise ValueError(f"{name}: must be finite, got {value}")
-    return float(value)
+    return number
 
 
 def _at_least_one(name: str, value: object) -> None:

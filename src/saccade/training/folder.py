@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import tempfile
 from pathlib import Path
 
 from ..models import ModelConfig
-from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS
+from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, read_json
 from .files import checkpoints, is_temporary, remove, unfinished
 from .lock import Lock
 from .scalars import LOG, log_files
@@ -117,7 +116,7 @@ def clear(out: Path) -> None:
 def _has_model(out: Path) -> bool:
     try:
         # Other libraries' models have a config.json and a tokenizer.json too, with other fields.
-        ModelConfig.from_dict(json.loads((out / CONFIG).read_text(encoding="utf-8")))
+        ModelConfig.from_dict(read_json(out / CONFIG))
     except (OSError, ValueError, TypeError):
         return False
     return (out / TOKENIZER).is_file()

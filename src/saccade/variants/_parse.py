@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def from_json(values: Any, mechanisms: Sequence[type[MechanismConfig]]) -> Mecha
         ValueError: not such an object, no such mechanism or field, a value that cannot be.
     """
     if not isinstance(values, dict) or not isinstance(values.get("name"), str):
-        raise ValueError(f"mechanism: expected an object with a name, got {values!r}")
+        raise ValueError(f"mechanism: expected an object with a name, got {reprlib.repr(values)}")
     kind = _named(values["name"], mechanisms)
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     del given["name"]

@@ -6,7 +6,6 @@ Weights are read as safetensors, else with `weights_only`; code that comes with 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import re
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 
 import torch
 
-from ..looking._configuration import offline, read_configuration
+from ..looking._configuration import check_sizes, first_line, offline, read_configuration
 from ..looking._transformers import quiet
 from ..models import load as load_own
+from ..models.checkpoint import read_json
 from ._models import Opened
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -76,10 +76,7 @@ def _kept(named: str) -> Path | None:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged, no JSON ({error})") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: damaged, expected an object of model settings")
     return config
@@ -91,11 +88,19 @@ def _opened(named: str, folder: Path) -> Opened:
     try:
         config = read_configuration(str(folder), local=True)
     except Exception as error:  # of several libraries below, some of which raise bare Exception
-        raise ValueError(f"hf:{named}: configuration: {_line(error)}") from None
+        raise ValueError(f"hf:{named}: configuration: {first_line(error)}") from None
     kind = _kind(transformers, config, named)
+    try:
+        check_sizes(config, folder, kind)
+    except ValueError as error:
+        raise ValueError(f"hf:{named}: configuration: {error}") from None
     safe, pickled = (_first(folder, names) for names in (_SAFE, _PICKLED))
     if safe is None and pickled is None:
-        return Opened(_random(kind, config), ("its folder holds no weights: random ones are tested",))
+        try:
+            model = _random(kind, config)
+        except Exception as error:
+            raise ValueError(f"hf:{named}: configuration: {first_line(error)}") from None
+        return Opened(model, ("its folder holds no weights: random ones are tested",))
     model = _read(kind, config, folder, named, safe is not None)
     if safe is not None:
         return Opened(model)
@@ -104,7 +109,7 @@ def _opened(named: str, folder: Path) -> Opened:
 
 def _kind(transformers: Any, config: Any, named: str) -> Any:
     """The class that the configuration names, else the model without a head."""
-    for name in config.architectures or ():
+    for name in config.architectures if isinstance(config.architectures, (list, tuple)) else ():
         kind = getattr(transformers, str(name), None)
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
             return kind
@@ -136,7 +141,7 @@ def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> An
             trust_remote_code=False, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except Exception as error:
-        raise ValueError(f"hf:{named}: weights: {_line(error)}") from None
+        raise ValueError(f"hf:{named}: weights: {first_line(error)}") from None
     # A checkpoint that predicts words has no pooler.
     lacks = sorted(name for name in told["missing_keys"] if "pooler" not in name)
     lacks += sorted(str(name) for name, *_ in told["mismatched_keys"])
@@ -144,7 +149,3 @@ def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> An
         more = f" (and {len(lacks) - 3} more)" if len(lacks) > 3 else ""
         raise ValueError(f"hf:{named}: weights do not fit its config.json: {', '.join(lacks[:3])}{more}")
     return model.eval()
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
