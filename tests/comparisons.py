@@ -14,10 +14,10 @@ DATA = {
 }  # fmt: skip
 
 
-def point(length, training, *, error=None, forward=None, decode=None, memory=None, **more):
-    """Medians are the numbers given; the readings lie around them."""
+def point(length, training, *, error=None, forward=None, decode=None, memory=None, spread=1.0, **more):
+    """Medians are the numbers given; the other readings are `spread` times as much, and as little."""
     told = {"forward": forward, "training": training, "decode": decode}
-    readings = {call: (n / 2, n, 2 * n) for call, n in told.items() if n is not None}
+    readings = {call: (n / spread, n, spread * n) for call, n in told.items() if n is not None}
     found = None if error is None else Error(error, 2 * error)
     return Point(length, readings, memory, error=found, **more)
 

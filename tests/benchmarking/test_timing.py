@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from saccade.benchmarking import Budget
-from saccade.benchmarking.timing import Stopwatch, quiet, take_turns
+from saccade.benchmarking.timing import Stopwatch, quiet, repeat_noisy, take_turns
 
 
 class Time:
@@ -121,3 +121,20 @@ def test_no_garbage_is_collected_while_the_clock_runs():
 def test_what_is_no_budget_is_refused(budget):
     with pytest.raises(ValueError, match="a budget needs seconds >= 0, 1 <= least <= most and block > 0"):
         Budget(**budget)
+
+
+def test_what_is_noisy_is_read_once_more_and_the_calmer_readings_count():
+    calm, wild, worse = [1.0, 1.01, 1.0], [1.0, 3.0, 1.0, 9.0], [2.0, 2.2, 2.6, 2.9]
+    read = {"calm": 0, "wild": 0, "worse": 0}
+
+    def meter(name, answers):
+        def reading():
+            read[name] += 1
+            return answers[read[name] - 1]
+
+        return reading
+
+    meters = [meter("calm", []), meter("wild", [2.0, 2.0, 2.1]), meter("worse", [1.0, 5.0, 25.0])]
+    found = repeat_noisy(meters, [calm, wild, worse], Budget(0.0, 3, 3), clock=lambda: 0.0)
+    assert found == [calm, [2.0, 2.0, 2.1], worse]
+    assert read == {"calm": 0, "wild": 3, "worse": 3}

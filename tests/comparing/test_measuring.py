@@ -75,6 +75,26 @@ def test_a_clock_that_ticks_once_a_call():
     assert {seconds for call in made.lines[0].points[0].readings.values() for seconds in call} == {1}
 
 
+def test_what_is_noisy_is_read_once_more():
+    class Clock:
+        """The second reading of the first pair of rounds takes ten times as long."""
+
+        def __init__(self):
+            self.now, self.asked = 0.0, 0
+
+        def __call__(self):
+            self.asked += 1
+            self.now += 10.0 if self.asked == self.slow else 1.0
+            return self.now
+
+        slow = 7
+
+    clock = Clock()
+    made = measured([Exact()], lengths=(16,), clock=clock)
+    assert clock.now > clock.asked  # the slow reading was taken
+    assert {seconds for call in made.lines[0].points[0].readings.values() for seconds in call} == {1}
+
+
 def test_without_time_there_is_no_step():
     made = measured(chosen(["GRU"]), data=random_data("1,2,8", causal=False))
     for line in made.lines:

@@ -45,7 +45,7 @@ def test_numbers_have_six_digits():
     made = full()
     made.lines = [line("a", {3: 1 / 3})]
     written = json.loads(made.as_json())["lines"][0]["points"][0]["readings"]["training"]
-    assert written == [0.166667, 0.333333, 0.666667]
+    assert written == [0.333333, 0.333333, 0.333333]
 
 
 def test_medians():

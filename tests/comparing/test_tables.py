@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path as FilePath
+
 import pytest
 
 from comparisons import comparison, exact, full, line, point
-from saccade.comparing import Line, Path
+from saccade.comparing import Comparison, Line, Path
 from saccade.comparing.advice import advice
 from saccade.comparing.tables import crossed, missing, page, path_table, sections, share, text
 from saccade.comparing.trends import Crossover
+
+RESULTS = FilePath(__file__).parents[2] / "benchmarks" / "results"
 
 
 def test_the_text_of_everything():
@@ -47,10 +52,10 @@ def test_reasons_that_are_alike_stand_once():
 def test_growth_and_crossings():
     lengths = (512, 1024, 2048)
     made = comparison(exact({n: 1e-6 * n**2 for n in lengths}), line("a", {n: 1e-3 * n for n in lengths}))
-    (growth,) = (section for section in sections(made) if "growth" in section.title)
-    header, rows = growth.table
-    assert header[1] == "training grows"
-    assert [row[:2] for row in rows] == [["exact", "L^2.00"], ["a", "L^1.00"]]
+    growth, faster = (section.table for section in sections(made)[-2:])
+    assert growth[0][1] == "training grows"
+    assert [row[:2] for row in growth[1]] == [["exact", "L^2.00"], ["a", "L^1.00"]]
+    header, rows = faster
     assert rows[0][header.index("training faster")] == "-"
     assert rows[1][header.index("training faster")] == "from about 1,000"
     assert rows[1][header.index("forward faster")] == "-"
@@ -65,7 +70,7 @@ def test_one_length_has_no_growth():
     [
         (Crossover("always"), "at every length"),
         (Crossover("measured", 1234.0), "from about 1,200"),
-        (Crossover("extrapolated", 56789.0), "from about 57,000 (extrapolated)"),
+        (Crossover("extrapolated", 56789.0), "from about 57,000 *"),
         (Crossover("until", 700.0), "only below about 700"),
         (Crossover("never"), "never"),
         (Crossover("unknown"), "-"),
@@ -117,6 +122,50 @@ def test_the_page():
     assert "| some | 250 ms | 500 ms | 2.00x | 100 us | 1.00 KiB | 3.00 MiB | 6.0 % | 12 % |" in written
     assert "- late takes no part: cannot be causal: it mixes all tokens.\n" in written
     assert written.endswith("it has no past.\n")
+
+
+def test_a_busy_machine_is_said_to_be_one():
+    lengths = (512, 1024, 2048)
+    made = comparison(exact({n: 1e-6 * n**2 for n in lengths}), line("falls", {512: 4.0, 1024: 2.0, 2048: 1.0}))
+    noisy = Line("noisy", "reading", "other", "", points=tuple(point(n, 1e-3 * n, spread=2.0) for n in lengths))
+    made.lines.append(noisy)
+    made.machine["load_before"] = 3.5
+    told = "\n".join(text(made))
+    assert "! 3 of 9 rows are noisy: the middle half of their readings spans more than 15 % of the median." in told
+    assert "! Other programs were running: the load average was 3.5 before the run." in told
+    assert "! unclear: numbers that fall with length or follow no power of it." in told
+    assert "L^-" not in told
+    growth, faster = (dict((row[0], row[1:]) for row in section.table[1]) for section in sections(made)[-2:])
+    assert growth["falls"][0] == faster["falls"][1] == "unclear"
+    assert growth["noisy"][0] == "L^1.00" and faster["noisy"][1].startswith("from about")
+    assert [row[0] for row in sections(made)[0].table[1]] == ["exact", "falls", "noisy !"]
+
+
+def test_a_quiet_machine_needs_no_warning():
+    told = "\n".join(text(comparison(exact({n: 1e-6 * n**2 for n in (512, 1024, 2048)}))))
+    assert "!" not in told and "unclear" not in told
+
+
+@pytest.mark.parametrize("noise", [1.01, 2.0])
+def test_tables_of_everyone_fit_a_line_of_text(noise):
+    """Names and settings of everyone there is, with the widest of numbers."""
+    made = Comparison.from_json((RESULTS / "compare.json").read_text(encoding="utf-8"))
+    made.lines = [
+        replace(one, points=tuple(
+            point(p.length, 123e-6 * p.length ** (1 + turn % 2), forward=123e-6, decode=456e-6 * p.length,
+                  memory=p.memory, error=23.79, kept=512 * 1024, spread=noise, parameters=1_048_576)
+            for p in one.points))
+        for turn, one in enumerate(made.lines)
+    ]  # fmt: skip
+    made.paths = [replace(path, gradients=tuple(min(g, 9.9e-4) for g in path.gradients)) for path in made.paths]
+    lines = text(made)
+    rows = lines[lines.index("") : next(n for n, row in enumerate(lines) if row.startswith("training:"))]
+    assert len(rows) > 100
+    widest = max(rows, key=len)
+    assert len(widest) <= 100, widest
+    assert all(
+        any(part in row for row in lines) for one in made.lines if one.points for part in one.setting.split(", ")
+    )
 
 
 def test_nothing_measured_is_still_a_text():

@@ -10,8 +10,6 @@ from typing import Any
 from .cases import Case
 from .statistics import Quartiles, paired_ratio, quartiles
 
-NOISY = 0.15  # of the median, between the quartiles
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -56,7 +54,7 @@ class Row:
 
     @property
     def noisy(self) -> bool:
-        return self.seconds is not None and self.seconds.spread > NOISY
+        return self.seconds is not None and self.seconds.noisy
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+NOISY = 0.15  # of the median, between the quartiles
+
 
 class Quartiles(NamedTuple):
     low: float
@@ -18,6 +20,11 @@ class Quartiles(NamedTuple):
     def spread(self) -> float:
         """The middle half of the readings, as a share of the median."""
         return (self.high - self.low) / self.median if self.median else math.inf
+
+    @property
+    def noisy(self) -> bool:
+        """Whether something else took part in the readings."""
+        return self.spread > NOISY
 
 
 def quartiles(readings: Sequence[float]) -> Quartiles:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import words
-from .results import NOISY, Group, Report, Row
+from .results import Group, Report, Row
+from .statistics import NOISY
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -116,16 +117,7 @@ def group_lines(group: Group) -> list[str]:
 def notes(report: Report) -> list[str]:
     """What a reader must know to trust the numbers."""
     rows = report.rows
-    told = []
-    noisy = sum(row.noisy for row in rows)
-    if noisy:
-        told.append(
-            f"! {noisy} of {len(rows)} rows are noisy: the middle half of their readings spans more than "
-            f"{words.percent(NOISY)} of the median."
-        )
-    load = report.machine.get("load_before")
-    if load is not None and load > 0.5:
-        told.append(f"! Other programs were running: the load average was {load} before the run.")
+    told = disturbances(sum(row.noisy for row in rows), len(rows), report.machine)
     if any(row.status == "measured" and row.readings and row.limit is None for row in rows):
         told.append("The limit is not known where no native kernel measures it.")
     compiled = [row for row in rows if row.setup > 0]
@@ -135,6 +127,20 @@ def notes(report: Report) -> list[str]:
     wrong = sum(row.status == "wrong" for row in rows)
     if wrong:
         told.append(f"{wrong} results were WRONG and have no speed.")
+    return told
+
+
+def disturbances(noisy: int, rows: int, machine: dict[str, Any]) -> list[str]:
+    """Warnings where readings differ much among themselves, or other programs ran."""
+    told = []
+    if noisy:
+        told.append(
+            f"! {noisy} of {rows} rows are noisy: the middle half of their readings spans more than "
+            f"{words.percent(NOISY)} of the median."
+        )
+    load = machine.get("load_before")
+    if load is not None and load > 0.5:
+        told.append(f"! Other programs were running: the load average was {load} before the run.")
     return told
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .statistics import quartiles
+
 Clock = Callable[[], float]  # seconds
 Meter = Callable[[], float]
 
@@ -71,6 +73,18 @@ def take_turns(meters: Sequence[Meter], budget: Budget, clock: Clock = time.perf
             which = (place + turn) % len(meters)
             readings[which].append(meters[which]())
     return readings
+
+
+def repeat_noisy(
+    meters: Sequence[Meter], readings: Sequence[list[float]], budget: Budget, clock: Clock = time.perf_counter
+) -> list[list[float]]:
+    """Readings in which the noisy ones were taken once more, where that came out calmer."""
+    found = list(readings)
+    noisy = [place for place, seconds in enumerate(found) if quartiles(seconds).noisy]
+    again = take_turns([meters[place] for place in noisy], budget, clock) if noisy else []
+    for place, seconds in zip(noisy, again, strict=True):
+        found[place] = min(found[place], seconds, key=lambda one: quartiles(one).spread)
+    return found
 
 
 @contextlib.contextmanager

@@ -86,7 +86,12 @@ class Measuring:
         0.1
     )
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and lengths.")] = False
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Fewer rounds and lengths: about a minute on two idle cores, two or more on busy ones."
+        ),
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True)

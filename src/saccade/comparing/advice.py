@@ -7,7 +7,7 @@ from typing import Any
 
 from ..benchmarking import words
 from .results import READING, Comparison, Error, Line
-from .trends import crossover
+from .trends import crossover, sound
 
 FASTER = 1.2  # times; less is not worth a change
 CALL = "training"
@@ -31,6 +31,11 @@ class Choice:
     def faster(self, line: Line) -> float:
         """How many times faster than exact attention, at the length."""
         return _seconds(self.exact, self.length) / _seconds(line, self.length)
+
+    def named(self) -> list[Line]:
+        """The lines that the advice is about, each once."""
+        lines = (self.exact, self.close, self.fastest)
+        return list({line.name: line for line in lines if line is not None}.values())
 
     def error(self, line: Line) -> Error | None:
         point = None if self.error_length is None else line.at(self.error_length)
@@ -59,6 +64,12 @@ def advice(comparison: Comparison, tolerance: float | None = None) -> str:
     choice = choose(comparison, tolerance)
     if choice is None:
         return "No advice: exact attention was not timed, so there is nothing to hold the others against."
+    unsound = [line.name for line in choice.named() if not sound(line, CALL)]
+    if unsound:
+        return (
+            f"No advice: the times of {' and '.join(unsound)} make no sense, since they fall with length or follow no "
+            "power of it; something else used the machine, so measure again when it is idle."
+        )
     at = f"{words.length(choice.length)} tokens"
     if choice.fastest is None:
         return (
@@ -90,7 +101,8 @@ def _off(choice: Choice, line: Line) -> str:
     error = choice.error(line)
     if error is None or choice.error_length is None:
         return ", with an error that is not known"
-    return f", with an error of {words.percent(error.whole)} at {words.length(choice.error_length)}"
+    both = f"{words.percent(error.whole)} over all rows and {words.percent(error.worst)} in the worst"
+    return f", with an error of {both}, at {words.length(choice.error_length)}"
 
 
 def _least(choice: Choice, comparison: Comparison) -> str:

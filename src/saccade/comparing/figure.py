@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..benchmarking import words
 from .advice import advice
 from .results import LAYER, READING, Comparison, Line, Path
-from .trends import growth
+from .trends import growth, sound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,7 +142,7 @@ def _growing(axes: Axes, comparison: Comparison, what: str, title: str, told: Ca
         colour = FAMILIES[family(line)]
         axes.plot(lengths, amounts, marker=".", ms=4, color=colour, lw=2.2 if line.whole else 1.1,
                   ls="--" if line.kind == LAYER else "-")  # fmt: skip
-        power = growth(line, what)
+        power = growth(line, what) if sound(line, what) else None
         grown = "" if power is None else f"  L^{power:.1f}"
         labels.append(Label(lengths[-1], amounts[-1], f"{_named(line)}{grown}", colour))
     lengths = comparison.lengths

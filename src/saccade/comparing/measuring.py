@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..benchmarking.timing import Budget, Clock, Stopwatch, quiet, take_turns
+from ..benchmarking.timing import Budget, Clock, Stopwatch, quiet, repeat_noisy, take_turns
 from .contenders import Contender, Decoding, Runner
 from .data import Data
 from .results import READING, Comparison, Error, Line, Point
@@ -199,7 +199,10 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, *, causa
 
 
 def _timed(running: Sequence[_Running], budget: Budget, clock: Clock) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Readings by name and call; everyone takes turns at one kind of call, then at the next."""
+    """Readings by name and call; everyone takes turns at one kind of call, then at the next.
+
+    What is noisy then is read once more.
+    """
     calls: dict[str, dict[str, Callable[[], object]]] = {"forward": {}, "training": {}, "decode": {}}
     for one in running:
         calls["forward"][one.contender.name] = _resting(one.runner.forward)
@@ -213,7 +216,8 @@ def _timed(running: Sequence[_Running], budget: Budget, clock: Clock) -> dict[st
             for watch in watches.values():
                 if watch() < WARM:
                     watch.prepare(budget.block)
-            readings = take_turns(list(watches.values()), budget, clock) if watches else []
+            meters = list(watches.values())
+            readings = repeat_noisy(meters, take_turns(meters, budget, clock), budget, clock) if meters else []
             for name, seconds in zip(watches, readings, strict=True):
                 found[name][call] = tuple(seconds)
     return found

@@ -1,7 +1,7 @@
 """What a comparison measured, as values that go to JSON and come back.
 
 Every amount is of one call on the whole batch. Readings are seconds; those of one length and kind of call belong
-together round by round.
+together round by round, but for those that were noisy and read again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class Point:
         """The median of a call."""
         readings = self.readings.get(call)
         return quartiles(readings).median if readings else None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the readings of any call differ much among themselves."""
+        return any(quartiles(readings).noisy for readings in self.readings.values() if readings)
 
 
 @dataclass(frozen=True)

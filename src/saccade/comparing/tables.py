@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..benchmarking import words
-from ..benchmarking.tables import Table, aligned, machine_line, markdown
+from ..benchmarking.tables import Table, aligned, disturbances, machine_line, markdown
 from .advice import about, advice
 from .results import CALLS, LAYER, READING, Comparison, Line, Path, Point
-from .trends import TAIL, Crossover, crossover, growth
+from .trends import TAIL, Crossover, crossover, growth, sound
 
 KINDS = {READING: "Reading q, k and v", LAYER: "Layers of equal width, with their projections"}
 FIRST = {READING: "exact", LAYER: "attention"}
 COLUMNS = 12  # of distances that a table shows
+WIDTH = 100  # characters of a line of text, as far as tables go
+INDENT = "  "
+UNCLEAR = "unclear"
 
 
 class Section(NamedTuple):
@@ -21,8 +25,11 @@ class Section(NamedTuple):
     table: Table
 
 
-def sections(comparison: Comparison) -> list[Section]:
-    """Every table of a comparison, in order."""
+def sections(comparison: Comparison, width: int | None = None) -> list[Section]:
+    """Every table of a comparison, in order.
+
+    width: characters that a line of text has room for; None: as many as it takes.
+    """
     found = []
     for length in comparison.lengths:
         for kind, title in KINDS.items():
@@ -32,9 +39,11 @@ def sections(comparison: Comparison) -> list[Section]:
     if len(comparison.lengths) > 1:
         for kind, title in KINDS.items():
             if comparison.of(kind):
-                found.append(Section(f"{title}: growth, and where they become faster", _trends(comparison, kind)))
+                found.append(Section(f"{title}: growth", _growths(comparison, kind, width)))
+                found.append(Section(f"{title}: where they become faster", _crossings(comparison, kind)))
     if comparison.paths:
-        found.append(Section("Gradient of the last output by distance, as it starts", path_table(comparison.paths)))
+        table = path_table(comparison.paths, width)
+        found.append(Section("Gradient of the last output by distance, as it starts", table))
     return found
 
 
@@ -44,7 +53,8 @@ def _at(comparison: Comparison, lines: Sequence[Line], length: int) -> Table:
     reading = lines[0].kind == READING
     last = ["error", "worst row"] if reading else ["parameters"]
     header = ["", "forward", "training", "is", "decode", "keeps", "memory", *last]
-    return header, [[line.name, *_cells(line, _there(line, length), base, reading)] for line in lines]
+    points = [(line, _there(line, length)) for line in lines]
+    return header, [[f"{line.name}{' !' * point.noisy}", *_cells(line, point, base, reading)] for line, point in points]
 
 
 def _there(line: Line, length: int) -> Point:
@@ -79,20 +89,46 @@ def duration(seconds: float | None) -> str:
     return "-" if seconds is None else words.duration(seconds)
 
 
-def _trends(comparison: Comparison, kind: str) -> Table:
+def _growths(comparison: Comparison, kind: str, width: int | None) -> Table:
+    header = ["", "training grows", "decode", "memory", "setting at the longest"]
+    found = [
+        ([line.name, *(_power(line, what) for what in ("training", "decode", "memory"))], line.setting)
+        for line in comparison.of(kind)
+    ]
+    return header, _with_settings(header, found, width)
+
+
+def _with_settings(header: list[str], found: list[tuple[list[str], str]], width: int | None) -> list[list[str]]:
+    """A setting that is too wide goes on in the next line."""
+    if width is None:
+        return [[*cells, setting] for cells, setting in found]
+    before = sum(max(len(row[place]) for row in (header, *(cells for cells, _ in found))) for place in range(4))
+    room = width - len(INDENT) - before - 2 * 4
+    rows = []
+    for cells, setting in found:
+        first, *more = textwrap.wrap(setting, max(room, 20)) or [""]
+        rows += [[*cells, first], *([*[""] * len(cells), part] for part in more)]
+    return rows
+
+
+def _power(line: Line, what: str) -> str:
+    power = growth(line, what)
+    if power is None:
+        return "-"
+    return f"L^{max(power, 0.0):.2f}" if sound(line, what) else UNCLEAR
+
+
+def _crossings(comparison: Comparison, kind: str) -> Table:
     exact = comparison.exact(kind)
-    header = ["", "training grows", "decode", "memory", *(f"{call} faster" for call in CALLS), "setting at the longest"]
     rows = []
     for line in comparison.of(kind):
-        powers = [_power(growth(line, what)) for what in ("training", "decode", "memory")]
         whole = exact is None or line.whole
-        crossings = ["-" if whole or exact is None else crossed(crossover(line, exact, call)) for call in CALLS]
-        rows.append([line.name, *powers, *crossings, line.setting])
-    return header, rows
+        rows.append([line.name, *("-" if whole or exact is None else _crossing(line, exact, call) for call in CALLS)])
+    return ["", *(f"{call} faster" for call in CALLS)], rows
 
 
-def _power(number: float | None) -> str:
-    return "-" if number is None else f"L^{number:.2f}"
+def _crossing(line: Line, exact: Line, call: str) -> str:
+    return crossed(crossover(line, exact, call)) if sound(line, call) and sound(exact, call) else UNCLEAR
 
 
 def crossed(found: Crossover) -> str:
@@ -101,18 +137,30 @@ def crossed(found: Crossover) -> str:
     return {
         "always": "at every length",
         "measured": f"from about {length}",
-        "extrapolated": f"from about {length} (extrapolated)",
+        "extrapolated": f"from about {length} *",
         "until": f"only below about {length}",
         "never": "never",
         "unknown": "-",
     }[found.kind]
 
 
-def path_table(paths: Sequence[Path]) -> Table:
+def path_table(paths: Sequence[Path], width: int | None = None) -> Table:
     """A column for each distance (every second one of many), and how far a hundredth arrives."""
     distances = sorted({d for path in paths for d in path.distances})
     if len(distances) > COLUMNS:
         distances = distances[::-2][::-1]
+    table = _paths(paths, distances)
+    while width is not None and len(distances) > 1 and _wide(table) > width:
+        distances = distances[1:]  # near ones are near 1
+        table = _paths(paths, distances)
+    return table
+
+
+def _wide(table: Table) -> int:
+    return max(len(line) for line in aligned(table, INDENT))
+
+
+def _paths(paths: Sequence[Path], distances: Sequence[int]) -> Table:
     rows = []
     for path in paths:
         there = dict(zip(path.distances, path.gradients, strict=True))
@@ -142,11 +190,34 @@ def notes(comparison: Comparison) -> list[str]:
         )
     if len(comparison.lengths) > 2:
         told.append(f"Exponents are fitted from the longest length down to 1/{TAIL} of it.")
+    told += _trusted(comparison)
     if comparison.paths:
         told.append(
             "Gradients are relative to that at distance 1; reaches: the largest distance with at least a hundredth."
         )
     return [*told, *_beyond(comparison), *missing(comparison)]
+
+
+def _trusted(comparison: Comparison) -> list[str]:
+    """What is extrapolated, noisy or senseless."""
+    told = []
+    measured = [point for line in comparison.lines for point in line.points if point.readings]
+    if _any_cell(comparison, "*"):
+        told.append("*: extrapolated from the last two lengths.")
+    told += disturbances(sum(point.noisy for point in measured), len(measured), comparison.machine)
+    if _any_cell(comparison, UNCLEAR):
+        told.append(
+            f"! {UNCLEAR}: numbers that fall with length or follow no power of it. Something else used the machine; "
+            "measure again when it is idle."
+        )
+    return told
+
+
+def _any_cell(comparison: Comparison, ending: str) -> bool:
+    tables = (table for kind in KINDS for table in (_growths(comparison, kind, None), _crossings(comparison, kind)))
+    return len(comparison.lengths) > 1 and any(
+        cell.endswith(ending) for _, rows in tables for row in rows for cell in row
+    )
 
 
 def _beyond(comparison: Comparison) -> list[str]:
@@ -188,8 +259,8 @@ def heading(comparison: Comparison) -> list[str]:
 def text(comparison: Comparison) -> list[str]:
     """The comparison as lines for a pipe."""
     lines = [*heading(comparison), ""]
-    for section in sections(comparison):
-        lines += [section.title, *aligned(section.table, "  "), ""]
+    for section in sections(comparison, WIDTH):
+        lines += [section.title, *aligned(section.table, INDENT), ""]
     return [*lines, *notes(comparison), "", advice(comparison)]
 
 

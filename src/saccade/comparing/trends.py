@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from .results import Line
 
 TAIL = 8  # exponents are fitted from the longest length down to an eighth of it: short calls are overhead
 FORESEEN = 16  # times the longest length, as far as a crossing is extrapolated
+FLATTEST, STEEPEST = -0.1, 3.5  # exponents that a machine left to itself may give: a state of fixed size, and rounding
+OFF = 1.5  # times that amounts may lie off their power of the length, as a root mean square
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,30 @@ class Crossover:
 
 def growth(line: Line, what: str) -> float | None:
     """The fitted exponent in L of seconds of a call or of "memory"; None with fewer than three lengths."""
+    tail = _tail(line, what)
+    return exponent(*zip(*tail, strict=True)) if len({length for length, _ in tail}) > 2 else None
+
+
+def sound(line: Line, what: str) -> bool:
+    """Whether the amounts may be what they seem: they do not fall with length, and lie near some power of it.
+
+    Where they are not sound, something else used the machine, and nothing follows from them. One length says nothing.
+    """
+    tail = _tail(line, what)
+    if len({length for length, _ in tail}) < 2:
+        return True
+    lengths, amounts = zip(*tail, strict=True)
+    power = exponent(lengths, amounts)
+    left = [math.log(amount) - power * math.log(length) for length, amount in tail]
+    off = statistics.pstdev(left)
+    return FLATTEST <= power <= STEEPEST and off <= math.log(OFF)
+
+
+def _tail(line: Line, what: str) -> list[tuple[int, float]]:
+    """Lengths and amounts from the longest length down to an eighth of it."""
     lengths, amounts = line.amounts(what)
-    if not lengths:
-        return None
-    tail = [(length, amount) for length, amount in zip(lengths, amounts, strict=True) if length * TAIL >= lengths[-1]]
-    if len({length for length, _ in tail}) < 3:
-        return None
-    return exponent(*zip(*tail, strict=True))
+    both = zip(lengths, amounts, strict=True)
+    return [(length, amount) for length, amount in both if length * TAIL >= lengths[-1]]
 
 
 def crossover(line: Line, exact: Line, call: str) -> Crossover:
