@@ -240,6 +240,24 @@ def counted(probe: Probe) -> float | None:
     return float((lowered - kept).mean() / _FINITE)
 
 
+def as_number(probe: Probe) -> float | None:
+    """How much a True more than a False counts in the scores where the mask is given as booleans, and these are added
+    as 1 and 0; None where they are refused, hide something, or do nothing."""
+    mask = replace(probe.mask, meaning="attend", dtype="bool")
+    reading = replace(probe.subject.reading, masks=(mask,))
+    seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
+    if seen is None or not bool((seen[1].weights > 0).all()):
+        return None
+    change = (seen[1].weights.double() / seen[0].weights.double()).log().cpu()
+    shown = probe.given.cpu().expand(change.shape)
+    rows = shown.any(-1) & (~shown).any(-1)
+    counts = [change.masked_fill(~which, torch.nan).nanmean(-1)[rows] for which in (shown, ~shown)]
+    steps = counts[0] - counts[1]
+    if not len(steps) or not bool(((steps - steps[0]).abs() < 1e-3).all()) or abs(float(steps[0])) < 1e-2:
+        return None
+    return float(steps[0])
+
+
 def _by_weights(before: SeenAttention, after: SeenAttention, given: Tensor) -> Defect | None:
     first, second = before.weights.double(), after.weights.double()
     shown = given.to(first.device).expand(first.shape)

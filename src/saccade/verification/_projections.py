@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ._finding import Finding, Inapplicable, Location, TargetError
-from ._flow import followed
+from ._flow import Flow, followed
 from ._heads import Heads
 from ._source import line_with, return_after
 from ._trace import traced
@@ -147,6 +147,12 @@ def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
 def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
     """Whether other numbers there leave the output as it is: a gradient may be missing for other reasons."""
 
+    return torch.equal(_without(found, one, channels).result.out, found.flow.result.out)
+
+
+def _without(found: Wiring, one: Projection, channels: Tensor, *, every: bool = False) -> Flow:
+    """The same call with other numbers in these channels."""
+
     def change(place: int, out: Tensor) -> Tensor:
         if place != one.place:
             return out
@@ -154,29 +160,58 @@ def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
         new.view(-1)[one.slots[:, channels]] += 3.0
         return new
 
-    return torch.equal(followed(ready(found.original), found.inputs, change).result.out, found.flow.result.out)
+    return followed(ready(found.original), found.inputs, change, every=every)
 
 
 def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
     return Finding(
         _NAME, _NAME, "error",
         f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
-        + (": queries and keys are the same numbers." if _one_for_both(found) else "."),
+        + (": queries and keys are the same numbers." if _twins(found)[0] == "scores" else "."),
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
         {"projection": one.name, "channels": channels},
-        line_with(found.original, _ONE_FOR_ANOTHER) or one.location,
+        line_with(found.original, _ONE_FOR_ANOTHER) or _dropped(found, one, torch.tensor(channels)) or one.location,
     )  # fmt: skip
 
 
-def _one_for_both(found: Wiring) -> bool:
-    """Whether keys are multiplied by keys, or queries by queries."""
+def _dropped(found: Wiring, one: Projection, channels: Tensor) -> Location | None:
+    """Where these channels are left out: where another part takes their place, if they had become a tensor of their
+    own, else the first line that takes them with others and gives the others alone."""
+    steps = followed(ready(found.original), found.inputs, every=True).steps
+    changed = _without(found, one, channels, every=True).steps
+    moved = [bool((a.out != b.out).any()) for a, b in zip(steps, changed, strict=False)]
+    alone = any(bool((a.out != b.out).all()) for a, b in zip(steps, changed, strict=False))
+    twins = _twins(found)[1]
+    if alone:
+        return twins
+    first = next((at for at, held in enumerate(moved) if held), len(moved))
+    taking = (
+        step
+        for at, step in enumerate(steps[first:], first)
+        if not moved[at] and any(moved[k] for k in step.given if k >= 0)
+    )
+    return next((step.location for step in taking if step.location is not None), twins)
+
+
+def _twins(found: Wiring) -> tuple[str, Location | None]:
+    """ "scores" where keys are multiplied by keys, "values" where values are keys or queries, and the line of that
+    product."""
     try:
         seen = traced(found.original.fresh(), found.inputs).attentions
     except (Inapplicable, TargetError):
-        return False
-    return any(one.query.shape == one.key.shape and torch.equal(one.query, one.key) for one in seen)
+        return "", None
+    for each in seen:
+        if _are_same(each.query, each.key):
+            return "scores", each.lines.get("scores")
+        if each.value is not None and (_are_same(each.value, each.key) or _are_same(each.value, each.query)):
+            return "values", each.lines.get("values")
+    return "", None
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from ._inputs import Inputs
 from ._probe import copied, probed
 from ._subject import Result, Subject
 from ._trace_fused import told
-from ._trace_mode import Looking, Step
+from ._trace_mode import Factor, Looking, Step
 from ._trace_units import SeenAttention, Tokens, attentions
 
 __all__ = ["SeenAttention", "Step", "Traced", "measured", "traced"]
@@ -33,6 +33,8 @@ class Traced:
     attentions: tuple[SeenAttention, ...]
     steps: tuple[Step, ...]
     kernels: tuple[str, ...] = ()  # attention kernels that were called by themselves, which nobody can look into
+    factors: tuple[Factor, ...] = ()
+    tokens: Tokens | None = None
 
     def line(self, *names: str) -> Location | None:
         """Where the last call of one of these names stands."""
@@ -59,7 +61,7 @@ def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
         result = subject(inputs, pairs=pairs, padding=padding)
     with torch.no_grad():
         seen = attentions(looking.scores, tokens, inputs.batch)
-    return Traced(result, seen, tuple(looking.steps), tuple(looking.kernels))
+    return Traced(result, seen, tuple(looking.steps), tuple(looking.kernels), tuple(looking.factors), tokens)
 
 
 def measured(

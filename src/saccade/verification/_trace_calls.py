@@ -52,6 +52,18 @@ def _hides(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.numel() > 0 and bool((tensor.detach() <= -1e3).any())
 
 
+def is_triangle(given: Any) -> bool:
+    """Whether it is a causal mask in zeros and ones, which added to scores hides nothing."""
+    if not isinstance(given, Tensor) or given.dim() < 2 or given.shape[-1] != given.shape[-2] or given.shape[-1] < 3:
+        return False
+    numbers = given.detach()
+    ones = numbers.abs() == 1
+    if not bool((ones | (numbers == 0)).all()):
+        return False
+    whole = torch.ones_like(ones)
+    return any(torch.equal(ones, one) for at in (-1, 0, 1) for one in (whole.tril(at), whole.triu(at)))
+
+
 def softmax_axis_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> int:
     axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
     if not isinstance(axis, int):  # as F.softmax chooses where it is not told

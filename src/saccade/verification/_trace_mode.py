@@ -37,6 +37,7 @@ from ._trace_calls import (
     is_kernel,
     is_learned,
     is_of_rows,
+    is_triangle,
     kind_of,
     name_of,
     softmax_axis_of,
@@ -76,6 +77,15 @@ class Step:
     location: Location | None
 
 
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A tensor of numbers, no parameter, that rows of the inputs were multiplied by element for element."""
+
+    numbers: Tensor  # of the result's shape
+    tokens: Tensor  # of the same: whose rows
+    location: Location | None
+
+
 class Looking(TorchFunctionMode):
     """Looks and changes nothing. What it cannot follow it lets go: a target is never disturbed by being looked at."""
 
@@ -84,6 +94,7 @@ class Looking(TorchFunctionMode):
         self.steps: list[Step] = []
         self.scores: list[Scores] = []
         self.kernels: list[str] = []  # attention that cannot be looked into
+        self.factors: list[Factor] = []
         self._shadows: dict[int, tuple[Tensor, Shadow]] = {}
         self._pairs = 0
 
@@ -229,6 +240,9 @@ class Looking(TorchFunctionMode):
             by = 1 / by if name in OVER and by and others[0] is args[1] else by
             kept, scaled = self.of(factors[0]), made.scaled.times(by, is_learned(others[0]), where)
             return replace(made, scaled=scaled, outer=None if kept is None else kept.outer)
+        if len(others) == 1 and len(factors) == 1 and made.tokens is not None and not is_learned(others[0]):
+            self.factors.append(Factor(others[0].detach().expand(result.shape), made.tokens, where))
+            return made
         if len(others) == 1 and is_learned(others[0]) and made.pairs is None and others[0].dim() > 1:
             return replace(made, scaled=made.scaled.times(1.0, True, where))  # a temperature for each head
         if len(factors) < 2 or any(self.of(one) is None for one in factors):
@@ -283,6 +297,8 @@ class Looking(TorchFunctionMode):
             elif name in TIMES | OVER | PLUS:
                 what = kind_of(name, args)
                 scores.note("after" if what == "scale" and scores.softened is not None else what, where)
+                if name in PLUS and any(is_triangle(arg) for arg in args if self.of(arg) is None):
+                    scores.note("triangle", where)
                 if name in TIMES:
                     for factor in tensors_of([arg for arg in args if self.of(arg) is None]):
                         scores.times(factor, pairs, where)

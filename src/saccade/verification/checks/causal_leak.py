@@ -184,7 +184,7 @@ def _between_inside(subject: Subject) -> list[Finding]:
         hidden = ~one.attends[..., upper].any(-1)  # (B, H): nothing later is seen
         if hidden.any() and not hidden.all():
             return [_some(subject, one, hidden, inputs)]
-        cause = _filled(one)
+        cause = _added(one) or _filled(one)
         if cause is None and not influence.above_diagonal(one.attends).any():
             cause = _after([one])
         if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
@@ -291,6 +291,13 @@ def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location
                 "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included", line, "note",
             )  # fmt: skip
     return None
+
+
+def _added(one: Visible) -> _Cause | None:
+    """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
+    line = one.line("triangle")
+    words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
+    return None if line is None else _Cause(words, _MEND, line)
 
 
 def _filled(one: Visible) -> _Cause | None:

@@ -5,6 +5,7 @@ Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk length
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -15,8 +16,9 @@ from .. import _influence as influence
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs, Side
 from .._left_alone import no_mask
-from .._mask_defects import MEND, Defect, Probe, counted, inside, line_of, masks_of, named, sums_to_one
+from .._mask_defects import MEND, Defect, Probe, as_number, counted, inside, line_of, masks_of, named, sums_to_one
 from .._reading import MaskReading
+from .._source import line_with
 from .._subject import Subject
 
 _BATCH, _QUERIES, _KEYS = 3, 5, 6
@@ -73,7 +75,7 @@ def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
             return
         probe = other
     if probe.fits(probe.given):
-        yield from _alike_sizes(probe) or [*_conventions(probe), *_finite_values(probe)]
+        yield from _alike_sizes(probe) or [*_conventions(probe), *(_cast(probe) or _finite_values(probe))]
     else:
         yield from _misfit(probe)
 
@@ -235,6 +237,27 @@ def _conventions(probe: Probe) -> Iterator[Finding]:
         severity = "warning"
     defect = Defect(words, "Say it in the docstring, or take True = attend: " + MEND, severity)
     yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
+
+
+_BOOLEANS = r"\.(float|double|half|bfloat16|int|long)\(\)|\.(to|type|type_as)\("
+
+
+def _cast(probe: Probe) -> list[Finding]:
+    """A boolean mask that is cast to 0 and 1 and added, where nothing says that it is to be numbers."""
+    mask, name = probe.mask, str(probe.mask.argument)
+    silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
+    if mask.meaning != "additive" or not silent or (times := as_number(probe)) is None:
+        return []
+    line = line_with(probe.subject, rf"\b{name}\b[^=\n]*({_BOOLEANS})")
+    if line is None:
+        return []  # numbers are added as they come: whoever gives booleans is told by its documentation
+    plain = re.search(r"\.(to|type|type_as)\(", line.code) is None
+    words = (
+        f"A boolean `{name}` is cast to 0 and 1 and added to the scores: it counts {times:.3g} and hides nothing. 0 "
+        "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."
+    )
+    steps = {"argument": name, "counts": float(f"{times:.3g}")}
+    return [_finding(probe.subject, mask, Defect(words, MEND, "error" if plain else "warning"), steps, line)]
 
 
 def _finite_values(probe: Probe) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._inputs import Inputs
 from .._positions import positions
+from .._rotary import rotations
 from .._source import thrown_away
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
@@ -33,6 +34,10 @@ def _run(subject: Subject) -> Iterator[Finding]:
     once, again = (steady(plain, inputs, seed=seed).out for seed in (0, 1))
     if once.isfinite().all() and not torch.equal(once, again):
         raise Inapplicable("its outputs are random, so those of another order cannot be compared")
+    turned = list(_turned(plain))
+    yield from turned
+    if turned:
+        return
     if subject.form in ("cross", "qkv", "attention"):
         yield from _of_sides(plain)
         return
@@ -44,6 +49,24 @@ def _run(subject: Subject) -> Iterator[Finding]:
     else:
         yield from _judged(subject, _all_rows(plain))
         yield from _late(plain)
+
+
+def _turned(subject: Subject) -> Iterator[Finding]:
+    """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
+    were."""
+    found = rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    if not found or any(one.by_position for one in found):
+        return
+    whose = "differ between heads or batch items, not" if any(one.otherwise for one in found) else "do not differ"
+    yield Finding(
+        _NAME, _NAME, "error",
+        f"Queries and keys are rotated by angles that {whose} between positions: the rotation runs along another axis "
+        "than the sequence, as along the heads.",
+        "Queries and keys of a head are turned by one angle, which leaves their products as they were: the model sees "
+        "a bag of words.",
+        "cos, sin = cos[None, None], sin[None, None]  # (1, 1, L, D) for q, k of (B, H, L, D); L = q.shape[-2]",
+        {"rotations": len(found)}, found[0].location,
+    )  # fmt: skip
 
 
 def _all_rows(subject: Subject) -> float:

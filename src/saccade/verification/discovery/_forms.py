@@ -23,6 +23,7 @@ from ._packed import packed_in, packings, unpackable
 from ._returns import with_returns
 from ._signature import Argument
 from ._source import Source
+from ._squares import head_width, square_of
 from ._trials import Sizes, Trials
 
 WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where it takes any
@@ -78,7 +79,27 @@ def read(trials: Trials, clues: Clues) -> Reading:
     found = _with_required_masks(trials, clues)
     if found is not None:
         return _settled(trials, clues, found)
-    raise _of_other_sizes(trials, clues) or _nothing_works(trials, clues)
+    raise (
+        _own_fault(trials, clues) or _of_a_square(trials, clues) or _of_other_sizes(trials, clues)
+        or _nothing_works(trials, clues)
+    )  # fmt: skip
+
+
+def _own_fault(trials: Trials, clues: Clues) -> TargetError | None:
+    """What a call raised that no other way of calling mends: a name or a module that is missing, an attribute that
+    tensors or the target do not have, a view of what lies apart in memory."""
+    owner = re.escape(type(clues.target).__name__) if clues.is_module else "Tensor"
+    missing = rf"AttributeError: '({owner}|Tensor)' object"
+    fault = rf"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError)\b|{missing}|.*view size is not compatible"
+    found = (one for one in trials.errors.values() if one.location is not None and re.match(fault, one.error))
+    return next(found, None)
+
+
+def _of_a_square(trials: Trials, clues: Clues) -> TargetError | None:
+    """What a mask raises that is as wide as a head, or as the model, and not as the sequence."""
+    readings = (reading for form in _forms(clues) for reading in islice(_candidates(clues, form), _LIKELY))
+    found = (square_of(trials, one, lambda trial, reading: _working(trial, clues, reading)) for one in readings)
+    return next((one for one in found if one is not None), None)
 
 
 def _of_other_sizes(trials: Trials, clues: Clues) -> TargetError | None:
@@ -89,6 +110,8 @@ def _of_other_sizes(trials: Trials, clues: Clues) -> TargetError | None:
         raised = None if few is None else _raised(trials, few, Sizes(3, length, length))
         if raised is not None:
             words = f"{raised.error}, with {length} positions: it takes at most {length - 1}"
+            if few is not None and length - 1 == head_width(trials, few):
+                words += ": the mask is (head_size, head_size), where (length, length) is expected"
             return TargetError(words, raised.location)
     for batch in _sizes.batches(clues.target) if clues.is_module else ():
         found = _fitting(trials, clues, Sizes(batch, 7, 7))
@@ -132,13 +155,19 @@ def _with_required_masks(trials: Trials, clues: Clues) -> Reading | None:
     """A reading that gives masks which hide nothing, for a target that must be given one; the likeliest sizes only."""
     names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
     for form in _forms(clues) if names else ():
-        for reading in islice(_candidates(clues, form), _LIKELY):
+        for reading in _likely(clues, form):
             for axes, meaning in product(_MASK_SHAPES, _MEANINGS):
                 masks = tuple(MaskReading(name, axes, meaning, required=True) for name in names)
                 found = _working(trials, clues, replace(reading, masks=masks))
                 if found is not None:
                     return found
     return None
+
+
+def _likely(clues: Clues, form: Form) -> Iterator[Reading]:
+    """The likeliest sizes; of attention proper, which takes any, every layout."""
+    found = _candidates(clues, form)
+    return found if form == "attention" else islice(found, _LIKELY)
 
 
 _LIKELY = 6
@@ -311,12 +340,12 @@ def _by_behaviour(trials: Trials, clues: Clues, reading: Reading) -> Reading:
     """Another order of the same axes where values move along another axis and nothing says otherwise."""
     first = reading.names[0] if reading.names else ""
     told = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
-    others = {"BHLD": "BLHD", "BLHD": "BHLD", "BLD": "LBD", "LBD": "BLD"}
+    others = {"BHLD": ("BLHD", "LBHD"), "BLHD": ("BHLD", "LBHD"), "BLD": ("LBD",), "LBD": ("BLD",)}
     if told or reading.layout not in others or getattr(clues.target, "batch_first", None) is not None:
         return reading
-    other = others[reading.layout]
     moving = mixing_axes(trials, reading)
-    if moving != [other.index("L")]:
+    other = next((one for one in others[reading.layout] if moving == [one.index("L")]), None)
+    if other is None:
         return reading
     swapped = _working(trials, clues, replace(reading, layout=other, out=None, weights=None))
     if swapped is None or mixing_axes(trials, swapped) != [other.index("L")]:

@@ -113,6 +113,12 @@ def _entered(module: Any) -> Iterator[int]:
             yield parameter.shape[-1]
 
 
+def projected(module: Any) -> Iterator[int]:
+    """What the linear layers of a module give, the narrowest first."""
+    if isinstance(module, nn.Module):
+        yield from sorted({one.out_features for one in module.modules() if isinstance(one, nn.Linear)})
+
+
 def head_widths(module: Any) -> Iterator[int]:
     """Head widths that a module tells: by name, else as its factor of the logits has it."""
     if not isinstance(module, nn.Module):
