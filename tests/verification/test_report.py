@@ -344,3 +344,17 @@ def test_each_promise_fits_its_row_of_the_table():
 
     room = 100 - len("causal-blindness  warning  ")
     assert [one.name for one in CHECKS if len(one.promise.rstrip(".")) > room] == []
+
+
+@pytest.mark.parametrize(("check", "family", "row"), [
+    ("dtype and device", "robustness", "dtype and device"), ("compile", "robustness", "compile"),
+    ("robustness", "robustness", "robustness"), ("padding", "robustness", "robustness"),
+])  # fmt: skip
+def test_header_tag_and_row_say_the_same_name(check: str, family: str, row: str):
+    found = replace(LEAK, check=check, family=family)
+    rows = tuple(Outcome(name, "robustness", "It does.", "failed" if name == row else "passed")
+                 for name in ("robustness", "dtype and device", "compile"))  # fmt: skip
+    lines = str(replace(REPORT, findings=(found,), outcomes=rows)).splitlines()
+    assert lines[0].endswith(f"breaks a promise of attention: {row}.")
+    assert [line.split("  ")[0] for line in lines if "BROKEN" in line] == [row]
+    assert f"[{row}]" in "\n".join(lines)

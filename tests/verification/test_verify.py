@@ -28,6 +28,7 @@ from saccade.verification import (
 )
 from saccade.verification._causes import explained
 from saccade.verification._finding import FAMILIES
+from saccade.verification._verify import _chosen
 from saccade.verification.checks import CHECKS
 
 
@@ -445,3 +446,12 @@ def test_modules_of_any_form_are_called(with_checks):
     report = verify(nn.MultiheadAttention(24, 4, batch_first=True), False)
     assert isinstance(report, Report)
     assert report.outcomes[0].status == "passed", str(report)
+
+
+def test_checks_are_chosen_by_the_names_of_rows_and_a_family_names_all_of_it():
+    def names(*wanted):
+        return [check.name for check in _chosen(wanted)]
+
+    assert names("compile") == ["compile"]
+    assert names("dtype and device", "scale") == ["scale", "dtype and device"]
+    assert names("robustness") == ["robustness", "dtype and device", "compile"]

@@ -20,11 +20,12 @@ from ._options import Grouped, flattened
 
 if TYPE_CHECKING:
     from ..verification import Report, Undecided
+    from ..verification._finding import Check
 
 # As `saccade.verification` has them, which loads PyTorch; a test holds the two together.
-FAMILIES = (
+CHECKS = (
     "scale, softmax, causal-leak, causal-blindness, mask-meaning, padding, mixing, order, cache, precision, gradients, "
-    "dropout, robustness, weights, model"
+    "dropout, robustness, dtype and device, compile, weights, model"
 )
 
 
@@ -95,9 +96,9 @@ class Runs:
 
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="FAMILY", help=f"Run these checks alone; repeat it for more. Families: {FAMILIES}."),
+        typer.Option(metavar="CHECK", help=f"Run these checks alone; repeat it for more. Checks: {CHECKS}."),
     ] = None
-    skip: Annotated[list[str] | None, typer.Option(metavar="FAMILY", help="Leave these checks out.")] = None
+    skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these checks out.")] = None
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="For each check, and for importing it.")] = 60.0
     memory_limit: Annotated[
         float, typer.Option(metavar="GIB", help="Memory for it, above what Python and PyTorch take (on Linux).")
@@ -164,7 +165,7 @@ def _verified(target: str, promised: Promised, calls: Calls, runs: Runs, outputs
         with _progress(quiet=outputs.as_numbers) as told:
             return verify_target(
                 target, embed_dim=calls.embed_dim, num_heads=calls.num_heads, arguments=_arguments(calls.arg or []),
-                how=calls.adapter or hints, promise=promise, checks=_families(runs.only, runs.skip),
+                how=calls.adapter or hints, promise=promise, checks=_chosen(runs.only, runs.skip),
                 limits=Limits(runs.time_limit, runs.memory_limit), progress=told,
             )  # fmt: skip
     except Undecided as undecided:
@@ -191,15 +192,19 @@ def _arguments(given: list[str]) -> dict[str, Any]:
     return arguments
 
 
-def _families(only: list[str] | None, skip: list[str] | None) -> list[str]:
-    known = FAMILIES.split(", ")
+def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
+    """By the names of the report's rows; "robustness" names its whole family."""
+    from ..verification.checks import CHECKS as every
+
+    known = CHECKS.split(", ")
     for option, names in (("--only", only), ("--skip", skip)):
         for name in names or []:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                meant = f"did you mean {near[0]}?" if near else f"expected one of {FAMILIES}"
+                meant = f"did you mean {near[0]}?" if near else f"expected one of {CHECKS}"
                 raise UserError(f"{option} {name}: there is no such check; {meant}")
-    chosen = [name for name in only or known if name not in (skip or [])]
+    wanted, unwanted = set(only or known), set(skip or [])
+    chosen = [one for one in every if {one.name, one.family} & wanted and not {one.name, one.family} & unwanted]
     if not chosen:
         raise UserError("--only and --skip leave no check to run")
     return chosen

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from ._finding import Finding, Outcome, Report
-from ._show import finding_as_text, verdict
+from ._show import finding_as_text, label, verdict
 
 # What XML 1.0 cannot hold, whatever the escape: most control characters, halves of surrogate pairs, two non-characters.
 _IMPOSSIBLE = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -53,7 +53,7 @@ def _failing(name: str, report: Report, errors: list[Finding], seconds: float) -
     case = _element("testcase", {"classname": report.target, "name": name, "time": f"{seconds:.3f}"})
     if errors:  # readers expect one failure for a case
         text = "\n\n".join(finding_as_text(one) for one in errors)
-        case.append(_element("failure", {"message": errors[0].message, "type": errors[0].family}, text))
+        case.append(_element("failure", {"message": errors[0].message, "type": label(errors[0])}, text))
         location = errors[0].location
         if location is not None:
             case.set("file", _possible(location.path))

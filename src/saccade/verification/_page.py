@@ -8,7 +8,7 @@ from typing import Any
 
 from ._finding import Finding, Report
 from ._json import plain
-from ._show import is_code, place, verdict
+from ._show import is_code, label, place, verdict
 
 _WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not applicable"}
 
@@ -46,7 +46,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {
         "severity": finding.severity,
         "word": _WORDS[finding.severity],
-        "family": finding.family,
+        "family": label(finding),
         "message": finding.message.rstrip(".") + ".",
         "effect": finding.effect,
         "mend": [(is_code(line), line) for line in finding.mend.splitlines()],

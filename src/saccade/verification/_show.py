@@ -77,7 +77,7 @@ def _joined_lines(lines: Iterable[Line]) -> str:
 def verdict(report: Report) -> str:
     """The report in a sentence."""
     counts = {status: sum(one.status == status for one in report.outcomes) for status in ("passed", "failed", "n/a")}
-    errors = list(dict.fromkeys(one.family for one in report.errors))
+    errors = list(dict.fromkeys(label(one) for one in report.errors))
     if not report.outcomes and errors:
         return f"Nothing could be checked of {report.target}."
     if errors:
@@ -97,6 +97,14 @@ def verdict(report: Report) -> str:
     passed = f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
     apply = f"; {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply to it" if counts["n/a"] else ""
     return f"No error found in {report.target}: {passed}{apply}."
+
+
+def label(finding: Finding) -> str:
+    """The row that a finding belongs to: its check's name, or its family where that is another than its check's own."""
+    from .checks import CHECKS
+
+    own = any(check.name == finding.check and check.family == finding.family for check in CHECKS)
+    return finding.check if own else finding.family
 
 
 def joined(words: Sequence[str]) -> str:
@@ -150,7 +158,7 @@ def _table(report: Report, width: int) -> Iterator[Line]:
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
     if outcome.status == "failed":
-        own = any(one.family == outcome.family and one.severity == "error" for one in findings)
+        own = any(label(one) == outcome.name and one.severity == "error" for one in findings)
         return ("BROKEN", "bad") if own else ("stopped", "bad")  # by what is told under another family
     if outcome.status == "n/a":
         return "n/a", "n/a"
@@ -164,7 +172,7 @@ def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
 def _finding(finding: Finding, width: int) -> Iterator[Line]:
     severity = Piece(f"{finding.severity}: ", finding.severity)
     yield from _filled(
-        (severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{finding.family}]"
+        (severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{label(finding)}]"
     )
     if finding.location is not None:
         number = str(finding.location.line)

@@ -31,7 +31,7 @@ def verify(
     arguments: Mapping[str, Any] | None = None,
     how: Reading | Hints | Callable[..., Any] | str | None = None,
     promise: Promise | None = None,
-    checks: Sequence[str] | None = None,
+    checks: Sequence[str | Check] | None = None,
     limits: Limits | None = None,
     isolated: bool = True,
     progress: Progress | None = None,
@@ -55,7 +55,8 @@ def verify(
             is attention proper, x is (batch, length, width), and mask is boolean, True = attend; or a string that
             names such a function, "path/to/file.py:name".
         promise: more of what its author promises: window, positions, scale, the meaning of its mask.
-        checks: the families to run, as "scale" or "causal-leak"; None: all.
+        checks: those to run, by the names of the report's rows, as "scale" or "dtype and device"; "robustness" names
+            its whole family, these three. None: all.
         limits: of time and memory for the child.
         isolated: False runs the target in this process, without limits: for debuggers.
         progress: told how many checks of how many are done, and which comes next.
@@ -108,7 +109,7 @@ def assert_correct(target: Any, causal: bool | None = None, embed_dim: int | Non
         raise AssertionError(f"\n{report}")
 
 
-def _chosen(names: Iterable[str] | None) -> list[Check]:
+def _chosen(names: Iterable[str | Check] | None) -> list[Check]:
     from .checks import CHECKS
 
     if names is None:
@@ -116,10 +117,11 @@ def _chosen(names: Iterable[str] | None) -> list[Check]:
     if isinstance(names, str):
         raise TypeError(f"checks: expected families in a list, got the string {names!r}")
     wanted = list(names)
-    unknown = [name for name in wanted if name not in FAMILIES]
+    known = tuple(dict.fromkeys([*FAMILIES, *(check.name for check in CHECKS)]))
+    unknown = [str(name) for name in wanted if name not in known and name not in CHECKS]
     if unknown or not wanted:
-        raise ValueError(f"checks: {', '.join(unknown) or 'none'}: expected some of {', '.join(FAMILIES)}")
-    return [check for check in CHECKS if check.family in wanted]
+        raise ValueError(f"checks: {', '.join(unknown) or 'none'}: expected some of {', '.join(known)}")
+    return [check for check in CHECKS if check in wanted or {check.name, check.family} & set(wanted)]
 
 
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:

@@ -206,3 +206,24 @@ def test_a_known_limit_is_asked_one_beyond() -> None:
     assert found.severity == "warning" and found.evidence["longest"] == 12
     (found,) = findings(Buffered(12, True), reading)
     assert found.severity == "note"
+
+
+class LearnedPositions(nn.Module):
+    """A table of learned positions, cut to the length."""
+
+    def __init__(self, longest: int):
+        super().__init__()
+        self.places, self.qkv = nn.Parameter(torch.randn(1, longest, 24)), nn.Linear(24, 72)
+
+    def forward(self, x):
+        x = x + self.places[:, : x.shape[1]]
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("longest", [20, 64])
+def test_the_end_of_learned_positions_is_a_note(longest: int):
+    report = saccade.verify(LearnedPositions(longest), isolated=False, checks=["robustness"])
+    assert report.ok, report
+    (limit,) = [one for one in report.findings if f"takes at most {longest} tokens" in one.message]
+    assert limit.severity == "note"

@@ -5,6 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -246,7 +247,7 @@ def _too_long(subject: Subject, fits: int, fails: int, error: TargetError) -> Fi
             fits = middle
         except TargetError as raised:
             fails, error = middle, raised
-    return _limit(fits, error)
+    return _limit(subject, fits, error)
 
 
 def _beyond(subject: Subject, longest: int) -> Iterator[Finding]:
@@ -254,14 +255,14 @@ def _beyond(subject: Subject, longest: int) -> Iterator[Finding]:
     try:
         out = steady(subject, subject.inputs(2, longest + 1)).out
     except TargetError as error:
-        yield _limit(longest, error, known=True)
+        yield _limit(subject, longest, error, known=True)
         return
     if out.shape[-2 if subject.form != "tokens" else 1] != longest + 1:
         yield _shape(f"a length of {longest + 1}, one more than its limit,", out)
 
 
-def _limit(longest: int, error: TargetError, known: bool = False) -> Finding:
-    clear = error.error.startswith(CLEAR)
+def _limit(subject: Subject, longest: int, error: TargetError, known: bool = False) -> Finding:
+    clear = error.error.startswith(CLEAR) or _is_of_positions(subject, longest, error)
     silent = not clear and not known and longest < USEFUL
     return _finding(
         "note" if clear else "error" if silent else "warning",
@@ -271,6 +272,18 @@ def _limit(longest: int, error: TargetError, known: bool = False) -> Finding:
         {"longest": longest, "raised": error.error},
         error.location,
     )
+
+
+def _is_of_positions(subject: Subject, longest: int, error: TargetError) -> bool:
+    """Whether a table of learned positions ends there: that limit is a part of the design."""
+    if subject.module is None or error.location is None:
+        return False
+    tables = [
+        name.removesuffix(".weight").rpartition(".")[2]
+        for name, one in subject.module.named_parameters()
+        if one.dim() > 1 and longest in one.shape[:-1]
+    ]
+    return any(re.search(rf"\b{re.escape(name)}\b", error.location.code) for name in tables)
 
 
 def _strides(subject: Subject) -> Iterator[Finding]:
