@@ -168,3 +168,22 @@ def test_one_length_alone_is_said_with_an_option_that_works() -> None:
 
     report = verify(Window(33), how=padded, embed_dim=E, isolated=False, checks=["scale"])
     assert report.ok and any(one.status == "passed" for one in report.outcomes), f"\n{report}"
+
+
+class ClassAttention(nn.Module):
+    """As in CaiT, arXiv 2103.17239: the first token alone attends, and comes out alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.q, self.kv, self.proj = H, nn.Linear(E, E), nn.Linear(E, 2 * E), nn.Linear(E, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = (one.unflatten(-1, (H, -1)).transpose(1, 2) for one in self.kv(x).chunk(2, -1))
+        q = self.q(x[:, :1]).unflatten(-1, (H, -1)).transpose(1, 2)
+        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_one_that_gives_no_output_for_each_position_is_not_said_to_take_one_length() -> None:
+    with pytest.raises(Undecided, match="no output for each of 7 positions") as caught:
+        discover(ClassAttention())
+    assert "of no other number" not in str(caught.value) and f"returns [2, 1, {E}]" in str(caught.value)

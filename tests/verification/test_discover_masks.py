@@ -357,3 +357,24 @@ def test_a_mask_of_batch_times_heads(target):
         torch.testing.assert_close(result.out, hidden_where_true(*inputs.tensors.values(), ~pairs))
     else:
         assert torch.equal(result.weights > 0, pairs)
+
+
+def test_a_bias_that_a_kernel_takes_as_booleans_too_is_added():
+    """In place of scores a causal mask is filled into: a boolean would lose it."""
+
+    class Flash(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads, self.qkv, self.proj = 4, nn.Linear(24, 72), nn.Linear(24, 24)
+
+        def forward(self, x, attn_bias=None):
+            q, k, v = (one.unflatten(-1, (4, 6)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            bias = torch.zeros(x.shape[1], x.shape[1]) if attn_bias is None else attn_bias
+            bias = bias.expand(1, 1, *later.shape) if bias.dim() == 2 else bias
+            bias = bias.masked_fill(later, -torch.finfo(q.dtype).max / 2)
+            out = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype) if bias.is_floating_point() else bias)
+            return self.proj(out.transpose(1, 2).flatten(2))
+
+    reading = discover(Flash()).reading
+    assert {mask.meaning for mask in reading.masks} == {"additive"} and reading.masks[0].behaves == "additive"

@@ -51,6 +51,10 @@ class Promised:
         Literal["attend", "ignore", "additive"] | None,
         typer.Option(help="What True in its mask says; additive: the mask is added to the logits."),
     ] = None
+    kv_order: Annotated[
+        Literal["repeat_interleave", "repeat"] | None,
+        typer.Option(help="How fewer key heads are repeated: each several times (0 0 1 1), or all in turn (0 1 0 1)."),
+    ] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +164,9 @@ def _verified(target: str, promised: Promised, calls: Calls, runs: Runs, outputs
     from ..verification import verify as verify_target
 
     hints = Hints(calls.form, calls.layout, calls.embed_dim, calls.num_heads, calls.mask)
-    promise = Promise(promised.causal, promised.window, promised.positions, promised.scale, promised.mask_meaning)
+    promise = Promise(
+        promised.causal, promised.window, promised.positions, promised.scale, promised.mask_meaning, promised.kv_order
+    )  # fmt: skip
     try:
         with _progress(quiet=outputs.as_numbers) as told:
             return verify_target(

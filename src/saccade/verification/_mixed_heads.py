@@ -72,11 +72,17 @@ def _stray(found: Wiring, stray: Strayed) -> Finding:
 
 def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
     sides = (("keys", structure.reads_key, structure.keys), ("values", structure.reads_value, structure.values))
+    order = found.subject.promise.kv_order
+    # one order for both is a choice, which published code has made, too
+    both_tiled = all(reads == _repeated("repeat", structure.count, kv_heads) for _, reads, kv_heads in sides)
     for which, reads, kv_heads in sides:
-        expected = tuple(h * kv_heads // structure.count for h in range(structure.count))
+        expected = _repeated(order, structure.count, kv_heads)
         if reads != expected:
-            yield _wrong_kv(found, which, reads, expected)
-            return
+            chosen = order is None and both_tiled
+            yield _wrong_kv(found, which, reads, expected, chosen)
+            if not chosen:
+                return
+            break
     if structure.lands != tuple(range(structure.count)):
         yield _order(found, structure, f"heads are merged in the order {list(structure.lands)}", "merged")
         return
@@ -92,24 +98,32 @@ def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
         yield _interleaved(found, structure.count)
 
 
-def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...]) -> Finding:
-    count, kv_heads = len(reads), expected[-1] + 1
+def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool) -> Finding:
+    """`chosen`: all are repeated in the one order that is not usual, and nobody promised which."""
+    count, kv_heads = len(reads), max(expected) + 1
     head = next(h for h in range(count) if reads[h] != expected[h])
-    tiled = kv_heads < count and reads == tuple(h % kv_heads for h in range(count))
+    tiled = kv_heads < count and reads == _repeated("repeat", count, kv_heads)
     cause = ": the order of `repeat` (0 1 0 1), not of `repeat_interleave` (0 0 1 1)" if tiled else ""
     idle = sorted(set(expected) - set(reads))
     cause += f", and nobody reads {', '.join(map(str, idle))}" if idle else ""
+    mend = "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise"
+    if found.subject.promise.kv_order == "repeat":
+        mend = "k = k.repeat(1, heads // kv_heads, 1, 1), and v likewise"
     return Finding(
-        _NAME, _NAME, "error",
-        f"Query head {head} reads the {which} of kv head {reads[head]} where {expected[head]} is expected; heads 0 to "
-        f"{count - 1} read {list(reads)}{cause}.",
+        _NAME, _NAME, "warning" if chosen else "error",
+        f"Query head {head} reads the {which} of kv head {reads[head]} where {expected[head]} is "
+        f"{'usual' if chosen else 'expected'}; heads 0 to {count - 1} read {list(reads)}{cause}.",
         "Weights of published models do not fit: heads get another head's keys and values. Trained from scratch it "
         "learns its own order, and nobody else can load it.",
-        "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise" if tiled or kv_heads < count else
-        "Multiply the weights of head h with the values of head h: out = weights @ v",
+        mend if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
         {"of": which, "reads": list(reads), "expected": list(expected)},
         _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),
     )  # fmt: skip
+
+
+def _repeated(order: str | None, count: int, kv_heads: int) -> tuple[int, ...]:
+    """The kv head of each of `count` query heads."""
+    return tuple(h % kv_heads if order == "repeat" else h * kv_heads // count for h in range(count))
 
 
 def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:

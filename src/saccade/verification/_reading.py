@@ -21,6 +21,8 @@ class Promise:
     positions: bool | None = None  # whether it knows the order of its input
     scale: float | None = None  # of the logits; None: one over the root of the head width; 0: averages, on purpose
     mask: Meaning | None = None  # what True (or a float) in its mask means
+    # which of n key heads query head h of n * times reads: h // times, or h % n
+    kv_order: Literal["repeat_interleave", "repeat"] | None = None
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,8 @@ class Looking(TorchFunctionMode):
                     scores.learned |= any(is_learned(arg) for arg in args if self.of(arg) is None)
             elif before is None and name not in CASTS:
                 scores.note("function", where)
+                # a convolution over the heads: what comes out is a sum of their scores
+                scores.mixed |= name in ("conv1d", "conv2d", "conv3d") and scores.softened is None
 
     def _product(
         self, product: Spelled, left: Shadow | None, right: Shadow | None, result: Tensor, where: Location | None
@@ -353,6 +355,9 @@ class Looking(TorchFunctionMode):
     ) -> Shadow | None:
         """Weights times values; what else is multiplied by scores is followed no further."""
         chosen = [one for one in self._scores(left) if one.logits is not None or one.of_sequences]
+        if right is None and is_learned(product.right):
+            for scores in chosen:
+                scores.mixed |= scores.softened is None
         if right is None or right.tokens is None or not chosen:
             return None if right is None or right.tokens is None else _projected(laid, None, right)
         assert left.pairs is not None

@@ -36,6 +36,7 @@ class SeenAttention:
     zeroed: Tensor | None = None  # (B, H, Lq, Lk) scores that were multiplied by 0, None where none was
     scaled: float = 1.0  # what queries and keys had been multiplied by before the product
     learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
+    mixed: bool = False  # whether a map made the logits of the scores of several heads
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
     lines: Mapping[str, Location] = field(default_factory=dict)
 
@@ -137,7 +138,7 @@ def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttent
         _stacked([[head.weights for head in own] for own in heads]),
         "unknown", first.source, _stacked_where_all([[head.softened for head in own] for own in heads]),
         _stacked_where_all([[head.zeroed for head in own] for own in heads]), first.scaled, first.learned,
-        dict(first.lines),
+        first.mixed, dict(first.lines),
     )  # fmt: skip
     if any(head.tiled for own in heads for head in own):
         return seen

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.verification import Finding, Inapplicable, Reading
+from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification._heads import heads
 from saccade.verification._projections import spans
 from saccade.verification._steady import exact
@@ -93,13 +93,13 @@ class Attention(nn.Module):
         return self.out_proj(self.attended(x))
 
 
-def found(target: Any, reading: Reading = SELF) -> list[Finding]:
+def found(target: Any, reading: Reading = SELF, promise: Promise | None = None) -> list[Finding]:
     target = target.eval() if isinstance(target, nn.Module) else target
-    return list(mixing.CHECK.run(Subject(target, reading)))
+    return list(mixing.CHECK.run(Subject(target, reading, promise or Promise())))
 
 
-def only_error(target: Any, reading: Reading = SELF) -> Finding:
-    (finding,) = found(target, reading)
+def only_error(target: Any, reading: Reading = SELF, promise: Promise | None = None) -> Finding:
+    (finding,) = found(target, reading, promise)
     assert (finding.severity, finding.family) == ("error", "mixing")
     return finding
 
@@ -175,17 +175,33 @@ def test_heads_merged_in_reverse() -> None:
 @pytest.mark.parametrize("repeats, which", [((tiled, tiled), "keys"), ((tiled, repeated), "keys"),
                                             ((repeated, tiled), "values")])  # fmt: skip
 def test_kv_heads_repeated_in_the_wrong_order(repeats: Splits, which: str) -> None:
-    finding = only_error(Attention(heads=6, kv_heads=2, repeats=repeats), Reading("self", "BLD", 30))
+    promise = Promise(kv_order="repeat_interleave")
+    finding = only_error(Attention(heads=6, kv_heads=2, repeats=repeats), Reading("self", "BLD", 30), promise)
     assert finding.evidence == {"of": which, "reads": [0, 1, 0, 1, 0, 1], "expected": [0, 0, 0, 1, 1, 1]}
     assert "repeat_interleave" in finding.message
     assert blamed(finding) == "return x.repeat(1, times, 1, 1)"
+
+
+@pytest.mark.parametrize("repeats", [(tiled, repeated), (repeated, tiled)])
+def test_keys_in_another_order_than_values_need_no_promise(repeats: Splits) -> None:
+    assert only_error(Attention(heads=6, kv_heads=2, repeats=repeats), Reading("self", "BLD", 30)).evidence["reads"]
+
+
+def test_one_order_for_both_is_a_choice_until_another_is_promised() -> None:
+    reading = Reading("self", "BLD", 30)
+    (finding,) = found(Attention(heads=6, kv_heads=2, repeats=(tiled, tiled)), reading)
+    assert finding.severity == "warning" and "is usual" in finding.message
+    promised = Promise(kv_order="repeat")
+    assert found(Attention(heads=6, kv_heads=2, repeats=(tiled, tiled)), reading, promised) == []
+    error = only_error(Attention(heads=6, kv_heads=2), reading, promised)
+    assert error.evidence["expected"] == [0, 1, 0, 1, 0, 1] and "k.repeat(1" in error.mend
 
 
 def test_the_kv_heads_of_a_function() -> None:
     def tiling(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, *(tiled(one, q.shape[1] // one.shape[1]) for one in (k, v)))
 
-    finding = only_error(tiling, Reading("attention", "BHLD", D))
+    finding = only_error(tiling, Reading("attention", "BHLD", D), Promise(kv_order="repeat_interleave"))
     assert finding.evidence["reads"] == [0, 1, 0, 1, 0, 1]
 
     def right(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

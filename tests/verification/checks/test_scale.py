@@ -246,3 +246,41 @@ def test_of_several_layers_those_that_are_wrong_are_counted():
 )
 def test_pytorchs_own_have_none(target: object, reading: Reading):
     assert found(target.eval() if isinstance(target, nn.Module) else target, reading) == []
+
+
+# --- maps over the heads
+
+
+class Talking(nn.Module):
+    """Scores of heads are mixed by a learned map that begins as the identity, as in arXiv 2003.02436."""
+
+    def __init__(self, mix: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.qkv, self.proj, self.mix = nn.Linear(E, 3 * E), nn.Linear(E, E), mix
+        self.map = nn.Parameter(torch.eye(H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (H, D)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT / math.sqrt(D)
+        return self.proj((self.mix(self, scores).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("mix", [
+    lambda self, s: s + nn.functional.conv2d(s, self.map[:, :, None, None]),
+    lambda self, s: s + torch.einsum("bhij,gh->bgij", s, self.map),
+    lambda self, s: s + nn.functional.linear(s.movedim(1, -1), self.map).movedim(-1, 1),
+])  # fmt: skip
+def test_talking_heads_have_no_factor_of_their_own(mix: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    (finding,) = found(Talking(mix).eval(), Reading("self", "BLD", E))
+    assert finding.severity == "note" and "talking heads" in finding.message
+    assert "batch" not in finding.message
+
+
+@pytest.mark.parametrize("factor, named", [
+    (lambda s: s * math.sqrt(D) / math.sqrt(s.shape[0]), True), (lambda s: s * math.sqrt(D / 2), False),
+])  # fmt: skip
+def test_the_size_of_the_batch_is_blamed_where_it_is_at_work(factor: Callable[[Tensor], Tensor], named: bool) -> None:
+    (finding,) = found(Talking(lambda _, s: factor(s)).eval(), Reading("self", "BLD", E))
+    assert finding.severity == "error"
+    assert ("the root of the batch size" in finding.message) is named

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from saccade.verification import Promise
+
 from .fault import (
     ALIBI,
     ANNOTATED,
@@ -20,6 +22,7 @@ from .fault import (
     Fault,
 )  # fmt: skip
 
+AS_PUBLISHED = Promise(kv_order="repeat_interleave")
 MIXING = ("mixing",)
 
 FAULTS = (
@@ -50,13 +53,13 @@ FAULTS = (
         "kv heads tiled", MIXING, GQA_FUNCTION,
         "x = x[:, :, None, :, :].expand(batch, kv_heads, n_rep, length, dim)",
         "x = x[:, None, :, :, :].expand(batch, n_rep, kv_heads, length, dim)",
-        "query head h reads kv head h % kv_heads where h // n_rep is meant",
+        "query head h reads kv head h % kv_heads where h // n_rep is meant", promise=AS_PUBLISHED,
     ),
     Fault(
         "kv heads tiled in a module", MIXING, LLAMA,
         "return x[:, :, :, None, :].expand(bs, slen, n_kv_heads, n_rep, head_dim).reshape(bs, slen, -1, head_dim)",
         "return x[:, :, None, :, :].expand(bs, slen, n_rep, n_kv_heads, head_dim).reshape(bs, slen, -1, head_dim)",
-        "query head h reads kv head h % n_kv_heads where h // n_rep is meant",
+        "query head h reads kv head h % n_kv_heads where h // n_rep is meant", promise=AS_PUBLISHED,
     ),
     Fault(
         "only keys are tiled", MIXING, GQA_FUNCTION,

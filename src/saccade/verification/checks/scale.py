@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._finding import Check, Finding, Inapplicable, Location
+from .._finding import Check, Finding, Inapplicable, Location, TargetError
 from .._indifferent import Indifferent, indifferent
 from .._inputs import Inputs
 from .._projections import spans
@@ -185,12 +185,13 @@ def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factor
     first = wrong[0]
     seen, heads = first.seen, first.wrong
     found = first.found[heads[0]]
-    words, times = _named(found, _sizes(subject, inputs, seen)), found / (first.expected or math.nan)
+    designed = _designed(seen)
+    words = "" if designed else _named(found, _sizes(subject, inputs, seen))
+    times = found / (first.expected or math.nan)
     message = (
         f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
         f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
     )
-    designed = _designed(seen)
     return Finding(
         "scale", "scale", "note" if designed else "error",
         message + (f" {designed}" if designed else ""), "" if designed else _effect(times),
@@ -203,6 +204,8 @@ def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factor
 
 def _designed(seen: SeenAttention) -> str:
     """Why a factor of one's own is meant so, empty where nothing says that it is."""
+    if seen.mixed:
+        return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
     if seen.learned:
         return "It is multiplied by a parameter: a learned temperature."
     lengths = [side.detach().double().norm(dim=-1) for side in (seen.query / seen.scaled, seen.key)]
@@ -228,13 +231,25 @@ def _sizes(subject: Subject, inputs: Inputs, seen: SeenAttention) -> list[tuple[
         (heads**-0.5, f"they are divided by the root of the number of heads, {heads}"),
         (inputs.key_length**-0.5, f"they are divided by the root of the number of keys, {inputs.key_length}"),
         (inputs.length**-0.5, f"they are divided by the root of the number of queries, {inputs.length}"),
-        (inputs.batch**-0.5, f"they are divided by the root of the batch size, {inputs.batch}"),
+        (_of_batch(subject, inputs), f"they are divided by the root of the batch size, {inputs.batch}"),
         ((width / 2) ** -0.5, f"sqrt(2) too large, as for half the head width, {width}"),
         ((2 * width) ** -0.5, f"sqrt(2) too small, as for twice the head width, {width}"),
         (1 / model, f"they are divided by the model width, {model}"),
         (width**-0.25, f"they are divided by the fourth root of the head width, {width}"),
     ]
     return named
+
+
+def _of_batch(subject: Subject, inputs: Inputs) -> float:
+    """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
+    number that may come from elsewhere."""
+    more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
+    try:
+        factors = [_factors(subject, seen) for seen in measured(subject.fresh(), more)]
+    except (Inapplicable, TargetError):
+        return math.nan
+    moved = (abs(found * more.batch**0.5 - 1) < _WRONG for one in factors for found in one.found)
+    return inputs.batch**-0.5 if any(moved) else math.nan
 
 
 def _named(found: float, named: Sequence[tuple[float, str]]) -> str:

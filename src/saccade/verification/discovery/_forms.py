@@ -24,7 +24,7 @@ from ._returns import with_returns
 from ._signature import Argument
 from ._source import Source
 from ._squares import head_width, square_of
-from ._trials import Sizes, Trials
+from ._trials import Sizes, Trials, tensors_in
 
 WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where it takes any
 
@@ -398,11 +398,28 @@ def _one_length(trials: Trials, clues: Clues) -> int | None:
                 except Inapplicable:
                     break
                 if tried.returned(reading, inputs) is not None:
-                    return size
+                    more = trials.inputs(reading, Sizes(3, size + 1, size + 1))
+                    return size if tried.returned(reading, more) is None else None
     return None
 
 
 _LONGEST = 256
+
+
+def _of_no_position(trials: Trials, clues: Clues) -> str:
+    """What a call that works returns in the place of an output for each position, in words: ClassAttn of timm gives one
+    for the first alone."""
+    tried = replace(trials, errors={})
+    for form in _forms(clues):
+        for reading in islice(_candidates(clues, form), _LIKELY):
+            inputs = trials.inputs(reading)
+            returned = tried.returned(reading, inputs)
+            if returned is not None:
+                shapes = [list(one.shape) for _, one in tensors_in(returned)]
+                what = " and ".join(map(str, shapes)) or type(returned).__name__
+                given = list(next(iter(inputs.tensors.values())).shape)
+                return f"for an input {given} it returns {what}, no output for each of {inputs.length} positions"
+    return ""
 
 
 def _nothing_works(trials: Trials, clues: Clues) -> Exception:
@@ -424,6 +441,12 @@ def _nothing_works(trials: Trials, clues: Clues) -> Exception:
             [(f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
              ("a size of its constructor that is another number", "--arg NAME=VALUE")],
         )  # fmt: skip
+    returned = _of_no_position(trials, clues)
+    if returned:
+        return Undecided(
+            f"{returned}, where every check compares outputs by position: nothing can be asked of it as it is",
+            [("a function of yours that gives an output for each position", "--adapter FILE.py:NAME")],
+        )
     message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"
     options = [
         ("its model width", "--embed-dim N"),

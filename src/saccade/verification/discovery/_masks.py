@@ -74,7 +74,9 @@ def _of_argument(
     said, words = (None, "") if silent else documented(clues.source, argument.name, names)
     shape = None if silent else documented_axes(clues.source, argument.name, names)
     for lengths in _lengths(trials, reading):
-        trial = _Trial(trials, reading, argument.name, said == "additive", lengths)
+        # kernels take a boolean in its place, too: what is called a bias is first tried as one
+        is_bias = said is None and _is_bias(argument)
+        trial = _Trial(trials, reading, argument.name, said == "additive" or is_bias, lengths)
         found: list[MaskReading] = []
         for axes in _axes(argument, reading, shape):
             if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
@@ -130,9 +132,13 @@ def _for_keys(argument: Argument, shape: str | None) -> bool:
     return "Q" not in shape if shape else re.fullmatch(_FOR_KEYS, argument.name.lower()) is not None
 
 
+def _is_bias(argument: Argument) -> bool:
+    return "bias" in argument.name.lower()
+
+
 def _usual(argument: Argument) -> Meaning:
     """PyTorch's `key_padding_mask` is True at the padding; most others call `mask` what may be seen."""
-    if re.search("bias", argument.name.lower()):
+    if _is_bias(argument):
         return "additive"
     return "ignore" if re.search("pad", argument.name.lower()) else "attend"
 
