@@ -190,6 +190,8 @@ def _nothing_works(broken: Broken) -> Finding:
     from ._run import raised
 
     doing, mend = _STAGES.get(broken.stage, ("starting", "Try it once more."))
+    if broken.location is not None and broken.error.startswith(("NameError", "UnboundLocalError", "ImportError")):
+        mend = "Import or define that name: this line fails however it is called."
     found = raised(None, broken.error, broken.location)
     special = not found.message.startswith("A call of it raised ")  # memory, exit or a missing device
     message = found.message if special else broken.error
