@@ -55,13 +55,12 @@ def _turned(subject: Subject) -> Iterator[Finding]:
     """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
     were."""
     found = rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
-    if not found or any(one.by_position for one in found):
+    if any(one.by_position for one in found) or not any(one.otherwise for one in found):
         return
-    whose = "differ between heads or batch items, not" if any(one.otherwise for one in found) else "do not differ"
     yield Finding(
         _NAME, _NAME, "error",
-        f"Queries and keys are rotated by angles that {whose} between positions: the rotation runs along another axis "
-        "than the sequence, as along the heads.",
+        "Queries and keys are rotated by angles that differ between heads or batch items, not between positions: the "
+        "rotation runs along another axis than the sequence.",
         "Queries and keys of a head are turned by one angle, which leaves their products as they were: the model sees "
         "a bag of words.",
         "cos, sin = cos[None, None], sin[None, None]  # (1, 1, L, D) for q, k of (B, H, L, D); L = q.shape[-2]",
