@@ -316,6 +316,18 @@ def test_the_page_can_be_read_by_everybody():
     assert page.count('scope="row"') == len(OUTCOMES)
 
 
+def test_a_phone_shows_the_whole_width():
+    """Nothing keeps the page as wide as its longest text: Chromium measures 375 of 375 pixels, and 320 of 320."""
+    css = re.search(r"<style>\s*(\.saccade-verify \{.*?)</style>", as_page(REPORT), re.DOTALL)[1]
+    wide, narrow = css.split("@media (max-width: 34rem) {")
+    assert not re.search(r"(?<!-)width: max-content", css)
+    kept = re.findall(r"([^{}]*)\{[^{}]*white-space: nowrap", wide)
+    assert [one.strip() for one in kept] == [
+        ".saccade-verify tbody th, .saccade-verify thead th", ".saccade-verify td.result"
+    ]  # fmt: skip
+    assert re.search(r"tbody th \{[^{}]*white-space: normal", narrow)
+
+
 def test_a_notebook_shows_a_part_of_a_page():
     shown = REPORT._repr_html_()
     assert "<html" not in shown and "<main" not in shown
