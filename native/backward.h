@@ -325,7 +325,7 @@ template <class Math, class T> class BackwardPass {
 
     void add_tile(Desk& desk, const Walk& walk, int64_t slot, int64_t size, const Walk::State* state, float* bias_local) const {
         BackwardTile<Math>& tile = desk.tile;
-        const BackwardRows& rows = desk.rows;
+        BackwardRows& rows = desk.rows;
         tile.offset = slot * grain, tile.first = (walk.first_grain + slot) * grain;
         tile.keys = std::min(size * grain, p.length_k - tile.first), tile.width = up_to(tile.keys, lanes);
         bool masked = tile.width != tile.keys, some = p.bias.form != Bias::none || rows.blind, poisoned = desk.rows_poisoned;
@@ -342,6 +342,8 @@ template <class Math, class T> class BackwardPass {
             multiply<Math, natural, false>(rows.count, wide, value_units, desk.d_out, value_lead, desk.values + at_ * value_units,
                                            panel, tile.dp + j, tile_keys);
         }
+        // A row of half precision with all its keys in this tile.
+        if (!direct && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
         slopes.form(tile, rows, masked, bias_local, desk.row_sums);
         if (some && poisoned) return add_seen(desk);
         const int64_t pairs = up_to(rows.count, Math::pack) / Math::pack;

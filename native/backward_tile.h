@@ -41,7 +41,7 @@ template <class Math> struct BackwardTile {
 // How the slopes of one logit come about, beside the plain case.
 class Slopes {
   public:
-    Slopes(const Backward& f, float rest, const BiasGradient& gradient) : p(f.problem), rest(rest), gradient(gradient) {}
+    Slopes(const Backward& f, float rest, const BiasGradient& gradient) : p(f.problem), rest(rest), inverse(p.softcap == 0 ? 0 : 1 / p.softcap), gradient(gradient) {}
 
     // `local` and `row_sums` take the gradient of the bias.
     template <class Math> void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
@@ -49,9 +49,26 @@ class Slopes {
         return masked ? plain<true>(tile, rows) : plain<false>(tile, rows);
     }
 
+    // delta of rows that see no key outside of this tile: sum_j p_ij dp_ij - dlse_i. The same sum from an output that is
+    // rounded to half precision errs by half a unit of it, which long rows average out and short ones do not.
+    template <class Math> void sum_delta(BackwardTile<Math>& tile, BackwardRows& rows, const float* d_lse, float* delta) const {
+        for (int64_t i = 0; i < rows.count; i++) {
+            if (rows.lse[i] == infinity) continue;
+            const int64_t n = (rows.b * p.heads + rows.h) * p.length_q + rows.first + i;
+            const BiasRow bias(p.bias, rows.b, rows.h, rows.first + i);
+            const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
+            vf sum = {};
+            for (int64_t j = 0; j < tile.width; j += lanes) {
+                const Entries x = entries(tile, rows, bias, dropout, i, j);
+                sum += select(x.seen, x.weight * x.dw, vf{});
+            }
+            delta[n] = rows.delta[i] = total(sum) - (d_lse ? d_lse[n] : 0);
+        }
+    }
+
   private:
     const Problem& p;
-    const float rest;
+    const float rest, inverse;  // inverse: of softcap
     const BiasGradient& gradient;
 
     template <bool masked, class Math> void plain(BackwardTile<Math>& tile, const BackwardRows& rows) const {
@@ -74,35 +91,47 @@ class Slopes {
         }
     }
 
+    // `lanes` pairs of a row: p, dp times the factor of dropout, and who of them is seen. A bias of -inf clears mask bits.
+    struct Entries {
+        vf weight, dw, keep, steep;  // steep: the slope of softcap
+        uint32_t seen;
+    };
+
+    template <class Math>
+    SACCADE_INLINE Entries entries(BackwardTile<Math>& tile, const BackwardRows& rows, const BiasRow& bias, const DropoutRow& dropout,
+                                   int64_t i, int64_t j) const {
+        vf x = load(tile.s + i * tile_keys + j) * splat(rest), steep = splat(1.0f), keep = splat(1.0f);
+        uint32_t seen = tile.lane_bits(i, j);
+        if (p.softcap != 0) {
+            const vf t = tanh_of(x * splat(inverse));
+            x = t * splat(p.softcap);
+            steep = splat(1.0f) - t * t;
+        }
+        if (p.bias.form != Bias::none) {
+            const vf y = bias.at(tile.first + j, tile.keys - j);
+            const vf hidden = y == splat(-infinity) ? splat(1.0f) : vf{};
+            x += y;
+            if (total(hidden) != 0)
+                for (int n = 0; n < lanes; n++)
+                    if (hidden[n] != 0) seen &= ~(1u << n), tile.bits[i][(j + n) / grain] &= ~(uint64_t(1) << (j + n) % grain);
+        }
+        if (p.dropout.on) keep = dropout.at(tile.first + j + p.dropout.key_origin);
+        const vf weight = select(seen, exp2_of<Math::degree>(x - splat(rows.lse[i]) - splat(rows.low[i]), splat(log2_e)), vf{});
+        return {weight, load(tile.dp + i * tile_keys + j) * keep, keep, steep, seen};
+    }
+
     // Softcap, bias and dropout. Mask bits are always set here, and a bias of -inf clears them.
     template <class Math> void decorated(BackwardTile<Math>& tile, const BackwardRows& rows, float* local, float* row_sums) const {
-        const float inverse = p.softcap == 0 ? 0 : 1 / p.softcap;
         for (int64_t i = 0; i < rows.count; i++) {
             const BiasRow bias(p.bias, rows.b, rows.h, rows.first + i);
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             float *s = tile.s + i * tile_keys, *dp = tile.dp + i * tile_keys;
             for (int64_t j = 0; j < tile.width; j += lanes) {
-                vf x = load(s + j) * splat(rest), steep = splat(1.0f), dw = load(dp + j), keep = splat(1.0f);
-                uint32_t seen = tile.lane_bits(i, j);
-                if (p.softcap != 0) {
-                    const vf t = tanh_of(x * splat(inverse));
-                    x = t * splat(p.softcap);
-                    steep = splat(1.0f) - t * t;
-                }
-                if (p.bias.form != Bias::none) {
-                    const vf y = bias.at(tile.first + j, tile.keys - j);
-                    const vf hidden = y == splat(-infinity) ? splat(1.0f) : vf{};
-                    x += y;
-                    if (total(hidden) != 0)
-                        for (int n = 0; n < lanes; n++)
-                            if (hidden[n] != 0) seen &= ~(1u << n), tile.bits[i][(j + n) / grain] &= ~(uint64_t(1) << (j + n) % grain);
-                }
-                if (p.dropout.on) keep = dropout.at(tile.first + j + p.dropout.key_origin);
-                const vf weight = select(seen, exp2_of<Math::degree>(x - splat(rows.lse[i]) - splat(rows.low[i]), splat(log2_e)), vf{});
-                const vf slope = select(seen, weight * (dw * keep - splat(rows.delta[i])), vf{});
+                const Entries x = entries(tile, rows, bias, dropout, i, j);
+                const vf slope = select(x.seen, x.weight * (x.dw - splat(rows.delta[i])), vf{});
                 store(tile.raw + j, slope);
-                store(s + j, select(seen, weight * keep, vf{}));
-                store(dp + j, select(seen, slope * steep, vf{}));
+                store(s + j, select(x.seen, x.weight * x.keep, vf{}));
+                store(dp + j, select(x.seen, slope * x.steep, vf{}));
             }
             if (gradient.form != BiasGradient::none)
                 gradient.take(tile.raw, rows.b, rows.h, rows.first + i, tile.first, tile.offset, tile.width, tile.keys, local, row_sums[i]);
