@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from saccade.looking import look
 from saccade.models import load
@@ -35,3 +36,13 @@ def test_its_words_come_first_and_its_map_has_digits_in_a_narrow_terminal(seen):
 def test_every_head_of_the_model_was_measured(seen):
     roles = [seen.measured(i, j)["role"] for i in range(seen.seen.layers) for j in range(seen.seen.heads)]
     assert {"previous", "repeat"} <= set(roles)
+
+
+@pytest.mark.parametrize("rows", [None, (2, 4)], ids=["a map", "a part"])
+def test_a_model_whose_numbers_overflow_is_told_by_one_line(rows):
+    model = load()
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.fill_(1e38)
+    with pytest.raises(ValueError, match="layer 0: the attention weights are not finite"):
+        look(model, "The cat sat on the mat because it was tired.", rows=rows)

@@ -101,12 +101,23 @@ def collect(model: TextModel | LanguageModel, text: str) -> AttentionMap:
     evens = Evens()
 
     def keep(layer: int, call: AttentionCall) -> None:
-        for out, found in ((weights, weights_of(call)), (alike, weights_of(evens.of(call)).mean(1, keepdim=True))):
+        seen = weights_of(call)
+        check_finite(layer, seen)
+        for out, found in ((weights, seen), (alike, weights_of(evens.of(call)).mean(1, keepdim=True))):
             out[layer, : found.shape[1]] = (mean @ found[0].double().cpu() @ total).float().numpy()
 
     model.run(model.whole(tokens.ids), keep)
     by_layer = () if len(set(model.heads)) == 1 else model.heads
     return AttentionMap(text, tuple(words), weights, alike, model.causal, by_layer)
+
+
+def check_finite(layer: int, weights: Tensor) -> None:
+    """Raise ValueError where the model overflowed: no sentence can be said of weights that are NaN."""
+    if not bool(weights.isfinite().all()):
+        raise ValueError(
+            f"layer {layer}: the attention weights are not finite: the model's numbers overflow, as they do where "
+            "its parameters are huge"
+        )
 
 
 def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:

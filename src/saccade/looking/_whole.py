@@ -20,6 +20,7 @@ from torch import Tensor
 from .._statistics import Statistics, statistics
 from .._tap import AttentionCall
 from ._chance import Evens, Mean, largest_mean, mean_of, uneven
+from ._collect import check_finite
 from ._models import TextModel, weights_of
 from ._words import Word
 
@@ -139,6 +140,7 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
 
     def visit(layer: int, call: AttentionCall) -> None:
         found, (even, even_call) = _statistics(call, about), evens.of(call)
+        check_finite(layer, found.largest)
         heads = call.query.shape[1]
         for name, values in _habits(found, about).items():
             habits.setdefault(name, np.full((model.layers, most), np.nan))[layer, :heads] = values
