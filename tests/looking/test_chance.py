@@ -8,8 +8,10 @@ import torch
 from pretend_lm import PretendLM, PretendText, broad, following
 from pretend_random import KINDS
 
-from saccade.looking import look
-from saccade.looking._chance import LUCK, SPREAD, largest_mean, largest_weight, mean_of, uneven
+import saccade
+from saccade._tap import AttentionCall
+from saccade.looking import look, weights_of
+from saccade.looking._chance import LUCK, SPREAD, Evens, largest_mean, largest_weight, mean_of, uneven
 from saccade.models import DecoderLM, LanguageModel, ModelConfig
 from saccade.models.tokenizer import train_bpe
 
@@ -37,6 +39,19 @@ def test_a_model_that_looks_everywhere_alike(kind, size):
                 "tells more than chance" in of_rows[0].sentence
                 and "tells more than chance" in seen.findings[0].sentence
             )
+
+
+def test_alike_is_over_the_keys_that_a_mask_shows():
+    one = torch.randn(1, 3, 7, 5)
+    evens, bias = Evens(), torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1) > 0, float("-inf"))
+    seen = {"windowed": saccade.Causal() & saccade.Window(2, 0), "causal": saccade.Causal(), "by bias": None}
+    for name, mask in seen.items():
+        added = bias.expand(1, 3, 7, 7) if name == "by bias" else None
+        call = AttentionCall(one, one, one, mask, added, 1.0, None, None, 0.0, one, name)
+        keys = [range(max(0, i - 2) if name == "windowed" else 0, i + 1) for i in range(7)]
+        expected = torch.tensor([[(k in shown) / len(shown) for k in range(7)] for shown in keys])
+        weights = weights_of(evens.of(call))
+        torch.testing.assert_close(weights, expected.expand_as(weights))
 
 
 @pytest.mark.parametrize(("width", "heads"), [(128, 8), (60, 3)])
