@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -27,7 +29,7 @@ def test_head_is_the_embedding():
     assert sum(p.numel() for p in model.parameters()) == model.parameter_count()
 
 
-def test_tokens_enter_with_variance_one_and_attention_starts_with_logits_near_it():
+def test_attention_starts_with_logits_of_variance_near_one():
     model = make(ModelConfig(997, width=256, layers=4, heads=8))
     entering, logits = [], []
     model.decoder.register_forward_pre_hook(lambda module, inputs: entering.append(inputs[0]))
@@ -36,9 +38,21 @@ def test_tokens_enter_with_variance_one_and_attention_starts_with_logits_near_it
         logits.append(seen.query @ seen.key.transpose(-1, -2) * 32**-0.5)
 
     model(torch.randint(997, (5, 31)), observe=observe)
-    assert entering[0].var().item() == pytest.approx(1.0, rel=0.1)
+    assert entering[0].var().item() == pytest.approx(256**-0.5, rel=0.1)
     for of_layer in logits:
         assert 0.5 < of_layer.var().item() < 2.0
+
+
+@pytest.mark.parametrize("width", [16, 64, 256, 1024])
+@pytest.mark.parametrize("vocabulary", [67, 2048])
+def test_a_fresh_model_guesses(width, vocabulary):
+    """No token is likelier than another: the loss is log(vocabulary), at every width."""
+    model = DecoderLM(ModelConfig(vocabulary, width=width, layers=1, heads=2, context=31)).eval()
+    tokens, wanted = torch.randint(vocabulary, (2, 4, 31))
+    untied = torch.nn.Linear(width, vocabulary, bias=False)  # as in the documentation, behind embeddings of variance 1
+    for logits in (model(tokens), untied(model.decoder(torch.randn(4, 31, width)))):
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        assert loss.item() == pytest.approx(math.log(vocabulary), abs=0.3)
 
 
 def test_residual_writers_start_smaller_with_depth():
@@ -46,7 +60,7 @@ def test_residual_writers_start_smaller_with_depth():
     block = model.decoder.blocks[3]
     assert block.attention.output.weight.std().item() == pytest.approx((16 * 256) ** -0.5, rel=0.03)
     assert block.feed_forward.down.weight.std().item() == pytest.approx((16 * 400) ** -0.5, rel=0.03)
-    for weight in (block.attention.projection.weight, block.feed_forward.gate_up.weight, model.embedding.weight):
+    for weight in (block.attention.projection.weight, block.feed_forward.gate_up.weight):
         assert weight.std().item() == pytest.approx(256**-0.5, rel=0.03)
 
 

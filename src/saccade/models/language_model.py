@@ -23,8 +23,9 @@ class DecoderLM(nn.Module):
     Token embedding, a `saccade.nn.Decoder` (pre-norm RMSNorm, rotary positions, SwiGLU), and a head that is the
     embedding's transpose (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017).
 
-    The decoder starts as in `saccade.nn`: by fan-in. Embeddings start with variance 1 / E and are multiplied by sqrt(E)
-    on the way in (Vaswani et al. 2017, section 3.4), so tokens enter with variance 1 and logits leave with it.
+    The decoder starts as in `saccade.nn`: by fan-in. Embeddings are multiplied by sqrt(E) on the way in (Vaswani et al.
+    2017, section 3.4) and start with standard deviation E ** -0.75. So a token's own logit starts near 1 at every
+    width, and the loss near log V; with E ** -0.5 that logit grows like sqrt(E), and the model repeats itself.
     """
 
     def __init__(self, config: ModelConfig):
@@ -34,7 +35,7 @@ class DecoderLM(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         block = BlockConfig(config.attention(), hidden=config.hidden, dropout=config.dropout)
         self.decoder = Decoder(block, config.layers)
-        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.75)
 
     def forward(
         self, tokens: Tensor, *, padding: Padding | None = None, cache: KVCache | None = None,
