@@ -9,8 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from saccade import Causal, Chunks, Columns, Dilated, Documents, Global, Padding, Prefix, Strided, Window
-from saccade.nn import AttentionConfig, ContextLayer, GrowingLayer, KVCache, MultiHeadAttention, SelfAttention
+from saccade.nn import (
+    AttentionConfig,
+    ContextLayer,
+    GrowingLayer,
+    KVCache,
+    MultiHeadAttention,
+    SelfAttention,
+    to_torch,
+)
 from saccade.positions import AlibiConfig, Rotary, RotaryConfig, T5Config
+from saccade.variants import LinearConfig
 
 B, L, LC, WIDTH, HEADS = 2, 7, 11, 15, 3
 
@@ -419,3 +428,57 @@ def test_a_cached_context_of_another_module_or_length_is_refused():
     for other, context in ((module, tokens(LC - 1)), (make(heads=5), tokens(LC))):
         with pytest.raises(ValueError, match=r"cache: it holds a context of .* one module and one context"):
             other(x, context=context, cache=cache)
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": True, "bias": True}, {"fused": False, "kv_heads": 1}], ids=str)
+def test_an_output_of_another_width(options):
+    module, x = make(out_width=13, **options), tokens()
+    out = module(x, Causal())
+    allowed = torch.ones(L, L, dtype=torch.bool).tril()
+    assert out.shape == (B, L, 13) and module.output.out_features == 13 and "out_width=13" in repr(module)
+    equal_with_gradients(out, by_formula(module, x, x, x, allowed), [x, *module.parameters()])
+
+
+def test_an_output_width_that_is_said_is_the_default_that_is_not():
+    assert AttentionConfig(WIDTH, HEADS, out_width=WIDTH) == AttentionConfig(WIDTH, HEADS)
+    assert AttentionConfig(WIDTH, HEADS, out_width=13) != AttentionConfig(WIDTH, HEADS)
+    with pytest.raises(ValueError, match="out_width: must be at least 1, got 0"):
+        AttentionConfig(WIDTH, HEADS, out_width=0)
+    with pytest.raises(ValueError, match="out_width: 13 here, and PyTorch's module has 15 only"):
+        to_torch(make(out_width=13))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_beside_the_output_are_pytorchs(training):
+    module = make(dropout=0.5, context_width=10).train(training)
+    theirs = to_torch(module).eval()
+    x, context = tokens(), tokens(LC, 10)
+    expected = theirs(x, context, context, average_attn_weights=False)[1]
+    torch.manual_seed(5)
+    out, weights = module(x, context=context, return_weights=True)
+    torch.manual_seed(5)
+    assert out.equal(module(x, context=context))  # what is dropped, if anything, is not changed by it
+    assert weights.shape == (B, HEADS, L, LC)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(weights.square().sum(), [x, context]),
+        torch.autograd.grad(expected.square().sum(), [x, context]),
+    )
+
+
+def test_weights_beside_the_output_know_everything_of_the_call():
+    module = make(kv_heads=1, sink=True, softcap=1.3, scale=0.7, window=Window(3, 0), positions=RotaryConfig(turned=4))
+    x, calls, cache = tokens(), [], GrowingLayer()
+    module(x[:, :4], Causal(), cache=cache)
+    _, weights = module(x[:, 4:], Causal(), cache=cache, observe=calls.append, return_weights=True)
+    value = calls[0].value.expand(B, HEADS, L, -1)
+    torch.testing.assert_close(weights @ value, calls[0].out)
+    assert weights.shape == (B, HEADS, L - 4, L) and weights.sum(-1).max() < 1  # less the sink's share
+
+
+def test_there_are_no_weights_of_a_mechanism_or_of_a_nested_batch():
+    with pytest.raises(ValueError, match="return_weights: not with the mechanism 'linear'"):
+        make(mechanism=LinearConfig())(tokens(), return_weights=True)
+    nested = torch.nested.nested_tensor([tokens()[0], tokens(3)[0]], layout=torch.jagged)
+    with pytest.raises(ValueError, match="return_weights: not with a nested batch"):
+        make()(nested, return_weights=True)

@@ -478,3 +478,30 @@ def test_layers_of_different_calls_are_not_used():
         cache[1].rollback(2)
         with pytest.raises(ValueError, match=r"cache: its layers hold 11, 9, 11 tokens, .* reset\(\) it"):
             decoder(x, cache=cache)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
+def test_weights_beside_the_output_of_a_block(placement):
+    block, x, calls = EncoderBlock(config(placement=placement)).double(), tokens(), []
+    out, weights = block(x, Causal(), observe=calls.append, return_weights=True)
+    assert out.equal(block(x, Causal())) and len(calls) == 1
+    logits = calls[0].query @ calls[0].key.repeat_interleave(3, 1).transpose(-1, -2) * (WIDTH // HEADS) ** -0.5
+    hidden = ~torch.ones(L, L, dtype=torch.bool).tril()
+    torch.testing.assert_close(weights, logits.masked_fill(hidden, float("-inf")).softmax(-1))
+
+
+def test_weights_of_a_decoder_block_are_its_own_and_those_of_its_context():
+    block = DecoderBlock(config(cross=CROSS)).double()
+    x, context = tokens(), Context(tokens(LC, 13), Padding(torch.tensor([LC, 3])))
+    out, (own, read) = block(x, Causal(), context=context, return_weights=True)
+    assert out.equal(block(x, Causal(), context=context))
+    assert own.shape == (B, HEADS, L, L) and read.shape == (B, HEADS, L, LC)
+    assert own.triu(1).eq(0).all() and read[1, :, :, 3:].eq(0).all()
+    torch.testing.assert_close(read.sum(-1), torch.ones(B, HEADS, L, dtype=torch.float64))
+
+
+def test_the_residual_stream_has_one_width():
+    with pytest.raises(ValueError, match="attention: its out_width is 30, and the residual stream of a block 24 wide"):
+        config(attention=AttentionConfig(WIDTH, HEADS, out_width=30))
+    with pytest.raises(ValueError, match="cross: its out_width is 30"):
+        config(cross=AttentionConfig(WIDTH, HEADS, out_width=30))

@@ -69,6 +69,7 @@ def _theirs(config: AttentionConfig, positions: object) -> nn.MultiheadAttention
         head_width=(shape.head, config.width / config.heads),
         value_head_width=(shape.value_head, config.width / config.heads),
         output_bias=(shape.output_bias, config.bias),
+        out_width=(shape.out, config.width),
         positions=(positions, None),
         qk_norm=(config.qk_norm, None),
         gate=(config.gate, False),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias
 from .._masks import Mask, Padding, as_mask
+from .._weights import attention_weights
 from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
@@ -50,8 +51,24 @@ class Observation(NamedTuple):
 Observer = Callable[[Observation], None]
 
 
+def weights_of(observed: Observation) -> Tensor:
+    """The exact weights (B, Hq, Lq, Lk) of a call of softmax attention, before dropout."""
+    return attention_weights(
+        observed.query, observed.key, observed.mask,
+        bias=observed.bias, scale=observed.scale, softcap=observed.softcap, sink=observed.sink,
+    )  # fmt: skip
+
+
+def check_weights(config: AttentionConfig, x: object) -> None:
+    """ValueError where there are no weights, or none in one tensor."""
+    if config.mechanism is not None:
+        raise ValueError(f"return_weights: not with the mechanism {config.mechanism.name!r}, which has no such weights")
+    if isinstance(x, Tensor) and x.is_nested:
+        raise ValueError("return_weights: not with a nested batch, whose items have weights of unequal sizes; pad it")
+
+
 class MultiHeadAttention(nn.Module):
-    """Attention with several heads: project to q, k, v; attend; project back. (B, Lq, E) -> (B, Lq, E).
+    """Attention with several heads: project to q, k, v; attend; project back. (B, Lq, E) -> (B, Lq, out_width).
 
         out = concat_h(attention(x Wq_h, c Wk_g, c Wv_g)) Wo,   g = h // (Hq // Hkv),   c = x or a context
 
@@ -80,7 +97,7 @@ class MultiHeadAttention(nn.Module):
                 self.key = nn.Linear(self.shape.context, keys, bias=config.bias)
             self.value = nn.Linear(self.shape.values, values, bias=config.bias)
         read = config.heads * self.shape.value_head
-        self.output = nn.Linear(read, config.width, bias=self.shape.output_bias)
+        self.output = nn.Linear(read, self.shape.out, bias=self.shape.output_bias)
         self.gate = nn.Linear(config.width, read, bias=False) if config.gate else None
         self.query_norm, self.key_norm = _head_norm(config), _head_norm(config)
         self.sink = nn.Parameter(torch.empty(config.heads)) if config.sink else None
@@ -108,8 +125,8 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
         values: Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,
         offset: Offset | None = None, cache: LayerCache | ContextLayer | None = None,
-        positions: nn.Module | None = None, observe: Observer | None = None,
-    ) -> Tensor:  # fmt: skip
+        positions: nn.Module | None = None, observe: Observer | None = None, return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """Attend from `x` to `x` itself or to `context`.
 
         Args:
@@ -127,14 +144,18 @@ class MultiHeadAttention(nn.Module):
             cache: tokens decoded so far, which `x` joins; with a context, where its keys and values are kept.
             positions: the module a stack shares among its layers; None is this module's own.
             observe: called with the `Observation` of this call.
+            return_weights: whether to return the weights, too. In training they are those before dropout.
 
         Returns:
-            (B, Lq, E), nested like `x`.
+            (B, Lq, out_width), nested like `x`; with `return_weights` also the weights (B, Hq, Lq, Lk), differentiable.
 
         Raises:
             TypeError: not a tensor, or one of another dtype than the weights (outside of autocast).
-            ValueError: widths that do not fit, positions across two sequences, a cache of another batch or module.
+            ValueError: widths that do not fit, positions across two sequences, a cache of another batch or module;
+                weights of a mechanism or of a nested batch.
         """
+        if return_weights:
+            check_weights(self.config, x)
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, values=values, padding=padding, offset=offset, cache=cache)
             return through_nested(self, x, mask, self.config, bias=bias, positions=positions, observe=observe)
@@ -157,10 +178,12 @@ class MultiHeadAttention(nn.Module):
             query, key, value = self._across(x, *real_context(mask, context, values), cache)
             seen = Seen(key, value, mask, bias)
         out = self._attend(query, seen, x, place)
+        config, crossed = self.config, context is not None
+        seen_now = Observation(query, *seen, config.scale, config.softcap, self.sink, out, crossed, self.mechanism)
         if observe is not None:
-            config = self.config
-            crossed = context is not None
-            observe(Observation(query, *seen, config.scale, config.softcap, self.sink, out, crossed, self.mechanism))
+            observe(seen_now)
+        if return_weights:
+            return self._finished(out, x), weights_of(seen_now)
         return self._finished(out, x)
 
     def cache(self) -> LayerCache:
@@ -184,7 +207,7 @@ class MultiHeadAttention(nn.Module):
             )
 
     def _finished(self, out: Tensor, x: Tensor) -> Tensor:
-        """(B, heads, Lq, Dv) to (B, Lq, E)."""
+        """(B, heads, Lq, Dv) to (B, Lq, out_width)."""
         out = out.transpose(1, 2).flatten(2)
         return self.output(out if self.gate is None else out * self.gate(x).sigmoid())
 
@@ -350,7 +373,8 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         config = self.config
         kv = "" if self.shape.kv_heads == config.heads else f", kv_heads={self.shape.kv_heads}"
-        return f"width={config.width}, heads={config.heads}{kv}"
+        out = "" if self.shape.out == config.width else f", out_width={self.shape.out}"
+        return f"width={config.width}, heads={config.heads}{kv}{out}"
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:

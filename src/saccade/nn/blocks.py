@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from ..batching import fill_padding
 from ..positions import Offset
 from ._initial import begin_anew
 from ._ragged import refuse_with_nested, through_nested
-from .attention import MultiHeadAttention, Observer, check_tokens
+from .attention import MultiHeadAttention, Observation, Observer, check_tokens, check_weights, weights_of
 from .cache import ContextLayer, LayerCache
 from .config import BlockConfig
 from .feed_forward import FeedForward
@@ -70,9 +70,14 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
         padding: Padding | None = None, offset: Offset | None = None, cache: LayerCache | None = None,
-        positions: nn.Module | None = None, observe: Observer | None = None,
-    ) -> Tensor:  # fmt: skip
+        positions: nn.Module | None = None, observe: Observer | None = None, return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Any]:  # fmt: skip
         """x (B, L, E) to (B, L, E); all else as in `MultiHeadAttention`, in self-attention."""
+        if return_weights:
+            check_weights(self.config.attention, x)
+            return self._weighed(x, mask, observe, dict(
+                bias=bias, padding=padding, offset=offset, cache=cache, positions=positions,
+            ))  # fmt: skip
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset, cache=cache)
             return through_nested(self, x, mask, self.config.attention, bias=bias, positions=positions, observe=observe)
@@ -89,6 +94,21 @@ class EncoderBlock(nn.Module):
             read = attend(normed)
             return x + self.dropout(read if self.feed_forward is None else read + self.feed_forward(normed))
         return self._fed(self._add(x, self.attention_norm, attend))
+
+    def _weighed(
+        self, x: Tensor, mask: Mask | Tensor | None, observe: Observer | None, given: dict[str, Any]
+    ) -> tuple[Tensor, Any]:
+        """The output and the weights of its attention; (own, of the context) where there are two."""
+        calls: list[Observation] = []
+
+        def both(call: Observation) -> None:
+            calls.append(call)
+            if observe is not None:
+                observe(call)
+
+        out = self.forward(x, mask, observe=both, **given)
+        weights = tuple(weights_of(call) for call in calls)
+        return cast(Tensor, out), weights if len(weights) > 1 else weights[0]
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, as they were drawn at first."""
@@ -135,12 +155,19 @@ class DecoderBlock(EncoderBlock):
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Context | Tensor | None = None,
         bias: Tensor | Bias | None = None, padding: Padding | None = None, offset: Offset | None = None,
         cache: LayerCache | None = None, positions: nn.Module | None = None, observe: Observer | None = None,
-    ) -> Tensor:  # fmt: skip
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Any]:  # fmt: skip
         """x (B, L, E) to (B, L, E).
 
         `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; all else is as in
-        `MultiHeadAttention`, in self-attention.
+        `MultiHeadAttention`, in self-attention. `return_weights` gives with a context two, (own, of the context).
         """
+        if return_weights:
+            for config in filter(None, (self.config.attention, self.config.cross)):
+                check_weights(config, x)
+            return self._weighed(x, mask, observe, dict(
+                context=context, bias=bias, padding=padding, offset=offset, cache=cache, positions=positions,
+            ))  # fmt: skip
         given: dict[str, Any] = dict(
             bias=bias, padding=padding, offset=offset, cache=cache, positions=positions, observe=observe
         )

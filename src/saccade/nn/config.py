@@ -34,6 +34,7 @@ class Shape(NamedTuple):
     value_head: int  # Dv
     fused: bool
     output_bias: bool
+    out: int  # width of the output
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class AttentionConfig:
     """What a `MultiHeadAttention` is made of.
 
     Args:
-        width: E, of the tokens that ask, and of the output.
+        width: E, of the tokens that ask.
         heads: query heads Hq.
         kv_heads: key/value heads Hkv; must divide `heads`; None is one for each query head.
         context_width: C, of the tokens that keys are made from; None is `width`.
@@ -64,6 +65,7 @@ class AttentionConfig:
         dropout: probability of dropping an attention weight in training.
         mechanism: what takes the place of softmax attention, a value of `saccade.variants` such as `LinearConfig()`;
             None is softmax attention.
+        out_width: of the output; None is `width`, which the residual stream of a block needs.
     """
 
     width: int
@@ -86,11 +88,12 @@ class AttentionConfig:
     softcap: float | None = None
     dropout: float = 0.0
     mechanism: MechanismConfig | None = None
+    out_width: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("width", "heads"):
             check_positive(name, getattr(self, name))
-        for name in ("kv_heads", "context_width", "values_width", "head_width", "value_head_width"):
+        for name in ("kv_heads", "context_width", "values_width", "head_width", "value_head_width", "out_width"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         check_heads(self.width, self.heads, self.kv_heads, self.head_width)
@@ -181,6 +184,7 @@ class AttentionConfig:
             value_head=self.value_head_width or maps * head,
             fused=self.width == context == values if self.fused is None else self.fused,
             output_bias=self.bias if self.output_bias is None else self.output_bias,
+            out=self.out_width or self.width,
         )
 
     @property
@@ -248,6 +252,7 @@ class BlockConfig:
                 f"attention: tokens of a block are {self.width} wide, but keys are made from tokens {shape.context} "
                 f"wide and values from {shape.values}; a context is read by `cross`"
             )
+        self._check_out("attention", self.attention)
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("norm", self.norm, NORMS)
         check_choice("placement", self.placement, PLACEMENTS)
@@ -286,9 +291,16 @@ class BlockConfig:
         """E."""
         return self.attention.width
 
+    def _check_out(self, name: str, part: AttentionConfig) -> None:
+        if part.shape.out != self.width:
+            raise ValueError(
+                f"{name}: its out_width is {part.shape.out}, and the residual stream of a block {self.width} wide"
+            )
+
     def _check_cross(self, cross: AttentionConfig) -> None:
         if cross.width != self.width:
             raise ValueError(f"cross: its width {cross.width} is not attention's {self.width}")
+        self._check_out("cross", cross)
         check_cross(cross, "cross")
         if cross.positions is not None:
             raise ValueError("cross: positions are of one sequence, and cross-attention has two")
