@@ -344,3 +344,23 @@ def test_patience_counts_after_copying_and_by_what_is_an_improvement():
     for loss, over in ((6.0, False), (5.0, False), (4.95, False), (4.8, False), (4.79, False), (4.71, True)):
         progress.looked(loss, looks, counts=True)
         assert progress.over(settings) == over
+
+
+def test_a_finished_run_goes_on_with_more_steps(make_run, tmp_path):
+    def asked(steps, **more):
+        return make_run(steps, looks={"every": 9, "checkpoint_every": 2}, **more)
+
+    train_language_model(asked(4))
+    with pytest.raises(ValueError, match=r"steps 3 \(asked for\) / 4 \(in the checkpoint\)"):
+        train_language_model(asked(3, resume=True))
+    shutil.copytree(tmp_path / "out", tmp_path / "stopped")
+    notes = Notes()
+    train_language_model(asked(7, resume=True), notes)
+    assert notes.steps == [5, 6, 7]
+    with pytest.raises(Stopped):
+        train_language_model(asked(7, resume=True, out=tmp_path / "stopped"), at(6))
+    with pytest.raises(ValueError, match=r"steps 9 \(asked for\) / 7 \(in the checkpoint\)"):  # it is not over
+        train_language_model(asked(9, resume=True, out=tmp_path / "stopped"))
+    train_language_model(asked(7, resume=True, out=tmp_path / "stopped"))
+    names = ("model.safetensors", "last.safetensors")
+    assert all((tmp_path / "stopped" / name).read_bytes() == (tmp_path / "out" / name).read_bytes() for name in names)

@@ -24,7 +24,9 @@ class Files:
 
     out: Annotated[Path, typer.Option(help="The folder to write the model into.")] = Path("runs/lm")
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model in --out.")] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, where it stopped.")] = False
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out; one that is over, with more --steps.")
+    ] = False
     initial: Annotated[
         Path | None,
         typer.Option("--from", help="Start from this model's weights and tokenizer.  [default: random weights]"),

@@ -58,10 +58,17 @@ def description(run: LanguageRun, texts: tuple[list[str], list[str]]) -> dict[st
     }
 
 
-def check_same(asked: dict[str, Any], stored: dict[str, Any], path: Path) -> None:
-    """ValueError that names each field in which the run asked for is not the one in the checkpoint `path`."""
+def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None:
+    """ValueError that names each field in which the run asked for is not the one in the checkpoint `path`.
+
+    Of a run that is over more steps may be asked for.
+    """
+    stored = state["run"]
+    over = state["loop"]["progress"]["step"] >= stored["copying"] + stored["steps"]
     names = [*stored, *(name for name in asked if name not in stored)]
     differ = [name for name in names if asked.get(name) != stored.get(name)]
+    if over and asked["steps"] > stored["steps"]:
+        differ.remove("steps")
     if not differ:
         return
     files = [name for name in differ if name.endswith("text") or name == "from"]

@@ -52,7 +52,7 @@ class LanguageRun:
         vocabulary: how many tokens the BPE is to have; None is single characters.
         initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same but for
             the dropout. None starts from random weights.
-        resume: continue the run in `out` where it stopped.
+        resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
     """
 
     text: Path
@@ -162,7 +162,7 @@ def _prepare(run: LanguageRun, found: Found | None, reporter: Reporter) -> _Prep
         described, state = description(run, both), None
     else:
         described, state = description(run, both), found.state
-        check_same(described, state["run"], found.path)
+        check_same(described, state, found.path)
         lm = _stored(run, state)
     corpus = Corpus.encode(*both, lm.tokenizer)
     for name, tokens in (("training", corpus.training), ("validation", corpus.validation)):
