@@ -7,6 +7,11 @@ transformers with its sdpa attention, and PyTorch's nn.TransformerEncoder. Ways 
 order that turns too; ratios are medians of the rounds' ratios. Outputs are checked to be equal, to the bit, before
 anything is timed.
 
+`--parts` finds out what the ratio depends on instead, in two to four minutes: what a watched call takes more than an
+unwatched one, at several lengths, widths and batches, as two numbers that are fitted to all of them.
+
+    more = fixed + by pair * B * heads * L (L + 1) / 2        seconds of a causal call
+
 `--thread-time` counts the CPU time of one thread instead of time on the clock: for a machine that does other things.
 
 Shapes: B items, L tokens, E width.
@@ -20,9 +25,10 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +36,12 @@ import saccade
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 
 LAYERS, WIDTH, HEADS, ITEMS, LENGTH, EVERY = 6, 512, 8, 4, 512, 50
+# B, L, E: one thing changes at a time around (1, 256, 256).
+SHAPES = (
+    (1, 64, 256), (1, 128, 256), (1, 256, 256), (1, 512, 256), (1, 1024, 256),
+    (1, 256, 128), (1, 256, 512), (1, 256, 1024), (4, 256, 256), (16, 256, 256),
+)  # fmt: skip
+PARTS = ("not watched", "every step", "every step, received and top 8")
 OUT = Path(__file__).parent / "results" / "watch.md"
 
 Run = Callable[[Tensor], Tensor]
@@ -38,8 +50,14 @@ Context = Callable[[nn.Module], contextlib.AbstractContextManager[object]]
 Results = dict[str, dict[str, list[float]]]  # by model and way
 
 
-def decoder() -> tuple[nn.Module, Run]:
-    model = Decoder(BlockConfig(AttentionConfig(WIDTH, HEADS)), LAYERS)
+def heads(width: int) -> int:
+    """As wide as those of the models of usual width."""
+    return width * HEADS // WIDTH
+
+
+def decoder(width: int | None = None) -> tuple[nn.Module, Run]:
+    width = width or WIDTH
+    model = Decoder(BlockConfig(AttentionConfig(width, heads(width))), LAYERS)
     return model, model
 
 
@@ -145,6 +163,65 @@ def overall(trainings: Results) -> Iterator[str]:
         yield f"- {model}: {((EVERY - 1) * passed_over + observed) / EVERY:.3f} times an unwatched one"
 
 
+def pairs(items: int, length: int, width: int) -> int:
+    """Queries and keys that see each other in one causal call, over all heads."""
+    return items * heads(width) * length * (length + 1) // 2
+
+
+def two_numbers(amounts: Sequence[int], more: Sequence[float]) -> tuple[float, float]:
+    """`fixed` and `by pair` of `more = fixed + by pair * amount`, whose relative errors are least; neither below 0."""
+    seconds = np.asarray(more, dtype=float)
+    rows = np.stack([np.ones(len(seconds)), np.asarray(amounts, dtype=float)], 1) / seconds[:, None]
+    fixed, by_pair = np.linalg.lstsq(rows, np.ones(len(seconds)), rcond=None)[0]
+    return max(float(fixed), 0.0), max(float(by_pair), 0.0)
+
+
+def parts(rounds: int, clock: Callable[[], float]) -> Iterator[str]:
+    """What a ratio depends on, as Markdown."""
+    ways = {name: FORWARDS[name] for name in PARTS}
+    taken = {}
+    for shape in SHAPES:
+        torch.manual_seed(0)
+        model, run = decoder(shape[2])
+        x = torch.randn(*shape)
+        found = measured(model.eval(), ways, lambda r=run, x=x: forward(r, x), 1, rounds, clock)  # type: ignore[misc]
+        taken[shape] = {name: statistics.median(seconds) for name, seconds in found.items()}
+    amounts = [pairs(*shape) for shape in SHAPES]
+    for way in PARTS[1:]:
+        more = [max(one[way] - one[PARTS[0]], 1e-9) / LAYERS for one in taken.values()]
+        fixed, by_pair = two_numbers(amounts, more)
+        yield f"**{way}**: a call takes {1e3 * fixed:.2f} ms more, and {1e9 * by_pair:.2f} ns more for each pair."
+        yield ""
+        yield "| B | L | width | not watched | watched | ratio | by the two numbers |"
+        yield "|---|---|---|---|---|---|---|"
+        for shape, amount in zip(SHAPES, amounts, strict=True):
+            plain, watched = taken[shape][PARTS[0]], taken[shape][way]
+            told = 1 + LAYERS * (fixed + by_pair * amount) / plain
+            items, length, width = shape
+            yield (
+                f"| {items} | {length} | {width} | {1e3 * plain:.1f} ms | {1e3 * watched:.1f} ms "
+                f"| {watched / plain:.2f} | {told:.2f} |"
+            )
+        yield ""
+
+
+def parts_page(rounds: int, clock: Callable[[], float], thread_time: bool) -> str:
+    lines = [
+        "# What the cost of watching depends on",
+        "",
+        f"A Saccade decoder of {LAYERS} layers, heads of {WIDTH // HEADS}, float32, on B sequences of L tokens. "
+        f"{'CPU time of one thread' if thread_time else 'Time on the clock'}, medians of {rounds} rounds in which "
+        "the ways take turns. A pair is a query and a key that it sees, in one head: B heads L (L + 1) / 2 in a call.",
+        "",
+        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {_processor()}.",
+        "",
+        f"    python benchmarks/watch.py --parts --rounds {rounds}{' --thread-time' * thread_time}",
+        "",
+        *parts(rounds, clock),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def page(forwards: list[str], trainings: Results, rounds: int, thread_time: bool) -> str:
     clock = "CPU time of one thread" if thread_time else "Time on the clock"
     lines = [
@@ -185,11 +262,15 @@ def main() -> None:
     parser.add_argument("--thread-time", action="store_true")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--training", nargs="*", choices=list(MODELS), default=list(MODELS), help="minutes for each")
+    parser.add_argument("--parts", action="store_true", help="what the ratio depends on, and nothing else")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.threads or options.thread_time:
         torch.set_num_threads(options.threads or 1)
     clock = time.thread_time if options.thread_time else time.perf_counter
+    if options.parts:
+        show(parts_page(options.rounds, clock, options.thread_time), options.out)
+        return
     forwards, trainings = {}, {}
     for name in options.models:
         torch.manual_seed(0)
@@ -200,10 +281,13 @@ def main() -> None:
         forwards[name] = measured(model, FORWARDS, lambda r=run, x=x: forward(r, x), 0, options.rounds, clock)
         if name in options.training:
             trainings[name] = measured(model, TRAININGS, lambda r=run, x=x: train(r, x), 1, options.rounds, clock)
-    text = page(table("forward", forwards), trainings, options.rounds, options.thread_time)
+    show(page(table("forward", forwards), trainings, options.rounds, options.thread_time), options.out)
+
+
+def show(text: str, out: Path | None) -> None:
     print(text)
-    if options.out is not None:
-        options.out.write_text(text, encoding="utf-8")
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

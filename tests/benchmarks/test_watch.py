@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import saccade
+
 PATH = Path(__file__).parents[2] / "benchmarks" / "watch.py"
 spec = importlib.util.spec_from_file_location("watch_benchmark", PATH)
 benchmark = importlib.util.module_from_spec(spec)
@@ -53,6 +55,30 @@ def test_ways_take_turns_and_their_first_steps_are_not_timed(tiny):
     taken = benchmark.measured(model, benchmark.TRAININGS, work, 1, 2, lambda: next(clock))
     assert taken == {way: [1, 1] for way in benchmark.TRAININGS}
     assert len(done) == 1 + 2 * 3 * 2
+
+
+def test_two_numbers_explain_what_calls_take_more():
+    amounts = [benchmark.pairs(*shape) for shape in benchmark.SHAPES]
+    assert benchmark.pairs(3, 5, 128) == 3 * 2 * 15
+    found = benchmark.two_numbers(amounts, [7e-4 + 3e-9 * amount for amount in amounts])
+    assert found == (pytest.approx(7e-4), pytest.approx(3e-9))
+    assert benchmark.two_numbers([1, 2, 3], [3.0, 2.0, 1.0])[1] == 0.0  # noise: more pairs take no less
+
+
+def test_the_page_of_parts_tells_them(tiny, monkeypatch):
+    monkeypatch.setattr(benchmark, "SHAPES", ((1, 5, 24), (2, 7, 24), (1, 9, 48)))
+
+    def taken(model, ways, work, before, rounds, clock):
+        with saccade.watch(model, keep=True) as seen:
+            work()
+        batch, heads, length, _ = next(iter(seen.kept.values())).query.shape
+        extra = benchmark.LAYERS * (1e-3 + 2e-6 * (batch * heads * length * (length + 1) // 2))
+        return {"not watched": [0.01] * rounds} | {way: [0.01 + extra] * rounds for way in list(ways)[1:]}
+
+    monkeypatch.setattr(benchmark, "measured", taken)
+    page = benchmark.parts_page(3, None, True)
+    assert page.count("a call takes 1.00 ms more, and 2000.00 ns more for each pair.") == 2
+    assert "| 2 | 7 | 24 | 10.0 ms | 12.7 ms | 1.27 | 1.27 |" in page
 
 
 def test_a_run_is_made_of_the_steps_that_are_observed_and_passed_over(tiny):
