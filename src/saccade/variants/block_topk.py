@@ -152,10 +152,15 @@ def _others(query: Tensor, key: Tensor, blocks: _Blocks, k: int, scale: float) -
     wide = query.dtype if query.device.type == "mps" else torch.float64
     means = _means(key, blocks, wide)[:, :, None].mT
     number = torch.arange(blocks.most, device=query.device)
-    rows = max(1, _SCORES // max(query.shape[0] * query.shape[1] * blocks.most, 1))
+    # Rounded to the wider of its inputs' dtype and float32, equal blocks have equal scores; in float64 there is nothing to
+    # round away, and a product of matrices may add each column in an order of its own: there each sum stands alone.
+    alone = query.dtype == torch.float64
+    size = query.shape[0] * query.shape[1] * blocks.most * (query.shape[3] if alone else 1)
+    rows = max(1, _SCORES // max(size, 1))
     found = []
     for some, own in zip(query.split(rows, dim=2), blocks.rows.split(rows, dim=1), strict=True):
-        scores = (some.unflatten(1, (key.shape[1], -1)).to(wide) * scale) @ means
+        some = some.unflatten(1, (key.shape[1], -1)).to(wide) * scale
+        scores = (some[..., None, :] * means.mT[..., None, :, :]).sum(-1) if alone else some @ means
         scores = scores.flatten(1, 2).to(torch.promote_types(query.dtype, torch.float32))
         own = own[:, None, :, None]
         open_ = number < own if blocks.causal else (number != own) & (number < blocks.counts.view(-1, 1, 1, 1))
