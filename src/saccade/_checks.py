@@ -120,7 +120,8 @@ def _looks_like_a_mask(bias: Tensor) -> bool:
     # NumPy looks at a few values in a tenth of PyTorch's time. It has no bfloat16, whose bits do as well.
     short = bias.dtype == torch.bfloat16
     values, one = (bias.view(torch.int16).numpy(), _ONE_IN_BFLOAT16) if short else (bias.numpy(), 1)
-    if values[(0,) * values.ndim] not in (0, one):
+    # The first row's ends: of scores of a triangle or of padding, one is -inf.
+    if values.item(0) not in (0, one) or values.item(values.shape[-1] - 1) not in (0, one):
         return False
     block = values[(0,) * (values.ndim - 2)]
     some = block[:: max(block.shape[0] // 8, 1), :: max(block.shape[1] // 8, 1)].ravel().tolist()
