@@ -18,7 +18,7 @@ PACKAGE = Path(saccade.__file__).parent
 LAYERS = [
     {"_terminal"},
     {"_masks"},
-    {"_biases", "_dropout"},
+    {"_biases", "_dropout", "_foreign"},
     {"_tap"},
     {"_call"},
     {"_checks", "_reference"},

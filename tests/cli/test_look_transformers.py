@@ -88,7 +88,8 @@ def test_a_narrow_terminal_numbers_the_words_of_a_square(models, capsys, monkeyp
     _, out, _ = run(capsys, SENTENCE, "--model", models["bert"])
     lines = out.splitlines()
     top = next(i for i, line in enumerate(lines) if line.startswith("   1 2 3 4 5"))
-    assert lines[top].rstrip() == "  " + "".join(f"{i:>2}" for i in range(1, 16))
+    assert lines[top - 1].rstrip() == "  " + "".join(f"{i // 10 or '':>2}" for i in range(1, 16))
+    assert lines[top].rstrip() == "  " + "".join(f"{i % 10:>2}" for i in range(1, 16))
     assert lines[top + 1].endswith("[CLS]") and lines[top + 2].endswith("  1 The") and lines[top + 17].endswith("[SEP]")
     assert max(len(line) for line in lines[top : top + 18]) <= 60
 

@@ -38,7 +38,7 @@ BUILDING = [
     (TypeError, "left must be an int, got 1.5 (float)", lambda: Window(1.5, 2)),
     (TypeError, "right must be an int, got True (bool)", lambda: Window(1, True)),
     (TypeError, "lengths (B,) of integers or booleans (B, L), got a float32 tensor", lambda: Padding(torch.ones(3))),
-    (TypeError, "uint8 is neither", lambda: Padding(torch.ones(3, 5, dtype=torch.uint8))),
+    (TypeError, "uint8 is neither", lambda: Padding(torch.full((3, 5), 2, dtype=torch.uint8))),
     (TypeError, "got 3 (int)", lambda: Padding(3)),
     (ValueError, "bool tensor of shape (3,)", lambda: Padding([True, False, True])),
     (ValueError, "int64 tensor of shape (1, 2)", lambda: Padding([[1, 2]])),

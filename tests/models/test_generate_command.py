@@ -35,7 +35,7 @@ def test_the_likeliest_is_the_likeliest_however_it_is_asked_for(write, capsys):
 
 def test_streams_piece_by_piece(write, monkeypatch):
     pieces = []
-    monkeypatch.setattr("typer.echo", lambda text="", nl=True, err=False: pieces.append(text))
+    monkeypatch.setattr("typer.echo", lambda text="", **how: pieces.append(text))
     write("the", "--tokens", 18, "--seed", 2)
     assert len(pieces) > 6
 
