@@ -321,6 +321,18 @@ class WeightsStored(Base):
         return out
 
 
+class WholeAgain(Base):
+    """With a cache it is given the whole sequence again, and computes what is new, as the stacks of x-transformers."""
+
+    def forward(self, x, cache=None, return_hiddens=False):
+        out, kept = self.attend(x if cache is None else x[:, -1:], cache)
+        return (out, kept) if return_hiddens else out
+
+
+def test_a_piece_that_gives_fewer_outputs_is_read_wrongly() -> None:
+    assert discover(WholeAgain()).reading.cache is None
+
+
 def test_what_is_kept_and_never_read_is_no_cache() -> None:
     assert discover(WeightsStored()).reading.cache is None
 

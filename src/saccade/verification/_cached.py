@@ -74,6 +74,9 @@ class Decoder:
         result = self.next_call(piece)(piece, pairs=triangle)
         if self._cache.kind == "passed":
             self.state = picked_state(result.returned, self._cache.returned)
+        if result.out.shape[-2] != piece.length:
+            given, wanted = result.out.shape[-2], piece.length
+            raise Unreadable(f"{given} outputs came for a piece of {wanted} positions", None)
         self.position += piece.length
         return result.out
 

@@ -221,20 +221,20 @@ class _Search:
     def _remembers(self, cache: CacheReading) -> bool:
         """Whether what a second piece gives depends on the first."""
         try:
-            return bool(differs(self._second(cache, 0), self._second(cache, 1)).any())
+            return bool(differs(self._second(cache, 0, last=3), self._second(cache, 1, last=3)).any())
         except (Inapplicable, TargetError):
             return False
 
-    def _second(self, cache: CacheReading, seed: int = 0) -> Tensor:
-        """The output of a second piece; `seed` is of the first alone."""
+    def _second(self, cache: CacheReading, seed: int = 0, last: int = 1) -> Tensor:
+        """The output of a second piece of `last` positions; `seed` is of the first alone."""
         side: Side = "query" if self.reading.form == "cross" else "both"
         inputs = self.trials.inputs(self.reading)
-        first = self.trials.inputs(self.reading, seed=seed).cut(slice(0, -1), side)
-        last = inputs.cut(slice(-1, None), side)
+        first = self.trials.inputs(self.reading, seed=seed).cut(slice(0, -last), side)
+        then = inputs.cut(slice(-last, None), side)
         torch.manual_seed(0)
         decoder = Decoder(Subject(_copy(self.trials.target), replace(self.reading, cache=cache)))
         decoder(first)
-        return decoder(last)
+        return decoder(then)
 
 
 def _empty(argument: Argument) -> Callable[[], Any] | None:
