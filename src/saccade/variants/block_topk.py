@@ -152,8 +152,8 @@ def _others(query: Tensor, key: Tensor, blocks: _Blocks, k: int, scale: float) -
     wide = query.dtype if query.device.type == "mps" else torch.float64
     means = _means(key, blocks, wide)[:, :, None].mT
     number = torch.arange(blocks.most, device=query.device)
-    # Rounded to the wider of its inputs' dtype and float32, equal blocks have equal scores; in float64 there is nothing to
-    # round away, and a product of matrices may add each column in an order of its own: there each sum stands alone.
+    # A product of matrices may add each column in an order of its own. Rounded to a narrower dtype, equal blocks have
+    # equal scores all the same; in float64 nothing is rounded, so there each sum stands alone.
     alone = query.dtype == torch.float64
     size = query.shape[0] * query.shape[1] * blocks.most * (query.shape[3] if alone else 1)
     rows = max(1, _SCORES // max(size, 1))
