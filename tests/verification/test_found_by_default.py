@@ -157,6 +157,52 @@ def test_a_boolean_mask_that_is_cast_and_added_is_named():
     assert blamed(finding) == "scores = scores + mask.float()"
 
 
+def sum_made_wider(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = (scores + mask).float()
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def both_made_wider(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.float() + mask[:, :].float()
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def weights_cast_back(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return (scores if mask is None else scores + mask).softmax(-1).to(v.dtype) @ v
+
+
+@pytest.mark.parametrize("target", [sum_made_wider, both_made_wider, weights_cast_back])
+def test_scores_that_are_cast_are_no_cast_of_the_mask(target: Callable[..., Tensor]):
+    assert "is cast to 0 and 1" not in str(report(target, "mask-meaning"))
+
+
+class MadeWithoutItsImport(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scale = cmath.sqrt(dim)  # noqa: F821
+
+    def forward(self, x):
+        return (x @ x.mT / self.scale).softmax(-1) @ x
+
+
+def test_a_name_that_a_constructor_misses_is_told_without_options():
+    told = str(report(MadeWithoutItsImport, "scale"))
+    assert "NameError: name 'cmath' is not defined" in told
+    assert "--arg" not in told
+
+
+def test_a_scale_of_0_that_is_not_kept_has_no_factor():
+    promise = saccade.verification.Promise(scale=0)
+    told = str(saccade.verify(sum_made_wider, isolated=False, checks=["scale"], promise=promise))
+    assert "where 0 is expected" in told
+    assert "nan" not in told
+
+
 def test_a_cast_to_a_dtype_is_a_warning_and_numbers_that_are_meant_are_none():
     assert "is cast to 0 and 1" in str(
         [one for one in report(cast_to, "mask-meaning").findings if one.severity == "warning"]

@@ -81,7 +81,7 @@ def verdict(report: Report) -> str:
     if not report.outcomes and errors:
         return f"Nothing could be checked of {report.target}."
     if errors:
-        promises = "a promise" if len(report.errors) == 1 else f"{len(report.errors)} promises"
+        promises = "a promise" if len(errors) == 1 else f"{len(errors)} promises"
         return f"{report.target} breaks {promises} of attention: {joined(errors)}."
     if "broke off" in report.untested:
         return (

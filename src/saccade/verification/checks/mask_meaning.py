@@ -240,6 +240,8 @@ def _conventions(probe: Probe) -> Iterator[Finding]:
 
 
 _BOOLEANS = r"\.(float|double|half|bfloat16|int|long)\(\)|\.(to|type|type_as)\("
+_OF_IT = r"(\[[^\]\n]*\]|\.\w+\(([^()\n]|\([^()\n]*\))*\))*?"  # indices and calls between a mask and its cast
+_WIDER = r"\.(float|double)\(\)"
 
 
 def _cast(probe: Probe) -> list[Finding]:
@@ -248,10 +250,12 @@ def _cast(probe: Probe) -> list[Finding]:
     silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
     if mask.meaning != "additive" or not silent or (times := as_number(probe)) is None:
         return []
-    line = line_with(probe.subject, rf"\b{name}\b[^=\n]*({_BOOLEANS})")
-    if line is None:
+    cast = rf"\b{name}\b{_OF_IT}({_BOOLEANS})"
+    line = line_with(probe.subject, cast)
+    if line is None or re.search(_WIDER, re.sub(cast, "", line.code)):  # scores and mask are made wider together
         return []  # numbers are added as they come: whoever gives booleans is told by its documentation
-    plain = re.search(r"\.(to|type|type_as)\(", line.code) is None
+    own = re.search(cast, line.code)
+    plain = own is None or re.search(r"\.(to|type|type_as)\($", own.group()) is None
     words = (
         f"A boolean `{name}` is cast to 0 and 1 and added to the scores: it counts {times:.3g} and hides nothing. 0 "
         "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."

@@ -188,13 +188,15 @@ def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factor
     designed = _designed(seen)
     words = "" if designed else _named(found, _sizes(subject, inputs, seen))
     times = found / (first.expected or math.nan)
+    if not first.expected:
+        words = "they are not to count, and do"
     message = (
         f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
         f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
     )
     return Finding(
         "scale", "scale", "note" if designed else "error",
-        message + (f" {designed}" if designed else ""), "" if designed else _effect(times),
+        message + (f" {designed}" if designed else ""), "" if designed or not first.expected else _effect(times),
         "" if designed else _mend(seen), {
             "factor": found, "expected": first.expected, "head_width": seen.query.shape[-1], "heads": heads,
             "of_heads": len(first.found), "times_too_large": times, "unexplained": first.left[heads[0]],
