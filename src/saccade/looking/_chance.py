@@ -82,14 +82,17 @@ class Mean(NamedTuple):
     deviation: np.ndarray
 
 
-def mean_of(chance: np.ndarray) -> Mean:
-    """Of the chances (..., rows) of the single rows; NaN without a row."""
+def mean_of(chance: np.ndarray, different: float = 1.0) -> Mean:
+    """Of the chances (..., rows) of the single rows; NaN without a row.
+
+    ``different``: the share of rows that are of different words. Queries of one word are alike, and so is their luck.
+    """
     rows = chance.shape[-1]
     if not rows:
         return Mean(*2 * (np.full(chance.shape[:-1], np.nan),))
     spread = SPREAD**2 + _sum_of_others(_odds(chance))
     variance = chance * (1 - chance) * (1 - 1 / np.sqrt(1 + math.pi * spread / 8))  # of a logistic of a normal number
-    return Mean(chance.mean(-1), np.sqrt(variance.sum(-1)) / rows)
+    return Mean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows)
 
 
 def largest_mean(chance: Mean, count: int, clear_of: float = CLEAR_OF) -> np.ndarray:
@@ -98,17 +101,19 @@ def largest_mean(chance: Mean, count: int, clear_of: float = CLEAR_OF) -> np.nda
     return np.asarray(np.maximum(lucky, chance.value + clear_of * (1 - chance.value)))
 
 
-def uneven(weights: np.ndarray, seen: np.ndarray, count: int) -> np.ndarray:
+def uneven(weights: np.ndarray, seen: np.ndarray, count: int, different: float = 1.0) -> np.ndarray:
     """(..., H): whether the logits of a head spread more than random ones would in ``count`` heads.
 
-    ``weights`` (..., H, rows, keys), ``seen`` the same with H = 1: the keys that a row sees.
+    ``weights`` (..., H, rows, keys), ``seen`` the same with H = 1: the keys that a row sees. ``different``: as in
+    `mean_of`, of the rows and of the keys.
     """
     logits = np.log(np.maximum(weights, _LEAST, dtype=np.float64))
     keys = seen.sum(-1, keepdims=True)
     middle = np.where(seen, logits, 0).sum(-1, keepdims=True) / np.maximum(keys, 1)
     squares = np.where(seen, (logits - middle) ** 2, 0).sum((-1, -2))
     freedom = np.maximum(keys - 1, 0).sum((-1, -2))
-    part = 2 / (9 * np.maximum(freedom, 1))  # Wilson and Hilferty 1931: the cube root of a chi-square is normal
+    # Wilson and Hilferty 1931: the cube root of a chi-square is normal
+    part = 2 / (9 * np.maximum(freedom * different**2, 1))
     most = SPREAD**2 * freedom * (1 - part + _quantile(count) * np.sqrt(part)) ** 3
     return np.asarray((squares > most) & (freedom > 0))
 

@@ -19,7 +19,7 @@ import numpy as np
 from ._chance import CLEAR_OF, Mean, above_chance, largest_mean, largest_weight, mean_of, uneven
 from ._collect import AttentionMap
 from ._numbers import hundredths, short_number
-from ._scores import by_chance, followers, here, occurrences, telling, visible
+from ._scores import by_chance, different, followers, here, occurrences, telling, visible
 
 MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats
 NOTHING_BUT_CHANCE = (
@@ -61,7 +61,8 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
     gain = telling(seen.weights, seen.causal, seen.alike)
     habits, chance = here(seen), by_chance(seen)
     # Layer by layer: of a large model on a long text one map more would be too much.
-    at_random = ~np.stack([uneven(w, even > 0, seen.count) for w, even in zip(seen.weights, seen.alike, strict=True)])
+    layers = zip(seen.weights, seen.alike, strict=True)
+    at_random = ~np.stack([uneven(w, even > 0, seen.count, different(seen)) for w, even in layers])
     copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
     candidates = [
         *_links(seen, gain, at_random),
@@ -232,7 +233,7 @@ def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
         rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
         if len(rows) < 3:
             continue
-        means, chance = seen.weights[:, :, rows, k].mean(-1), mean_of(seen.alike[:, :, rows, k])
+        means, chance = seen.weights[:, :, rows, k].mean(-1), mean_of(seen.alike[:, :, rows, k], different(seen))
         layer, head = largest_of(np.where(means > largest_mean(chance, seen.count * len(marks)), means, 0))
         value = float(means[layer, head])
         if not (value >= MAIN and value > largest_mean(chance, seen.count * len(marks))[layer, 0]):

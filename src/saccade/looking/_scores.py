@@ -34,7 +34,13 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
 
 def by_chance(seen: AttentionMap) -> dict[str, Mean]:
     """What chance gives to the averages of `here`, (layers, 1) each, by the same code."""
-    return {name: mean_of(values) for name, values in by_row(seen, seen.alike).items()}
+    return {name: mean_of(values, different(seen)) for name, values in by_row(seen, seen.alike).items()}
+
+
+def different(seen: AttentionMap) -> float:
+    """The share of the words that are different ones."""
+    words = [seen.words[i].text.casefold() for i in seen.ordinary]
+    return len(set(words)) / len(words) if words else 1.0
 
 
 def by_row(seen: AttentionMap, w: np.ndarray) -> dict[str, np.ndarray]:

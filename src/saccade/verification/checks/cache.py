@@ -5,6 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ from .._trace import Step, traced
 _NAME = "cache"
 _LENGTH = 11
 _MOST = 67  # positions, so that it stays quick
+_PLACED = r"tri[lu]\(.*\w\s*[-+]\s*\w"  # a triangle that is moved by lengths
+_IN_FRONT = "Put earlier keys and values in front and return them: k = torch.cat([past_k, k], dim=-2), v likewise."
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +165,12 @@ def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterat
         where = _line(subject, ("tril", "triu"), _MASKED)
         mend = ("The mask of a piece has its queries at the end of the keys: "
                 "mask = torch.ones(Lq, Lk).tril(diagonal=Lk - Lq).bool().")  # fmt: skip
+        if where is not None and re.search(_PLACED, where.code) and (joined := _line(subject, _JOINED)) is not None:
+            where, mend = joined, _IN_FRONT
     elif missing and start > 0 and set(missing) >= set(expected) - set(range(start, stop)):
         what = f"it depends on positions {_list(seen)} alone: nothing of the {start} positions before reaches it"
         where = _line(subject, _JOINED, _WRITTEN)
-        mend = "Put earlier keys and values in front and return them: k = torch.cat([past_k, k], dim=-2), v likewise."
+        mend = _IN_FRONT
     elif missing and start > 0 and seen == [0]:
         what = "it depends on position 0 alone: a causal mask for one query and all keys is aligned at the top left"
         where = _line(subject, ("tril", "triu"), _MASKED)

@@ -241,6 +241,7 @@ def _conventions(probe: Probe) -> Iterator[Finding]:
 
 _BOOLEANS = r"\.(float|double|half|bfloat16|int|long)\(\)|\.(to|type|type_as)\("
 _OF_IT = r"(\[[^\]\n]*\]|\.\w+\(([^()\n]|\([^()\n]*\))*\))*?"  # indices and calls between a mask and its cast
+_EITHER = ("attn_mask", "attention_mask")  # names of booleans as often as of numbers, which may be cast to be wider
 _WIDER = r"\.(float|double)\(\)"
 
 
@@ -256,6 +257,7 @@ def _cast(probe: Probe) -> list[Finding]:
         return []  # numbers are added as they come: whoever gives booleans is told by its documentation
     own = re.search(cast, line.code)
     plain = own is None or re.search(r"\.(to|type|type_as)\($", own.group()) is None
+    plain = plain and name not in _EITHER
     words = (
         f"A boolean `{name}` is cast to 0 and 1 and added to the scores: it counts {times:.3g} and hides nothing. 0 "
         "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."

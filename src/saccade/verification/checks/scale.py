@@ -58,7 +58,7 @@ class _Factors:
 
 def _run(subject: Subject) -> Iterator[Finding]:
     still = indifferent(subject)
-    if still is not None and (subject.promise.scale != 0 or still.partly):
+    if still is not None and (subject.promise.scale != 0 or still.partly or still.of != "both"):
         yield _ignoring(still)
     if still is not None:
         return
@@ -94,7 +94,9 @@ def _ignoring(still: Indifferent) -> Finding:
         seen += " The scores are multiplied by 0, a mask that is False." if still.multiplied else ""
     mend = 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax, in place of scores * mask'
     if not still.multiplied:
-        mend = f"{_MEND}; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
+        mend = _MEND
+        if still.of == "both":
+            mend += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
     return Finding(
         "scale", "scale", "error", seen,
         "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say." if still.multiplied else
