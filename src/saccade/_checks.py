@@ -17,6 +17,7 @@ from ._masks import Mask, as_mask
 from ._masks._data import dense, plain
 
 _ONE_IN_BFLOAT16 = 0x3F80
+_INSIDE = ("saccade.", "torch.nn.modules.")  # calls of a module pass through the latter
 _LAYOUT = {"query": "(B, Hq, Lq, D)", "key": "(B, Hkv, Lk, D)", "value": "(B, Hkv, Lk, Dv)"}
 
 
@@ -99,14 +100,14 @@ def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bia
     checked = as_bias(bias)
     if checked is None:
         return None
-    if isinstance(bias, Tensor) and _looks_like_a_mask(bias):
-        _warn_of_a_mask()
     parameter = checked.parameter
     if parameter.device != query.device:
         raise ValueError(f"bias is on {parameter.device}, expected query's device {query.device}")
     if parameter.dtype == torch.float64 and query.dtype != torch.float64:
         raise TypeError(f"bias is {parameter.dtype}, expected query's dtype {query.dtype} or torch.float32")
     checked.check(query.shape[0], query.shape[1], query.shape[2], length_k)
+    if isinstance(bias, Tensor) and _looks_like_a_mask(bias):
+        _warn_of_a_mask()
     return checked
 
 
@@ -116,6 +117,8 @@ def _looks_like_a_mask(bias: Tensor) -> bool:
     A few values decide nearly always. Not looked at: learned scores, and tensors on an accelerator, which would wait.
     """
     if bias.requires_grad or bias.device.type != "cpu" or bias.numel() < 2 or not plain(bias):
+        return False
+    if bias.is_neg() or bias.dtype.itemsize < 2:  # no NumPy array: a view of a complex tensor, float8
         return False
     # NumPy looks at a few values in a tenth of PyTorch's time. It has no bfloat16, whose bits do as well.
     short = bias.dtype == torch.bfloat16
@@ -133,7 +136,7 @@ def _looks_like_a_mask(bias: Tensor) -> bool:
 def _warn_of_a_mask() -> None:
     """At the caller's line, so that Python shows it once for each line."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("saccade."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     warnings.warn(
         "bias: all its values are 0 and 1, as in a mask, but a bias is added to the scores and hides nothing. "

@@ -48,7 +48,7 @@ def attention_weights(
     """
     if unknown:
         raise refused(attention_weights, unknown)
-    fits = isinstance(key, Tensor) and key.dim() == 4 and key.layout is torch.strided
+    fits = isinstance(key, Tensor) and key.dim() == 4 and key.layout is torch.strided and not key.is_nested
     value = key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=0.0, needs_lse=True

@@ -129,6 +129,10 @@ DAMAGE = {
         lambda f: _edit_config(f, mechanism={"name": "performer", "features": 10**12}),
         "model.safetensors: does not fit the configuration: ",
     ),
+    "config mechanism beyond int64": (
+        lambda f: _edit_config(f, mechanism={"name": "performer", "features": 10**400}),
+        "model.safetensors: does not fit the configuration",
+    ),
     "config of transformers": (
         lambda f: _edit_config(f, model_type="gpt2", n_embd=24),
         r"a checkpoint of transformers \(model_type 'gpt2'\), expected a folder that `saccade train lm` wrote; "

@@ -10,6 +10,7 @@ import torch
 
 import saccade
 from saccade import Causal, FromTensor, Padding
+from saccade._checks import _looks_like_a_mask
 from saccade.nn import SelfAttention
 
 L = 7
@@ -142,3 +143,31 @@ def test_the_signature_shows_what_is_taken(name):
     shown = inspect.signature(getattr(saccade, name)).parameters
     assert not any(one.kind is one.VAR_KEYWORD for one in shown.values())
     assert {"query", "key", "mask", "bias", "scale"} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    "other", [torch._neg_view(torch.eye(4)), torch.eye(4).to(torch.float8_e4m3fn)], ids=["negative view", "float8"]
+)
+def test_a_bias_that_numpy_cannot_read_is_not_looked_at(other):
+    assert not _looks_like_a_mask(other)
+
+
+def test_a_module_warns_at_the_line_that_calls_it():
+    module = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, 2))
+    with pytest.warns(UserWarning, match="0 and 1") as caught:
+        module(torch.randn(1, 4, 16), bias=torch.ones(4, 4).tril())
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_bias_of_a_wrong_dtype_is_an_error_and_no_warning(recwarn):
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(TypeError, match="bias is torch.float64"):
+        saccade.attention(x, x, x, bias=torch.ones(4, 4, dtype=torch.float64).tril())
+    assert not recwarn.list
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_weights_refuse_a_strided_nested_tensor():
+    nested = torch.nested.nested_tensor([torch.randn(2, 6, 8), torch.randn(2, 3, 8)])  # strided
+    with pytest.raises(TypeError, match="query must be a dense tensor"):
+        saccade.attention_weights(nested, nested)

@@ -175,7 +175,7 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
     try:
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in DecoderLM(config).state_dict().items()}
-    except (RuntimeError, OverflowError) as error:
+    except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size that no int64 holds
         raise ValueError(f"{told}: {str(error).splitlines()[0]}") from None
     problems = [f"{name} is missing" for name in expected if name not in given]
     problems += [f"{name} is not part of the model" for name in given if name not in expected]
