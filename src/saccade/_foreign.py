@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from ._masks._data import zeros_and_ones
@@ -59,6 +60,8 @@ def _attn_mask(value: Any, has_dropout: bool) -> str:
         return "leave it out"
     if isinstance(value, Tensor) and value.is_floating_point():
         return "write mask=attn_mask.bool()" if zeros_and_ones(value) else "write bias=attn_mask, added to the scores"
+    if isinstance(value, Tensor) and value.dtype != torch.bool:
+        return "write mask=attn_mask.bool(), True = attend"
     return "write mask=attn_mask, True = attend"
 
 
@@ -72,6 +75,8 @@ def _window_size(value: Any, has_dropout: bool) -> str:
 
 
 def _dropout(value: Any, has_dropout: bool) -> str:
+    if value == 0:
+        return "leave it out, nothing is dropped without dropout="
     if not has_dropout:
         return "leave it out, this takes the weights before dropout"
     return "write dropout=, which drops whether a module trains or not"

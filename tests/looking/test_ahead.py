@@ -114,8 +114,8 @@ def test_habits_without_a_start_token():
     assert np.isnan(habits["next"]).all() and np.isnan(habits["special"]).all()
     said = [f.sentence for f in find(seen) if f.kind == "sink"]
     assert said == [
-        "1 of 3 heads rests on the first word: the first 'the' gets more than .66"
-    ]  # chance gives .32 here, and often .6
+        "1 of 3 heads rests on the first word: the first 'the' gets more than .70"
+    ]  # chance gives .32 here, and often .6; two of the five words are the same
 
 
 def test_resting_on_sep():

@@ -500,6 +500,18 @@ def test_weights_of_a_decoder_block_are_its_own_and_those_of_its_context():
     torch.testing.assert_close(read.sum(-1), torch.ones(B, HEADS, L, dtype=torch.float64))
 
 
+def test_weights_beside_the_output_of_a_stack_are_those_of_its_blocks():
+    encoder, x = Encoder(config(), 2).double(), tokens()
+    out, (first, second) = encoder(x, Causal(), return_weights=True)
+    assert out.equal(encoder(x, Causal()))
+    between, weights = encoder.blocks[0](x, Causal(), return_weights=True)
+    assert first.equal(weights) and second.equal(encoder.blocks[1](between, Causal(), return_weights=True)[1])
+    decoder, context = Decoder(config(cross=CROSS), 2).double(), tokens(LC, 13)
+    out, weights = decoder(x, context=context, return_weights=True)
+    assert out.equal(decoder(x, context=context))
+    assert [(own.shape, read.shape) for own, read in weights] == [((B, HEADS, L, L), (B, HEADS, L, LC))] * 2
+
+
 def test_the_residual_stream_has_one_width():
     with pytest.raises(ValueError, match="attention: its out_width is 30, and the residual stream of a block 24 wide"):
         config(attention=AttentionConfig(WIDTH, HEADS, out_width=30))

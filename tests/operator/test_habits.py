@@ -102,6 +102,8 @@ FOREIGN = [
     ({"is_causal": False}, "leave it out"),
     ({"attn_mask": TUTORIAL.bool()}, "mask=attn_mask, True = attend"),
     ({"attn_mask": TUTORIAL}, "mask=attn_mask.bool()"),
+    ({"attn_mask": TUTORIAL.long()}, "mask=attn_mask.bool()"),
+    ({"dropout_p": 0.0}, "leave it out, nothing is dropped"),
     ({"attn_mask": TUTORIAL.log()}, "bias=attn_mask"),
     ({"enable_gqa": True}, "leave it out"),
     ({"causal": True}, "mask=Causal()"),

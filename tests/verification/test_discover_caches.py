@@ -218,6 +218,16 @@ class NewestFirst(Base):
         return out
 
 
+class JoinedBehind(Base):
+    def forward(self, x, past_kv=None, use_cache=False):
+        q, k, v = (one.unflatten(-1, (H, D)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        if past_kv is not None:
+            k, v = torch.cat([k, past_kv[0]], 2), torch.cat([v, past_kv[1]], 2)
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        out = self.proj(F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2))
+        return (out, (k, v)) if use_cache else out
+
+
 class FallsInSteps(Base):
     def forward(self, x, past_kv=None, use_cache=False):
         past = None if past_kv is None else [one.transpose(1, 2) for one in past_kv]
@@ -252,6 +262,7 @@ class NotEmptied(Kept):
 @pytest.mark.parametrize("kind, words, line", [
     (Halved, "they are 0.5 times those", "torch.cat([past[0], k]"),
     (NewestFirst, "its value at place 1", "torch.cat([past[0], k]"),
+    (JoinedBehind, "comes later in the same piece", "torch.cat([k, past_kv[0]]"),
     (FallsInSteps, "positions end with RuntimeError", "k, v = torch.cat"),
     (OnlyTheLast, "it depends on positions", "self.past = (k[:, :, -1:], v[:, :, -1:])"),
     (NotEmptied, "this is a second sequence", "self.past_k = self.past_k"),

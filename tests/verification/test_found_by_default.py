@@ -57,6 +57,13 @@ def without_its_import(Q, K, V):
     return (Q @ K.T / cmath.sqrt(Q.shape[-1])).softmax(-1) @ V  # noqa: F821
 
 
+def without_its_import_under_a_mask(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -nupmy.inf)  # noqa: F821
+    return scores.softmax(-1) @ v
+
+
 def of_no_method(Q, K, V):
     return (Q @ K.T / math.sqrt(Q.shape[-1])).soft_max(-1) @ V
 
@@ -76,6 +83,7 @@ class ViewedApart(nn.Module):
     ("target", "words", "line"),
     [
         (without_its_import, "NameError: name 'cmath' is not defined", "return (Q @ K.T / cmath.sqrt"),
+        (without_its_import_under_a_mask, "NameError: name 'nupmy' is not defined", "scores = scores.masked_fill"),
         (of_no_method, "AttributeError: 'Tensor' object has no attribute 'soft_max'", "return (Q @ K.T"),
         (ViewedApart, "RuntimeError: view size is not compatible", "q, k, v = (one.view("),
     ],

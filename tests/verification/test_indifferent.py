@@ -114,6 +114,15 @@ def test_averages_in_a_module_are_named_and_may_be_promised(mix: Callable[[Tenso
     assert found(module, reading, Promise(scale=0.0)) == []
 
 
+def keys_for_both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (k @ k.mT * k.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def test_a_promise_of_averages_is_of_queries_and_keys():
+    (finding,) = found(keys_for_both, promise=Promise(scale=0.0))
+    assert "do not depend on the queries" in finding.message and "Promise(scale=0)" not in finding.mend
+
+
 def test_a_promise_of_averages_is_held_against_attention():
     (finding,) = found(F.scaled_dot_product_attention, promise=Promise(scale=0.0))
     assert finding.severity == "error" and "where 0 is expected by its author's promise" in finding.message

@@ -58,8 +58,11 @@ def choose(comparison: Comparison, tolerance: float) -> Choice | None:
 
 
 def advice(comparison: Comparison, tolerance: float | None = None) -> str:
-    """One sentence. tolerance: the relative error up to which an approximation may stand for exact attention; None is
-    the one in the comparison's settings."""
+    """One sentence, and a second where it rests on noisy times.
+
+    tolerance: the relative error up to which an approximation may stand for exact attention; None is the one in the
+    comparison's settings.
+    """
     tolerance = comparison.settings.get("tolerance", 0.1) if tolerance is None else tolerance
     choice = choose(comparison, tolerance)
     if choice is None:
@@ -67,9 +70,24 @@ def advice(comparison: Comparison, tolerance: float | None = None) -> str:
     unsound = [line.name for line in choice.named() if not sound(line, CALL)]
     if unsound:
         return (
-            f"No advice: the times of {' and '.join(unsound)} make no sense, since they fall with length or follow no "
+            f"No advice: the times of {_listed(unsound)} make no sense, since they fall with length or follow no "
             "power of it; something else used the machine, so measure again when it is idle."
         )
+    return _advised(choice, comparison) + _caveat(choice)
+
+
+def _caveat(choice: Choice) -> str:
+    noisy = [line.name for line in choice.named() if any(point.noisy for point in line.points)]
+    if not noisy:
+        return ""
+    return f" The times of {_listed(noisy)} are noisy: measure again when the machine is idle."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
+
+
+def _advised(choice: Choice, comparison: Comparison) -> str:
     at = f"{words.length(choice.length)} tokens"
     if choice.fastest is None:
         return (

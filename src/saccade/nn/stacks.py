@@ -19,7 +19,7 @@ from .._masks import Mask, Padding, as_mask
 from ..positions import Offset
 from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_nested
-from .attention import Observation, check_tokens
+from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
 from .config import BlockConfig, check_causal, check_flag, check_positive
@@ -62,15 +62,20 @@ class Stack(nn.Module):
             blocks = (block for block in self.blocks if isinstance(block, EncoderBlock))
             divide_writers([writer for block in blocks for writer in block.writers()])
 
-    def _run(self, x: Tensor, per_layer: Callable[[int], dict[str, Any]], **common: Any) -> Tensor:
+    def _run(
+        self, x: Tensor, per_layer: Callable[[int], dict[str, Any]], return_weights: bool, **common: Any
+    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
         """x through all blocks and the last norm; `per_layer` gives what differs between them."""
         check_tokens("x", x, self.config.width)
+        weights = []
         for layer, block in enumerate(self.blocks):
-            given = {**common, **per_layer(layer), "positions": self.positions}
-            x = self._run_block(block, x, given)
-        return self.norm(x)
+            given = {**common, **per_layer(layer), "positions": self.positions, "return_weights": return_weights}
+            out = self._run_block(block, x, given)
+            x = out[0] if return_weights else out
+            weights += [out[1]] if return_weights else []
+        return (self.norm(x), tuple(weights)) if return_weights else self.norm(x)
 
-    def _run_block(self, block: nn.Module, x: Tensor, given: dict[str, Any]) -> Tensor:
+    def _run_block(self, block: nn.Module, x: Tensor, given: dict[str, Any]) -> Any:
         # A block whose call leaves something behind (a longer cache, an observation) must not be run twice.
         once = given.get("cache") is not None or given.get("observe") is not None
         if self.checkpointing and not once and torch.is_grad_enabled():
@@ -105,17 +110,22 @@ class Encoder(Stack):
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
         padding: Padding | None = None, offset: Offset | None = None, observe: LayerObserver | None = None,
-    ) -> Tensor:  # fmt: skip
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
         """x (B, L, E), or a jagged nested tensor, to the same shape.
 
-        `observe(layer, observation)` is called in each layer; all else is as in `MultiHeadAttention`.
+        `observe(layer, observation)` is called in each layer, which holds one layer's at a time; `return_weights` gives
+        those of all layers, a tuple beside the output. All else is as in `MultiHeadAttention`.
         """
+        if return_weights:
+            check_weights(self.config.attention, x)
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset)
             return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
         return self._run(
             x,
             lambda layer: {"observe": _of_layer(observe, layer)},
+            return_weights,
             mask=mask,
             bias=bias,
             padding=padding,
@@ -152,7 +162,8 @@ class Decoder(Stack):
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
         context_mask: Mask | Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,
         offset: Offset | None = None, cache: KVCache | None = None, observe: LayerObserver | None = None,
-    ) -> Tensor:  # fmt: skip
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
         """x (B, L, E), or a jagged nested tensor, to the same shape.
 
         Args:
@@ -164,7 +175,10 @@ class Decoder(Stack):
             bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
             cache: from `cache()`, or any `KVCache` of as many layers.
             observe: `observe(layer, observation)` is called in each layer, for self- and cross-attention.
+            return_weights: gives beside the output a tuple of what each `DecoderBlock` returns.
         """
+        if return_weights:
+            check_weights(self.config.attention, x)
         mask = causal(as_mask(mask)) if self.causal else mask
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, padding=padding, offset=offset, cache=cache)
@@ -184,7 +198,7 @@ class Decoder(Stack):
             }
 
         with undone_by_errors(cache):
-            return self._run(x, of, mask=mask, bias=bias, padding=padding, offset=offset)
+            return self._run(x, of, return_weights, mask=mask, bias=bias, padding=padding, offset=offset)
 
     def _check_context(
         self, x: Tensor, context: Tensor | None, mask: Mask | Tensor | None, cache: KVCache | None

@@ -71,7 +71,7 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
         differ.remove("steps")
     if not differ:
         return
-    files = [name for name in differ if name.endswith("text") or name == "from"]
+    files = [name for name in differ if name.endswith(" text") or name == "from"]
     listed = [f"{name} {_short(asked.get(name))} (asked for) / {_short(stored.get(name))} (in the checkpoint)"
               for name in differ if name not in files]  # fmt: skip
     listed += [f"the {name} is not the one it was trained with (SHA-256 {_short(asked.get(name))}, "

@@ -142,6 +142,8 @@ def _by_logits(subject: Subject, inputs: Inputs) -> Indifferent | None:
 def _of_one(subject: Subject, inputs: Inputs, seen: SeenAttention) -> Indifferent | None:
     if seen.logits is None or seen.normalised != "key":
         return None
+    if not bool(seen.query.any()) or not bool(seen.key.any()):
+        return None  # projections of zeros: the check of gradients names where they begin
     logits = seen.logits.detach().double()
     visible = (logits.isfinite() & (logits > _HIDDEN)).all(0)
     mean = torch.where(visible, logits, 0.0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)

@@ -90,7 +90,9 @@ def print_map(console: Console, look: Look) -> None:
         draw = _block_lines if seen.causal else _square_lines
         lines = draw(look, labels, columns, _colours(console))
     if not look.is_all(columns):
-        around = "" if len(columns) == len(labels) else ", around what tells most"
+        held = look.seen.stretch[1] - look.seen.stretch[0]
+        among = f" among the {held:,} words chosen" if held < look.words else ""
+        around = "" if len(columns) == len(labels) else f", around what tells most{among}"
         console.print(Text(f"{look.part(columns)}{around}; the rest of a row falls on other words", style="dim"))
     for line in lines:
         line.truncate(console.width)
