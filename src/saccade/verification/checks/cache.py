@@ -24,7 +24,7 @@ from .._trace import Step, traced
 _NAME = "cache"
 _LENGTH = 11
 _MOST = 67  # positions, so that it stays quick
-_PLACED = r"tri[lu]\(.*\w\s*[-+]\s*\w"  # a triangle that is moved by lengths
+_PLACED = r"tri[lu]\(.*[\w\])]\s*[-+]\s*\w"  # a triangle that is moved by lengths
 _IN_FRONT = "Put earlier keys and values in front and return them: k = torch.cat([past_k, k], dim=-2), v likewise."
 
 
