@@ -34,7 +34,7 @@ def launch(*arguments: str, check: bool = True, more: dict[str, str] | None = No
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(more or {})}
-    # A worker that has done its work sometimes aborts as its interpreter ends, and its launcher then ends the other one.
+    # A worker that has done its work sometimes aborts as its interpreter ends; its launcher then ends the other one.
     # Which thread does it is not known. What ended so, and nothing else, is done again from where it began.
     out = Path(arguments[arguments.index("--out") + 1]) if "--out" in arguments else None
     with tempfile.TemporaryDirectory() as kept:
