@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,6 @@ from training.two_shards import make as make_whole
 from training.two_shards import step as take_step
 
 HERE = Path(__file__).parent
-_ABORTED = "terminate called without an active exception"
 
 
 def launch(*arguments: str, check: bool = True, more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,20 +31,7 @@ def launch(*arguments: str, check: bool = True, more: dict[str, str] | None = No
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(more or {})}
-    # A worker that has done its work sometimes aborts as its interpreter ends; its launcher then ends the other one.
-    # Which thread does it is not known. What ended so, and nothing else, is done again from where it began.
-    out = Path(arguments[arguments.index("--out") + 1]) if "--out" in arguments else None
-    with tempfile.TemporaryDirectory() as kept:
-        if out is not None and out.exists():
-            shutil.copytree(out, Path(kept) / "out")
-        for _ in range(4):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            if not check or _ABORTED not in done.stderr:
-                break
-            if out is not None:
-                shutil.rmtree(out, ignore_errors=True)
-                if (Path(kept) / "out").exists():
-                    shutil.copytree(Path(kept) / "out", out)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -79,6 +63,13 @@ def test_micro_batches_are_the_undivided_step(accumulate, exact):
     check_same(run_here(torch.float32, accumulate), exact, run_here(torch.float32, 1))
     # In float64 what is left is float64's rounding.
     assert distance(run_here(torch.float64, accumulate), exact) < 1e-12
+
+
+@pytest.mark.slow
+def test_the_threads_of_the_group_end_before_the_interpreter():
+    """One that frees a tensor later aborts the process, which is rare, and more likely on a busy machine."""
+    done = launch(str(HERE / "two_processes_end.py"))
+    assert json.loads(done.stdout) == {"while it runs": True, "at its end": False}
 
 
 @pytest.mark.slow

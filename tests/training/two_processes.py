@@ -61,5 +61,3 @@ if __name__ == "__main__":
     made = run(getattr(torch, sys.argv[2]), int(sys.argv[3]))
     if made is not None:
         torch.save(made, sys.argv[1])
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

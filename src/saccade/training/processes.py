@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import shutil
 from collections.abc import Callable
@@ -100,12 +102,36 @@ def is_main_process() -> bool:
 
 
 def joined() -> PartialState:
-    """All processes of the run, which wait for each other here when it is first called."""
+    """All processes of the run, which wait for each other here when it is first called.
+
+    A process group that this starts is destroyed at the exit of the interpreter.
+    """
+    # If this is first imported later, as by DistributedDataParallel, its default arguments hold the group for ever.
+    import torch.distributed.nn.functional
     from accelerate import PartialState
 
     # Without being told, Accelerate takes each of several processes on a machine without a GPU for the only one.
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or not torch.accelerator.is_available()
-    return PartialState(cpu=on_cpu)
+    started_before = torch.distributed.is_initialized()
+    state = PartialState(cpu=on_cpu)
+    if torch.distributed.is_initialized() and not started_before:
+        atexit.register(_leave)
+    return state
+
+
+def _leave() -> None:
+    """End the threads of the process group, while there still is an interpreter.
+
+    A thread of Gloo frees the tensors of a collective after the caller has gone on. If it asks for the interpreter's
+    lock while the interpreter ends, the process aborts ("terminate called without an active exception"). The group
+    joins its threads when nothing refers to it any more; Accelerate's states and cycles of modules do.
+    """
+    from accelerate.state import AcceleratorState
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    gc.collect()
 
 
 def _has_compiler() -> bool:
