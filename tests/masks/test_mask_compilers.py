@@ -38,6 +38,7 @@ def masks():
         Documents(torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) // 7),
         PerHead([Strided(8), Fixed(8, 2), Prefix([3, 29])]),
         PerHead([Dilated(3), Chunks(8, 1), Columns(8, 2) & Causal()]),
+        Global([3, 31, 2**53]) | Edges([1, 7, 2**53], [5, 40, 3]),
         Global([3, 31]) & ~RandomBlocks(3, 4, 2, symmetric=True),
         Blocks(bits[0, :, :9, :9], 5) & Edges(*nodes),
         FromTensor(bits[:, :1]),

@@ -231,6 +231,8 @@ def test_the_bound_itself_is_allowed():
         assert Causal().at(place) == Causal().at(place) != Causal().at(torch.tensor([place, 0]))
     for make in (Dilated, Strided, Chunks, Prefix, lambda n: Window(n, n), lambda n: Padding([n, 0])):
         assert "9007199254740992" in repr(make(2**53))
+    for make in (lambda n: Global([0, n]), lambda n: Edges([n], [0]), lambda n: Edges([0], [n])):
+        assert "9007199254740992" in repr(make(2**53))
 
 
 def test_what_fits_is_not_refused():

@@ -35,7 +35,7 @@ from .._masks import (
     Window,
 )
 from .._masks._algebra import And, Not, Or
-from .._masks._data import Table, extent, lasting, per_item
+from .._masks._data import Subset, Table, extent, lasting, per_item
 from .._masks._intervals import Region, Span
 from .._masks._placement import At, Slice
 from ._kernels import module
@@ -45,6 +45,10 @@ _SIDE = 64  # rows and keys of a tile that is worked out here
 _PATCH = 1 << 18  # pairs that are worked out at once
 _CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
 _EMPTY, _FULL = -1, -2
+# The kernels make tables of all keys up to the last of a slice, one bit for each, for masks of these classes, and lists
+# of all rows for some. Slices that begin beyond so many rows or keys are worked out instead.
+_REACHING = (Strided, Fixed, Dilated, Columns, RandomBlocks)
+_BEYOND = 1 << 24
 
 
 class Operation(IntEnum):
@@ -74,8 +78,8 @@ class Operation(IntEnum):
 
 
 class Lowered(NamedTuple):
-    """A mask as numbers and tensors: what a compiled graph can carry. Both depend on the lengths only for a
-    `Predicate`, of which the pairs are worked out."""
+    """A mask as numbers and tensors: what a compiled graph can carry. Both depend on the lengths only for what
+    `is_structured` excludes: predicates, tokens and edges that lie far away, and some slices far away."""
 
     program: list[int]
     tensors: list[Tensor]
@@ -91,6 +95,10 @@ class _Standing(NamedTuple):
     keys: Span
     offset: int | Table
     whole: Mask
+
+    @property
+    def beyond(self) -> bool:
+        return _is_beyond(self.rows[0], self.keys[0])
 
     def undecided(self, rows: Span, keys: Span) -> bool:
         """Whether what the part says about a rectangle matters: for `Causal() & part` not above the diagonal."""
@@ -130,6 +138,8 @@ _lasting_lower = lasting(lower)
 
 def _lower(mask: Mask, standing: _Standing, out: Lowered) -> None:
     write = _WRITERS.get(type(mask), _tiles)
+    if standing.beyond and isinstance(mask, _REACHING):
+        write = _tiles
     write(mask, standing, out)
 
 
@@ -171,7 +181,16 @@ def _prefix(mask: Prefix, standing: _Standing, out: Lowered) -> None:
 
 
 def _global(mask: Global, standing: _Standing, out: Lowered) -> None:
-    out.program.extend((Operation.GLOBAL, _table(mask._members.table.values, out)))
+    members = mask._members
+    if isinstance(members, Subset):
+        out.program.extend((Operation.GLOBAL, _table(members.table.values, out)))
+    elif standing.beyond:
+        _tiles(mask, standing, out)
+    else:
+        # The table is of the keys and, behind them, of the positions of this call's rows.
+        asked = np.concatenate([np.arange(standing.keys[1]), _moved_near(standing, standing.keys[1], out)])
+        marks = np.isin(asked, members.table.host)
+        out.program.extend((Operation.GLOBAL, _table(torch.from_numpy(marks), out)))
 
 
 def _strided(mask: Strided, standing: _Standing, out: Lowered) -> None:
@@ -203,8 +222,29 @@ def _random(mask: RandomBlocks, standing: _Standing, out: Lowered) -> None:
 
 
 def _edges(mask: Edges, standing: _Standing, out: Lowered) -> None:
-    starts = _table(mask._starts.values, out)
-    out.program.extend((Operation.EDGES, starts, _table(mask.keys.values, out)))
+    starts, keys = mask._starts.values, mask.keys.values
+    if mask.scattered:
+        positions = _moved_near(standing, 0, out)
+        first, last = np.searchsorted(mask.queries.host, [positions, positions + 1])
+        counts = last - first
+        ends = np.cumsum(counts)
+        edges = np.arange(counts.sum()) + np.repeat(first - (ends - counts), counts)
+        starts, keys = torch.from_numpy(np.append(0, ends)), torch.from_numpy(mask.keys.host[edges])
+    out.program.extend((Operation.EDGES, _table(starts, out), _table(keys, out)))
+
+
+def _moved_near(standing: _Standing, first: int, out: Lowered) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The positions of this call's rows, one span for each different offset; what follows gets them from `first` on.
+
+    It is placed so that its position `first + n` is the n-th of these, however far away and apart they are.
+    """
+    top, bottom = standing.rows
+    offsets = np.array([standing.offset]) if isinstance(standing.offset, int) else standing.offset.host
+    distinct, which = np.unique(offsets, return_inverse=True)
+    moved = which.reshape(-1) * (bottom - top) + first - top
+    many = len(moved) != 1
+    out.program.extend((Operation.AT, int(many), _table(torch.from_numpy(moved), out) if many else int(moved[0])))
+    return (distinct[:, None] + np.arange(top, bottom)).ravel()
 
 
 def _tensor(mask: FromTensor, standing: _Standing, out: Lowered) -> None:
@@ -275,8 +315,21 @@ _WRITERS: dict[type[Mask], Callable[[Any, _Standing, Lowered], None]] = {
 
 
 def is_structured(mask: Mask) -> bool:
-    """Whether the mask is lowered without working out pairs: it holds no `Predicate` and no class unknown here."""
-    return type(mask) in _WRITERS and all(is_structured(part) for part in mask._parts())
+    """Whether the mask is lowered alike for all lengths, without working out pairs.
+
+    It then holds no `Predicate`, no class unknown here, and nothing that is made for the rows and keys of a call.
+    """
+    return _is_structured(mask, _is_beyond(*mask._origin()))
+
+
+def _is_structured(mask: Mask, beyond: bool) -> bool:
+    by_lengths = mask.scattered if isinstance(mask, Global | Edges) else beyond and isinstance(mask, _REACHING)
+    return type(mask) in _WRITERS and not by_lengths and all(_is_structured(part, beyond) for part in mask._parts())
+
+
+def _is_beyond(row: int, key: int) -> bool:
+    """Whether a slice that begins there is too far away for tables of what lies before it."""
+    return max(row, key) > _BEYOND
 
 
 def _tiles(mask: Mask, standing: _Standing, out: Lowered) -> None:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ._data import Subset, Table, bounded_table, describe
-from ._intervals import Kind, Region, counted, either
+from ._intervals import Kind, Region, Span, counted, either
 from ._mask import Mask, Problem
+
+_NEAR = 1 << 20  # positions below it have a table of all positions: no search, and alike for all lengths in a graph
 
 
 class Global(Mask):
@@ -34,7 +36,7 @@ class Global(Mask):
     """
 
     tokens: Table
-    _members: Subset
+    _members: Subset | Listed
 
     def __init__(self, tokens: Sequence[int] | Sequence[bool] | Tensor):
         wanted = "positions (T,) of integers, or booleans (L,) or (B, L)"
@@ -48,7 +50,12 @@ class Global(Mask):
             if (table.host < 0).any():
                 raise ValueError(f"Global: tokens has a negative position, {int(table.host.min())}")
             table = Table.holding(np.unique(table.host), table.device)
-        self._set(tokens=table, _members=Subset(_marked(table)))
+        self._set(tokens=table, _members=_members(table))
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the tokens are known by a list alone, without a table of positions."""
+        return isinstance(self._members, Listed)
 
     def _own_shape(self) -> tuple[int, int]:
         return self._members.batch, 1
@@ -102,7 +109,8 @@ class Edges(Mask):
 
     queries: Table
     keys: Table
-    _starts: Table
+    _nodes: Table | None  # the query positions that have edges; None: a table of all positions is small
+    _starts: Table  # node n, or position n, has the edges from `_starts[n]` to `_starts[n + 1] - 1`
     _steps: int
 
     def __init__(self, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor):
@@ -116,17 +124,26 @@ class Edges(Mask):
         if any((side.host < 0).any() for side in sides):
             raise ValueError("Edges: queries and keys must not be negative")
         pairs = np.unique(np.stack([side.host for side in sides], axis=1), axis=0)
-        starts = np.searchsorted(pairs[:, 0], np.arange(pairs[-1, 0] + 2 if len(pairs) else 1))
+        nodes = np.unique(pairs[:, 0])
+        scattered = not _dense_enough(nodes, len(pairs))
+        every = nodes if scattered else np.arange(nodes.max(initial=-1) + 1)
+        starts = np.append(np.searchsorted(pairs[:, 0], every), len(pairs))
         device = next((side.device for side in sides if side.device is not None), None)
         named = zip(("queries", "keys", "_starts"), (pairs[:, 0], pairs[:, 1], starts), strict=True)
         self._set(_steps=int(np.diff(starts).max(initial=0)).bit_length())
+        self._set(_nodes=Table.holding(nodes, device) if scattered else None)
         self._set(**{name: Table.holding(values.astype(np.int64), device) for name, values in named})
 
+    @property
+    def scattered(self) -> bool:
+        """Whether the edges are found by a list of the positions that have some, without a table of positions."""
+        return self._nodes is not None
+
     def _tables(self) -> tuple[Table, ...]:
-        return self.keys, self._starts
+        return (self.keys, self._starts) if self._nodes is None else (self.keys, self._starts, self._nodes)
 
     def _moved(self, device: torch.device | str) -> Mask:
-        names = ("queries", "keys", "_starts")
+        names = ("queries", "keys", "_starts", *(() if self._nodes is None else ("_nodes",)))
         return self._with(**{name: getattr(self, name).to(device) for name in names})
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
@@ -134,20 +151,16 @@ class Edges(Mask):
         nodes, edges = starts.numel() - 1, keys.numel()
         if edges == 0:
             return torch.zeros_like(position, dtype=torch.bool)
-        node = position.clamp(0, nodes - 1)
-        low, end = starts[node], starts[node + 1]
-        high = end
-        # Bisection without branches, so that it also works on the scalars of a compiled mask function.
-        for _ in range(self._steps):
-            middle = (low + high) // 2
-            right = (low < high) & (keys[middle.clamp(max=edges - 1)] < key)
-            low, high = torch.where(right, middle + 1, low), torch.where(right, high, middle)
-        found = (low < end) & (keys[low.clamp(max=edges - 1)] == key)
-        return found & (position >= 0) & (position < nodes)
+        if self._nodes is None:
+            node, there = position.clamp(0, nodes - 1), (position >= 0) & (position < nodes)
+        else:
+            node, there = _found(self._nodes.on(key.device), position)
+        end = starts[node + 1]
+        low = _bisected(keys, key, starts[node], end, self._steps)
+        return there & (low < end) & (keys[low.clamp(max=edges - 1)] == key)
 
     def _region(self, region: Region) -> Kind:
-        starts = self._starts.host
-        first, last = (int(starts[min(max(p, 0), len(starts) - 1)]) for p in region.positions)
+        first, last = np.searchsorted(self.queries.host, region.positions)
         keys = self.keys.host[first:last]
         kept = np.count_nonzero((keys >= region.keys[0]) & (keys < region.keys[1]))
         size = (region.positions[1] - region.positions[0]) * (region.keys[1] - region.keys[0])
@@ -160,10 +173,55 @@ class Edges(Mask):
         return f"Edges({self.queries!r}, {self.keys!r})"
 
 
-def _marked(table: Table) -> Table:
-    """Booleans (B or 1, L) of the positions listed, or those given."""
-    if table.values.dtype == torch.bool:
-        return Table.holding(np.atleast_2d(table.host), table.device)
-    marks = np.zeros((1, int(table.host.max(initial=-1)) + 1), dtype=np.bool_)
-    marks[0, table.host] = True
-    return Table.holding(marks, table.device)
+class Listed:
+    """A set of positions, sorted: what `Subset` is, for positions too far away for a table of booleans."""
+
+    batch = 1
+
+    def __init__(self, table: Table):
+        self.table = table
+
+    def contains(self, b: Tensor, index: Tensor) -> Tensor:
+        return _found(self.table.on(index.device), index)[1]
+
+    def kind(self, span: Span, item: int | None) -> Kind:
+        first, last = np.searchsorted(self.table.host, span)
+        return counted(int(last - first), span[1] - span[0])
+
+    def to(self, device: torch.device | str) -> Listed:
+        moved = self.table.to(device)
+        return self if moved is self.table else Listed(moved)
+
+
+def _members(tokens: Table) -> Subset | Listed:
+    """The set of the positions listed, or of those that booleans (B, L) or (L,) mark."""
+    if tokens.values.dtype == torch.bool:
+        return Subset(Table.holding(np.atleast_2d(tokens.host), tokens.device))
+    if not _dense_enough(tokens.host, len(tokens.host)):
+        return Listed(tokens)
+    marks = np.zeros((1, int(tokens.host.max(initial=-1)) + 1), dtype=np.bool_)
+    marks[0, tokens.host] = True
+    return Subset(Table.holding(marks, tokens.device))
+
+
+def _dense_enough(positions: np.ndarray, count: int) -> bool:
+    """Whether a table of all positions up to the last is small, or not much larger than `count` entries are."""
+    return bool(positions.max(initial=-1) < max(_NEAR, 16 * count))
+
+
+def _bisected(values: Tensor, wanted: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
+    """The first place from `low` on, and below `high`, whose value is not less than what is wanted; else `high`."""
+    # Without branches, so that it also works on the scalars of a compiled mask function.
+    for _ in range(steps):
+        middle = (low + high) // 2
+        right = (low < high) & (values[middle.clamp(max=values.numel() - 1)] < wanted)
+        low, high = torch.where(right, middle + 1, low), torch.where(right, high, middle)
+    return low
+
+
+def _found(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """A place of ascending values for each number wanted, and whether that number stands there."""
+    count = values.numel()
+    none = torch.zeros_like(wanted)
+    place = _bisected(values, wanted, none, none + count, count.bit_length()).clamp(max=count - 1)
+    return place, values[place] == wanted
