@@ -32,7 +32,7 @@ from ._biases import Bias
 from ._call import Call
 from ._checks import make_call
 from ._dropout import Dropout
-from ._foreign import named, refused
+from ._foreign import advised, named, refused
 from ._masks import Mask
 from ._masks._data import dense, traced
 
@@ -173,6 +173,7 @@ def choose(call: Call, backend: str) -> tuple[Any, str, str]:
     return chunked, "chunked", f"not sdpa: {not_sdpa}"
 
 
+@advised
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Attention over the union of disjoint key sets from the attention over each.
 

@@ -1,13 +1,15 @@
 """Arguments of other libraries: what `is_causal=True` and its kind are called here.
 
-A function takes them as `**unknown: NoReturn`, which costs a call without them an empty dict, and `named` leaves that
-out of the signature that people and tools see.
+The core functions take them as `**unknown: NoReturn`, which costs a call without them an empty dict, and `named` leaves
+that out of the signature that people and tools see. `advised` wraps what takes longer: modules, variants, `merge`.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -26,14 +28,52 @@ def named(function: F) -> F:
     return function
 
 
-def refused(function: Callable[..., Any], unknown: Mapping[str, Any]) -> TypeError:
-    """The error for arguments that a function does not have; it says what to write for those that others have."""
+def advised(function: F) -> F:
+    """The function, whose TypeError for an argument that others have says what to write."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            # An argument that it does not take was never bound: nothing has run, and no error is hidden.
+            takes = inspect.signature(function).parameters
+            unknown = {name: value for name, value in kwargs.items() if name not in takes}
+            if not unknown:
+                raise
+            raise refused(function, unknown, args) from None
+
+    return run  # type: ignore[return-value]
+
+
+def refused(
+    function: Callable[..., Any], unknown: Mapping[str, Any], advised_with: tuple[Any, ...] | None = None
+) -> TypeError:
+    """The error for arguments that a function does not have; it says what to write for those that others have.
+
+    Args:
+        advised_with: what `advised` was called with, of a method its module first.
+    """
     takes = inspect.signature(function).parameters
+    config = getattr(advised_with[0], "config", None) if advised_with else None
+    has_dropout = "dropout" in takes or advised_with is not None
     told = [repr(name) for name in unknown if name not in _ADVICE]
     for name, value in unknown.items():
         if name in _ADVICE:
-            told.append(f"{name!r}: {_ADVICE[name](value, 'dropout' in takes)}")
-    return TypeError(f"{function.__name__}() got an unexpected keyword argument {'; '.join(told)}")
+            told.append(f"{name!r}: {_possible(_ADVICE[name](value, has_dropout), takes, config)}")
+    return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {'; '.join(told)}")
+
+
+def _possible(advice: str, takes: Mapping[str, Any], config: Any) -> str:
+    """The advice, or another where the function lacks the argument that it names."""
+    wanted = re.match(r"write (\w+)=", advice)
+    if wanted is None or wanted[1] in takes:
+        return advice
+    # A block's configuration has a dropout of its own, which is not that of the weights.
+    for made in (getattr(config, "attention", None), config):
+        if hasattr(made, wanted[1]):
+            return f"give {wanted[1]}= to {type(made).__name__}, when the module is made"
+    return f"it takes {', '.join(name for name in takes if name != 'self')}"
 
 
 def _leave_out(why: str) -> Callable[[Any, bool], str]:
@@ -91,6 +131,7 @@ _ADVICE: dict[str, Callable[[Any, bool], str]] = {
     "causal": _causal,
     "window_size": _window_size,
     "softmax_scale": lambda value, has_dropout: "write scale=",
+    "scale": lambda value, has_dropout: "write scale=",
     "alibi_slopes": lambda value, has_dropout: "write bias=ALiBi(slopes), slopes (Hq,)",
     "deterministic": _leave_out("results repeat bit by bit but on the backends that explain() says lack it"),
     "return_attn_probs": lambda value, has_dropout: "call attention_weights, or attention_with_lse for the lse",

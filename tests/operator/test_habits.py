@@ -9,9 +9,17 @@ import pytest
 import torch
 
 import saccade
-from saccade import Causal, FromTensor, Padding
+from saccade import Causal, FromTensor, Padding, variants
 from saccade._checks import _looks_like_a_mask
-from saccade.nn import SelfAttention
+from saccade.nn import (
+    AttentionConfig,
+    BlockConfig,
+    Decoder,
+    EncoderBlock,
+    MultiHeadAttention,
+    SelfAttention,
+    Transformer,
+)
 
 L = 7
 QUERY, KEY = torch.zeros(1, 2, L, 5), torch.zeros(1, 2, L, 5)
@@ -145,6 +153,59 @@ def test_the_signature_shows_what_is_taken(name):
     shown = inspect.signature(getattr(saccade, name)).parameters
     assert not any(one.kind is one.VAR_KEYWORD for one in shown.values())
     assert {"query", "key", "mask", "bias", "scale"} <= set(shown)
+
+
+X, CONFIG = torch.zeros(1, L, 8), AttentionConfig(8, 2)
+BLOCK = BlockConfig(CONFIG)
+WRAPPED = {
+    "SelfAttention.forward": lambda **given: SelfAttention(8)(X, **given),
+    "MultiHeadAttention.forward": lambda **given: MultiHeadAttention(CONFIG)(X, **given),
+    "EncoderBlock.forward": lambda **given: EncoderBlock(BLOCK)(X, **given),
+    "Decoder.forward": lambda **given: Decoder(BLOCK, 1)(X, **given),
+    "Transformer.forward": lambda **given: Transformer(BLOCK, 1)(X, X, **given),
+    "merge": lambda **given: saccade.merge([(QUERY, QUERY[..., 0])], **given),
+    "sigmoid_attention": lambda **given: variants.sigmoid_attention(QUERY, KEY, KEY, **given),
+    "linear_attention": lambda **given: variants.linear_attention(QUERY, KEY, KEY, **given),
+    "block_topk_attention": lambda **given: variants.block_topk_attention(
+        QUERY, KEY, KEY, **given
+    ),  # block= is missing
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        *((name, {"is_causal": True}, "write mask=Causal()") for name in WRAPPED if name[0] not in "Tm"),
+        *((name, {"enable_gqa": True}, "leave it out") for name in WRAPPED),
+        *((name, {"another": 1}, "argument 'another'") for name in WRAPPED),
+        ("Transformer.forward", {"attn_mask": TUTORIAL.bool()}, "it takes source, target, source_mask, target_mask"),
+        ("SelfAttention.forward", {"attn_mask": TUTORIAL.log()}, "it takes x, mask, return_weights"),
+        ("MultiHeadAttention.forward", {"attn_mask": TUTORIAL.log()}, "write bias=attn_mask"),
+        ("MultiHeadAttention.forward", {"dropout_p": 0.1}, "give dropout= to AttentionConfig"),
+        ("EncoderBlock.forward", {"dropout_p": 0.1}, "give dropout= to AttentionConfig"),
+        ("EncoderBlock.forward", {"softmax_scale": 0.1}, "give scale= to AttentionConfig"),
+        ("merge", {"scale": 0.1}, "'scale': it takes parts"),
+        ("sigmoid_attention", {"softmax_scale": 0.1}, "write scale="),
+        ("sigmoid_attention", {"dropout_p": 0.1, "window_size": (4, 0)}, "'window_size': write mask=Window(4, 0)"),
+        ("linear_attention", {"scale": 0.1}, "it takes query, key, value, mask, feature_map, normalise"),
+    ],
+)
+def test_modules_and_variants_tell_it_as_well(name, given, told):
+    with pytest.raises(TypeError) as error:
+        WRAPPED[name](**given)
+    message = str(error.value)
+    assert message.startswith(f"{name}() got an unexpected keyword argument") and told in message
+
+
+def test_an_error_from_within_stays_what_it_is():
+    with pytest.raises(TypeError, match="mask must be a Mask"):
+        MultiHeadAttention(CONFIG)(X, mask=3, return_weights=True)
+
+
+@pytest.mark.parametrize("one", [SelfAttention.forward, Decoder.forward, saccade.merge, variants.sigmoid_attention])
+def test_what_is_wrapped_shows_its_own_signature(one):
+    shown = inspect.signature(one).parameters
+    assert not any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in shown.values())
 
 
 @pytest.mark.parametrize(

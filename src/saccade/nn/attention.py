@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._biases import Bias
+from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
 from .._weights import attention_weights
 from ..batching import fill_padding
@@ -121,6 +122,7 @@ class MultiHeadAttention(nn.Module):
         if self.sink is not None:
             nn.init.zeros_(self.sink)
 
+    @advised
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
         values: Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from .._biases import Bias
+from .._foreign import advised
 from .._masks import Mask, Padding
 from ..batching import fill_padding
 from ..positions import Offset
@@ -67,6 +68,7 @@ class EncoderBlock(nn.Module):
             )  # fmt: skip
         self.dropout = nn.Dropout(config.dropout)
 
+    @advised
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
         padding: Padding | None = None, offset: Offset | None = None, cache: LayerCache | None = None,
@@ -151,6 +153,7 @@ class DecoderBlock(EncoderBlock):
             fused = False if config.cross.fused is None else config.cross.fused
             self.cross = MultiHeadAttention(replace(config.cross, fused=fused))
 
+    @advised
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Context | Tensor | None = None,
         bias: Tensor | Bias | None = None, padding: Padding | None = None, offset: Offset | None = None,

@@ -10,6 +10,7 @@ from typing import Literal, overload
 from torch import Tensor, nn
 
 from .._attention import attention
+from .._foreign import advised
 from .._masks import Mask
 from .._weights import attention_weights
 from ._initial import by_fan_in
@@ -60,6 +61,7 @@ class SelfAttention(nn.Module):
         self, x: Tensor, mask: Mask | Tensor | None = None, *, return_weights: Literal[True]
     ) -> tuple[Tensor, Tensor]: ...
 
+    @advised
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, return_weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:

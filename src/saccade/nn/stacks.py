@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .._biases import Bias
+from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
 from ..positions import Offset
 from ._initial import begin_anew, divide_writers
@@ -107,6 +108,7 @@ class Encoder(Stack):
 
     block = EncoderBlock
 
+    @advised
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
         padding: Padding | None = None, offset: Offset | None = None, observe: LayerObserver | None = None,
@@ -158,6 +160,7 @@ class Decoder(Stack):
         super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
         self.causal = causal
 
+    @advised
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
         context_mask: Mask | Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,

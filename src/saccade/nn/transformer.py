@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
 from ..positions import T5Config
 from .cache import KVCache
@@ -46,6 +47,7 @@ class Transformer(nn.Module):
         self.encoder = Encoder(of_encoder, many[0], final_norm=final_norm, checkpointing=checkpointing)
         self.decoder = Decoder(of_decoder, many[1], final_norm=final_norm, checkpointing=checkpointing)
 
+    @advised
     def forward(
         self, source: Tensor, target: Tensor, source_mask: Mask | Tensor | None = None,
         target_mask: Mask | Tensor | None = None, context_mask: Mask | Tensor | None = None, *,

@@ -38,6 +38,7 @@ from torch import Tensor
 from .._attention import attention, attention_with_lse, merge
 from .._checks import _scale, check_inputs
 from .._dropout import Dropout, another
+from .._foreign import advised
 from .._masks import Documents, Mask, Padding, as_mask
 from .._masks._data import whole
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
@@ -47,6 +48,7 @@ _REASON = "the mean of a block has to be of keys that every later query may see"
 _SCORES = 1 << 22  # scores of queries and blocks that are held at once
 
 
+@advised
 def block_topk_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, block: int, k: int,
     scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
@@ -91,6 +93,7 @@ def block_topk_attention(
 
 
 @torch.no_grad()
+@advised
 def chosen_blocks(
     query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, block: int, k: int, scale: float | None = None
 ) -> Tensor:

@@ -37,6 +37,7 @@ from .._biases import Bias
 from .._call import without_autocast
 from .._checks import check_inputs
 from .._dropout import Dropout, another
+from .._foreign import advised
 from .._masks import Mask
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
 from ._shown import real_rows, zeroed
@@ -44,6 +45,7 @@ from ._shown import real_rows, zeroed
 EPS = 1e-5  # of the norm, in the authors' code
 
 
+@advised
 def differential_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, vectors: Sequence[Tensor],
     weight: Tensor, initial: float, bias: Tensor | Bias | None = None, scale: float | None = None,

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .._call import without_autocast
 from .._checks import check_inputs
+from .._foreign import advised
 from .._masks import Mask
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
 from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
@@ -39,6 +40,7 @@ NAME = "linear attention"
 REASON = "it sums the keys before any query reads them, so what a query sees cannot differ from pair to pair"
 
 
+@advised
 def linear_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *,
     feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE, normalise: bool = True,
@@ -73,6 +75,7 @@ def linear_attention(
         return zeroed(out, seen.rows).to(query.dtype)
 
 
+@advised
 def linear_step(
     query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, mask: Mask | None = None, *,
     feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE, normalise: bool = True,

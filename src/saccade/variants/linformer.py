@@ -46,6 +46,7 @@ from .._backends._tiles import ALIGNED
 from .._call import without_autocast
 from .._checks import check_inputs
 from .._dropout import Dropout
+from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
@@ -57,6 +58,7 @@ _NO_MASKS = "each projected key mixes all positions, and no pair of tokens can b
 SHARED = ("none", "heads", "key-value")
 
 
+@advised
 def linformer_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, key_projection: Tensor,
     value_projection: Tensor | None = None, scale: float | None = None, softcap: float | None = None,

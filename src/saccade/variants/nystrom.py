@@ -46,6 +46,7 @@ from .._attention import attention
 from .._backends._tiles import matmul, products, spread
 from .._call import without_autocast
 from .._checks import check_inputs
+from .._foreign import advised
 from .._masks import Mask, Padding
 from .._masks._data import describe, whole
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
@@ -61,6 +62,7 @@ _BLOCK = 64  # rows of the convolution at once
 _NO_MASKS = "a pair is never formed, only pairs with landmarks, which stand for many tokens"
 
 
+@advised
 def nystrom_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, landmarks: int = 64,
     iterations: int | None = 6, convolution: Tensor | None = None, scale: float | None = None,

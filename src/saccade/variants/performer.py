@@ -40,6 +40,7 @@ from torch import Tensor
 
 from .._call import without_autocast
 from .._checks import _scale, check_inputs
+from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
 from ._causal import LinearState, finite, read_all, read_causally, read_state, summed, within
@@ -69,6 +70,7 @@ class PerformerState(NamedTuple):
     level: Tensor  # (B, Hkv): the largest exponent so far, -inf at first
 
 
+@advised
 def performer_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, projection: Tensor | None = None,
     features: int | None = None, seed: int = 0, kind: str = "positive", scale: float | None = None,

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from .._call import without_autocast
 from .._checks import _scale, check_inputs
+from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
 from . import _lsh
@@ -52,6 +53,7 @@ from ._shown import Shown, shown
 _SINGLE_MASKS = "tokens are read as a hash sorts them, whatever a mask says of pairs"
 
 
+@advised
 def lsh_attention(
     query: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, buckets: int | None = None, rounds: int = 4,
     chunk: int = 64, seed: int = 0, hashes: Tensor | None = None, scale: float | None = None,

@@ -48,11 +48,13 @@ from .._biases import Bias, Parts, Span, TensorBias
 from .._call import without_autocast
 from .._checks import make_call
 from .._dropout import Dropout
+from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
 from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
 
 
+@advised
 def sigmoid_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, length: int | None = None,
     bias: Tensor | Bias | None = None, scale: float | None = None, dropout: float | Dropout = 0.0,
