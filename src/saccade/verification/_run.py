@@ -82,7 +82,9 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
             "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()", evidence, location,
         )  # fmt: skip
     mend = "Make the call work, or say with an option how it is called."
-    if ": it takes at most" in lowered or "where (length, length) is expected" in lowered:
+    if "where its learned positions end" in lowered:
+        mend = "Build it for 7 positions or more (--arg NAME=64): checks need so many."
+    elif ": it takes at most" in lowered or "where (length, length) is expected" in lowered:
         mend = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
     elif ": it takes a batch of" in lowered:
         mend = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"

@@ -208,22 +208,99 @@ def test_a_known_limit_is_asked_one_beyond() -> None:
     assert found.severity == "note"
 
 
+def turned(x: Tensor, qkv: nn.Linear) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(*qkv(x).chunk(3, -1))
+
+
 class LearnedPositions(nn.Module):
     """A table of learned positions, cut to the length."""
 
-    def __init__(self, longest: int):
+    def __init__(self, longest: int = 8):
         super().__init__()
         self.places, self.qkv = nn.Parameter(torch.randn(1, longest, 24)), nn.Linear(24, 72)
 
     def forward(self, x):
         x = x + self.places[:, : x.shape[1]]
-        q, k, v = self.qkv(x).chunk(3, -1)
+        return turned(x, self.qkv)
+
+
+class AddedOnAnotherLine(LearnedPositions):
+    def forward(self, x):
+        rows = self.places[:, : x.shape[1]]
+        x = x + rows
+        return turned(x, self.qkv)
+
+
+class Table(nn.Module):
+    def __init__(self, longest: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(longest, 24))
+
+    def forward(self, x):
+        return x + self.weight[: x.shape[1]]
+
+
+class InAPart(nn.Module):
+    def __init__(self, longest: int = 8):
+        super().__init__()
+        self.places, self.qkv = Table(longest), nn.Linear(24, 72)
+
+    def forward(self, x):
+        return turned(self.places(x), self.qkv)
+
+
+class OfTokens(nn.Module):
+    def __init__(self, longest: int = 8):
+        super().__init__()
+        self.words, self.rows, self.qkv = nn.Embedding(41, 24), nn.Embedding(longest, 24), nn.Linear(24, 72)
+        self.head = nn.Linear(24, 41)
+
+    def forward(self, ids):
+        x = self.words(ids) + self.rows(torch.arange(ids.shape[1]))
+        return self.head(x + turned(x, self.qkv))
+
+
+def with_positions_of_its_own(longest: int) -> Any:
+    rows = nn.Parameter(torch.randn(longest, 16, generator=torch.Generator().manual_seed(0)))
+
+    def attend(q, k, v):
+        q, k = q + rows[: q.shape[-2]].to(q), k + rows[: k.shape[-2]].to(k)
         return nn.functional.scaled_dot_product_attention(q, k, v)
 
+    return attend
 
-@pytest.mark.parametrize("longest", [20, 64])
-def test_the_end_of_learned_positions_is_a_note(longest: int):
-    report = saccade.verify(LearnedPositions(longest), isolated=False, checks=["robustness"])
+
+@pytest.mark.parametrize("longest", [8, 16, 64])
+@pytest.mark.parametrize("make", [LearnedPositions, AddedOnAnotherLine, InAPart, with_positions_of_its_own, OfTokens])
+def test_the_end_of_learned_positions_is_a_note(make: Any, longest: int):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        target = make(longest)
+    report = saccade.verify(target, isolated=False, checks=["robustness", "mixing"])
     assert report.ok, report
     (limit,) = [one for one in report.findings if f"takes at most {longest} tokens" in one.message]
     assert limit.severity == "note"
+
+
+def test_fewer_learned_positions_than_checks_need_are_told_as_that():
+    (found,) = saccade.verify(LearnedPositions(6), isolated=False, checks=["robustness"]).errors
+    assert "it takes at most 6, where its learned positions end" in found.message and "64" in found.mend
+
+
+class Masked(nn.Module):
+    """A mask is no table, though it is a parameter: what is too small for use stays an error."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Parameter(torch.ones(12, 12).tril(), requires_grad=False)
+        self.qkv = nn.Linear(24, 72)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        seen = self.seen[: x.shape[1], : x.shape[1]]
+        return (q @ k.mT / 24**0.5).masked_fill(seen == 0, -torch.inf).softmax(-1) @ v
+
+
+def test_a_mask_that_is_a_parameter_is_no_table_of_positions():
+    (found,) = saccade.verify(Masked(), isolated=False, checks=["robustness"]).errors
+    assert "It takes at most 12 tokens" in found.message

@@ -174,10 +174,19 @@ def _readings(subject: Subject) -> Iterator[Subject]:
 
 
 def _length(subject: Subject) -> int:
-    """A length that no other axis has: of heads, head widths and their products."""
+    """A length that no other axis has, of heads, head widths and their products, and that a call takes."""
     reading = subject.reading
     channels = reading.width * (reading.heads or 1 if subject.form == "attention" else 1)
-    return next((length for length in (5, 7, 11, 13) if channels % length), 17)
+    unlike = [length for length in (5, 7, 11, 13) if channels % length]
+    return next((length for length in (*unlike, 17, 7, 5) if _takes(subject, length)), 17)
+
+
+def _takes(subject: Subject, length: int) -> bool:
+    try:
+        steady(subject, subject.inputs(1, length))
+    except TargetError:
+        return False
+    return True
 
 
 CHECK = Check(

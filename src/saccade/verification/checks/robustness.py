@@ -5,7 +5,6 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from .._declared import attribute_line, rates_of, with_rates
 from .._finding import Check, Finding, Location, TargetError
 from .._inputs import Inputs
+from .._learned_positions import ends_learned_positions
 from .._locate import location_here
 from .._operations import Operations
 from .._randomness import drops, followed, seeded
@@ -262,7 +262,7 @@ def _beyond(subject: Subject, longest: int) -> Iterator[Finding]:
 
 
 def _limit(subject: Subject, longest: int, error: TargetError, known: bool = False) -> Finding:
-    clear = error.error.startswith(CLEAR) or _is_of_positions(subject, longest, error)
+    clear = error.error.startswith(CLEAR) or ends_learned_positions(subject, subject.inputs(2, longest + 1))
     silent = not clear and not known and longest < USEFUL
     return _finding(
         "note" if clear else "error" if silent else "warning",
@@ -272,18 +272,6 @@ def _limit(subject: Subject, longest: int, error: TargetError, known: bool = Fal
         {"longest": longest, "raised": error.error},
         error.location,
     )
-
-
-def _is_of_positions(subject: Subject, longest: int, error: TargetError) -> bool:
-    """Whether a table of learned positions ends there: that limit is a part of the design."""
-    if subject.module is None or error.location is None:
-        return False
-    tables = [
-        name.removesuffix(".weight").rpartition(".")[2]
-        for name, one in subject.module.named_parameters()
-        if one.dim() > 1 and longest in one.shape[:-1]
-    ]
-    return any(re.search(rf"\b{re.escape(name)}\b", error.location.code) for name in tables)
 
 
 def _strides(subject: Subject) -> Iterator[Finding]:

@@ -14,7 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._finding import Inapplicable, TargetError, Undecided
+from .._learned_positions import ends_learned_positions
 from .._reading import Form, Hints, MaskReading, Meaning, Reading
+from .._subject import Subject
 from . import _sizes
 from ._images import as_sequence, takes_images
 from ._layouts import mixing_axes
@@ -108,9 +110,11 @@ def _of_other_sizes(trials: Trials, clues: Clues) -> TargetError | None:
     few = _fitting(trials, clues, Sizes(3, 2, 2))
     for length in range(3, 18):
         raised = None if few is None else _raised(trials, few, Sizes(3, length, length))
-        if raised is not None:
+        if few is not None and raised is not None:
             words = f"{raised.error}, with {length} positions: it takes at most {length - 1}"
-            if few is not None and length - 1 == head_width(trials, few):
+            if ends_learned_positions(Subject(trials.target, few), trials.inputs(few, Sizes(3, length, length))):
+                words += ", where its learned positions end"
+            elif length - 1 == head_width(trials, few):
                 words += ": the mask is (head_size, head_size), where (length, length) is expected"
             return TargetError(words, raised.location)
     for batch in _sizes.batches(clues.target) if clues.is_module else ():
