@@ -16,16 +16,18 @@ from torch import Tensor, nn
 import saccade
 from saccade.verification import Finding, Report, TargetError
 from saccade.verification._discover import discover
+from saccade.verification._finding import Check
+from saccade.verification.checks import robustness
 
 E, H = 24, 3
 
 
-def report(target: object, *checks: str) -> Report:
+def report(target: object, *checks: str | Check) -> Report:
     torch.manual_seed(0)
     return saccade.verify(target, isolated=False, checks=checks)
 
 
-def only_error(target: object, *checks: str) -> Finding:
+def only_error(target: object, *checks: str | Check) -> Finding:
     (finding,) = report(target, *checks).errors
     return finding
 
@@ -128,6 +130,81 @@ def test_a_mask_of_another_size_is_named(target: object, name: str):
     with pytest.raises(TargetError, match=rf"the mask is \({name}, {name}\), where \(length, length\)") as raised:
         discover(target)
     assert raised.value.location is not None and "masked_fill(~mask" in raised.value.location.code
+
+
+class SlicedSquare(nn.Module):
+    """A causal mask of a side, of which the length at hand is taken; with 8 that is a head's width, too."""
+
+    def __init__(self, embed_dim: int = 24, head_size: int = 8):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(embed_dim, head_size, bias=False) for _ in range(3))
+        self.register_buffer("mask", torch.tril(torch.ones(head_size, head_size)))
+
+    def forward(self, x):
+        T = x.shape[1]
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(self.mask[:T, :T] == 0, -torch.inf).softmax(-1) @ v
+
+
+def sliced_square_of_the_width(q, k, v):
+    T, d = q.shape[-2:]
+    mask = torch.ones(d, d, dtype=torch.bool, device=q.device).tril()
+    return (q @ k.mT / d**0.5).masked_fill(~mask[:T, :T], -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (SlicedSquare, 'self.register_buffer("mask", torch.tril('),
+        (SlicedSquare(24, 16), 'self.register_buffer("mask", torch.tril('),
+        (sliced_square_of_the_width, "return (q @ k.mT"),
+    ],
+)
+def test_a_mask_of_another_size_of_which_a_part_is_taken_is_named(target: object, line: str):
+    finding = only_error(target, robustness.CHECK)
+    assert "the mask is (head_size, head_size), where (length, length) is expected" in finding.message
+    assert blamed(finding).startswith(line)
+
+
+class AsLongAsWide(nn.Module):
+    """A mask of the longest input, which is as wide as a head by chance."""
+
+    def __init__(self, block_size: int = 8):
+        super().__init__()
+        self.head_size = 8
+        self.qkv = nn.Linear(24, 24)
+        self.register_buffer("mask", torch.ones(block_size, block_size).tril())
+
+    def forward(self, x):
+        T = x.shape[1]
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(self.mask[:T, :T] == 0, -torch.inf).softmax(-1) @ v
+
+
+class OfAnySide(nn.Module):
+    def __init__(self, n: int = 8):
+        super().__init__()
+        self.head_size = 8
+        self.qkv, side = nn.Linear(24, 24), torch.arange(n)
+        self.register_buffer("mask", (side[:, None] >= side).float())
+
+    def forward(self, x):
+        T = x.shape[1]
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(self.mask[:T, :T] == 0, -torch.inf).softmax(-1) @ v
+
+
+def test_a_limit_that_is_a_width_by_chance_is_no_mask_of_another_size():
+    told = report(AsLongAsWide, robustness.CHECK)
+    assert told.ok and "takes at most 8 tokens" in str(told) and "(head_size" not in str(told)
+
+
+def test_a_limit_of_which_nothing_is_known_is_told_with_care():
+    (found,) = [one for one in report(OfAnySide(), robustness.CHECK).findings if "at most" in one.message]
+    assert found.severity != "error" and "8 is its head_size, too: that may be chance" in found.message
 
 
 # Masks of zeros and ones that are added

@@ -276,14 +276,14 @@ def test_the_end_of_learned_positions_is_a_note(make: Any, longest: int):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         target = make(longest)
-    report = saccade.verify(target, isolated=False, checks=["robustness", "mixing"])
+    report = saccade.verify(target, isolated=False, checks=[robustness.CHECK, "mixing"])
     assert report.ok, report
     (limit,) = [one for one in report.findings if f"takes at most {longest} tokens" in one.message]
     assert limit.severity == "note"
 
 
 def test_fewer_learned_positions_than_checks_need_are_told_as_that():
-    (found,) = saccade.verify(LearnedPositions(6), isolated=False, checks=["robustness"]).errors
+    (found,) = saccade.verify(LearnedPositions(6), isolated=False, checks=[robustness.CHECK]).errors
     assert "it takes at most 6, where its learned positions end" in found.message and "64" in found.mend
 
 
@@ -302,5 +302,5 @@ class Masked(nn.Module):
 
 
 def test_a_mask_that_is_a_parameter_is_no_table_of_positions():
-    (found,) = saccade.verify(Masked(), isolated=False, checks=["robustness"]).errors
+    (found,) = saccade.verify(Masked(), isolated=False, checks=[robustness.CHECK]).errors
     assert "It takes at most 12 tokens" in found.message

@@ -21,6 +21,7 @@ from .._randomness import drops, followed, seeded
 from .._source import line_with
 from .._steady import exact, steady, tolerance
 from .._subject import Subject
+from ..discovery._squares import sliced_square
 
 # Odd ones, the smallest, and one beyond the usual small buffers; those around the sizes of buffers are added.
 LENGTHS = (1, 2, 3, 64, 257)
@@ -264,14 +265,22 @@ def _beyond(subject: Subject, longest: int) -> Iterator[Finding]:
 def _limit(subject: Subject, longest: int, error: TargetError, known: bool = False) -> Finding:
     clear = error.error.startswith(CLEAR) or ends_learned_positions(subject, subject.inputs(2, longest + 1))
     silent = not clear and not known and longest < USEFUL
+    message = f"It takes at most {longest} tokens; with {longest + 1} it raises {error.error}"
+    evidence = {"longest": longest, "raised": error.error}
+    square = None if clear else sliced_square(subject, longest, error)
+    if square is not None and square.line is not None:
+        message += f": {square.words}"
+        return _finding("error", message, "Longer inputs fail.", _MEND_SQUARE, evidence, square.line)
     return _finding(
         "note" if clear else "error" if silent else "warning",
-        f"It takes at most {longest} tokens; with {longest + 1} it raises {error.error}",
+        message + (f". {square.words}" if square else ""),
         "Longer inputs fail" + ("." if clear else ", with words that do not say why."),
         "Build it for the length at hand, or say what the limit is: assert x.shape[1] <= self.max_len, ...",
-        {"longest": longest, "raised": error.error},
-        error.location,
-    )
+        evidence, error.location,
+    )  # fmt: skip
+
+
+_MEND_SQUARE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
 
 
 def _strides(subject: Subject) -> Iterator[Finding]:

@@ -1,18 +1,30 @@
-"""Targets that take one length alone, because a mask of theirs is as wide as something else than the sequence."""
+"""Targets that take one length alone, or none above it, because a mask of theirs is as wide as something else than the
+sequence."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from .._finding import TargetError
+from .._finding import Location, TargetError
 from .._reading import Reading
+from .._source import line_with
+from .._steady import steady
+from .._subject import Subject
 from . import _sizes
 from ._trials import Sizes, Trials
 
 _MASKING = re.compile(r"mask|tril|triu|causal|where\(")
 _MOST, _OTHER = 256, 5
+# A square is made of two sides that are written alike: torch.ones(head_size, head_size).
+_MADE = r"(?:ones|zeros|full|empty|tril|triu|view)\w*\(.*?(?<![\w.])(?P<side>{})\s*,\s*(?P=side)\s*[,)]"
+_OF_A_HEAD = (
+    r"(?:\w+\.)*(?:head_?(?:size|dim|width)|(?:dim|d|size|width)_?head|d_k|dk)"
+    r"|[\w.]+\s*//\s*(?:\w+\.)*(?:\w*heads?|h|H)|[\w.]+\.(?:shape\[-1\]|size\(-1\))"
+)
+_OF_THE_MODEL = r"(?:\w+\.)*(?:embed_dim|embed_size|emb_dim|model_dim|d_model|n_embd|hidden_size)"
+_OF_LENGTHS = r"(?:\w+\.)*(?:block\w*|context\w*|ctx\w*|n_ctx|max\w*|n_positions|seq\w*|length|len|T|L)"
 
 Working = Callable[[Trials, Reading], Reading | None]
 
@@ -29,6 +41,43 @@ def square_of(trials: Trials, reading: Reading, working: Working) -> TargetError
         words = f"it takes {size} positions alone: the mask is ({name}, {name}), where (length, length) is expected"
         return TargetError(f"{raised.error}, with {size + 1} positions: {words}", raised.location)
     return None
+
+
+@dataclass(frozen=True)
+class Square:
+    """Why a target takes nothing longer than its heads, or itself, are wide."""
+
+    words: str
+    line: Location | None  # that makes the mask; None: how it is made is not known, and it may be by chance
+
+
+def sliced_square(subject: Subject, longest: int, error: TargetError) -> Square | None:
+    """Of a target that raises beyond `longest` positions: a mask (head_size, head_size) of which it takes a part."""
+    named = {size: name for name, size in reversed([*_widths(Trials(subject.target), subject.reading)])}
+    if longest not in named or error.location is None or not _MASKING.search(error.location.code):
+        return None
+    name = named[longest]
+    made = f"the mask is ({name}, {name}), where (length, length) is expected"
+    written = _OF_THE_MODEL if name == "embed_dim" else _OF_A_HEAD
+    line = line_with(subject, _MADE.format(written)) or (error.location if _widens(subject, longest) else None)
+    of_lengths = line_with(subject, _MADE.format(_OF_LENGTHS)) is not None
+    if line is not None and not of_lengths:
+        return Square(made, line)
+    if line is None and (of_lengths or longest in _sizes.lengths(subject.target)):
+        return None
+    return Square(f"{longest} is its {name}, too: that may be chance, or {made}", None)
+
+
+def _widens(subject: Subject, longest: int) -> bool:
+    """Whether heads that are wider take longer inputs, where their width can be chosen."""
+    if subject.form != "attention":
+        return False
+    wider = replace(subject, reading=replace(subject.reading, width=subject.reading.width + _OTHER))
+    try:
+        steady(wider, wider.inputs(2, longest + 1))
+    except TargetError:
+        return False
+    return True
 
 
 def head_width(trials: Trials, reading: Reading) -> int | None:
