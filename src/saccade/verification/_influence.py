@@ -8,21 +8,25 @@ Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ._finding import Inapplicable, TargetError
 from ._inputs import Inputs, Side
+from ._operations import Operations
 from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
 _SEED = 20
 # In targets that are not repeatable, differences up to this multiple of what equal calls differ by are no influence.
 _NOISES = 16
+# Changes below this part of the output may be rounding: of that nothing is left in float64, and all of what leaks.
+FAINT = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,34 @@ class Steady:
         subject = self.subject.fresh() if self.copied else self.subject
         with seeded(), torch.no_grad():
             return four(subject(inputs, pairs=pairs, padding=padding).out)
+
+
+def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | None:
+    """What `compute` gives of the target in float64; None where it is that already, raises, or rounds as now."""
+    if subject.dtype == torch.float64:
+        return None
+    seen = _Narrow()
+    try:
+        exact = in_double(subject)
+        with seen:
+            found = compute(exact)
+    except (Inapplicable, TargetError, RuntimeError):
+        return None
+    return None if seen.narrow else found
+
+
+class _Narrow(Operations):
+    """Whether some numbers are no float64, as those of a softmax that is always in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64 and out.dim() > 1:
+            self.narrow = True
+        return out
 
 
 def steady(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Steady:
@@ -72,24 +104,65 @@ def effects(
     columns = []
     for position in range(length) if positions is None else positions:
         other = changed(inputs, [position], side, names=names)
-        columns.append(difference(before, called(other, pairs=pairs, padding=padding)))
+        columns.append(moved(called, inputs, other, before, pairs=pairs, padding=padding))
     return _above(torch.stack(columns, -1), called.noise)
+
+
+def moved(
+    called: Steady, inputs: Inputs, other: Inputs, before: Tensor, *, pairs: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(B, H or 1, Lq) by how much `before`, which `inputs` give, changes with `other` inputs; 0 where only its rounding
+    does, as where a sum over all keys is divided out again."""
+    sizes = difference(before, called(other, pairs=pairs, padding=padding))
+    largest = float(before.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    if not ((sizes > 0) & (sizes <= FAINT * largest)).any():
+        return sizes
+
+    def again(exact: Subject) -> Tensor:
+        call, given = replace(called, subject=exact), (one.to(torch.float64) for one in (inputs, other))
+        return difference(*(call(one, pairs=pairs, padding=padding) for one in given))
+
+    return small_as_zero(sizes, exactly(called.subject, again), largest, before.dtype, inputs.key_length)
+
+
+def small_as_zero(sizes: Tensor, exact: Tensor | None, largest: float, dtype: torch.dtype, keys: int) -> Tensor:
+    """Changes of numbers up to `largest`, 0 where it is their rounding: where of the same change in float64,
+    `exact`, less than half is left, and no more than the dtype resolves. Without one: where they are below the rounding
+    of two sums over the keys, numerator and denominator, in two calls."""
+    eps = torch.finfo(dtype).eps
+    if exact is None:
+        rounded = sizes <= 4 * keys * eps * largest
+    else:
+        exact = exact.to(sizes.device)
+        rounded = (exact <= eps * largest) & (exact < sizes / 2)
+    return sizes.masked_fill((sizes <= FAINT * largest) & rounded, 0.0)
 
 
 def later(called: Steady, inputs: Inputs, cut: int, side: Side = "both") -> Tensor:
     """(B, H or 1, cut + 1) the change of each output up to `cut` when all that stands after it changes at once."""
     other = changed(inputs, range(cut + 1, inputs.length), side)
-    return _above(difference(called(inputs), called(other)), called.noise)[..., : cut + 1]
+    return _above(moved(called, inputs, other, called(inputs)), called.noise)[..., : cut + 1]
 
 
 def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -> Tensor:
-    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there
-    or where it is NaN."""
+    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there,
+    where it is NaN or rounding."""
+    sizes = _gradients(subject, inputs, row, side)
+    largest = float(sizes.max())
+    if not ((sizes > 0) & (sizes <= FAINT * largest)).any():
+        return sizes
+    exact = exactly(subject, lambda one: _gradients(one, inputs.to(torch.float64), row, side))
+    return small_as_zero(sizes, exact, largest, subject.dtype, inputs.key_length)
+
+
+def _gradients(subject: Subject, inputs: Inputs, row: int, side: Side) -> Tensor:
     with torch.enable_grad(), seeded():
         given = leaves(inputs)
         # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
         out = four(subject.fresh()(given).out)
-        weigh = torch.randn(out[..., row, :].shape, generator=torch.Generator().manual_seed(_SEED))
+        drawn = torch.Generator().manual_seed(_SEED)
+        weigh = torch.randn(out[..., row, :].shape, generator=drawn, dtype=torch.float64)
         chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
         found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
     sizes = [_by_position(four(one)) for one in found if one is not None]
@@ -180,6 +253,12 @@ def changed(
 def apart(inputs: Inputs) -> Inputs:
     """Inputs that are one tensor under several names as copies: nn.MultiheadAttention computes the two otherwise."""
     return inputs.map(torch.clone) if _is_one(inputs) else inputs
+
+
+def in_double(subject: Subject) -> Subject:
+    exact = subject.to(torch.float64)
+    exact.__dict__["dtype"] = torch.float64  # of functions, too, which have no parameters to tell it
+    return exact
 
 
 def four(tensor: Tensor) -> Tensor:

@@ -41,6 +41,25 @@ def test_causal_attention_is_clean(target: Callable[..., Tensor], promise: bool 
     assert run(CHECK, target, causal=promise) == []
 
 
+def renormalised(kept: float) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """A softmax times a triangle, divided by what is left; later weights keep this part."""
+
+    def weigh(scores: Tensor, _: Tensor | None) -> Tensor:
+        weights = scores.softmax(-1) * ones(scores.shape[-1]).tril().to(scores).clamp_min(kept)
+        return weights / weights.sum(-1, keepdim=True)
+
+    return weigh
+
+
+@pytest.mark.parametrize("promise", [True, None])
+def test_the_rounding_of_a_sum_that_is_divided_out_again_is_no_leak(promise: bool | None) -> None:
+    assert run(CHECK, Layer(renormalised(0.0)), MODULE, causal=promise) == []
+
+
+def test_later_weights_that_are_small_are_no_rounding() -> None:
+    assert "Output" in only_error(run(CHECK, Layer(renormalised(1e-5)), MODULE, causal=True)).message
+
+
 @pytest.mark.parametrize(
     "target", [sdpa, hiding(lambda length: ones(length).triu(-2).tril(2)), hiding(lambda length: ones(length))]
 )

@@ -99,6 +99,39 @@ def test_contents_that_reach_what_is_real(weigh: Weigh) -> None:
     assert row < (7, 4, 5)[item] == error.evidence["real"]
 
 
+def renormalised(kept: float = 0.0, dtype: torch.dtype | None = None) -> Weigh:
+    """A softmax times a mask, divided by what is left; hidden weights keep this part."""
+
+    def weigh(scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = scores.softmax(-1, dtype=dtype)
+        if mask is not None:
+            weights = weights * mask[:, None, None].to(weights).clamp_min(kept)
+        return (weights / weights.sum(-1, keepdim=True)).to(scores)
+
+    return weigh
+
+
+def by_hand(scores: Tensor, mask: Tensor | None) -> Tensor:
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    weights = weights if mask is None else weights * mask[:, None, None]
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("weigh", [renormalised(), renormalised(dtype=torch.float32), by_hand])
+def test_the_rounding_of_a_sum_that_is_divided_out_again_is_none(weigh: Weigh) -> None:
+    assert "error" not in severities(run(CHECK, Layer(weigh), READING))
+
+
+def test_the_rounding_of_float64_is_none() -> None:
+    assert "error" not in severities(run(CHECK, Layer(by_hand).double(), READING))
+
+
+@pytest.mark.parametrize("kept", [1e-4, 1e-5, 1e-6])
+def test_weights_of_padding_that_are_small_are_no_rounding(kept: float) -> None:
+    error = only_error(run(CHECK, Layer(renormalised(kept)), READING))
+    assert "holds other random numbers" in error.message and error.evidence["change"] < 10 * kept
+
+
 def test_only_padding_on_the_left() -> None:
     def first_is_seen(scores: Tensor, mask: Tensor | None) -> Tensor:
         return padded(scores, None if mask is None else mask | (torch.arange(mask.shape[1]) == 0))

@@ -122,7 +122,7 @@ def _contents(padded: _Padded, base: Tensor, where: str = "right") -> Iterator[F
     called = influence.steady(padded.subject, padded.inputs, **padded.masks)
     for words, factor in (("other random numbers", 1.0), ("numbers of size 10000", 1e4)):
         other = _refilled(padded, factor)
-        sizes = influence.difference(base, _call(padded, other))
+        sizes = influence.moved(called, padded.inputs, other, base, **padded.masks)
         for item, changed in padded.rows(sizes.unsqueeze(-1)):
             worst = float(changed.max()) if changed.numel() else 0.0
             if worst <= 16 * called.noise:
@@ -184,7 +184,7 @@ def _left(subject: Subject) -> Iterator[Finding]:
 
 def _longer(subject: Subject) -> Iterator[Finding]:
     """The same sentence, padded to more and to less."""
-    exact = subject if subject.form == "tokens" else _in_double(subject)
+    exact = subject if subject.form == "tokens" else influence.in_double(subject)
     real, outs = 4, []
     most = subject.reading.max_length
     totals = [total for total in (real, _PADDED, _PADDED + _LONGER) if most is None or total <= most]
@@ -200,8 +200,9 @@ def _longer(subject: Subject) -> Iterator[Finding]:
         if out.shape != outs[0].shape:
             return  # it gives something for each key, as a pointer network does
         worst = float(influence.difference(outs[0], out).max())
-        # Sums over a few more zeros, in another order: some tens of roundings.
-        allowed = 1e3 * torch.finfo(out.dtype).eps * max(1.0, float(outs[0].abs().nan_to_num(0.0).max()))
+        # Sums over a few more zeros, in another order: some tens of roundings; and what its own dtype does not resolve.
+        eps = max(1e3 * torch.finfo(out.dtype).eps, torch.finfo(subject.dtype).eps)
+        allowed = eps * max(1.0, float(outs[0].abs().nan_to_num(0.0).max()))
         if worst > allowed and math.isfinite(worst):
             row = int(influence.difference(outs[0], out).amax((0, 1)).argmax())
             finding = _finding(
@@ -228,40 +229,51 @@ def _cut(padded: _Padded, total: int) -> Inputs:
     return replace(cut, tensors=dict.fromkeys(names, cut[names[0]])) if shared else cut
 
 
-def _in_double(subject: Subject) -> Subject:
-    exact = subject.to(torch.float64)
-    exact.__dict__["dtype"] = torch.float64  # of functions, too, which have no parameters to tell it
-    return exact
-
-
 def _gradients(padded: _Padded) -> Iterator[Finding]:
     """From real outputs none may reach padding."""
     if padded.inputs.vocabulary:
         return
+    for name, sizes in _sizes_of_gradients(padded).items():
+        largest = float(sizes.max())
+        found = (sizes * ~padded.real).max()
+        if 0 < found <= influence.FAINT * largest:
+            found = _without_rounding(padded, name, sizes).max()
+        if found > 0:
+            yield _finding(
+                padded, "error", f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
+                "though their values do not change with it.",
+                "Training moves what stands in padding, and with it the model.", _MEND,
+                {"gradient": _short(float(found)), "input": name},
+            )  # fmt: skip
+            return
+
+
+def _without_rounding(padded: _Padded, name: str, sizes: Tensor) -> Tensor:
+    """The sizes in the padding, 0 where they are rounding."""
+    inputs = padded.inputs.to(torch.float64)
+    exact = influence.exactly(
+        padded.subject, lambda one: _sizes_of_gradients(replace(padded, subject=one, inputs=inputs))[name]
+    )
+    largest, length = float(sizes.max()), padded.real.shape[1]
+    return influence.small_as_zero(sizes, exact, largest, padded.subject.dtype, length) * ~padded.real
+
+
+def _sizes_of_gradients(padded: _Padded) -> dict[str, Tensor]:
+    """(B, L) by input of the padded side: the largest gradient of the real outputs to each position."""
     leaves = influence.leaves(padded.inputs)
     with torch.enable_grad(), influence.seeded():
         out = influence.four(padded.subject.fresh()(leaves, **padded.masks).out)
-        weigh = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+        weigh = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out)
         total = sum(
             (rows * kept).sum() for (_, rows), (_, kept) in zip(padded.rows(out), padded.rows(weigh), strict=True)
         )
         chosen = {name: leaves[name] for name in leaves.on(padded.side)}
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return
+            return {}
         found = torch.autograd.grad(total, list(chosen.values()), allow_unused=True)
-    for name, gradient in zip(chosen, found, strict=True):
-        if gradient is None:
-            continue
-        by_position = gradient.abs().nan_to_num(0.0).amax(-1)
-        by_position = by_position if by_position.dim() == 2 else by_position.amax(1)
-        size = float((by_position * ~padded.real.to(by_position.device)).max())
-        if size > 0:
-            yield _finding(
-                padded, "error", f"Real outputs have a gradient of {size:.3g} to `{name}` in the padding, though their "
-                "values do not change with it.", "Training moves what stands in padding, and with it the model.",
-                _MEND, {"gradient": _short(size), "input": name},
-            )  # fmt: skip
-            return
+    sizes = {name: one.abs().nan_to_num(0.0).cpu().double().amax(-1) for name, one in zip(chosen, found, strict=True)
+             if one is not None}  # fmt: skip
+    return {name: one if one.dim() == 2 else one.amax(1) for name, one in sizes.items()}
 
 
 def _nothing_and_nan(right: _Padded, base: Tensor, subject: Subject) -> list[Finding]:
