@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.verification import Promise
 from saccade.verification._discover import discover
@@ -378,3 +378,51 @@ def test_a_bias_that_a_kernel_takes_as_booleans_too_is_added():
 
     reading = discover(Flash()).reading
     assert {mask.meaning for mask in reading.masks} == {"additive"} and reading.masks[0].behaves == "additive"
+
+
+class ReplacesItsOwn(nn.Module):
+    """As in T5: a bias that is given takes the place of the module's own, and of the mask that goes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.relative = nn.Linear(24, 72), nn.Parameter(torch.randn(31))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        if position_bias is None:
+            at = torch.arange(x.shape[1])
+            position_bias = self.relative[(at[None] - at[:, None]).clamp(-15, 15) + 15]
+            position_bias = position_bias if mask is None else position_bias + mask
+        return ((q @ k.mT / 8**0.5 + position_bias).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_a_bias_that_replaces_the_own_is_added_and_nobody_promised_it() -> None:
+    reading = discover(ReplacesItsOwn).reading
+    assert {mask.meaning for mask in reading.masks if mask.argument == "position_bias"} == {"additive"}
+    assert not any("as promised" in one for one in reading.assumed)
+    (found,) = [one for one in reading.assumed if one.startswith("position_bias")]
+    assert "added to the scores, by what it does" in found
+
+
+def with_alibi(q: Tensor, k: Tensor, v: Tensor, alibi: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    scores = scores if alibi is None else scores + alibi
+    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+
+
+def test_what_is_promised_of_masks_is_none_of_a_bias_beside_them() -> None:
+    reading = discover(with_alibi, promise=Promise(mask="attend")).reading
+    meanings = {(mask.argument, mask.meaning) for mask in reading.masks}
+    assert meanings == {("alibi", "additive"), ("mask", "attend")}
+
+
+def hides_nothing(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return (scores if mask is None else scores + 0.01 * mask).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("promised", [None, "ignore"])
+def test_as_promised_is_said_of_promises_alone(promised: str | None) -> None:
+    assumed = discover(hides_nothing, promise=Promise(mask=promised)).reading.assumed  # type: ignore[arg-type]
+    (words,) = [one for one in assumed if one.startswith("mask: ")]
+    assert ("as promised" in words) == (promised is not None)

@@ -38,11 +38,15 @@ def with_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading)
     if clues.hints.mask is not None:
         chosen = [one for one in clues.arguments if one.name == clues.hints.mask] or chosen
     for one in sorted(chosen, key=_of_a_side):
-        masks = _of_argument(trials, clues, promise, reading, one)
+        # what is promised of masks is none of a bias beside them
+        promised = None if _is_bias(one) and not all(map(_is_bias, chosen)) else promise.mask
+        masks = _of_argument(trials, clues, promised, reading, one)
         if one.name in required and masks:
             masks = [replace(mask, required=True) for mask in masks]
             reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != one.name))
-        reading = replace(reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_told(one, masks)))
+        reading = replace(
+            reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_told(one, masks, promised))
+        )
     return reading
 
 
@@ -63,7 +67,7 @@ def _of_a_side(argument: Argument) -> bool:
 
 
 def _of_argument(
-    trials: Trials, clues: Clues, promise: Promise, reading: Reading, argument: Argument
+    trials: Trials, clues: Clues, promised: Meaning | None, reading: Reading, argument: Argument
 ) -> list[MaskReading]:
     if reading.form == "cross" and of_queries(argument.name, clues):
         return []
@@ -76,7 +80,7 @@ def _of_argument(
     for lengths in _lengths(trials, reading):
         # kernels take a boolean in its place, too: what is called a bias is first tried as one
         is_bias = said is None and _is_bias(argument)
-        trial = _Trial(trials, reading, argument.name, said == "additive" or is_bias, lengths)
+        trial = _Trial(trials, reading, argument.name, said == "additive" or is_bias, lengths, is_bias)
         found: list[MaskReading] = []
         for axes in _axes(argument, reading, shape):
             if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
@@ -86,7 +90,7 @@ def _of_argument(
                 merged = trial.of(axes, merged=reading.heads or 0)[0] if (reading.heads or 0) > 1 else None
                 mask = merged if merged is not None and merged.behaves is not None else None
             if mask is not None:
-                meaning = promise.mask or said or mask.behaves or nearest or _usual(argument)
+                meaning = promised or said or mask.behaves or nearest or _usual(argument)
                 # PyTorch's documentation says of all of its boolean masks that True is ignored.
                 known = "ignore" if silent and mask.behaves == "ignore" else said
                 found.append(replace(mask, meaning=meaning, documented=known, words=words[:200]))
@@ -133,7 +137,7 @@ def _for_keys(argument: Argument, shape: str | None) -> bool:
 
 
 def _is_bias(argument: Argument) -> bool:
-    return "bias" in argument.name.lower()
+    return re.search("bias|alibi", argument.name.lower()) is not None
 
 
 def _usual(argument: Argument) -> Meaning:
@@ -158,8 +162,10 @@ class _Moved:
 class _Trial:
     """One argument, given masks of one shape after the other."""
 
-    def __init__(self, trials: Trials, reading: Reading, argument: str, additive: bool, lengths: Sizes):
-        self.trials, self.argument, self.additive = trials, argument, additive
+    def __init__(
+        self, trials: Trials, reading: Reading, argument: str, additive: bool, lengths: Sizes, is_bias: bool = False
+    ):
+        self.trials, self.argument, self.additive, self.is_bias = trials, argument, additive, is_bias
         others = (mask for mask in reading.masks if mask.required and mask.argument != argument)
         self.reading = replace(reading, masks=tuple(others))
         self.crossed = reading.form != "self"
@@ -225,10 +231,11 @@ class _Trial:
         return [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
 
     def _adds(self, mask: MaskReading) -> bool:
-        """Whether zeros are like no mask at all, as they are where a mask is added."""
+        """Whether zeros are like no mask at all, as they are where a mask is added; a bias that is given may take the
+        place of the target's own, as T5's `position_bias` does."""
         reading = replace(self.reading, masks=(replace(mask, required=True), *self.reading.masks))
         zeros = self.trials.out(reading, self.inputs)
-        if self.plain is None or zeros is None:
+        if self.plain is None or zeros is None or self.is_bias:
             return zeros is not None
         return zeros.shape == self.plain.shape and torch.allclose(zeros, self.plain, equal_nan=True)
 
@@ -280,7 +287,7 @@ def _nearest(moved: list[tuple[MaskReading, _Moved]]) -> Meaning | None:
     return ordered[0][1] if len(ordered) > 1 and ordered[0][0] < 0.25 * ordered[1][0] else None
 
 
-def _told(argument: Argument, masks: list[MaskReading]) -> Iterator[str]:
+def _told(argument: Argument, masks: list[MaskReading], promised: Meaning | None) -> Iterator[str]:
     if not masks:
         return
     first = masks[0]
@@ -290,7 +297,7 @@ def _told(argument: Argument, masks: list[MaskReading]) -> Iterator[str]:
     why = f'as documented ("{first.words}")' if first.documented else "by what it does"
     if not first.documented and first.behaves is None:
         why = "as is usual or nearest, because it hides no key wholly either way"
-    if first.meaning not in (first.documented, first.behaves, _usual(argument)):
+    if first.meaning == promised and first.meaning not in (first.documented, first.behaves):
         why = "as promised"
     said = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}[first.meaning]
     yield f"{argument.name}: {said}, {why} (otherwise --mask-meaning)"

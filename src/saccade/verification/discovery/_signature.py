@@ -29,7 +29,7 @@ _ROLES = (
     ("lengths", r"(valid|seq|src|source|key|input|sequence|memory|context|x)?_?(lens?|lengths|valid_lens?"
                 r"|valid_lengths)"),
     ("mask", r".*masks?.*|(attn|attention|score|logit|position|rel_pos|pos|relative_position|alibi)_?(bias|biases)|bias"
-             r"|key_padding|padding|is_pad(ding)?"),
+             r"|alibi|key_padding|padding|is_pad(ding)?"),
     ("weights_flag", r"(need|return|output|with|get|ret|want)_?(the_)?(attn|attention|attentions|weights|att"
                      r"|probs|scores"
                      r"|attn_weights|attention_weights|attn_probs|w|map|maps|attention_scores)"),
