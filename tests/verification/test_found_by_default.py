@@ -242,6 +242,44 @@ def test_a_boolean_mask_that_is_cast_and_added_is_named():
     assert blamed(finding) == "scores = scores + mask.float()"
 
 
+def cast_in_brackets(q, k, v, mask=None):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores + ((mask[:, :]).float())
+    return scores.softmax(-1) @ v
+
+
+def cast_by_another_name(q, k, v, mask=None):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        added = mask.unsqueeze(0).unsqueeze(0)
+        added = added.float()
+        scores = scores + added
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (cast_in_brackets, "scores = scores + ((mask[:, :]).float())"),
+        (cast_by_another_name, "added = added.float()"),
+    ],
+)
+def test_a_cast_in_brackets_or_by_another_name_is_named(target: Callable[..., Tensor], line: str):
+    finding = only_error(target, "mask-meaning")
+    assert "A boolean `mask` is cast to 0 and 1 and added to the scores" in finding.message
+    assert blamed(finding) == line
+
+
+def hidden_by_numbers(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        added = mask[:, :]
+        added = (1.0 - (added).to(scores.dtype)) * torch.finfo(scores.dtype).min
+        scores = scores + added
+    return scores.softmax(-1) @ v
+
+
 def sum_made_wider(q, k, v, mask=None):
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if mask is not None:
@@ -261,7 +299,7 @@ def weights_cast_back(q, k, v, mask=None):
     return (scores if mask is None else scores + mask).softmax(-1).to(v.dtype) @ v
 
 
-@pytest.mark.parametrize("target", [sum_made_wider, both_made_wider, weights_cast_back])
+@pytest.mark.parametrize("target", [sum_made_wider, both_made_wider, weights_cast_back, hidden_by_numbers])
 def test_scores_that_are_cast_are_no_cast_of_the_mask(target: Callable[..., Tensor]):
     assert "is cast to 0 and 1" not in str(report(target, "mask-meaning"))
 

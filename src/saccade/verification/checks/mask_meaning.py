@@ -245,14 +245,25 @@ _EITHER = ("attn_mask", "attention_mask")  # names of booleans as often as of nu
 _WIDER = r"\.(float|double)\(\)"
 
 
+def _cast_of(name: str) -> str:
+    """A regular expression of a cast of this and what is taken of it, in brackets of its own or none."""
+    alone = rf"\b{name}\b{_OF_IT}"
+    once = rf"(?<!\w)\(\s*{alone}\s*\){_OF_IT}"
+    return rf"({alone}|{once}|(?<!\w)\(\s*{once}\s*\){_OF_IT})({_BOOLEANS})"
+
+
 def _cast(probe: Probe) -> list[Finding]:
     """A boolean mask that is cast to 0 and 1 and added, where nothing says that it is to be numbers."""
     mask, name = probe.mask, str(probe.mask.argument)
     silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
     if mask.meaning != "additive" or not silent or (times := as_number(probe)) is None:
         return []
-    cast = rf"\b{name}\b{_OF_IT}({_BOOLEANS})"
+    cast = _cast_of(name)
     line = line_with(probe.subject, cast)
+    if line is None:  # by another name: m = mask[:, None, None]
+        named = line_with(probe.subject, rf"^\s*\w+\s*=\s*{name}{_OF_IT}\s*$")
+        cast = cast if named is None else _cast_of(named.code.partition("=")[0].strip())
+        line = named and line_with(probe.subject, cast)
     if line is None or re.search(_WIDER, re.sub(cast, "", line.code)):  # scores and mask are made wider together
         return []  # numbers are added as they come: whoever gives booleans is told by its documentation
     own = re.search(cast, line.code)
