@@ -351,7 +351,14 @@ def test_parts_of_a_configuration_are_looked_at(monkeypatch):
     outer = transformers.EncoderDecoderConfig(encoder=inner.to_dict(), decoder=inner.to_dict())
     outer.decoder._attn_implementation = outer.encoder._experts_implementation = "deepgemm/x"
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *a, **k: outer)
-    with pytest.raises(ValueError, match="'deepgemm/x', code on the hub"):
+    with pytest.raises(
+        ValueError, match=r"^attn_implementation is 'deepgemm/x', .*; expected one of eager, sdpa, flex"
+    ):
+        read_configuration("any", local=True)
+    outer.decoder._attn_implementation = None
+    with pytest.raises(
+        ValueError, match=r"^experts_implementation is .*; expected one of eager, batched_mm, grouped_mm$"
+    ):
         read_configuration("any", local=True)
     outer.decoder._attn_implementation, outer.encoder._experts_implementation = "flash_attention_3", "deepgemm"
     outer.more = [{"attn_implementation": "flash_attention_2"}]
@@ -373,6 +380,21 @@ def test_sizes_that_cannot_be_are_told_before_the_model_is_made(asks, field, val
     with pytest.raises(ValueError, match=told) as raised:
         open_model(asks("llama", **{field: value}))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("num_labels", 3 * 10**9, "num_labels is 3,000,000,000; expected at most 1,000,000$"),
+     ("num_labels", 10**400, r"num_labels is \[401 digits\]; expected at most"),
+     ("text_config", {"num_hidden_layers": 10**10}, "num_hidden_layers is 10,000,000,000, and its weights are 29 "),
+     ("model_type", 10**400, r"configuration: .*\[401 digits\]"), ("model_type", "x" * 10**4, "configuration: .*xx"),
+     ("attn_implementation", "x" * 10**4, "; expected one of eager, sdpa, flex_attention"),
+     ("attn_implementation", "x/" * 10**4, "code on the hub, which is not run; expected one of eager")],
+)  # fmt: skip
+def test_what_a_configuration_says_is_told_in_short_and_not_worked_through(asks, field, value, told):
+    with pytest.raises(ValueError, match=told) as raised:
+        open_model(asks("llama", **{field: value}))
+    assert len(str(raised.value).replace(str(asks("llama")), "")) <= 300
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, '{"model_type":' * 10**5])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from functools import reduce
 
 import pytest
 import safetensors.torch
 import torch
 
-from saccade.models import checkpoint, load, save
+from saccade.models import ModelConfig, checkpoint, load, save
 from saccade.models.checkpoint import whole_file
 
 
@@ -159,6 +162,35 @@ def test_damage_is_named_in_one_line(folder, case, meta_device):
         load(folder)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert str(folder) in str(caught.value)
+
+
+HOSTILE = [
+    10**400, -(10**400), 2**63, -1, 0, float("inf"), float("nan"), "", "x" * 10_000, "a\nb", [], {}, None, True,
+    [10**400], {"a": 10**400}, {"name": "x" * 10_000}, {"name": "performer", "features": -(10**400)},
+    {"name": "performer", "kind": "x" * 10_000}, {"name": "gated", "headwise": 10**400},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*(field.name for field in dataclasses.fields(ModelConfig)), "x" * 10_000])
+def test_whatever_a_field_holds_the_error_is_one_short_line(folder, field, meta_device):
+    whole = (folder / "config.json").read_text()
+    for value in [*HOSTILE, *(reduce(lambda inner, _: [inner], range(deep), []) for deep in (50, 300))]:
+        (folder / "config.json").write_text(whole)
+        _edit_config(folder, **{field: value})
+        try:
+            load(folder)
+        except ValueError as error:
+            told = str(error).replace(str(folder), "")
+            assert len(told) <= 300 and "\n" not in told and not re.search(r"\d{30}|x{300}", told)
+
+
+@pytest.mark.parametrize("field", ["vocabulary", "width", "layers", "heads", "kv_heads", "hidden", "context"])
+def test_numbers_that_no_model_has_are_counted_in_digits(field):
+    sizes = {"vocabulary": 300, "width": 24, "layers": 1, "heads": 2}
+    with pytest.raises(ValueError, match=rf"^{field}: must be at most \d+, got \[401 digits\]$"):
+        ModelConfig(**{**sizes, field: 10**400})
+    with pytest.raises(ValueError, match=rf"^{field}: must .*-\[401 digits\]"):
+        ModelConfig(**{**sizes, field: -(10**400)})
 
 
 def test_no_such_folder(tmp_path):

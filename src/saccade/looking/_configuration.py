@@ -18,9 +18,13 @@ from typing import Any
 import safetensors
 import torch
 
+from ..models._shortened import shortened
+from ..models.checkpoint import read_json
+
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # of PyTorch, and what `register()` adds
 _MODULES = re.compile(r"layer|block|expert|depth")  # of which a model is made one by one
 _FEW = 1000
+_LABELS = 10**6  # each is a name in the configuration, made as it is read
 _PACKED = 16  # eight numbers may be packed in one, and the embedding be missing
 _SMALL = 2**20
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -36,21 +40,25 @@ def read_configuration(source: str, *, local: bool) -> Any:
     """
     import transformers
 
+    if local:
+        _check_counts(Path(source))
     # False: nobody is asked whether foreign code (`auto_map`) may run.
     config = transformers.AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     there = ("eager", *transformers.AttentionInterface().valid_keys())
     known = tuple(name for name in _ATTENTION if name in there)
     for fields, key, asked in list(_implementations(config)):
         field = key.strip("_").removesuffix("_internal")
+        choices = _EXPERTS if "expert" in field else known
         foreign = next((name for name in _strings(asked) if "/" in name), None)
         if foreign is not None:
             raise ValueError(
-                f"{field} is {foreign!r}, code on the hub, which is not run; expected one of {', '.join(known)}"
+                f"{field} is {shortened(repr(foreign))}, code on the hub, which is not run; expected one of "
+                f"{', '.join(choices)}"
             )
-        if asked is None or isinstance(asked, dict) or asked in (_EXPERTS if "expert" in field else known):
+        if asked is None or isinstance(asked, dict) or asked in choices:
             continue  # a dictionary is told part by part, and each of them has it by now
         if "expert" not in field and not str(asked).startswith("flash_attention"):
-            raise ValueError(f"{field} is {asked!r}; expected one of {', '.join(known)}")
+            raise ValueError(f"{field} is {shortened(repr(asked))}; expected one of {', '.join(known)}")
         fields[key] = None
     return config
 
@@ -62,11 +70,7 @@ def check_sizes(config: Any, folder: Path, make: Callable[[Any], Any]) -> None:
     there are no weights to compare with, more than this machine's memory.
     """
     counts = _stored(folder)
-    tensors, numbers = len(counts), sum(counts)
-    for fields in _parts(config):
-        for key, value in fields.items():
-            if _MODULES.search(key) and isinstance(value, int) and value > max(_FEW, tensors):
-                raise ValueError(f"{key} is {_written(value)}, and its weights are {tensors:,} tensors")
+    numbers = sum(counts)
     try:
         # Without memory, and without drawing what a caller's seed is for.
         with torch.device("meta"), torch.random.fork_rng(devices=()):
@@ -80,6 +84,24 @@ def check_sizes(config: Any, folder: Path, make: Callable[[Any], Any]) -> None:
         raise ValueError(f"it asks for {asked:,} numbers, and {has}")
 
 
+def _check_counts(folder: Path) -> None:
+    """ValueError where config.json names counts that reading it would already work through one by one."""
+    try:
+        values = read_json(folder / "config.json")
+    except (OSError, ValueError):  # transformers says it
+        return
+    tensors = len(_stored(folder))
+    for fields in _parts(values):
+        for key, value in fields.items():
+            if not isinstance(value, int):
+                continue
+            told = f"{key} is {shortened(f'{value:,}')}"
+            if _MODULES.search(key) and value > max(_FEW, tensors):
+                raise ValueError(f"{told}, and its weights are {tensors:,} tensors")
+            if key == "num_labels" and value > _LABELS:
+                raise ValueError(f"{told}; expected at most {_LABELS:,}")
+
+
 def _stored(folder: Path) -> list[int]:
     """How many numbers are in each tensor of the folder's safetensors, by their headers; damaged files are left out."""
     counts = []
@@ -89,22 +111,12 @@ def _stored(folder: Path) -> list[int]:
     return counts
 
 
-def first_line(error: Exception) -> str:
-    """What a library says, as a part of one line."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return line if len(line) <= 300 else f"{line[:300]}..."
-
-
 def _memory() -> int:
     """Bytes of this machine's memory; where it does not tell, what no machine has."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 2**50
-
-
-def _written(value: int) -> str:
-    return f"{value:,}" if value < 10**20 else "a number of more than 20 digits"
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._tap import AttentionCall
-from ._configuration import check_sizes, first_line, offline, read_configuration
+from ..models._shortened import shortened
+from ._configuration import check_sizes, offline, read_configuration
 from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, weights_of
 from ._observing import calls_told_to
 
@@ -119,7 +120,7 @@ def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
         except ValueError:
             raise
         except Exception as error:  # heads that do not divide the width, and all else that a first reading finds
-            raise UnreadableCheckpoint(f"configuration: it cannot read a text ({first_line(error)})") from error
+            raise UnreadableCheckpoint(f"configuration: it cannot read a text ({shortened(error)})") from error
 
 
 def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
@@ -139,7 +140,7 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
             source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
     except Exception as error:  # of a dozen libraries below, some of which raise bare Exception
-        raise UnreadableCheckpoint(f"{what}: {first_line(error)}") from error
+        raise UnreadableCheckpoint(f"{what}: {shortened(error)}") from error
     # Without its files a tokenizer may come to life all the same, knowing nothing but special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UnreadableCheckpoint("tokenizer: it knows no word")

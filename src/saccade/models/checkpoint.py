@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ._shortened import shortened
 from .config import ModelConfig
 from .language_model import DecoderLM
 from .tokenizer import Tokenizer
@@ -138,7 +139,7 @@ def _read_config(path: Path) -> ModelConfig:
         )
     try:
         return ModelConfig.from_dict(values)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
@@ -152,7 +153,7 @@ def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing from the model folder") from None
     except ValueError as error:
-        raise ValueError(f"{path}: damaged, {error}") from None
+        raise ValueError(f"{path}: damaged, {shortened(error)}") from None
     if tokenizer.vocabulary != config.vocabulary:
         raise ValueError(
             f"{path}: has {tokenizer.vocabulary} tokens, but the model's configuration says {config.vocabulary}"
@@ -168,7 +169,7 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: missing from the model folder") from None
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: damaged, not a safetensors file ({error})") from None
+        raise ValueError(f"{path}: damaged, not a safetensors file ({shortened(error)})") from None
     told = f"{path}: does not fit the configuration"
     if config.layers > len(given):  # even modules without memory take time
         raise ValueError(f"{told}: layers is {config.layers}, and it holds {len(given)} tensors")
@@ -176,7 +177,7 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in DecoderLM(config).state_dict().items()}
     except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size that no int64 holds
-        raise ValueError(f"{told}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{told}: {shortened(error)}") from None
     problems = [f"{name} is missing" for name in expected if name not in given]
     problems += [f"{name} is not part of the model" for name in given if name not in expected]
     problems += [
@@ -185,13 +186,15 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
         if name in given and given[name] != shape
     ]
     if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise ValueError(f"{told}: {'; '.join(problems[:3])}{more}")
+        more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
+        raise ValueError(f"{told}: {shortened('; '.join(problems[:2]))}{more}")
 
 
 def _load_weights(model: DecoderLM, path: Path) -> None:
     tensors = safetensors.torch.load_file(path)
     spoilt = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if spoilt:
-        raise ValueError(f"{path}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
+        raise ValueError(
+            f"{path}: damaged, {shortened(', '.join(spoilt[:3]))} holds weights that are not finite numbers"
+        )
     model.load_state_dict(tensors)

@@ -10,9 +10,13 @@ from ..nn.config import check_causal, check_heads, default_hidden
 from ..positions import RotaryConfig
 from ..variants import MECHANISMS, MechanismConfig
 from ..variants._parse import from_json, to_json
+from ._shortened import shortened
 
 # Above these nothing can be built, and the message would be that of an integer that does not fit.
-_MOST = {"vocabulary": 2**31, "width": 2**24, "layers": 2**16, "heads": 2**24, "hidden": 2**24, "context": 2**53}
+_MOST = {
+    "vocabulary": 2**31, "width": 2**24, "layers": 2**16, "heads": 2**24, "kv_heads": 2**24, "hidden": 2**24,
+    "context": 2**53,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,27 +49,27 @@ class ModelConfig:
     mechanism: MechanismConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "context"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {shortened(getattr(self, name))}")
         for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and value > most:
-                raise ValueError(f"{name}: must be at most {most}, got {_written(value)}")
+                raise ValueError(f"{name}: must be at most {most}, got {shortened(value)}")
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.hidden is None:
             object.__setattr__(self, "hidden", default_hidden(self.width))
         check_heads(self.width, self.heads, self.kv_heads)
         if self.hidden is None or self.hidden < 1:
-            raise ValueError(f"hidden: must be at least 1, got {self.hidden}")
+            raise ValueError(f"hidden: must be at least 1, got {shortened(self.hidden)}")
         if self.width // self.heads % 2:
             raise ValueError(
                 f"heads: rotary positions need heads of even width, got {self.width} / {self.heads} = "
                 f"{self.width // self.heads}"
             )
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout: must be in [0, 1), got {self.dropout}")
+            raise ValueError(f"dropout: must be in [0, 1), got {shortened(self.dropout)}")
         check_causal(self.attention())
 
     def attention(self) -> AttentionConfig:
@@ -87,22 +91,21 @@ class ModelConfig:
         unknown = sorted(set(values) - {f.name for f in fields})
         missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
         if unknown or missing:
-            raise ValueError(f"model configuration: missing {_listed(missing)}, unknown {_listed(unknown)}")
+            raise ValueError(shortened(f"model configuration: missing {_listed(missing)}, unknown {_listed(unknown)}"))
         numbers = [f for f in fields if f.name in values and f.name != "mechanism"]
         wrong = [f.name for f in numbers if not _fits(values[f.name], str(f.type))]
         if wrong:
             raise ValueError(f"model configuration: not a number of the right kind: {', '.join(wrong)}")
         mechanism = values.get("mechanism")
-        return cls(**{**values, "mechanism": None if mechanism is None else from_json(mechanism, MECHANISMS)})
+        try:
+            return cls(**{**values, "mechanism": None if mechanism is None else from_json(mechanism, MECHANISMS)})
+        except (TypeError, ValueError) as error:
+            raise ValueError(shortened(error)) from None
 
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{names[:5]}{more}" if names else "nothing"
-
-
-def _written(value: int) -> str:
-    return str(value) if value < 10**20 else "a number of more than 20 digits"
 
 
 def _fits(value: Any, annotation: str) -> bool:

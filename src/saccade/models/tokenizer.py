@@ -9,6 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from ._shortened import shortened
+
 START = "<s>"
 UNKNOWN = "<unk>"
 
@@ -78,7 +80,7 @@ class Tokenizer:
         try:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"not a tokenizer: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"not a tokenizer: {shortened(error)}") from None
         return cls(inner)
 
     @classmethod

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from ..looking._configuration import check_sizes, first_line, offline, read_configuration
+from ..looking._configuration import check_sizes, offline, read_configuration
 from ..looking._transformers import quiet
 from ..models import load as load_own
+from ..models._shortened import shortened
 from ..models.checkpoint import read_json
 from ._models import Opened
 
@@ -88,7 +89,7 @@ def _opened(named: str, folder: Path) -> Opened:
     try:
         config = read_configuration(str(folder), local=True)
     except Exception as error:  # of several libraries below, some of which raise bare Exception
-        raise ValueError(f"hf:{named}: configuration: {first_line(error)}") from None
+        raise ValueError(f"hf:{named}: configuration: {shortened(error)}") from None
     kind = _kind(transformers, config, named)
     try:
         check_sizes(config, folder, kind)
@@ -99,7 +100,7 @@ def _opened(named: str, folder: Path) -> Opened:
         try:
             model = _random(kind, config)
         except Exception as error:
-            raise ValueError(f"hf:{named}: configuration: {first_line(error)}") from None
+            raise ValueError(f"hf:{named}: configuration: {shortened(error)}") from None
         return Opened(model, ("its folder holds no weights: random ones are tested",))
     model = _read(kind, config, folder, named, safe is not None)
     if safe is not None:
@@ -141,7 +142,7 @@ def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> An
             trust_remote_code=False, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except Exception as error:
-        raise ValueError(f"hf:{named}: weights: {first_line(error)}") from None
+        raise ValueError(f"hf:{named}: weights: {shortened(error)}") from None
     # A checkpoint that predicts words has no pooler.
     lacks = sorted(name for name in told["missing_keys"] if "pooler" not in name)
     lacks += sorted(str(name) for name, *_ in told["mismatched_keys"])
