@@ -11,8 +11,8 @@ from pretend_random import KINDS
 import saccade
 from saccade._tap import AttentionCall
 from saccade.looking import look, weights_of
-from saccade.looking._chance import LUCK, SPREAD, Evens, largest_mean, largest_weight, mean_of, uneven
-from saccade.models import DecoderLM, LanguageModel, ModelConfig
+from saccade.looking._chance import LUCK, SHARED, SPREAD, Evens, largest_mean, largest_weight, mean_of, uneven
+from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
 from saccade.models.tokenizer import train_bpe
 
 WORDS = (
@@ -66,6 +66,28 @@ def test_an_untrained_model(width, heads):
         for rows in (None, (1, 2)):
             (said,) = look(lm, " ".join(WORDS[:count]), rows=rows).findings
             assert "tells more than chance" in said.sentence, said
+
+
+@pytest.mark.parametrize(("width", "layers", "seed"), [(256, 6, 3), (256, 6, 5), (256, 6, 13), (64, 2, 21)])
+def test_luck_that_rows_share_is_no_sink(width, layers, seed):
+    """Deep rows of an untrained model are alike, so one key may please them all: found in 5 of 100 such short texts."""
+    torch.manual_seed(seed)
+    config = ModelConfig(load().tokenizer.vocabulary, width, layers, heads=4, context=128)
+    (said,) = look(LanguageModel(DecoderLM(config), load().tokenizer), "One two three four five.").findings
+    assert "tells more than chance" in said.sentence, said
+
+
+def test_the_largest_of_averages_over_one_key():
+    draw = np.random.default_rng(11)
+    common = SPREAD * 0.45 * draw.standard_normal(100_000)  # a fifth of the variance of the key's logit, for all rows
+    weights = []
+    for keys in range(2, 8):
+        own = common + SPREAD * 0.8**0.5 * draw.standard_normal(100_000)
+        others = SPREAD * draw.standard_normal((100_000, keys - 1))
+        weights.append(1 / (1 + np.exp(others - own[:, None]).sum(-1)))
+    found, even = np.mean(weights, 0), 1 / np.arange(2, 8.0)
+    assert LUCK / 8 < (found > largest_mean(mean_of(even), 1, 0, SHARED)).mean() < LUCK
+    assert (found > largest_mean(mean_of(even), 1, 0)).mean() > 2 * LUCK
 
 
 def test_the_largest_of_random_weights():

@@ -2,7 +2,9 @@
 
 Random logits are normal with the spread of an untrained model: weights drawn by fan-in give 1.0 in a row, its most
 uneven heads up to 1.25. A weight p of such a head has the log odds z - log sum exp(others), normal as well in good
-approximation (Fenton 1960 for the sum), so how large the largest of many gets is a quantile.
+approximation (Fenton 1960 for the sum), so how large the largest of many gets is a quantile. Rows that look at one key
+have a part of their luck in common: their queries are made of one past. In the deepest layers that is up to .4 of a
+variance that is lower there, .75: .3, a sixth of the variance assumed here, which is 1.6 and that of the sum.
 
 Shapes: H heads, L tokens.
 """
@@ -21,6 +23,7 @@ from .._masks import FromTensor, Mask, as_mask
 from .._tap import AttentionCall
 
 SPREAD = 1.25  # of random logits in a row
+SHARED = 0.2  # of the variance of a weight on one key, by all rows of a head
 LUCK = 0.01  # so often random heads may tell anything of one kind
 CLEAR_OF = 0.3  # so far above a head that looks everywhere alike a weight must stand, 1 for always
 _LEAST = 1e-12  # below it a weight is as good as none
@@ -76,10 +79,12 @@ def largest_weight(chance: np.ndarray, count: int) -> np.ndarray:
 
 
 class Mean(NamedTuple):
-    """What chance gives to an average over rows: its value and its standard deviation."""
+    """What chance gives to an average over rows: its value and its standard deviation, where each row has luck of its
+    own, and where all have the same."""
 
     value: np.ndarray
     deviation: np.ndarray
+    common: np.ndarray
 
 
 def mean_of(chance: np.ndarray, different: float = 1.0) -> Mean:
@@ -89,15 +94,24 @@ def mean_of(chance: np.ndarray, different: float = 1.0) -> Mean:
     """
     rows = chance.shape[-1]
     if not rows:
-        return Mean(*2 * (np.full(chance.shape[:-1], np.nan),))
+        return Mean(*3 * (np.full(chance.shape[:-1], np.nan),))
     spread = SPREAD**2 + _sum_of_others(_odds(chance))
     variance = chance * (1 - chance) * (1 - 1 / np.sqrt(1 + math.pi * spread / 8))  # of a logistic of a normal number
-    return Mean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows)
+    return Mean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows, np.sqrt(variance).mean(-1))
 
 
-def largest_mean(chance: Mean, count: int, clear_of: float = CLEAR_OF) -> np.ndarray:
-    """What the largest of ``count`` such averages stays under but for LUCK, and what is clear of looking alike."""
-    lucky = chance.value + _quantile(count) * chance.deviation
+def averaged(one: Mean, rows: np.ndarray | int, heads: int = 1) -> Mean:
+    """What chance gives to the average of so many rows like this ``one``, in so many heads."""
+    return Mean(one.value, one.deviation / np.sqrt(rows * heads), one.deviation / np.sqrt(heads))
+
+
+def largest_mean(chance: Mean, count: int, clear_of: float = CLEAR_OF, shared: float = 0.0) -> np.ndarray:
+    """What the largest of ``count`` such averages stays under but for LUCK, and what is clear of looking alike.
+
+    ``shared``: the share of luck that is that of all rows, `SHARED` where they look at one key.
+    """
+    deviation = np.sqrt((1 - shared) * chance.deviation**2 + shared * np.maximum(chance.deviation, chance.common) ** 2)
+    lucky = chance.value + _quantile(count) * deviation
     return np.asarray(np.maximum(lucky, chance.value + clear_of * (1 - chance.value)))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ._chance import CLEAR_OF, Mean, above_chance, largest_mean, largest_weight, mean_of, uneven
+from ._chance import CLEAR_OF, SHARED, Mean, above_chance, largest_mean, largest_weight, mean_of, uneven
 from ._collect import AttentionMap
 from ._numbers import hundredths, short_number
 from ._scores import by_chance, different, followers, here, occurrences, telling, visible
@@ -68,8 +68,9 @@ def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5
         *_links(seen, gain, at_random),
         *_copies(seen, gain, copies, at_random),
         *_habits(seen, habits, chance),
+        *_delimiters(seen, at_random),
     ]
-    sink = _sink(seen, habits, chance)
+    sink = _sink(seen, habits, chance, at_random)
     chosen = [*diverse(candidates, limit - len(sink)), *sink]
     return chosen or [_nothing(seen, bool(at_random.all()))]
 
@@ -217,7 +218,6 @@ def _habits(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str,
             text = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
             worth = value * np.log(value / chance[name].value[layer, 0])
             yield Finding(name, text, value, float(worth), layer, head)
-    yield from _delimiters(seen)
 
 
 def largest_of(values: np.ndarray) -> tuple[int, int]:
@@ -226,17 +226,23 @@ def largest_of(values: np.ndarray) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
+def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[Finding]:
+    if len(seen.ordinary) < 4:  # as for habits
+        return
     best: Finding | None = None
     marks = [i for i, w in enumerate(seen.words) if w.is_delimiter]
     for k in marks:
         rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
         if len(rows) < 3:
             continue
-        means, chance = seen.weights[:, :, rows, k].mean(-1), mean_of(seen.alike[:, :, rows, k], different(seen))
-        layer, head = largest_of(np.where(means > largest_mean(chance, seen.count * len(marks)), means, 0))
+        means, even = seen.weights[:, :, rows, k].mean(-1), seen.alike[:, :, rows, k]
+        # What rows have in common is luck only in a head that is at random.
+        chance = mean_of(even, different(seen))
+        clear, lucky = (largest_mean(chance, seen.count * len(marks), shared=shared) for shared in (0.0, SHARED))
+        least = np.where(at_random, lucky, clear)
+        layer, head = largest_of(np.where(means > least, means, 0))
         value = float(means[layer, head])
-        if not (value >= MAIN and value > largest_mean(chance, seen.count * len(marks))[layer, 0]):
+        if not (value >= MAIN and value > least[layer, head]):
             continue
         worth = value * np.log(value / chance.value[layer, 0])
         if best is None or worth > best.telling:
@@ -248,33 +254,41 @@ def _delimiters(seen: AttentionMap) -> Iterator[Finding]:
         yield best
 
 
-def _sink(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, Mean]) -> list[Finding]:
+def _sink(
+    seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, Mean], at_random: np.ndarray
+) -> list[Finding]:
     """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides."""
     if (seen.ordinary > 0).sum() < 3:
         return []
     first = seen.words[0]
     kind = "token" if first.special else "word"
     where = f"on the first {kind}: {name_of(seen, 0)} gets"
-    out = resting(seen.count, habits["sink"], chance["sink"], "sink", where)
+    out = resting(seen.count, habits["sink"], chance["sink"], at_random, "sink", where)
     others = [i for i, word in enumerate(seen.words) if word.special and i]
     if others:
         named = len(others) == 1
         where = (
             f"on {name_of(seen, others[0])}: it gets" if named else "on the special tokens after the first: they get"
         )
-        out += resting(seen.count, habits["special"], chance["special"], "special", where)
+        out += resting(seen.count, habits["special"], chance["special"], at_random, "special", where)
     return out
 
 
-def resting(count: int, means: np.ndarray, chance: Mean, kind: str, where: str) -> list[Finding]:
-    """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more."""
+def resting(count: int, means: np.ndarray, chance: Mean, at_random: np.ndarray, kind: str, where: str) -> list[Finding]:
+    """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more.
+
+    Nothing where all those heads are ``at_random`` and such as luck that rows have in common would give.
+    """
     least = max(MOST, float(np.max(np.nan_to_num(largest_mean(chance, count)))))
     least = max(MOST, hundredths(least) / 100)  # the number in the sentence, to which a reader can compare
+    lucky = at_random & (means <= largest_mean(chance, count, shared=SHARED))
+    if not ((means > least) & ~lucky).any():
+        return []
     found = int((means > least).sum())
     verb = "rests" if found == 1 else "rest"
     much = "half" if least == MOST else short_number(least)
     sentence = f"{found} of {count} heads {verb} {where} more than {much}"
-    return [Finding(kind, sentence, found, 0.0)] if found else []
+    return [Finding(kind, sentence, found, 0.0)]
 
 
 def _nothing(seen: AttentionMap, at_random: bool) -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._chance import CLEAR_OF, Mean, above_chance, largest_mean, largest_weight, mean_of
+from ._chance import CLEAR_OF, SHARED, above_chance, averaged, largest_mean, largest_weight, mean_of
 from ._findings import MAIN, MOST, NOTHING_BUT_CHANCE, Finding, capital, diverse, largest_of, looks, resting
 from ._numbers import hundredths, short_number
 from ._whole import Link, Part, Row, Whole
@@ -118,16 +118,16 @@ def _received(whole: Whole) -> list[Finding]:
 def _luckily_received(whole: Whole) -> np.ndarray:
     """(W,): the most of the weight of all heads that random logits give to each word."""
     one = mean_of(whole.by_chance[:, None])  # of one row of one head; there are so many
-    return largest_mean(Mean(one.value, one.deviation / np.sqrt(whole.count * whole.length)), len(whole.words), 0)
+    return largest_mean(averaged(one, whole.length, whole.count), len(whole.words), 0, SHARED)
 
 
 def _sink(whole: Whole) -> list[Finding]:
     kind = "token" if whole.words[0].special else "word"
     where = f"on the first {kind}: {name_in_whole(whole, 0)} gets"
-    out = resting(whole.count, whole.habits["sink"], whole.chance["sink"], "sink", where)
+    out = resting(whole.count, whole.habits["sink"], whole.chance["sink"], whole.at_random, "sink", where)
     others = [i for i, word in enumerate(whole.words) if word.special and i]
     if others:
         one = f"on {name_in_whole(whole, others[0])}: it gets"
         where = one if len(others) == 1 else "on the special tokens after the first: they get"
-        out += resting(whole.count, whole.habits["special"], whole.chance["special"], "special", where)
+        out += resting(whole.count, whole.habits["special"], whole.chance["special"], whole.at_random, "special", where)
     return out

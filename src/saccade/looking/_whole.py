@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._statistics import Statistics, statistics
 from .._tap import AttentionCall
-from ._chance import Evens, Mean, largest_mean, mean_of, uneven
+from ._chance import SHARED, Evens, Mean, averaged, largest_mean, mean_of, uneven
 from ._collect import check_finite
 from ._models import TextModel, weights_of
 from ._words import Word
@@ -255,7 +255,7 @@ def _gathers(
     share = np.where(fine, others / np.maximum(able, 1), 0)
     best = share.argmax(-1)
     one = mean_of((others_alike / np.maximum(able, 1))[best][:, None])  # of one row: they are taken as equal
-    least = largest_mean(Mean(one.value, one.deviation / np.sqrt(np.maximum(able[best], 1))), count * int(fine.sum()))
+    least = largest_mean(averaged(one, np.maximum(able[best], 1)), count * int(fine.sum()), shared=SHARED)
     return about.word_of[best], np.take_along_axis(share, best[:, None], -1)[:, 0], least
 
 
