@@ -14,6 +14,8 @@ from ..nn import BlockConfig, Decoder, KVCache
 from ..nn.stacks import LayerObserver
 from .config import ModelConfig
 
+_FEW = 16  # tokens, below which one's own logit weighs
+
 
 class DecoderLM(nn.Module):
     """Predicts the next token at every position: tokens (B, L) int64 -> logits (B, L, V).
@@ -25,7 +27,9 @@ class DecoderLM(nn.Module):
 
     The decoder starts as in `saccade.nn`: by fan-in. Embeddings are multiplied by sqrt(E) on the way in (Vaswani et al.
     2017, section 3.4) and start with standard deviation E ** -0.75. So a token's own logit starts near 1 at every
-    width, and the loss near log V; with E ** -0.5 that logit grows like sqrt(E), and the model repeats itself.
+    width, and the loss near log V; with E ** -0.5 that logit grows like sqrt(E), and the model repeats itself. Such a
+    logit m costs m ** 2 / 2V of loss (to second order), and it is proportional to the variance of the embedding: below
+    16 tokens the variance is sqrt(V / 16) of that, so that it costs no more than with 16.
     """
 
     def __init__(self, config: ModelConfig):
@@ -35,7 +39,8 @@ class DecoderLM(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         block = BlockConfig(config.attention(), hidden=config.hidden, dropout=config.dropout)
         self.decoder = Decoder(block, config.layers)
-        nn.init.normal_(self.embedding.weight, std=config.width**-0.75)
+        few = min(1.0, config.vocabulary / _FEW) ** 0.25
+        nn.init.normal_(self.embedding.weight, std=few * config.width**-0.75)
 
     def forward(
         self, tokens: Tensor, *, padding: Padding | None = None, cache: KVCache | None = None,
