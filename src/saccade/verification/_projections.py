@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ._finding import Finding, Inapplicable, Location, TargetError
 from ._flow import Flow, followed
 from ._heads import Heads
-from ._source import line_with, return_after
+from ._source import line_with, return_after, taken_twice
 from ._trace import traced
 from ._wiring import Projection, Wiring, gradients_to, ready
 
@@ -172,8 +172,19 @@ def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Findi
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
         {"projection": one.name, "channels": channels},
-        line_with(found.original, _ONE_FOR_ANOTHER) or _dropped(found, one, torch.tensor(channels)) or one.location,
+        line_with(found.original, _ONE_FOR_ANOTHER) or _part_for_another(found, one, channels)
+        or _dropped(found, one, torch.tensor(channels)) or one.location,
     )  # fmt: skip
+
+
+def _part_for_another(found: Wiring, one: Projection, channels: list[int]) -> Location | None:
+    """Of one projection for queries, keys and values: where the one whose part is lost is given another's."""
+    thirds = {3 * channel // one.slots.shape[1] for channel in channels}
+    if len(thirds) > 1:
+        return None
+    lost = "qkv"[thirds.pop()]
+    named = [line for name, line in taken_twice(found.original) if name.lower().strip("x_").startswith(lost)]
+    return named[0] if named else None
 
 
 def _dropped(found: Wiring, one: Projection, channels: Tensor) -> Location | None:

@@ -113,6 +113,36 @@ def _computes(node: ast.expr, parts: set[str]) -> bool:
 _PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous", "softmax", "mul", "div")
 
 
+def taken_twice(subject: Subject) -> list[tuple[str, Location]]:
+    """Names that are given the same part of something, with their lines: k = qkv[1], v = qkv[1]."""
+    found: list[tuple[str, Location]] = []
+    for source in sources(subject.target):
+        try:
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            given: dict[str, dict[str, int]] = {}
+            for name, value in _assigned(function):
+                if any(isinstance(one, (ast.Subscript, ast.Call)) for one in ast.walk(value)):
+                    given.setdefault(ast.dump(value), {})[name] = value.lineno - 1
+            twice = (names for names in given.values() if len(names) > 1)
+            found += [(name, source.location(at)) for names in twice for name, at in names.items()]
+    return found
+
+
+def _assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
+    """Names and what they are given, those of `a, b = c, d` one by one."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = node.targets[0]
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        yield from ((one.id, value) for one, value in pairs if isinstance(one, ast.Name))
+
+
 def block_around(subject: Subject, line: Location, *names: str) -> Location | None:
     """The nearest `with` around a line that names one of these: `with torch.no_grad():`."""
     for source in sources(subject.target):

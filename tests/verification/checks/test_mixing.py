@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import saccade
 from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification._heads import heads
 from saccade.verification._projections import spans
@@ -491,3 +492,50 @@ def test_a_backward_that_raises_is_told_by_another_check() -> None:
 
     with pytest.raises(Inapplicable, match="its backward pass raises, see gradients"):
         found(InPlace())
+
+
+class OneForAnother(nn.Module):
+    """The value is the key's part of a fused projection, in three spellings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv, self.out = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def joined(self, *parts: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in parts)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ByChunk(OneForAnother):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = parts[0], parts[1], parts[1]
+        return self.joined(q, k, v)
+
+
+class BySplit(OneForAnother):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).split(24, dim=-1)
+        q = parts[0]
+        v = parts[1]
+        k = parts[1]
+        return self.joined(q, k, v)
+
+
+class ByUnbind(OneForAnother):
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, 24)).unbind(2)
+        queries = qkv[0]
+        keys = qkv[2]
+        values = qkv[2]
+        return self.joined(queries, keys, values)
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [(ByChunk, "q, k, v = parts[0], parts[1], parts[1]"), (BySplit, "v = parts[1]"), (ByUnbind, "keys = qkv[2]")],
+)
+def test_the_line_that_takes_one_part_for_another_is_blamed(target: type[nn.Module], line: str) -> None:
+    (finding,) = saccade.verify(target, isolated=False, checks=["mixing"]).errors
+    assert "reach no output" in finding.message
+    assert finding.location is not None and finding.location.code == line
