@@ -78,6 +78,9 @@ def test_a_notebook_shows_the_drawing_without_styles_that_reach_its_page():
         (Causal(), (32, 32)),
         (Causal() & Window(5, 0), (32, 32)),
         (Causal() & Window(256, 0), (512, 512)),  # the first length at which the window can be seen
+        (Causal() & Window(5000, 0), (2**13, 2**13)),
+        (Window(2**20, 0), (2**21, 2**21)),
+        (Padding([5000, 3000]), (2**13, 2**13)),  # fits no shorter one
         (Padding([3, 5]), (32, 32)),
         (FromTensor(torch.ones(2, 1, 7, 19, dtype=torch.bool)), (7, 19)),
         (Causal() & FromTensor(torch.ones(41, 41, dtype=torch.bool)), (41, 41)),

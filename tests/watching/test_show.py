@@ -113,6 +113,9 @@ def test_a_grid_has_a_column_for_each_head():
         assert cells[2:] == [short(seen.aggregates[name][head]["mass.self"].mean) for head in range(H)]
     with pytest.raises(ValueError, match="statistic must be one of .*entropy.*; got 'entrop'"):
         seen.grid("entrop")
+    html = seen.grid("mass.self")._repr_html_()  # in a notebook, where text would be one line of \\n
+    cells = [re.sub("<[^>]+>", " ", row).split() for row in html.split("<tr>")[1:]]
+    assert cells == [line.split() for line in (head, *lines)]
 
 
 def test_names_are_escaped_and_long_ones_cut():

@@ -20,7 +20,8 @@ from ._mask import Mask
 _SIDE = 32  # rows and keys looked at in a cell that is neither empty nor full
 _SHADES = "·░▒▓█"
 _IMAGE = 128
-_NOTEBOOK, _SQUARES = 48, (32, 128, 512, 2048)  # cells at most, and lengths that are tried
+_NOTEBOOK, _SQUARES = 48, (32, 128, 512, 2048, 2**13, 2**15, 2**18, 2**21)  # cells at most, lengths that are tried
+_ONE_BY_ONE = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +193,7 @@ def _usual_sizes(mask: Mask) -> list[tuple[int, int]]:
         return [fixed]
     squares = [n for n in _SQUARES if _fits(mask, n)]
     if not squares:
-        squares = [n for n in range(_SQUARES[-1] - 1, 0, -1) if _fits(mask, n)][:1]
+        squares = [n for n in range(_ONE_BY_ONE - 1, 0, -1) if _fits(mask, n)][:1]
     return [(n, n) for n in squares] or _sizes_of_tensors(mask)
 
 

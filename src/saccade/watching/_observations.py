@@ -135,7 +135,7 @@ class Observations(Counts):
         return save(self, path)
 
     def grid(self, statistic: str = "entropy") -> str:
-        """The mean of one statistic as text: a line for each call, a column for each head.
+        """The mean of one statistic as text (in a notebook a table): a line for each call, a column for each head.
 
         Raises:
             ValueError: no such statistic was observed; the message names those that were.

@@ -183,7 +183,25 @@ def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[
     return ["", title, *shown, *([f"  ... and {rest} more in {rest_in}"] if rest else [])]
 
 
-def grid(seen: Observations, statistic: str) -> str:
+class Grid(str):
+    """Text as any other, which a notebook shows as a table."""
+
+    _rows: Sequence[Sequence[str]] = ()
+
+    def _repr_html_(self) -> str:
+        left = _CELL.replace("text-align:right", "text-align:left")
+        head, *body = (
+            [(left if column == 1 else _CELL, html_.escape(cell)) for column, cell in enumerate(row)]
+            for row in self._rows
+        )
+        titles = "".join(f'<th style="{style}">{cell}</th>' for style, cell in head)
+        written = ["".join(f'<td style="{style}">{cell}</td>' for style, cell in row) for row in body]
+        lines = "".join(f"<tr>{cells}</tr>" for cells in written)
+        table = f'<table style="{_STYLE}"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+        return f'<div style="overflow-x:auto">{table}</div>'
+
+
+def grid(seen: Observations, statistic: str) -> Grid:
     """A line for each call, a column for each head."""
     names = {name for heads in seen.aggregates.values() for head in heads.values() for name in head}
     if statistic not in names:
@@ -193,9 +211,11 @@ def grid(seen: Observations, statistic: str) -> str:
     rows = [["layer", "call", *(f"head {head}" for head in every)]]
     for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True):
         cells = [_mean(statistic)(heads[head]) if head in heads else None for head in every]
-        shown = ["" if cell is None else short(cell) for cell in cells]
-        rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *shown])
-    return "\n".join(aligned(rows))
+        numbers = ["" if cell is None else short(cell) for cell in cells]
+        rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *numbers])
+    shown = Grid("\n".join(aligned(rows)))
+    shown._rows = rows
+    return shown
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
