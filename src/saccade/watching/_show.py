@@ -189,9 +189,8 @@ class Grid(str):
     _rows: Sequence[Sequence[str]] = ()
 
     def _repr_html_(self) -> str:
-        left = _CELL.replace("text-align:right", "text-align:left")
         head, *body = (
-            [(left if column == 1 else _CELL, html_.escape(cell)) for column, cell in enumerate(row)]
+            [(_LEFT if column == 1 else _CELL, html_.escape(cell)) for column, cell in enumerate(row)]
             for row in self._rows
         )
         titles = "".join(f'<th style="{style}">{cell}</th>' for style, cell in head)
@@ -250,6 +249,7 @@ def _clipped(name: str, most: int = NAME) -> str:
 
 _STYLE = "border-collapse:collapse;font-size:90%;font-variant-numeric:tabular-nums"
 _CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid rgba(128,128,128,.3)"
+_LEFT = _CELL.replace("text-align:right", "text-align:left")
 
 
 def html(seen: Observations) -> str:
@@ -258,7 +258,10 @@ def html(seen: Observations) -> str:
     parts = [f"<p>{html_.escape(headline(seen))}</p>", *_list(_alarms(seen)[1:])]
     if lines:
         titles = [("layer", ""), ("call", ""), ("heads", ""), *((c.title, c.meaning) for c in columns)]
-        head = "".join(f'<th style="{_CELL}" title="{html_.escape(note)}">{title}</th>' for title, note in titles)
+        head = "".join(
+            f'<th style="{_LEFT if title == "call" else _CELL}" title="{html_.escape(note)}">{title}</th>'
+            for title, note in titles
+        )
         body = "".join(f"<tr>{''.join(_cells(line))}</tr>" for line in lines[:MOST_CALLS])
         table = f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         parts.append(f'<div style="overflow-x:auto">{table}</div>')
@@ -268,8 +271,7 @@ def html(seen: Observations) -> str:
 
 
 def _cells(line: Line) -> list[str]:
-    left = _CELL.replace("text-align:right", "text-align:left")
-    cells = [f'<td style="{_CELL}">{line.layer}</td>', f'<td style="{left}">{html_.escape(line.name)}</td>']
+    cells = [f'<td style="{_CELL}">{line.layer}</td>', f'<td style="{_LEFT}">{html_.escape(line.name)}</td>']
     return [*cells, f'<td style="{_CELL}">{line.heads}</td>', *(_median(numbers) for numbers in line.numbers)]
 
 
