@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from .cli import main
+try:
+    from .cli import main
 
-sys.exit(main())
+    status = main()
+except KeyboardInterrupt:  # before `main` could catch it, or as it returned
+    status = 130
+sys.exit(status)

@@ -132,6 +132,7 @@ MODULE = "import runpy; runpy.run_module('saccade', run_name='__main__')"
         (CONSOLE_SCRIPT, "torch", "raised"),
         (CONSOLE_SCRIPT, "torch", "as an ImportError"),
         (CONSOLE_SCRIPT, "torch", "in a destructor"),
+        (MODULE, "saccade.cli", "raised"),  # what comes before, the interpreter answers: it ends by SIGINT
         (MODULE, "typer", "raised"),
         (MODULE, "torch", "raised"),
     ],
