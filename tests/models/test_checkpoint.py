@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 
 from saccade.models import ModelConfig, checkpoint, load, save
-from saccade.models.checkpoint import whole_file
 
 
 @pytest.fixture
@@ -59,19 +58,6 @@ def test_an_unfinished_write_leaves_the_old_file(lm, folder, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save(lm, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
-def test_whole_file_takes_its_place_only_at_the_end(tmp_path, stop):
-    path = tmp_path / "file"
-    with whole_file(path) as temporary:
-        temporary.write_text("first")
-        assert not path.exists()
-    with pytest.raises(stop), whole_file(path) as temporary:
-        temporary.write_text("sec")
-        raise stop
-    assert path.read_text() == "first"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def _edit_config(folder, **changes):

@@ -129,15 +129,15 @@ class _BrokenOff:
 def test_what_breaks_off_a_write_is_what_is_raised(tmp_path, monkeypatch, error):
     write_checkpoint(tmp_path, 1, STATE)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    fdopen = os.fdopen
+    opened = Path.open
 
     @contextlib.contextmanager
-    def broken(handle, mode):
-        with fdopen(handle, mode) as file:
+    def broken(path, mode):
+        with opened(path, mode) as file:
             yield _BrokenOff(file, error)
 
-    monkeypatch.setattr(os, "fdopen", broken)
-    with pytest.raises(type(error)) as raised:
+    with monkeypatch.context() as patched, pytest.raises(type(error)) as raised:
+        patched.setattr(Path, "open", broken)
         write_checkpoint(tmp_path, 2, STATE)
     assert raised.value is error
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

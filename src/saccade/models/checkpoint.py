@@ -9,12 +9,9 @@ README.md          the model card (may be absent)
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from .._whole_file import whole_file
 from ._shortened import shortened
 from .config import ModelConfig
 from .language_model import DecoderLM
@@ -98,21 +96,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its place once the block has ended without an error."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> Any:

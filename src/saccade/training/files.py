@@ -5,17 +5,16 @@ A checkpoint is one file, so that a kill can never leave a mix of two steps: `to
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
 import re
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+
+from .._whole_file import whole_file
 
 SUFFIX = ".checkpoint"
 KEEP = 2  # the newest, and one more in case it is damaged
@@ -52,7 +51,7 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     Raises OSError, with the path and the reason, when it cannot be written; then all that was there is as it was.
     """
     path = checkpoint_path(folder, step)
-    with durable_file(path) as file:
+    with whole_file(path, durable=True) as temporary, temporary.open("wb") as file:
         writer = _HashingWriter(file)
         try:
             torch.save(state, cast(IO[bytes], writer))
@@ -89,37 +88,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         return torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
     except Exception as error:
         raise DamagedCheckpoint(f"{path}: not a checkpoint ({str(error).splitlines()[0]})") from None
-
-
-@contextlib.contextmanager
-def durable_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path`, on the disk, once the block has ended without an error."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    # Windows opens no folders; there a rename is as durable as it gets.
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _cause(error: BaseException, writer: _HashingWriter) -> BaseException:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
+
+from .._whole_file import temporary_file, whole_file
 
 _OURS = (
     b'<meta name="generator" content="Saccade',
@@ -29,7 +29,7 @@ def check_target(path: str | Path, *, force: bool = False) -> Path:
     if target.exists() and not force and not _is_ours(target):
         raise ValueError(f"{path} exists and was not made by Saccade; --force replaces it, --out writes elsewhere")
     try:
-        _temporary(target).unlink()
+        temporary_file(target).unlink()
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
     return target
@@ -37,29 +37,11 @@ def check_target(path: str | Path, *, force: bool = False) -> Path:
 
 def write_whole(target: Path, content: bytes) -> None:
     """Put ``content`` at ``target`` in one step, so that nobody ever sees half of it."""
-    temporary = _temporary(target)
     try:
-        temporary.write_bytes(content)
-        temporary.chmod(_mode(target))
-        temporary.replace(target)
+        with whole_file(target) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
         raise ValueError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _temporary(target: Path) -> Path:
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:50]}.", dir=target.parent)
-    os.close(handle)
-    return Path(name)
-
-
-def _mode(target: Path) -> int:
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _is_ours(path: Path) -> bool:

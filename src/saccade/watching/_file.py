@@ -8,8 +8,6 @@ Shapes: S statistics, H watched heads.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._whole_file import whole_file
 from ._aggregates import Running
 from ._alarms import Alarm
 from ._kept import KeptCall
@@ -46,17 +45,8 @@ def save(seen: Observations, path: str | Path) -> dict[str, str]:
         "alarms": [_plain(alarm.to_dict()) for alarm in seen.alarms],
         "left_out": left_out,
     }
-    target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with whole_file(Path(path)) as temporary:
         save_file(tensors, temporary, metadata={FORMAT: json.dumps(contents, allow_nan=False)})
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return left_out
 
 
