@@ -21,8 +21,8 @@ def pages_with(language: str):
 
 
 def marks(page, language: str):
-    """A report takes seconds, and the pages on pitfalls show one each; their code is judged by test_pitfalls.py."""
-    return [pytest.mark.slow] if language == "console" and page.parent.name == "pitfalls" else []
+    """A command takes seconds, and pages train and compare; those of the README are what a newcomer tries first."""
+    return [pytest.mark.slow] if language in ("sh", "console") and page != README else []
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # Lightning's own

@@ -20,6 +20,7 @@ from huggingface_hub.utils import logging as hub
 
 from saccade.looking import as_text_model, collect, look, open_model, words_that_fit
 from saccade.looking._configuration import read_configuration
+from saccade.looking._models import weights_of
 from saccade.models import load
 
 TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
@@ -159,8 +160,8 @@ def test_batches_of_one_length(folder):
     model = open_model(folder("llama"))
     tokens = torch.tensor([[1, 30, 31, 32, 33], [1, 40, 41, 42, 43]])
     together, alone = [], []
-    model.run_weights(tokens, lambda layer, weights: together.append(weights))
-    model.run_weights(tokens[1:], lambda layer, weights: alone.append(weights))
+    model.run(tokens, lambda layer, call: together.append(weights_of(call)))
+    model.run(tokens[1:], lambda layer, call: alone.append(weights_of(call)))
     assert [w.shape for w in together] == [(2, 6, 5, 5)] * 3
     for both, one in zip(together, alone, strict=True):
         assert torch.allclose(both[1:], one, atol=1e-5)

@@ -15,6 +15,7 @@ from recording import Largest
 from saccade.looking import _look as limits
 from saccade.looking import collect, look, open_model, short_number
 from saccade.looking._collect import read
+from saccade.looking._models import weights_of
 from saccade.looking._whole import look_again, survey
 
 TEXT = " ".join(TEXTS[:3]) + " Old houses, dark mats: nobody sat there again."
@@ -26,10 +27,11 @@ def dense(model, text):
     size = words[-1].last
     out = np.zeros((model.layers, max(model.heads), size, size))
 
-    def keep(layer, weights):
+    def keep(layer, call):
+        weights = weights_of(call)
         out[layer, : weights.shape[1]] = weights[0].double().numpy()
 
-    model.run_weights(model.whole(tokens.ids), keep)
+    model.run(model.whole(tokens.ids), keep)
     return tokens, words, out
 
 

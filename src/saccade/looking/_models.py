@@ -82,10 +82,6 @@ class TextModel(ABC):
         with _resting(self.module), torch.no_grad():
             self._forward(tokens.to(next(self.module.parameters()).device), observe)
 
-    def run_weights(self, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
-        """As ``run``, with the exact weights (B, Hq, L, L) of each layer: ``visit(layer, weights)``."""
-        self.run(tokens, lambda layer, call: visit(layer, weights_of(call)))
-
     def whole(self, ids: Sequence[int]) -> Tensor:
         """(1, L): what the model reads for a text of these tokens."""
         return torch.tensor([[*self.before, *ids, *self.after]])

@@ -80,16 +80,6 @@ class Inputs:
 
         return self.map(change, self.on(side))
 
-    def filled(self, positions: Sequence[int] | slice, value: float, side: Side = "key") -> Inputs:
-        """`value` (NaN, 1e4) at positions of a side."""
-
-        def change(tensor: Tensor) -> Tensor:
-            new = tensor.detach().clone()
-            new[..., positions, :] = value
-            return new
-
-        return self.map(change, self.on(side))
-
     def cut(self, rows: slice, side: Side = "both") -> Inputs:
         """Some positions of a side alone."""
         return self.map(lambda t: t[:, rows] if self.vocabulary else t[..., rows, :], self.on(side))

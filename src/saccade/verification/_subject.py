@@ -19,7 +19,7 @@ from ._copies import copied
 from ._finding import Inapplicable
 from ._inputs import Inputs
 from ._own_part import own_part
-from ._reading import MaskReading, Promise, Reading
+from ._reading import Promise, Reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,6 @@ class Subject:
     @property
     def form(self) -> str:
         return self.reading.form
-
-    @property
-    def sequences_are_one(self) -> bool:
-        """Whether queries and keys are of the same sequence by form, or are given so by `inputs`."""
-        return self.form != "cross"
 
     def inputs(
         self, batch: int = 2, length: int = 7, key_length: int | None = None, *, seed: int = 0, spread: float = 1.0,
@@ -186,11 +181,6 @@ class Subject:
         Of form "self", with `Reading.own_masks` as its masks.
         """
         return replace(self, reading=own_part(self.reading)) if self.reading.own_masks else None
-
-    def mask_for(self, pairs: bool) -> MaskReading | None:
-        """The mask argument that takes one mask for each query (`pairs`) or one for all of them."""
-        fits = [mask for mask in self.reading.masks if mask.by_pair == pairs]
-        return fits[0] if fits else None
 
     def _parameters(self) -> Iterator[Tensor]:
         return iter(()) if self.module is None else iter([*self.module.parameters(), *self.module.buffers()])
