@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 import saccade
-from saccade.benchmarking.memory import growth
+from saccade.benchmark.attention.memory import growth
 
 HEADS, WIDTH, TOP = 2, 64, 8
 LENGTHS, DTYPES = (2048, 4096, 8192), {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.looking import Look, look
-from saccade.looking._scores import earlier_occurrences
+from saccade.inspection import Look, look
+from saccade.inspection._scores import earlier_occurrences
 from saccade.models import load
 
 CANDIDATES = (

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import saccade
-from saccade.benchmarking.timing import Budget, Stopwatch, quiet, take_turns
+from saccade.benchmark.attention.timing import Budget, Stopwatch, quiet, take_turns
 from saccade.variants import linformer_attention, nystrom_attention, sigmoid_attention
 
 HEADS, WIDTH, RANK, LANDMARKS, KERNEL = 4, 64, 256, 64, 33

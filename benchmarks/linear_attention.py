@@ -39,8 +39,8 @@ from torch import Tensor
 
 import saccade
 from saccade import Causal
-from saccade.benchmarking import exponent, machine
-from saccade.benchmarking.memory import growth
+from saccade.benchmark.attention import exponent, machine
+from saccade.benchmark.attention.memory import growth
 from saccade.variants import _causal_native, linear_attention
 
 OUT = Path(__file__).parent / "results" / "linear-attention.md"

@@ -35,7 +35,7 @@ from torch import Tensor
 
 import saccade
 import saccade.nn.attention as place
-from saccade.benchmarking import machine
+from saccade.benchmark.attention import machine
 from saccade.models import DecoderLM, ModelConfig
 from saccade.models.tokenizer import train_characters
 from saccade.training import Settings

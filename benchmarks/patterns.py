@@ -32,7 +32,7 @@ from torch import Tensor
 
 from saccade import Mask, PerHead, Window, _native, attention
 from saccade._backends._lowering import native_mask
-from saccade.benchmarking.timing import quiet
+from saccade.benchmark.attention.timing import quiet
 from saccade.variants.patterns import (
     bigbird,
     longformer,

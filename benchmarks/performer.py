@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from saccade import Causal
-from saccade.benchmarking.memory import growth
+from saccade.benchmark.attention.memory import growth
 from saccade.variants import draw_projection, linear_attention, performer_attention
 
 HEADS, WIDTH = 4, 64

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 import saccade
-from saccade.benchmarking.memory import growth
-from saccade.benchmarking.timing import Budget, Stopwatch, quiet, take_turns
+from saccade.benchmark.attention.memory import growth
+from saccade.benchmark.attention.timing import Budget, Stopwatch, quiet, take_turns
 from saccade.variants import block_topk_attention, lsh_attention
 
 HEADS, WIDTH = 4, 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.comparing import Comparison, Error, Line, Path, Point
+from saccade.benchmark.variants import Comparison, Error, Line, Path, Point
 
 MACHINE = {
     "processor": "Abacus", "cores": 3, "threads": 2, "last_level_cache": 2**21, "instruction_set": "avx2",

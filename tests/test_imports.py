@@ -24,13 +24,13 @@ LAYERS = [
     {"_checks", "_reference"},
     {"_backends"},
     {"_attention"},
-    {"_explain", "_statistics", "_weights", "batching", "interception", "positions", "variants"},
-    {"accelerating", "nn"},
+    {"_explain", "_hooks", "_statistics", "_weights", "batching", "positions", "variants"},
+    {"acceleration", "nn"},
     {"models"},
-    {"watching"},
-    {"looking"},
-    {"benchmarking", "integrations", "studying", "training", "verification", "viewer"},
-    {"comparing"},
+    {"monitoring"},
+    {"inspection"},
+    {"analysis", "integrations", "training", "verification", "viewer"},
+    {"benchmark"},
     {"__init__"},
     {"cli"},
     {"__main__"},
@@ -42,8 +42,8 @@ COMPUTING = {
 }  # fmt: skip
 HEAVY = COMPUTING - {"numpy", "safetensors", "torch"} | {"typer"}
 PARTS = [
-    "accelerating", "batching", "benchmarking", "comparing", "integrations", "interception", "looking", "models", "nn",
-    "positions", "studying", "training", "variants", "verification", "viewer", "watching",
+    "acceleration", "analysis", "batching", "benchmark", "inspection", "integrations", "models", "monitoring", "nn",
+    "positions", "training", "variants", "verification", "viewer",
 ]  # fmt: skip
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")

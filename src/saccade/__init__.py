@@ -44,36 +44,34 @@ __all__ = [
 # Names and parts are imported when they are first used: `saccade --help` does without PyTorch, and `saccade.nn` needs
 # no import of its own. Type checkers read the imports below; a test holds them and these tables together.
 _PARTS = (
-    "accelerating", "batching", "benchmarking", "comparing", "integrations", "interception", "looking", "models", "nn",
-    "positions", "studying", "training", "variants", "verification", "viewer", "watching",
+    "acceleration", "analysis", "batching", "benchmark", "inspection", "integrations", "models", "monitoring", "nn",
+    "positions", "training", "variants", "verification", "viewer",
 )  # fmt: skip
 _HOMES = {  # of all names but the masks
-    "ALiBi": "_biases", "Acceleration": "accelerating", "Dropout": "_dropout", "Plan": "_explain",
-    "RelativeBias": "_biases", "Statistics": "_statistics", "accelerate": "accelerating", "attention": "_attention",
+    "ALiBi": "_biases", "Acceleration": "acceleration", "Dropout": "_dropout", "Plan": "_explain",
+    "RelativeBias": "_biases", "Statistics": "_statistics", "accelerate": "acceleration", "attention": "_attention",
     "attention_weights": "_weights", "attention_with_lse": "_attention", "explain": "_explain", "merge": "_attention",
-    "statistics": "_statistics", "verify": "verification", "watch": "watching",
+    "statistics": "_statistics", "verify": "verification", "watch": "monitoring",
 }  # fmt: skip
 
 TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback
 if TYPE_CHECKING:
     # isort: off
     from . import (
-        accelerating as accelerating,
+        acceleration as acceleration,
+        analysis as analysis,
         batching as batching,
-        benchmarking as benchmarking,
-        comparing as comparing,
+        benchmark as benchmark,
+        inspection as inspection,
         integrations as integrations,
-        interception as interception,
-        looking as looking,
         models as models,
+        monitoring as monitoring,
         nn as nn,
         positions as positions,
-        studying as studying,
         training as training,
         variants as variants,
         verification as verification,
         viewer as viewer,
-        watching as watching,
     )
 
     # isort: on
@@ -104,9 +102,9 @@ if TYPE_CHECKING:
     )
     from ._statistics import Statistics, statistics
     from ._weights import attention_weights
-    from .accelerating import Acceleration, accelerate
+    from .acceleration import Acceleration, accelerate
+    from .monitoring import watch
     from .verification import verify
-    from .watching import watch
 else:
 
     def __getattr__(name: str) -> object:

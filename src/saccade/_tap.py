@@ -1,6 +1,6 @@
 """Where attention calls can be seen: observers of this thread are told of each call, with what it was and gave.
 
-The operator tells them of its own calls; `interception` tells them of those that others compute. A call made inside of
+The operator tells them of its own calls; `_hooks` tells them of those that others compute. A call made inside of
 another one (Saccade's operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
 
 Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import saccade
-from saccade.accelerating import _rules
+from saccade.acceleration import _rules
 
 transformers = pytest.importorskip("transformers")
 

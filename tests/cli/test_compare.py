@@ -9,11 +9,11 @@ import torch
 
 from comparisons import full
 from saccade import cli
-from saccade.benchmarking import Budget
-from saccade.comparing import Comparison
-from saccade.comparing import measuring as work
-from saccade.comparing.tables import text
-from saccade.comparing.weighing import Weight
+from saccade.benchmark.attention import Budget
+from saccade.benchmark.variants import Comparison
+from saccade.benchmark.variants import measuring as work
+from saccade.benchmark.variants.tables import text
+from saccade.benchmark.variants.weighing import Weight
 
 TINY = "compare --threads 1 --seconds 0 --rounds 1 --random 1,2,8 --lengths 16,32,64".split()
 
@@ -41,7 +41,7 @@ def no_work(monkeypatch):
         comparison.lines = full().lines
 
     monkeypatch.setattr(work, "measure", measure)
-    monkeypatch.setattr("saccade.comparing.distance.paths", lambda *given: full().paths)
+    monkeypatch.setattr("saccade.benchmark.variants.distance.paths", lambda *given: full().paths)
     return asked
 
 

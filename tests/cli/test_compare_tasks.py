@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from saccade.benchmark.tasks import Budget, load, training
+from saccade.benchmark.variants import tasks
 from saccade.cli import main
-from saccade.comparing import tasks
-from saccade.comparing.tasks import Budget, load, training
 
 QUICK = ["--steps", "2", "--rates", ".01"]
 

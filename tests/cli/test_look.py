@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade.looking import measure_roles
+from saccade.inspection import measure_roles
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load, save
 from saccade.models.tokenizer import train_bpe, train_characters
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "looking"))
+sys.path.append(str(Path(__file__).parents[1] / "inspection"))
 
 import checkpoints
 
@@ -109,8 +109,8 @@ def test_what_is_no_report_and_no_figure_is_not_written(capsys, tmp_path, name):
 
 
 def test_a_long_text_and_the_words_asked_for(models, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("saccade.looking._look.MOST_WORDS", 20)
-    monkeypatch.setattr("saccade.looking._look.PART", 8)
+    monkeypatch.setattr("saccade.inspection._look.MOST_WORDS", 20)
+    monkeypatch.setattr("saccade.inspection._look.PART", 8)
     text = " ".join(checkpoints.LINES[:2])
     for name in ("bert", "gpt2", "llama"):
         status, out, err = run(capsys, text, "--model", models[name])

@@ -350,7 +350,7 @@ import torch
 from saccade import Window
 from saccade._backends import _native_statistics
 from saccade._checks import make_call
-from saccade.benchmarking.memory import growth
+from saccade.benchmark.attention.memory import growth
 
 def calling(length):
     x = torch.ones(1, 1, length, 64)

@@ -9,7 +9,7 @@ import torch
 
 import saccade
 from saccade import cli
-from saccade.looking import look
+from saccade.inspection import look
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
 from saccade.training import Stopped, find_anomaly, train_language_model
 from saccade.variants import LinearConfig, PerformerConfig

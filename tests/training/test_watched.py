@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from saccade.models import load
+from saccade.monitoring import Thresholds
 from saccade.training import Execution, Looks, Reporter, Settings, train_language_model
-from saccade.watching import Thresholds
 from training.test_killing import scalars
 
 SHAPE = {"layers": 2, "heads": 2, "width": 12, "hidden": 16, "context": 31}
@@ -40,7 +40,7 @@ def test_every_nth_step_is_in_the_log(make_run):
 def test_the_log_holds_histograms_and_alarms_as_tensorboard_reads_them(make_run, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr("saccade.watching._alarms.Thresholds", lambda: Thresholds(logit=1e-3, grown=1e-3))
+    monkeypatch.setattr("saccade.monitoring._alarms.Thresholds", lambda: Thresholds(logit=1e-3, grown=1e-3))
     run, told = watched(make_run, watch=2), Told()
     train_language_model(run, told)
     (file,) = (run.out / "tensorboard").iterdir()
@@ -64,7 +64,7 @@ def test_what_is_learned_is_the_same_to_the_bit(make_run, tmp_path):
 
 
 def test_without_a_log_alarms_are_told_all_the_same(make_run, monkeypatch):
-    monkeypatch.setattr("saccade.watching._alarms.Thresholds", lambda: Thresholds(logit=1e-3, grown=1e-3))
+    monkeypatch.setattr("saccade.monitoring._alarms.Thresholds", lambda: Thresholds(logit=1e-3, grown=1e-3))
     told = Told()
     train_language_model(watched(make_run, watch=2, tensorboard=False), told)
     assert len([line for line in told.lines if "logit growth" in line]) == 4

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from saccade import Causal, Padding, Window, attention
-from saccade.benchmarking.memory import growth
+from saccade.benchmark.attention.memory import growth
 from saccade.nn import AttentionConfig, MultiHeadAttention
 from saccade.variants import (
     Heads,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from looks import LONG, SHORT, make
 
-from saccade.looking import hundredths
+from saccade.inspection import hundredths
 from saccade.viewer import _report, render_report
 
 VOID = {"meta", "link", "br"}

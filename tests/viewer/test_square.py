@@ -14,8 +14,8 @@ from pretend_random import TEXTS, random_model
 from rich.cells import cell_len
 from rich.console import Console
 
-from saccade.looking import _look as limits
-from saccade.looking import look, short_number
+from saccade.inspection import _look as limits
+from saccade.inspection import look, short_number
 from saccade.viewer import _report, as_json, print_look, render_report
 
 LONG = " ".join(TEXTS[:3])

@@ -8,7 +8,7 @@ from looks import LONG, SHORT, make
 from rich.cells import cell_len
 from rich.console import Console
 
-from saccade.looking import short_number
+from saccade.inspection import short_number
 from saccade.viewer import print_look
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from ..benchmarking import Case, Contender, Settings
+    from ..benchmark.attention import Case, Contender, Settings
 
 T = TypeVar("T")
 Shape = tuple[str, str, str, int, int, int, int, int]  # of a `Case`, from its mask on
@@ -116,7 +116,7 @@ class Output:
 def settings_of(measuring: Measuring, *, memory: bool) -> Settings:
     import torch
 
-    from ..benchmarking import Budget, Settings
+    from ..benchmark.attention import Budget, Settings
 
     quick = measuring.quick
     seconds = measuring.seconds if measuring.seconds is not None else (0.3 if quick else 3.0)
@@ -150,8 +150,8 @@ def cases_of(given: Cases, cache: int, *, quick: bool) -> list[Case]:
 
 
 def _lengths(given: Cases, cache: int, quick: bool, shape: Shape) -> list[Case]:
-    from ..benchmarking import Case
-    from ..benchmarking.targets import decoding
+    from ..benchmark.attention import Case
+    from ..benchmark.attention.targets import decoding
 
     decode = shape[1] == "decode"
     usual = ("1x" if quick else "1x,4x") if decode else ("512,2k" if quick else "512,2k,8k")
@@ -169,8 +169,8 @@ def _lengths(given: Cases, cache: int, quick: bool, shape: Shape) -> list[Case]:
 
 
 def contenders_of(given: Contenders, *, quick: bool) -> list[Contender]:
-    from ..benchmarking import Dense, Flex, Ours, Sdpa
-    from ..benchmarking.sets import forced
+    from ..benchmark.attention import Dense, Flex, Ours, Sdpa
+    from ..benchmark.attention.sets import forced
 
     backends = listed(given.backend, "backend", str)
     ours: list[Contender] = [Ours(backend) for backend in backends]

@@ -11,7 +11,7 @@ import typer
 from ._bench_options import listed
 
 if TYPE_CHECKING:
-    from ..comparing.measuring import Settings
+    from ..benchmark.variants.measuring import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +153,9 @@ def refuse_beside(why: str, *given: object) -> None:
 def settings_of(measuring: Measuring) -> Settings:
     import torch
 
-    from ..benchmarking import Budget
-    from ..comparing.measuring import Settings
-    from ..comparing.weighing import Limits
+    from ..benchmark.attention import Budget
+    from ..benchmark.variants.measuring import Settings
+    from ..benchmark.variants.weighing import Limits
 
     quick = measuring.quick
     seconds = measuring.seconds if measuring.seconds is not None else (0.1 if quick else 1.0)

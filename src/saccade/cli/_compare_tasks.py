@@ -16,7 +16,7 @@ from ._compare_options import Chosen, Measuring, Output, Tasks, refuse_beside
 from ._errors import require
 
 if TYPE_CHECKING:
-    from ..comparing.tasks import Case, Row, Task
+    from ..benchmark.tasks import Case, Row, Task
 
 
 def compare_tasks(tasks: Tasks, chosen: Chosen, measuring: Measuring, output: Output) -> None:
@@ -48,7 +48,7 @@ class _Session:
 
     def run(self, threads: int) -> None:
         """Run what no record is of; what is done is kept, whatever happens then."""
-        from ..comparing.tasks import go_through, load, missing
+        from ..benchmark.tasks import go_through, load, missing
 
         known = [] if self.records is None else load(self.records)
         wanted = [case.described() for case in self.cases]
@@ -67,7 +67,7 @@ class _Session:
             go_through(left, started, ended, threads)
 
     def _keep(self, row: Row) -> None:
-        from ..comparing.tasks import append
+        from ..benchmark.tasks import append
 
         self.rows.append(row)
         if self.records is not None:
@@ -91,7 +91,7 @@ def _checked(output: Output) -> dict[str, Path]:
 
 
 def _tasks(names: Sequence[str]) -> list[Task]:
-    from ..comparing.tasks import TASKS
+    from ..benchmark.tasks import TASKS
 
     known = {kind.name: kind for kind in TASKS}
     asked = [name for text in names for name in listed(text, "task", str)]
@@ -102,8 +102,8 @@ def _tasks(names: Sequence[str]) -> list[Task]:
 
 
 def _cases(tasks: Tasks, chosen: Chosen, measuring: Measuring, wanted: list[Task]) -> list[Case]:
-    from ..comparing.tasks import Budget, Shape, cases
-    from ..comparing.tasks.everyone import NETWORKS
+    from ..benchmark.tasks import Budget, Shape, cases
+    from ..benchmark.tasks.everyone import NETWORKS
 
     budget = Budget(steps=60) if measuring.quick else Budget()
     if tasks.steps is not None:
@@ -118,7 +118,7 @@ def _cases(tasks: Tasks, chosen: Chosen, measuring: Measuring, wanted: list[Task
 
 
 def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[Row]:
-    from ..comparing.tasks import load
+    from ..benchmark.tasks import load
 
     if not path.exists():
         raise ValueError(f"read: there is no file {path}")
@@ -150,7 +150,7 @@ def _progress(
 
 
 def _show(rows: list[Row], output: Output, files: dict[str, Path]) -> None:
-    from ..comparing.tasks import as_dict, refused, tables
+    from ..benchmark.tasks import as_dict, refused, tables
     from ..viewer import write_whole
 
     as_json = json.dumps({"tasks": 1, "runs": [as_dict(row) for row in rows]}, indent=1) + "\n"
@@ -164,7 +164,7 @@ def _show(rows: list[Row], output: Output, files: dict[str, Path]) -> None:
     if "markdown" in files:
         write_whole(files["markdown"], "\n".join([*tables.head(rows), *lines, ""]).encode("utf-8"))
     if "plot" in files:
-        from ..comparing.tasks import figure
+        from ..benchmark.tasks import figure
 
         task = "recall" if any(row.task == "recall" for row in rows) else rows[0].task
         write_whole(files["plot"], figure.draw(rows, task, files["plot"].suffix.lower()[1:]))

@@ -16,7 +16,7 @@ import typer
 from ._errors import UserError, require
 
 if TYPE_CHECKING:
-    from ..looking import TextModel
+    from ..inspection import TextModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def study(
     """Run the studies that are asked for, print tables (or JSON), and write the numbers to `out`."""
     files = _checked(options, text)
     target = _target(out, force=force)
-    from ..looking import open_model
+    from ..inspection import open_model
 
     subject = open_model(model)
     found = dict(_studies(options, subject, files, quiet=as_numbers))
@@ -106,35 +106,35 @@ def _target(out: Path | None, *, force: bool) -> Path | None:
 
 def _studies(options: Study, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
     """(name, study), one after the other."""
-    from .. import studying
-    from ..studying.tables import shown_progress
+    from .. import analysis
+    from ..analysis.tables import shown_progress
 
     if files:
         yield from _corpus(options, model, files, quiet=quiet)
     if options.syntax:
-        sentences = studying.read_treebank(options.syntax)
+        sentences = analysis.read_treebank(options.syntax)
         with shown_progress("sentences", quiet=quiet) as told:
-            yield "syntax", studying.study_syntax(model, sentences, source=str(options.syntax), progress=told)
+            yield "syntax", analysis.study_syntax(model, sentences, source=str(options.syntax), progress=told)
     if options.coreference:
-        documents = studying.read_coreference(options.coreference)
+        documents = analysis.read_coreference(options.coreference)
         with shown_progress("documents", quiet=quiet) as told:
             source = str(options.coreference)
-            yield "coreference", studying.study_coreference(model, documents, source=source, progress=told)
+            yield "coreference", analysis.study_coreference(model, documents, source=source, progress=told)
     if options.probe:
-        labelled = studying.read_labels(options.probe, options.column)
+        labelled = analysis.read_labels(options.probe, options.column)
         with shown_progress("sentences and probes", quiet=quiet) as told:
             yield (
                 "probe",
-                studying.study_probe(
+                analysis.study_probe(
                     model, labelled, seed=options.seed, most=options.words, source=str(options.probe), progress=told
                 ),
             )
 
 
 def _corpus(options: Study, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
-    from ..looking import open_model
-    from ..studying import compare, cut, read_files, study_corpus
-    from ..studying.tables import shown_progress
+    from ..analysis import compare, cut, read_files, study_corpus
+    from ..analysis.tables import shown_progress
+    from ..inspection import open_model
 
     documents = read_files(files)
     other = None if options.against is None else open_model(options.against)
@@ -151,13 +151,13 @@ def _corpus(options: Study, model: TextModel, files: list[Path], *, quiet: bool)
 
 
 def _numbers(found: dict[str, Any]) -> dict[str, Any]:
-    from ..studying import as_numbers
+    from ..analysis import as_numbers
 
     return {"format": 1, **{name: as_numbers(each) for name, each in found.items()}}
 
 
 def _write(target: Path, found: dict[str, Any]) -> None:
-    from ..studying import COLUMNS, as_rows
+    from ..analysis import COLUMNS, as_rows
     from ..viewer import write_whole
 
     if target.suffix.lower() == ".json":
@@ -174,7 +174,7 @@ def _write(target: Path, found: dict[str, Any]) -> None:
 
 def _print(found: dict[str, Any], out: Path | None) -> None:
     from .._terminal._console import Console
-    from ..studying import tables
+    from ..analysis import tables
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark

@@ -17,8 +17,8 @@ from ._errors import require
 from ._options import Grouped, flattened
 
 if TYPE_CHECKING:
-    from ..benchmarking import Group, Report
-    from ..benchmarking.targets import Target
+    from ..benchmark.attention import Group, Report
+    from ..benchmark.attention.targets import Target
 
 EPILOG = """
 Exit status: 0 measured, 1 a result was wrong (it is shown without a speed), 2 bad input, 3 a target was missed, 130
@@ -70,7 +70,7 @@ def _checked(output: Output) -> dict[str, Path]:
 
 
 def _read(path: Path) -> Report:
-    from ..benchmarking import Report
+    from ..benchmark.attention import Report
 
     try:
         return Report.from_json(path.read_text(encoding="utf-8"))
@@ -81,9 +81,9 @@ def _read(path: Path) -> Report:
 def _measured(
     cases: Cases, contenders: Contenders, measuring: Measuring, output: Output, files: dict[str, Path]
 ) -> Report:
-    from ..benchmarking import Report
-    from ..benchmarking.machine import describe, last_level_cache
-    from ..benchmarking.running import hold_to, sweep
+    from ..benchmark.attention import Report
+    from ..benchmark.attention.machine import describe, last_level_cache
+    from ..benchmark.attention.running import hold_to, sweep
 
     settings = settings_of(measuring, memory=output.plot is not None)
     cache = last_level_cache() or 32 * 2**20
@@ -110,7 +110,7 @@ def _measured(
 
 
 def _targets(contenders: Contenders, measuring: Measuring, cache: int) -> list[Target]:
-    from ..benchmarking.targets import Preset, targets
+    from ..benchmark.attention.targets import Preset, targets
 
     subject, *rest = contenders.backend.split(",")
     lower = (contenders.instruction_set or "avx2").split(",")[0]
@@ -141,7 +141,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
-    from ..benchmarking import tables
+    from ..benchmark.attention import tables
 
     if "json" in files:
         _write(files["json"], report.as_json())
@@ -150,7 +150,7 @@ def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
         command = report.settings.get("command", "saccade bench")
         _write(files["markdown"], tables.page(report, "Speed and memory of attention", command))
     if "plot" in files:
-        from ..benchmarking.figure import draw
+        from ..benchmark.attention.figure import draw
         from ..viewer import write_whole
 
         write_whole(files["plot"], draw(report, files["plot"].suffix.lower()[1:]))

@@ -17,7 +17,7 @@ from ._errors import UserError, require
 from ._options import Grouped, flattened
 
 if TYPE_CHECKING:
-    from ..comparing import Comparison, Data
+    from ..benchmark.variants import Comparison, Data
 
 EPILOG = """
 Exit status: 0 measured, 1 a result was wrong (it is shown without a time), 2 bad input, 130 stopped by Ctrl-C (what was
@@ -89,7 +89,7 @@ def _checked(output: Output) -> dict[str, Path]:
 
 
 def _read(path: Path) -> Comparison:
-    from ..comparing import Comparison
+    from ..benchmark.variants import Comparison
 
     try:
         return Comparison.from_json(path.read_text(encoding="utf-8"))
@@ -99,11 +99,11 @@ def _read(path: Path) -> Comparison:
 
 def _measured(source: Source, chosen: Chosen, measuring: Measuring, files: dict[str, Path]) -> tuple[Comparison, bool]:
     """What was measured, and whether Ctrl-C ended it."""
-    from ..benchmarking.machine import describe
-    from ..comparing import Comparison
-    from ..comparing import measuring as work
-    from ..comparing.distance import paths
-    from ..comparing.everyone import chosen as picked
+    from ..benchmark.attention.machine import describe
+    from ..benchmark.variants import Comparison
+    from ..benchmark.variants import measuring as work
+    from ..benchmark.variants.distance import paths
+    from ..benchmark.variants.everyone import chosen as picked
 
     settings, lengths = settings_of(measuring), lengths_of(chosen, quick=measuring.quick)
     who = picked(chosen.mechanism, layers=chosen.layers)
@@ -120,7 +120,7 @@ def _measured(source: Source, chosen: Chosen, measuring: Measuring, files: dict[
 
 
 def _data(source: Source, most: int) -> Data:
-    from ..comparing import model_data, random_data, tensor_data
+    from ..benchmark.variants import model_data, random_data, tensor_data
 
     ways = {"random": source.random, "tensors": source.tensors, "model": source.model, "text": source.text}
     given = [name for name, value in ways.items() if value is not None]
@@ -161,7 +161,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _show(comparison: Comparison, output: Output, files: dict[str, Path]) -> None:
-    from ..comparing import tables
+    from ..benchmark.variants import tables
 
     if "json" in files:
         _write(files["json"], comparison.as_json())
@@ -172,7 +172,7 @@ def _show(comparison: Comparison, output: Output, files: dict[str, Path]) -> Non
     if "markdown" in files:
         _write(files["markdown"], tables.page(comparison))
     if "plot" in files:
-        from ..comparing.figure import draw
+        from ..benchmark.variants.figure import draw
         from ..viewer import write_whole
 
         write_whole(files["plot"], draw(comparison, files["plot"].suffix.lower()[1:]))
@@ -183,8 +183,8 @@ def _print(comparison: Comparison) -> None:
     from rich.text import Text
 
     from .._terminal._console import Console
-    from ..comparing import tables
-    from ..comparing.advice import advice
+    from ..benchmark.variants import tables
+    from ..benchmark.variants.advice import advice
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -19,7 +19,7 @@ from ._look_corpus import Study, study
 from ._options import Grouped, flattened
 
 if TYPE_CHECKING:
-    from ..looking import Look, TextModel
+    from ..inspection import Look, TextModel
 
 REPORT = Path("saccade-report.html")
 LARGEST_FILE = 64 * 2**20  # bytes; far more than any context, and no machine suffers from reading it
@@ -207,7 +207,7 @@ def _cut(given: Given, first: int | None, last: int | None) -> Given:
     """The words ``first`` to ``last``, both included and counted from 1."""
     if first is None and last is None:
         return given
-    from ..looking import split_words
+    from ..inspection import split_words
 
     spans = split_words(given.text)
     for name, number in (("--from", first), ("--to", last)):
@@ -245,9 +245,9 @@ def _parse_rows(rows: str | None) -> tuple[int, int] | None:
 
 
 def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path], force: bool, quiet: bool) -> Look:
-    from ..looking import look as look_through
-    from ..looking import open_model
-    from ..studying.tables import shown_progress
+    from ..analysis.tables import shown_progress
+    from ..inspection import look as look_through
+    from ..inspection import open_model
     from ..viewer import check_target
 
     for target in targets:
@@ -262,7 +262,7 @@ def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path
 
 
 def _check_length(model: TextModel, text: str, first: int) -> None:
-    from ..looking import split_words, words_that_fit
+    from ..inspection import split_words, words_that_fit
 
     spans = split_words(text)
     fit = words_that_fit(model, text, spans)

@@ -74,7 +74,7 @@ def _measure_heads(lm: LanguageModel, run: LanguageRun) -> None:
     """Find out what each head does, on validation text, and keep it beside the weights; a mechanism has no weights."""
     if lm.model.config.mechanism is not None:
         return
-    from ..looking import measure_roles
+    from ..inspection import measure_roles
     from ..models.checkpoint import HEADS, write_text
     from ..training.run import texts
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..watching import Alarm, AttentionMonitor, Histogram, Monitoring, TensorBoardLog
+from ..monitoring import Alarm, AttentionMonitor, Histogram, Monitoring, TensorBoardLog
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..watching import Alarm, AttentionMonitor, Histogram, Monitoring
-from ..watching._monitor_log import tensorboard_in
+from ..monitoring import Alarm, AttentionMonitor, Histogram, Monitoring
+from ..monitoring._monitor_log import tensorboard_in
 
 try:
     from transformers import TrainerCallback

@@ -11,7 +11,7 @@ import torch
 
 from ..models import DecoderLM, LanguageModel, Sampling, generate, load, save
 from ..models.checkpoint import CARD, WEIGHTS, as_stored, write_text
-from ..watching import Alarm, AttentionMonitor
+from ..monitoring import Alarm, AttentionMonitor
 from .card import model_card
 from .data import Corpus
 from .evaluation import evaluate

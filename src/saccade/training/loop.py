@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import DecoderLM
-from ..watching import AttentionMonitor
+from ..monitoring import AttentionMonitor
 from .anomaly import Report, find_anomaly
 from .data import Corpus
 from .evaluation import evaluate

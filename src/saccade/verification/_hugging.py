@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..looking._configuration import check_sizes, offline, read_configuration
-from ..looking._transformers import quiet
+from ..inspection._configuration import check_sizes, offline, read_configuration
+from ..inspection._transformers import quiet
 from ..models import load as load_own
 from ..models._shortened import shortened
 from ..models.checkpoint import read_json

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..looking import hundredths, short_number
+from ..inspection import hundredths, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..looking import Look
+    from ..inspection import Look
 
 MOST_WORDS = 60
 _ACCENT, _UNSEEN = "#1c4ed8", "#e3e5e9"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..looking import Look, Word
+    from ..inspection import Look, Word
 
 
 MOST_RECEIVING = 20

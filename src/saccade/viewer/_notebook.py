@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ._report import render_report
 
 if TYPE_CHECKING:
-    from ..looking import Look
+    from ..inspection import Look
 
 MOST_WEIGHTS = 200_000  # a notebook keeps what it shows
 HEIGHT = 720  # pixels; the report scrolls

@@ -15,10 +15,10 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from ..looking import ROLE_NAMES, short_number
+from ..inspection import ROLE_NAMES, short_number
 
 if TYPE_CHECKING:
-    from ..looking import Finding, Look
+    from ..inspection import Finding, Look
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from ..looking import ROLE_NAMES, hundredths, short_number
+from ..inspection import ROLE_NAMES, hundredths, short_number
 
 if TYPE_CHECKING:
-    from ..looking import Look
+    from ..inspection import Look
 
 WIDEST_CELL, DIGIT_CELL, BLOCK_CELL = 6, 4, 2
 LONGEST_LABEL = 14

@@ -26,10 +26,10 @@ from transformers.masking_utils import (
 
 import saccade
 from saccade import Causal
+from saccade._hooks.transformers import MaskTensor, UnknownAttention
+from saccade._hooks.transformers import _mask_functions as reading
 from saccade.integrations.transformers import register, unregister
 from saccade.integrations.transformers._masks import saccade_mask
-from saccade.interception.transformers import MaskTensor, UnknownAttention
-from saccade.interception.transformers import _mask_functions as reading
 
 BATCH = 3
 

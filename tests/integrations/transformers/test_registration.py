@@ -12,8 +12,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from integrations.transformers.families import BY_NAME, batch, make
+from saccade._hooks.transformers import UnknownAttention
 from saccade.integrations.transformers import register, unregister
-from saccade.interception.transformers import UnknownAttention
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
 
 def test_importing_the_integration_does_not_import_transformers():
     code = (
-        "import sys, saccade.integrations.transformers, saccade.interception.transformers; "
+        "import sys, saccade.integrations.transformers, saccade._hooks.transformers; "
         "assert 'transformers' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

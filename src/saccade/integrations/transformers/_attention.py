@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..._attention import attention
+from ..._hooks.transformers import AttentionMeaning, meaning_of
 from ..._weights import attention_weights
-from ...interception.transformers import AttentionMeaning, meaning_of
 
 Attentions = Literal["weights", "statistics"]
 Second = Callable[[AttentionMeaning], Any]

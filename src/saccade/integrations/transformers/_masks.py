@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._hooks.transformers import MaskTensor, UnknownAttention
+from ..._hooks.transformers._mask_functions import Frame, Unreadable, joined, placed, read
 from ..._masks import FromTensor, Padding
-from ...interception.transformers import MaskTensor, UnknownAttention
-from ...interception.transformers._mask_functions import Frame, Unreadable, joined, placed, read
 
 
 def saccade_mask(

@@ -1,0 +1,131 @@
+"""`saccade.accelerate()`: a switch of the thread, and what it counted.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from types import TracebackType
+
+from .._backends import _kernels
+from .._hooks import mha_handled_by, sdpa_handled_by
+from ._answers import answer, answer_mha
+from ._thread import THREAD, Held
+
+_LOCK = threading.RLock()  # one may be switched off by another thread than the one that it is on for
+
+
+class Acceleration:
+    """What `saccade.accelerate()` gives: a switch, and the count of what went where.
+
+    As a context manager, or by `install()` and `uninstall()`, it is on for the calls of the thread that switched it on.
+    One that is switched on again goes on counting.
+
+    Attributes:
+        backends: calls taken, by the backend of Saccade that computed them.
+        left: calls left to PyTorch, by the reason.
+        traced: how many of all of these torch.compile saw. It sees a call once for each graph that it compiles (those
+            of nn.MultiheadAttention, into which it does not look, more often); when graphs run nothing is counted.
+    """
+
+    def __init__(self) -> None:
+        self.backends: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+        self.traced = 0
+        self._held: Held | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many calls Saccade computed."""
+        return self.backends.total()
+
+    @property
+    def calls(self) -> int:
+        """How many calls of attention there were."""
+        return self.taken + self.left.total()
+
+    def install(self) -> Acceleration:
+        """Switch it on for this thread, until `uninstall()`.
+
+        Raises:
+            RuntimeError: it is on already.
+        """
+        with _LOCK:
+            if self._held is not None:
+                raise RuntimeError("this acceleration is switched on already; saccade.accelerate() makes another")
+            held = THREAD.held
+            if not held.on:
+                with ExitStack() as blocks:
+                    blocks.enter_context(sdpa_handled_by(answer))
+                    blocks.enter_context(mha_handled_by(answer_mha))
+                    held.blocks = blocks.pop_all()
+            held.on = (*held.on, self)
+            self._held = held
+        return self
+
+    def uninstall(self) -> None:
+        """Switch it off; from whatever thread.
+
+        Raises:
+            RuntimeError: it is not on.
+        """
+        with _LOCK:
+            if self._held is None:
+                raise RuntimeError("this acceleration is not switched on")
+            held, self._held = self._held, None
+            held.on = tuple(run for run in held.on if run is not self)
+            if not held.on:
+                held.blocks.close()
+
+    def __enter__(self) -> Acceleration:
+        return self.install()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.uninstall()
+
+    def __repr__(self) -> str:
+        state = "off" if self._held is None else "on"
+        return f"<saccade.accelerate(), {state}: {self.taken} of {self.calls} calls of attention taken>"
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return "saccade.accelerate(): no call of attention was seen"
+        share = f"{self.taken / self.calls:.0%}"
+        lines = [f"saccade.accelerate(): {self.taken} of {self.calls} calls of attention taken ({share})"]
+        kernels = f" ({_kernels.instructions()})"
+        lines += [f"{count:8}  by {name}{kernels}" for name, count in self.backends.most_common()]
+        lines += [f"{count:8}  left to PyTorch: {reason}" for reason, count in self.left.most_common()]
+        if self.traced:
+            lines.append(f"{self.traced:8}  of these seen while torch.compile traced; its graphs run uncounted")
+        return "\n".join(lines)
+
+
+def accelerate() -> Acceleration:
+    """Run a model's calls of F.scaled_dot_product_attention on Saccade's kernels, and count what went where::
+
+        with saccade.accelerate() as run:
+            model(**batch)
+        print(run)
+
+    Whoever makes the calls: transformers, timm, `nn.MultiheadAttention`, `nn.TransformerEncoder`, code of one's own.
+    They mean what they mean in PyTorch (causal from the top left, mask or bias in one argument, dropout, grouped
+    heads), and outputs at real tokens are equal to rounding. What Saccade has no kernel for, or would not be faster at,
+    goes to PyTorch as if nothing were there, and `run.left` says how often and why.
+
+    It is a matter of the thread that enters the block or calls `install()`: other threads' calls are PyTorch's. Only
+    the native fast path of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which calls no function, is off in
+    the whole process meanwhile; with it PyTorch writes zeros at padded places, without it what attention gives there.
+    Everything is put back at the end, also after an exception.
+
+    A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not reached.
+    A backward pass through `torch.utils.checkpoint` computes the forward again: it belongs into the block, too.
+
+    Returns:
+        An `Acceleration`: a context manager with `install()` and `uninstall()`, and the counts.
+    """
+    return Acceleration()

@@ -1,0 +1,85 @@
+"""The calls of a thread that is accelerated: taken, or left to who would have had them.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import _tap
+from .._backends import native
+from .._checks import make_call
+from .._hooks import Meaning, SdpaCall
+from . import _rules
+from ._thread import counted
+
+_WEIGHTS = "nn.MultiheadAttention forms the weights itself (need_weights=True is its default)"
+
+
+def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
+    """Of F.scaled_dot_product_attention."""
+    meaning = _rules.taken(call)
+    if isinstance(meaning, str):
+        if meaning != _rules.FAKE:  # a compiler finds out shapes: the call itself comes later
+            _count(None, meaning)
+        return proceed()
+    out = _told(meaning) if _tap.THREAD.observers else _computed(meaning)
+    if isinstance(out, str):
+        _count(None, out)
+        return proceed()
+    _count("native", "")
+    return meaning.shaped(out)
+
+
+def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Of F.multi_head_attention_forward: without weights it calls F.scaled_dot_product_attention."""
+    if need_weights:
+        _count(None, _WEIGHTS)
+    return proceed()
+
+
+def _computed(meaning: Meaning) -> Tensor | str:
+    """(B, Hq, Lq, Dv), or why the kernels cannot."""
+    query, key, value, mask, bias, scale, dropout, _ = meaning
+    if bias is None and not dropout:
+        quickly = native.quick(query, key, value, mask, scale)
+        if quickly is not None:
+            return quickly
+    call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=None, sink=None, dropout=dropout)
+    refused = native.refuses(call)
+    return native.run(call)[0] if refused is None else refused
+
+
+def _told(meaning: Meaning) -> Tensor | str:
+    """The same, and those who watch this thread are told of the call: they do not see it anywhere else."""
+    with _tap.aside() as observers:
+        out = _computed(meaning)
+        if isinstance(out, str):
+            return out
+        seen = _tap.AttentionCall(
+            meaning.query, meaning.key, meaning.value, meaning.mask, meaning.bias, meaning.scale, None, None,
+            meaning.dropout, out, "F.scaled_dot_product_attention",
+        )  # fmt: skip
+        for observer in observers:
+            observer(seen)
+    return out
+
+
+def _count(backend: str | None, reason: str) -> None:
+    if torch.compiler.is_compiling():
+        _count_traced(backend, reason)
+    else:
+        counted(backend, reason, False)
+
+
+def _count_traced(backend: str | None, reason: str) -> None:
+    """Run while the compiler traces, and no part of the graph: it would count on the way."""
+    counted(backend, reason, True)
+
+
+# What torch.compiler.assume_constant_result does; to call it would import the compiler.
+_count_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,169 @@
+"""Which calls of F.scaled_dot_product_attention Saccade's native kernels take, and why others are left to PyTorch.
+
+Nothing shall be slower for being accelerated. The sizes below are where F.sdpa and the kernels were found equally fast
+(PyTorch 2.13, one core of a Xeon with AVX-512, the call's own costs included; docs/accelerating.md has the table):
+
+- float32 without dropout: below 96 queries F.sdpa's products are as fast, and ours fill blocks of 48 queries;
+- float16 and bfloat16: beside many keys a block of few queries does not pay either. With gradients F.sdpa is so slow
+  that everything pays;
+- a single query (or a few, if the kernels stream the keys): what counts is how much is read;
+- dropout sends F.sdpa to its dense path, which loses to everything;
+- a bias is read pair by pair. It pays in half precision at length, or if PyTorch would take its dense path for it.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._device import DeviceContext
+
+from .. import _tap
+from .._backends import _kernels
+from .._hooks import Meaning, SdpaCall
+
+SMALL = "too small for the kernels to be faster"
+EMPTY = "nothing to compute"
+FEW_QUERIES = "too few queries for the kernels to be faster"
+FEW_KEYS_READ = "few queries and too few keys for the kernels to be faster"
+FAKE = "tensors without values: nothing is computed"
+BIAS = "a float mask, with which the kernels are not faster"
+
+_ROWS, _PAIRS = 96, 2**17  # float32, least: queries, and pairs of a query and a key in all heads
+_HALF_ROWS, _HALF_PAIRS = 48, 2**14  # the same in half precision
+_HALF_KEYS = 128  # beside so many keys at most, fewer queries will do
+_FEW = 8  # queries of a group for which the kernels stream the keys
+# Least numbers in keys and values of all heads; a single query is what F.sdpa is slowest with in bfloat16.
+_READ = {torch.float32: 2**21, torch.float16: 2**18, torch.bfloat16: 2**18}
+_READ_BY_ONE = {**_READ, torch.bfloat16: 2**16}
+_DROPPED_PAIRS = 2**12
+_BIAS_PAIRS, _BIAS_WIDTHS = 2**21, 128  # and the least of D + Dv
+
+
+def taken(call: SdpaCall) -> Meaning | str:
+    """What the call means, where Saccade takes it; otherwise why not."""
+    return _foreign(call) or _interrupted() or small(call) or _undefined(call) or _meant(call)
+
+
+def _foreign(call: SdpaCall) -> str | None:
+    """What the kernels do not know."""
+    if _kernels.module is None:
+        return _kernels.missing
+    query, key, value, mask = call[:4]
+    if not (_plain(query) and _plain(key) and _plain(value) and (mask is None or _plain(mask))):
+        return (
+            FAKE if isinstance(query, FakeTensor) else "a tensor is of a kind of its own (a subclass, nested, sparse)"
+        )
+    if query.device.type != "cpu":
+        return f"on {query.device.type}, where PyTorch's kernels are the best there are"
+    if _dtype(query) not in _kernels.TYPES:
+        return f"in {str(query.dtype).removeprefix('torch.')}, for which there are no native kernels"
+    return None
+
+
+def _plain(tensor: Tensor) -> bool:
+    if type(tensor) in (Tensor, Parameter):
+        return tensor.layout is torch.strided
+    # What compilers trace with, where they do not look into the code: torch.export, nn.MultiheadAttention.
+    return torch.compiler.is_compiling() and isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
+def _dtype(query: Tensor) -> torch.dtype:
+    """Of the computation: autocast casts what F.scaled_dot_product_attention is given."""
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled("cpu") and query.dtype != torch.float64:
+        return torch.get_autocast_dtype("cpu")
+    return query.dtype
+
+
+def small(call: SdpaCall) -> str | None:
+    """Why the kernels would not be faster, whatever the mask; None where they are."""
+    query, key, value = call[:3]
+    if min(query.dim(), key.dim(), value.dim()) < 2:
+        return None  # not what F.sdpa takes: it says so
+    rows, keys, widths = query.shape[-2], key.shape[-2], query.shape[-1] + value.shape[-1]
+    heads = query.shape[:-2].numel()
+    pairs, dtype = heads * rows * keys, _dtype(query)
+    if not pairs or not widths:
+        return EMPTY
+    if call.dropout_p:
+        return SMALL if pairs < _DROPPED_PAIRS else None
+    if rows == 1 or rows * _group(query, key) <= _FEW:
+        least = (_READ_BY_ONE if rows == 1 else _READ)[dtype]
+        return FEW_KEYS_READ if heads * keys * widths < least else None
+    if dtype == torch.float32:
+        return FEW_QUERIES if rows < _ROWS else SMALL if pairs < _PAIRS else None
+    if _trains(query, key, value):
+        return None
+    if rows < _HALF_ROWS and keys > _HALF_KEYS:
+        return FEW_QUERIES
+    return SMALL if pairs < _HALF_PAIRS else None
+
+
+def _group(query: Tensor, key: Tensor) -> int:
+    """Query heads of a key-value head."""
+    return query.shape[-3] // max(key.shape[-3], 1) if query.dim() == key.dim() > 2 else 1
+
+
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _undefined(call: SdpaCall) -> str | None:
+    """What F.sdpa does not define, or somebody wants from one of PyTorch's kernels."""
+    mask = call.attn_mask
+    if mask is not None and call.is_causal:
+        return "attn_mask and is_causal together, which F.scaled_dot_product_attention does not define"
+    if mask is not None and mask.device.type != "cpu":
+        return "attn_mask on another device"
+    if not 0.0 <= call.dropout_p < 1.0:
+        return "dropout_p is not in [0, 1)"
+    if call.scale is not None and not math.isfinite(call.scale):
+        return "scale is not finite"
+    if not (torch._C._get_flash_sdp_enabled() and torch._C._get_math_sdp_enabled()):
+        return "torch.nn.attention.sdpa_kernel chose among PyTorch's kernels"
+    return None
+
+
+def _interrupted() -> str | None:
+    """What stands between a call and its computation, and wants to see PyTorch's function or operator."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "torch.func or forward-mode derivatives are being taken"
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+        return "a dispatch mode or torch.jit.trace wants to see PyTorch's operators"
+    modes = torch._C._len_torch_function_stack()
+    harmless = DeviceContext, _tap.OnlyLooks
+    if modes and any(not isinstance(torch._C._get_function_stack_at(n), harmless) for n in range(modes)):
+        return "a TorchFunctionMode wants to see PyTorch's functions"
+    return None
+
+
+def _meant(call: SdpaCall) -> Meaning | str:
+    meaning = call.meaning()
+    if isinstance(meaning, str) or meaning.bias is None:
+        return meaning
+    return _biased(meaning) or meaning
+
+
+def _biased(meaning: Meaning) -> str | None:
+    query, key, value, _, bias, _, dropout, leading = meaning
+    assert bias is not None
+    pairs = math.prod(leading) * key.shape[2]
+    at_length = pairs >= _BIAS_PAIRS and query.shape[3] + value.shape[3] >= _BIAS_WIDTHS
+    half = query.dtype != torch.float32
+    if dropout:
+        return None  # dense in PyTorch
+    if _trains(bias):  # dense, too
+        return None if at_length or (half and pairs >= _HALF_PAIRS) else BIAS
+    if half and _trains(query, key, value):
+        return None
+    few = half and query.shape[2] == 1
+    return None if few or (half and at_length) else BIAS

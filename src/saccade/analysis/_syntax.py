@@ -1,0 +1,153 @@
+"""Which head finds which grammatical relation (Clark et al. 2019, "What Does BERT Look At?", section 4).
+
+A head is asked as a classifier without training: the other word that a word looks at most is its answer. For the
+relation "dobj" it is right about a dependent when that word is its head, and about a head when it is its dependent.
+Beside it stands the best fixed offset: the answer "the word k further on", with the k that is right most often.
+
+Shapes: Hq query heads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .._tap import AttentionCall
+from ..inspection import TextModel
+from ._alignment import Aligned, Missing, align, most_attended
+from ._tally import Tally
+from ._treebank import Sentence
+
+DIRECTIONS = ("dependent to head", "head to dependent")
+ALL = "all"  # relations but "punct"
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Syntax:
+    """Relations of a treebank against heads. ``tallies[relation, direction]``; `ALL` sums all but "punct"."""
+
+    model: str
+    causal: bool  # heads only look back: cases whose answer comes later are left out, `ahead` counts them
+    heads: tuple[int, ...]
+    sentences: int
+    too_long: int
+    words: int
+    missing: int  # words without a token
+    together: int  # cases whose two words share their tokens
+    tallies: dict[tuple[str, str], Tally]
+    ahead: Counter[tuple[str, str]]
+
+    def relations(self, least: int = 1) -> list[str]:
+        """Those with at least so many cases in one of the directions, the most frequent first, `ALL` at the head."""
+        cases = {name: max(self.total(name, way) for way in DIRECTIONS) for name, _ in self.tallies}
+        return sorted((n for n, c in cases.items() if c >= least), key=lambda n: (n != ALL, -cases[n], n))
+
+    def total(self, relation: str, direction: str) -> int:
+        tally = self.tallies.get((relation, direction))
+        return 0 if tally is None else tally.total
+
+
+def study_syntax(
+    model: TextModel, sentences: Sequence[Sentence], *, source: str = "treebank", progress: Progress | None = None
+) -> Syntax:
+    """Ask every head of `model` about every relation of the treebank.
+
+    Raises:
+        ValueError: no sentence with a relation that the model can read, or words that do not match its tokens.
+    """
+    found = _Found(model, source)
+    aligned = [_aligned(model, sentence) for sentence in sentences]
+    for sentence, its in zip(sentences, aligned, strict=True):
+        found.missing.add(sentence.name, [word.form for word in sentence.words], its)
+    found.missing.check()
+    for number, (sentence, its) in enumerate(zip(sentences, aligned, strict=True)):
+        if model.context is not None and len(its.ids) > model.context:
+            found.too_long += 1
+        else:
+            found.ask(number, sentence, its)
+        if progress is not None:
+            progress(number + 1, len(sentences))
+    return found.result(len(sentences))
+
+
+def _aligned(model: TextModel, sentence: Sentence) -> Aligned:
+    return align(model, sentence.text, [(word.start, word.stop) for word in sentence.words])
+
+
+class _Found:
+    """What has been asked so far."""
+
+    def __init__(self, model: TextModel, source: str):
+        self.model, self.source = model, source
+        self.missing = Missing(source, model.name)
+        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.ahead: Counter[tuple[str, str]] = Counter()
+        self.too_long = self.together = 0
+
+    def ask(self, number: int, sentence: Sentence, aligned: Aligned) -> None:
+        cases = self._cases(sentence, aligned)
+        if not cases:
+            return
+        asked = sorted({case.asks for case in cases})
+        place = {unit: i for i, unit in enumerate(asked)}
+        rows = torch.tensor([place[case.asks] for case in cases]).numpy()
+        wanted = np.array([case.answer for case in cases])
+        fold = number % 2
+        tallies = [self._tally(relation, case.direction) for case in cases for relation in _kinds(case.relation)]
+        of_case = [i for i, case in enumerate(cases) for _ in _kinds(case.relation)]
+        for tally, i in zip(tallies, of_case, strict=True):
+            tally.ask(fold, [cases[i].answer - cases[i].asks])
+
+        def visit(layer: int, call: AttentionCall) -> None:
+            right = most_attended(call, aligned, asked)[:, rows] == wanted  # (Hq, cases)
+            for tally, i in zip(tallies, of_case, strict=True):
+                tally.answer(fold, layer, right[:, i])
+
+        self.model.run(torch.tensor([aligned.ids]), visit)
+
+    def _cases(self, sentence: Sentence, aligned: Aligned) -> list[_Case]:
+        cases = []
+        for word, unit in zip(sentence.words, aligned.unit_of, strict=True):
+            if word.head is None or word.head < 0 or not word.relation:
+                continue
+            other = aligned.unit_of[word.head]
+            if unit is None or other is None:
+                continue
+            if unit == other:
+                self.together += 1
+                continue
+            for direction, asks, answer in ((DIRECTIONS[0], unit, other), (DIRECTIONS[1], other, unit)):
+                if self.model.causal and answer > asks:
+                    self.ahead.update((kind, direction) for kind in _kinds(word.relation))
+                else:
+                    cases.append(_Case(word.relation, direction, asks, answer))
+        return cases
+
+    def _tally(self, relation: str, direction: str) -> Tally:
+        return self.tallies.setdefault((relation, direction), Tally(self.model.heads))
+
+    def result(self, sentences: int) -> Syntax:
+        if not self.tallies:
+            why = f"{self.too_long} of {sentences} sentences are too long for it" if self.too_long else "it has none"
+            raise ValueError(f"{self.source}: no relation that {self.model.name} could be asked about: {why}")
+        return Syntax(
+            self.model.name, self.model.causal, self.model.heads, sentences - self.too_long, self.too_long,
+            self.missing.words, self.missing.missing, self.together, self.tallies, self.ahead,
+        )  # fmt: skip
+
+
+class _Case(NamedTuple):
+    relation: str
+    direction: str
+    asks: int  # the unit that looks
+    answer: int  # the unit that is right
+
+
+def _kinds(relation: str) -> tuple[str, ...]:
+    return (relation,) if relation.split(":")[0] == "punct" else (relation, ALL)

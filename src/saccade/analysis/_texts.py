@@ -1,0 +1,137 @@
+"""Texts to study: files, cut into pieces that every model given can read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..inspection import TextModel
+
+LARGEST_FILE = 64 * 2**20  # bytes
+LONGEST_WORD = 64  # characters; more without a blank are taken for a script without blanks
+CHARACTERS = 8  # for each token that fits, at first; more where they turn out longer
+
+
+class Text(NamedTuple):
+    name: str  # its file, and from which character on
+    text: str
+
+
+def read_files(paths: Sequence[str | Path]) -> list[Text]:
+    """The text files among `paths`, and those that end in .txt of the folders among them, in order.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder without any. ValueError: no text in UTF-8, or too large.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        found = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+        if not found:
+            raise FileNotFoundError(f"{path}: the folder holds no .txt file")
+        files += found
+    texts = [Text(str(path), read_text(path)) for path in files]
+    if not any(text for _, text in texts):
+        raise ValueError(f"{', '.join(map(str, paths))}: nothing but blanks; texts are needed")
+    return [text for text in texts if text.text]
+
+
+def read_text(path: Path) -> str:
+    """A text file as it stands, line ends as one character, blanks around it gone."""
+    with path.open("rb") as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise ValueError(f"{path}: larger than {LARGEST_FILE >> 20} MiB; give a part of it")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = content[error.start]
+        raise ValueError(f"{path}: not a text in UTF-8 (byte {byte:#04x} at position {error.start:,})") from None
+    if "\0" in text:
+        raise ValueError(f"{path}: a binary file, not a text")
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def cut(documents: Sequence[Text], models: Sequence[TextModel], *, tokens: int, most: int) -> list[Text]:
+    """At most `most` pieces of at most `tokens` tokens, spread evenly over the documents; the same for all models.
+
+    Each piece is as long as every model can read at once, special tokens included, and ends where a word does.
+    """
+    if most < len(documents):
+        documents = [documents[i * len(documents) // most] for i in range(most)]
+    total = sum(len(document.text) for document in documents)
+    pieces: list[Text] = []
+    for document in documents:
+        share = (most - len(documents)) * len(document.text) // total
+        pieces += _pieces(document, models, tokens, 1 + share)
+    return pieces
+
+
+def _pieces(document: Text, models: Sequence[TextModel], tokens: int, count: int) -> list[Text]:
+    """The whole document where so many pieces hold it, else pieces that begin at even distances."""
+    found, end = _pieces_from([0] * count, document, models, tokens)
+    if document.text[end:].strip():
+        length = len(document.text)
+        starts = [_start_of_word(document.text, k * length // count) for k in range(count)]
+        found, _ = _pieces_from(starts, document, models, tokens)
+    return found
+
+
+def _pieces_from(
+    starts: Sequence[int], document: Text, models: Sequence[TextModel], tokens: int
+) -> tuple[list[Text], int]:
+    """Pieces that begin at `starts`, or where the one before ends if that is later; and where the last one ends."""
+    text, end, found = document.text, 0, []
+    for start in starts:
+        start = max(start, end)
+        while start < len(text) and text[start].isspace():
+            start += 1
+        if start >= len(text):
+            break
+        end = min(fitting(model, text, start, tokens) for model in models)
+        end = start + len(text[start:end].rstrip())
+        if end > start:
+            found.append(Text(f"{document.name}:{start}", text[start:end]))
+    return found, end
+
+
+def _start_of_word(text: str, at: int) -> int:
+    """Of the word that holds `at`; `at` itself in a script without blanks."""
+    start = at
+    while start > 0 and not text[start - 1].isspace():
+        start -= 1
+    return start if at - start <= LONGEST_WORD else at
+
+
+def fitting(model: TextModel, text: str, start: int, tokens: int) -> int:
+    """The end of the longest piece of `text` from `start` on that is at most `tokens` tokens with the special ones.
+
+    It ends at a blank where it holds one. `start` itself, where not one token fits.
+    """
+    around = len(model.before) + len(model.after)
+    room = min(tokens if model.context is None else min(tokens, model.context), len(text) + around) - around
+    if room < 1:
+        return start
+    reach = room * CHARACTERS
+    spans = model.encode(text[start : start + reach]).spans
+    while len(spans) <= room and start + reach < len(text):
+        reach *= 2
+        spans = model.encode(text[start : start + reach]).spans
+    if len(spans) <= room:
+        return len(text)
+    # The token after the last that fits begins inside a character that is cut in two, or where the piece ends.
+    end = start + min(spans[room - 1][1], spans[room][0])
+    end = _last_blank(text, start, end)
+    while end > start and len(model.encode(text[start:end]).ids) > room:  # cut texts are encoded a little differently
+        end = _last_blank(text, start, end - 1)
+    return end
+
+
+def _last_blank(text: str, start: int, end: int) -> int:
+    """The end of the last word that ends by `end`; `end` where there is but one."""
+    if end >= len(text) or text[end].isspace():
+        return end
+    at = end
+    while at > start and not text[at - 1].isspace():
+        at -= 1
+    return end if not text[start:at].strip() else start + len(text[start:at].rstrip())

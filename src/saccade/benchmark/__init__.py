@@ -1,0 +1,23 @@
+"""What attention costs and what it is worth, measured: `attention` for `saccade bench`, `variants` and `tasks` for
+`saccade compare`."""
+
+from __future__ import annotations
+
+_PARTS = ("attention", "tasks", "variants")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import attention as attention
+    from . import tasks as tasks
+    from . import variants as variants
+else:
+
+    def __getattr__(name: str) -> object:
+        """A part, imported when it is first used: `saccade.benchmark.attention` needs no import of its own."""
+        if name in _PARTS:
+            from importlib import import_module
+
+            return import_module(f".{name}", __name__)
+        import sys
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])

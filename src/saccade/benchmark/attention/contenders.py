@@ -1,0 +1,203 @@
+"""Who takes part: Saccade's backends, PyTorch's fused kernel, compiled FlexAttention, and the formula written out.
+
+What the others' masks are made of (dense booleans, block masks) exists before the clock starts; Saccade's mask is a
+fresh value in every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..._attention import attention
+from ..._biases import ALiBi
+from .cases import Case, Inputs
+from .sets import forced
+
+Forward = Callable[[], Tensor]  # -> (B, Hq, Lq, Dv)
+
+
+class Contender(ABC):
+    """Computes attention its own way. `name` is what tables call it."""
+
+    name: str
+    instruction_set: str | None = None  # forced while it runs
+    compiles = False  # whether its first call compiles for the shape
+
+    @abstractmethod
+    def forward(self, inputs: Inputs) -> Forward:
+        """A function of no arguments that computes the output; what may be prepared is prepared here.
+
+        Raises whatever tells that it cannot: the message becomes the row's note.
+        """
+
+    def needs(self, case: Case) -> int:
+        """Bytes of the largest things that it forms, beyond inputs and outputs, as far as they grow with Lq x Lk."""
+        return 0
+
+    def around(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered around every stretch of its calls."""
+        return contextlib.nullcontext()
+
+
+class Ours(Contender):
+    """`saccade.attention` through one backend, "auto" included, on a forced instruction set if one is named."""
+
+    def __init__(self, backend: str, instruction_set: str | None = None):
+        self.backend, self.instruction_set = backend, instruction_set
+        self.name = backend if instruction_set is None else f"{backend}:{instruction_set}"
+
+    def forward(self, inputs: Inputs) -> Forward:
+        query, key, value = inputs.leaves
+        pattern = inputs.case.pattern
+        mask, backend = pattern.mask(inputs.case.sizes), self.backend
+        if pattern.bias is None:
+            return lambda: attention(query, key, value, mask(), backend=backend)
+        added = inputs.bias
+        assert added is not None
+        if pattern.bias == "alibi":
+            return lambda: attention(query, key, value, mask(), bias=ALiBi(added), backend=backend)
+        return lambda: attention(query, key, value, mask(), bias=added, backend=backend)
+
+    def around(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.instruction_set is None else forced(self.instruction_set)
+
+
+class Sdpa(Contender):
+    """F.scaled_dot_product_attention: is_causal where it means the same, otherwise a dense mask."""
+
+    name = "F.sdpa"
+
+    def forward(self, inputs: Inputs) -> Forward:
+        case = inputs.case
+        query, key, value = inputs.leaves
+        causal = case.pattern.is_causal and case.length_q == case.length_k and case.pattern.bias is None
+        mask = None if causal or not _constrains(case) else dense_scores(inputs)
+        grouped = case.heads != case.kv_heads
+        return lambda: F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+        )
+
+    def needs(self, case: Case) -> int:
+        if not _constrains(case) or (
+            case.pattern.is_causal and case.length_q == case.length_k and not case.pattern.bias
+        ):
+            return 0
+        pairs = case.length_q * case.length_k
+        if case.pattern.bias:
+            return pairs * case.heads * (case.batch if case.pattern.by_item else 1) * case.torch_dtype.itemsize
+        # The booleans, and the numbers that the kernel makes of them.
+        return pairs * (case.batch if case.pattern.by_item else 1) * (1 + case.torch_dtype.itemsize)
+
+
+class Flex(Contender):
+    """PyTorch's FlexAttention, compiled for exactly this shape; forward only on a CPU."""
+
+    name = "FlexAttention"
+    compiles = True
+
+    def forward(self, inputs: Inputs) -> Forward:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        case, pattern = inputs.case, inputs.case.pattern
+        if case.records and inputs.query.device.type == "cpu":
+            raise ValueError("its backward raises on a CPU")
+        query, key, value = inputs.leaves
+        rule, grouped = pattern.rule(case.sizes), case.heads != case.kv_heads
+        blocks = None
+        if rule is not None:
+            items = case.batch if pattern.by_item else None
+            blocks = create_block_mask(rule, items, None, case.length_q, case.length_k, device="cpu")
+        score_mod = _added_score(inputs)
+        # Each shape counts against a limit of recompilations, which would end the run.
+        torch._dynamo.reset()
+        compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+        return lambda: compiled(query, key, value, score_mod=score_mod, block_mask=blocks, enable_gqa=grouped)
+
+    def needs(self, case: Case) -> int:
+        # The block mask is made from all pairs at once.
+        items = case.batch if case.pattern.by_item else 1
+        return case.length_q * case.length_k * 2 * items if case.pattern.terms else 0
+
+
+class Dense(Contender):
+    """softmax(q k^T / sqrt(D)) v written out in PyTorch, as one does without a library."""
+
+    name = "dense"
+
+    def forward(self, inputs: Inputs) -> Forward:
+        query, key, value = inputs.leaves
+        case = inputs.case
+        scores = dense_scores(inputs) if _constrains(case) else None
+        group, scale = case.heads // case.kv_heads, case.width**-0.5
+
+        def compute() -> Tensor:
+            keys, values = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
+            logits = query @ keys.mT * scale
+            if scores is not None:
+                logits = logits.masked_fill(~scores, -math.inf) if scores.dtype == torch.bool else logits + scores
+            return torch.softmax(logits, -1) @ values
+
+        return compute
+
+    def needs(self, case: Case) -> int:
+        # Logits, scaled logits, masked logits and weights; their gradients besides.
+        alive = 6 if case.records else 3
+        return alive * case.batch * case.heads * case.length_q * case.length_k * case.torch_dtype.itemsize
+
+
+def _constrains(case: Case) -> bool:
+    return bool(case.pattern.terms or case.pattern.bias)
+
+
+def dense_scores(inputs: Inputs) -> Tensor | None:
+    """What F.sdpa takes as attn_mask: booleans (B or 1, 1, Lq, Lk), or numbers with -inf where nothing is seen."""
+    case = inputs.case
+    seen, added = case.pattern.dense(case.sizes), dense_bias(inputs, case.torch_dtype)
+    if added is None:
+        return seen
+    return added if seen is None else torch.where(seen, added, -math.inf)
+
+
+def dense_bias(inputs: Inputs, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
+    """The bias (1, Hq, Lq or rows, Lk) as numbers; None without one."""
+    case = inputs.case
+    if inputs.bias is None:
+        return None
+    if case.pattern.bias == "bias":
+        return (inputs.bias if rows is None else inputs.bias[:, :, rows]).to(dtype)
+    at = torch.arange(case.length_q) if rows is None else rows
+    distance = (torch.arange(case.length_k) - (at[:, None] + case.sizes.offset)).abs()
+    return (-inputs.bias[:, None, None].double() * distance)[None].to(dtype)
+
+
+def _added_score(inputs: Inputs) -> Callable[..., Tensor] | None:
+    """FlexAttention's score_mod."""
+    bias, offset = inputs.bias, inputs.case.sizes.offset
+    if bias is None:
+        return None
+    if inputs.case.pattern.bias == "alibi":
+        return lambda score, b, h, row, key: score - bias[h] * (key - row - offset).abs()
+    return lambda score, b, h, row, key: score + bias[0, h, row, key]
+
+
+def named(name: str) -> Contender:
+    """The contender of a name, as tables and `Contender.name` have it.
+
+    Raises:
+        ValueError: an empty name.
+    """
+    others: dict[str, Contender] = {one.name: one for one in (Sdpa(), Flex(), Dense())}
+    if name in others:
+        return others[name]
+    backend, _, instruction_set = name.partition(":")
+    if not backend:
+        raise ValueError(f"no contender has the name {name!r}")
+    return Ours(backend, instruction_set or None)

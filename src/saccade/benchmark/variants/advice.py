@@ -1,0 +1,144 @@
+"""One sentence of advice that follows from the table, and from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..attention import words
+from .results import READING, Comparison, Error, Line
+from .trends import crossover, sound
+
+FASTER = 1.2  # times; less is not worth a change
+CALL = "training"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the numbers say.
+
+    length: the longest at which exact attention was timed. error_length: the longest at which errors are known.
+    close: what is worth a change and near enough to exact attention to take its place; the fastest of those.
+    fastest: what is fastest of all, near or not; None where nothing is worth a change.
+    """
+
+    length: int
+    error_length: int | None
+    exact: Line
+    close: Line | None
+    fastest: Line | None
+
+    def faster(self, line: Line) -> float:
+        """How many times faster than exact attention, at the length."""
+        return _seconds(self.exact, self.length) / _seconds(line, self.length)
+
+    def named(self) -> list[Line]:
+        """The lines that the advice is about, each once."""
+        lines = (self.exact, self.close, self.fastest)
+        return list({line.name: line for line in lines if line is not None}.values())
+
+    def error(self, line: Line) -> Error | None:
+        point = None if self.error_length is None else line.at(self.error_length)
+        return None if point is None else point.error
+
+
+def choose(comparison: Comparison, tolerance: float) -> Choice | None:
+    """What reads q, k and v fastest, with an error of at most `tolerance` and with any; None where exact attention was
+    not timed, so that there is nothing to hold others against."""
+    exact = comparison.exact(READING)
+    lengths = [] if exact is None else exact.amounts(CALL)[0]
+    if exact is None or not lengths:
+        return None
+    known = [p.length for line in comparison.of(READING) for p in line.points if p.error is not None]
+    choice = Choice(lengths[-1], max(known, default=None), exact, None, None)
+    others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
+    worth = sorted((line for line in others if choice.faster(line) >= FASTER), key=lambda line: -choice.faster(line))
+    close = [line for line in worth if (error := choice.error(line)) is not None and error.whole <= tolerance]
+    return Choice(choice.length, choice.error_length, exact, *(next(iter(some), None) for some in (close, worth)))
+
+
+def advice(comparison: Comparison, tolerance: float | None = None) -> str:
+    """One sentence, and a second where it rests on noisy times.
+
+    tolerance: the relative error up to which an approximation may stand for exact attention; None is the one in the
+    comparison's settings.
+    """
+    tolerance = comparison.settings.get("tolerance", 0.1) if tolerance is None else tolerance
+    choice = choose(comparison, tolerance)
+    if choice is None:
+        return "No advice: exact attention was not timed, so there is nothing to hold the others against."
+    unsound = [line.name for line in choice.named() if not sound(line, CALL)]
+    if unsound:
+        return (
+            f"No advice: the times of {_listed(unsound)} make no sense, since they fall with length or follow no "
+            "power of it; something else used the machine, so measure again when it is idle."
+        )
+    return _advised(choice, comparison) + _caveat(choice)
+
+
+def _caveat(choice: Choice) -> str:
+    noisy = [line.name for line in choice.named() if any(point.noisy for point in line.points)]
+    if not noisy:
+        return ""
+    return f" The times of {_listed(noisy)} are noisy: measure again when the machine is idle."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
+
+
+def _advised(choice: Choice, comparison: Comparison) -> str:
+    at = f"{words.length(choice.length)} tokens"
+    if choice.fastest is None:
+        return (
+            f"Stay with exact attention: up to {at} nothing that reads the same q, k and v trains {FASTER:g} times as "
+            "fast."
+        )
+    fastest = f"{choice.fastest.name}, {choice.faster(choice.fastest):.1f} times as fast at {at}"
+    if choice.close is None:
+        return (
+            f"Stay with exact attention for these q, k and v: what is faster is not near it{_least(choice, comparison)}"
+            f"; of what a model would have to be trained with, the fastest is {fastest}{_off(choice, choice.fastest)}."
+        )
+    close = (
+        f"Take {choice.close.name}{_since(choice)}: at {at} it trains {choice.faster(choice.close):.1f} times as fast "
+        f"as exact attention{_off(choice, choice.close)}"
+    )
+    if choice.fastest.name == choice.close.name:
+        return f"{close}, and nothing is faster still."
+    return f"{close}; only a model trained with it should take {fastest}{_off(choice, choice.fastest)}."
+
+
+def _since(choice: Choice) -> str:
+    assert choice.close is not None
+    found = crossover(choice.close, choice.exact, CALL)
+    return f" from about {about(found.length)} tokens on" if found.kind == "measured" and found.length else ""
+
+
+def _off(choice: Choice, line: Line) -> str:
+    error = choice.error(line)
+    if error is None or choice.error_length is None:
+        return ", with an error that is not known"
+    both = f"{words.percent(error.whole)} over all rows and {words.percent(error.worst)} in the worst"
+    return f", with an error of {both}, at {words.length(choice.error_length)}"
+
+
+def _least(choice: Choice, comparison: Comparison) -> str:
+    """The smallest error among what is worth a change."""
+    others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
+    errors = [error.whole for line in others if choice.faster(line) >= FASTER and (error := choice.error(line))]
+    return f" (an error of {words.percent(min(errors))} or more)" if errors else ""
+
+
+def about(length: float) -> str:
+    """Two significant digits: 1,234 as 1,200."""
+    return f"{float(f'{length:.2g}'):,.0f}"
+
+
+def _timed(line: Line, length: int) -> bool:
+    return bool(_seconds(line, length))
+
+
+def _seconds(line: Line, length: int) -> Any:
+    point = line.at(length)
+    return None if point is None else point.seconds(CALL)

@@ -1,0 +1,227 @@
+"""What is compared on: random numbers, tensors from a file, or the q, k, v of a model that reads a text.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._masks import Causal, as_mask
+from ..._tap import AttentionCall
+from ...analysis import read_files
+from ...inspection import TextModel, open_model
+
+NAMES = ("query", "key", "value")
+SUFFIXES = (".safetensors", ".pt", ".pth")
+TEXT = Path(__file__).with_name("text.txt")
+TEXT_NAME = "the start of The Hound of the Baskervilles"
+
+
+class Sizes(NamedTuple):
+    """The numbers of a problem."""
+
+    batch: int
+    heads: int  # Hq
+    kv_heads: int
+    head: int  # D
+    value_head: int  # Dv
+    length: int
+    causal: bool
+
+    @property
+    def width(self) -> int:
+        """E, of tokens: as wide as all query heads side by side."""
+        return self.heads * self.head
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Queries, keys and values of one sequence each, and where they come from.
+
+    note: what a reader should know of them.
+    unlimited: there is more of the same at any length (random numbers).
+    """
+
+    source: str
+    query: Tensor | None  # (B, Hq, L, D); None where only lengths that are made are asked for
+    key: Tensor | None  # (B, Hkv, L, D)
+    value: Tensor | None  # (B, Hkv, L, Dv)
+    sizes: Sizes  # its length is the longest at which errors are measured
+    note: str = ""
+    unlimited: bool = False
+
+    def at(self, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The first `length` tokens; where there are fewer, tokens of the data drawn at random.
+
+        Times do not depend on values, except where keys are selected by them: drawn tokens are as alike as the data's.
+        """
+        if self.query is None or self.key is None or self.value is None:
+            return normal(self.sizes._replace(length=length), seed)
+        if length <= self.sizes.length:
+            return self.query[:, :, :length], self.key[:, :, :length], self.value[:, :, :length]
+        chosen = torch.randint(self.sizes.length, (length,), generator=torch.Generator().manual_seed(seed))
+        return self.query[:, :, chosen], self.key[:, :, chosen], self.value[:, :, chosen]
+
+    def real(self, length: int) -> bool:
+        """Whether `at(length)` is the data itself."""
+        return self.unlimited or length <= self.sizes.length
+
+    def as_json(self) -> dict[str, Any]:
+        return {"source": self.source, "note": self.note, "unlimited": self.unlimited, **self.sizes._asdict()}
+
+
+def normal(sizes: Sizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard normal queries, keys and values."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, heads, kv_heads, head, value_head, length, _ = sizes
+    shapes = (batch, heads, length, head), (batch, kv_heads, length, head), (batch, kv_heads, length, value_head)
+    query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
+    return query, key, value
+
+
+def random_data(shape: str, *, causal: bool = True) -> Data:
+    """Normal numbers of "B,H,D": logits of variance 1, attention that is spread wide.
+
+    Raises:
+        ValueError: not three positive numbers.
+    """
+    try:
+        batch, heads, width = (int(part) for part in shape.split(","))
+    except ValueError:
+        raise ValueError(f"random: expected batch, heads and width as 1,8,64; got {shape!r}") from None
+    if min(batch, heads, width) < 1:
+        raise ValueError(f"random: batch, heads and width must be at least 1, got {shape!r}")
+    sizes = Sizes(batch, heads, heads, width, width, 0, causal)
+    note = "independent of each other, so that attention is spread wide: a hard case for what selects or compresses"
+    return Data("normal numbers", None, None, None, sizes, note, unlimited=True)
+
+
+def tensor_data(path: Path, *, causal: bool = True) -> Data:
+    """The tensors query, key and value (B, H, L, D) of a .safetensors or .pt file.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: another format, tensors that are missing or do not fit.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"tensors: expected a file that ends in .safetensors or .pt, got {path}")
+    read = _read(path)
+    for name in NAMES:
+        if not isinstance(read.get(name), Tensor):
+            raise ValueError(f"{path}: expected the tensors query, key and value; it holds {_held(read)}")
+    query, key, value = (read[name] for name in NAMES)
+    _check(path, query, key, value)
+    length = query.shape[2]
+    sizes = Sizes(len(query), query.shape[1], key.shape[1], query.shape[3], value.shape[3], length, causal)
+    return Data(str(path), query.float(), key.float(), value.float(), sizes)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        read = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # either library raises many kinds for a damaged file
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(f"{path}: cannot be read as {path.suffix[1:]} ({reason})") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"{path}: expected a dict of the tensors query, key and value, got {type(read).__name__}")
+    return read
+
+
+def _held(read: dict[str, Any]) -> str:
+    return ", ".join(str(name) for name in list(read)[:8]) or "nothing"
+
+
+def _check(path: Path, query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in zip(NAMES, (query, key, value), strict=True):
+        shape = tuple(tensor.shape)
+        if tensor.dim() != 4 or 0 in shape:
+            raise ValueError(f"{path}: {name}: expected (batch, heads, length, width), got {shape}")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{path}: {name}: expected floating point, got {tensor.dtype}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{path}: {name}: holds NaN or infinity")
+        if tensor.shape[0] != query.shape[0] or tensor.shape[2] != query.shape[2]:
+            expected = f"batch {query.shape[0]} and length {query.shape[2]}, as the query has"
+            raise ValueError(f"{path}: {name}: expected {expected}, got {shape}")
+    if key.shape[3] != query.shape[3]:
+        raise ValueError(f"{path}: key: expected width {query.shape[3]}, as the query has, got {tuple(key.shape)}")
+    if value.shape[1] != key.shape[1] or query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"{path}: value: expected as many heads as the key, and a divisor of the query's {query.shape[1]}, "
+            f"got {value.shape[1]} and {key.shape[1]}"
+        )
+
+
+def model_data(
+    source: str | None = None, text: Path | None = None, layer: int | None = None, *,
+    most: int, causal: bool | None = None,
+) -> Data:  # fmt: skip
+    """The q, k, v of all heads of one layer of a model that reads a text, as they go into attention.
+
+    Args:
+        source: a model folder or a name on the hub; None is the embedded model.
+        text: a text file; None is the start of a novel.
+        layer: counted from 0; None is the middle one.
+        most: tokens at most; fewer where the text or what the model reads at once is shorter.
+        causal: None is as the model has it.
+
+    Raises:
+        FileNotFoundError, ValueError: as `saccade.inspection.open_model`; a layer that is not there, an empty text.
+    """
+    model = open_model(source)
+    layer = model.layers // 2 if layer is None else layer
+    if not 0 <= layer < model.layers:
+        raise ValueError(f"layer: the model has layers 0 to {model.layers - 1}, got {layer}")
+    words = read_files([TEXT if text is None else text])[0].text
+    room = max(1, most - len(model.before) - len(model.after))
+    ids = model.encode(words).ids[: room if model.room is None else min(room, model.room)]
+    if not ids:
+        raise ValueError(f"{text}: is empty; one word at least is needed")
+    call = _call(model, ids, layer)
+    scale = 1.0 if call.scale is None else call.scale * call.query.shape[3] ** 0.5
+    query, key, value = (tensor.float() for tensor in (call.query * scale, call.key, call.value))
+    sizes = Sizes(
+        1, query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.shape[2],
+        _is_causal(call) if causal is None else causal,
+    )  # fmt: skip
+    name = "the embedded model" if source is None else model.name
+    read = TEXT_NAME if text is None else str(text)
+    where = f"{name}, layer {layer} of {model.layers}, reading {sizes.length} tokens of {read}"
+    return Data(where, query.contiguous(), key.contiguous(), value.contiguous(), sizes, _left_out(call))
+
+
+def _call(model: TextModel, ids: list[int], layer: int) -> AttentionCall:
+    found: list[AttentionCall] = []
+
+    def keep(number: int, call: AttentionCall) -> None:
+        if number == layer:
+            found.append(call)
+
+    model.run(model.whole(ids), keep)
+    return found[0]
+
+
+def _is_causal(call: AttentionCall) -> bool:
+    """Whether the mask shows the first token nothing but itself: a causal one, whatever else it hides."""
+    mask, length = as_mask(call.mask), call.query.shape[2]
+    if isinstance(mask, Causal):
+        return True
+    return mask is not None and length > 1 and not bool(mask.dense(length, length)[..., 0, 1:].any())
+
+
+def _left_out(call: AttentionCall) -> str:
+    """What the model's attention has besides, and mechanisms here do not."""
+    parts = {"bias": call.bias, "softcap": call.softcap, "sink": call.sink}
+    named = [name for name, part in parts.items() if part is not None]
+    return f"without the {' and '.join(named)} that this layer has" if named else ""

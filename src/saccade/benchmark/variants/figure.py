@@ -1,0 +1,303 @@
+"""One figure of the trade-offs: error against time, time and memory against length, gradient against distance.
+
+Colours are of families and safe for the colour-blind (Okabe and Ito 2008); every line carries its name at its end.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..attention import words
+from .advice import advice
+from .results import LAYER, READING, Comparison, Line, Path
+from .trends import growth, sound
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FAMILIES = {
+    "exact attention": "#000000",
+    "exact on some keys": "#0072B2",
+    "approximation": "#D55E00",
+    "something else": "#009E73",
+    "layer": "#8A5A83",
+}
+SMALLEST = 1e-4  # of an error, and of a gradient, that is drawn
+FLAT = (1 / 3, 3.0)  # gradients that stay within count as independent of distance
+TEXT = 6.5  # points
+CALL = "training"
+
+
+class Label(NamedTuple):
+    """A name beside the end of a line, in the coordinates of the data."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+
+
+def draw(comparison: Comparison, kind: str) -> bytes:
+    """A figure, `kind` "png" or "svg".
+
+    Raises:
+        ValueError: nothing was timed.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not any(line.amounts(CALL)[0] for line in comparison.lines):
+        raise ValueError("a plot needs measurements, and this comparison has none")
+    figure = Figure(figsize=(11.5, 10.2))
+    FigureCanvasAgg(figure)
+    figure.subplots_adjust(left=0.065, right=0.855, top=0.885, bottom=0.055, wspace=0.58, hspace=0.27)
+    (trade, times), (memory, gradient) = figure.subplots(2, 2)
+    _trade(trade, comparison)
+    _growing(times, comparison, CALL, "time of training (forward and backward)", words.duration)
+    _growing(memory, comparison, "memory", "peak memory of training", words.size)
+    _gradients(gradient, comparison)
+    _explain(figure, comparison)
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
+        # No date: the same results are drawn as the same file.
+        figure.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
+    return out.getvalue()
+
+
+def family(line: Line) -> str:
+    if line.whole and line.kind == READING:
+        return "exact attention"
+    if line.kind == LAYER:
+        return "layer"
+    return {"softmax": "exact on some keys", "approximation": "approximation"}.get(line.computes, "something else")
+
+
+def _explain(figure: Figure, comparison: Comparison) -> None:
+    """Title, the advice below it, and what the colours mean."""
+    data, threads = comparison.data, comparison.machine["threads"]
+    way = "causal" if data["causal"] else "bidirectional"
+    where = f"{comparison.machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    figure.text(
+        0.01, 0.978, f"{data['source']}; {way}, {data['heads']} heads of width {data['head']}; {where}", fontsize=8
+    )
+    figure.text(0.01, 0.958, advice(comparison), fontsize=8, weight="bold", wrap=True, va="top")
+    used = {family(line) for line in comparison.lines if line.points}
+    x = 0.01
+    for name, colour in FAMILIES.items():
+        if name in used:
+            figure.text(x, 0.912, "■ " + name, color=colour, fontsize=8)
+            x += 0.0058 * len(name) + 0.03
+    told = "hollow: approximates nothing; dashed: layers, and where gradients are shown four layers"
+    figure.text(x, 0.912, told, color="#555555", fontsize=7.5)
+
+
+def _trade(axes: Axes, comparison: Comparison) -> None:
+    """Error at the longest length that has one, against time at the longest of all."""
+    length, known = _longest(comparison)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    labels = []
+    for line in comparison.of(READING):
+        there, judged = line.at(length), None if known is None else line.at(known)
+        seconds = None if there is None else there.seconds(CALL)
+        if seconds is None or judged is None or judged.error is None:
+            continue
+        colour = FAMILIES[family(line)]
+        if line.whole:
+            axes.axvline(seconds, color=colour, lw=1.0, ls=(0, (4, 3)))
+            axes.annotate("exact", (seconds, 1), xycoords=("data", "axes fraction"), xytext=(3, -8),
+                          textcoords="offset points", fontsize=TEXT, color=colour)  # fmt: skip
+            continue
+        error = max(judged.error.whole, SMALLEST)
+        axes.plot(seconds, error, "o", ms=5, color=colour, mfc="none" if line.computes == "other" else colour)
+        labels.append(Label(seconds, error, line.name, colour))
+    axes.set_xlabel(f"time of training at {words.length(length)} tokens", fontsize=8)
+    axes.set_ylabel(
+        "" if known is None else f"error against exact attention at {words.length(known)} tokens", fontsize=8
+    )
+    axes.set_title("Error against time: lower left is better", fontsize=9, loc="left")
+    _style(axes, words.duration, lambda share: f"{100 * share:g} %")
+    _beside(axes, labels)
+
+
+def _longest(comparison: Comparison) -> tuple[int, int | None]:
+    points = [point for line in comparison.of(READING) for point in line.points]
+    timed = [point.length for point in points if point.seconds(CALL)]
+    judged = [point.length for point in points if point.error is not None]
+    return max(timed, default=max(comparison.lengths)), max(judged, default=None)
+
+
+def _growing(axes: Axes, comparison: Comparison, what: str, title: str, told: Callable[[float], str]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2 if what == "memory" else 10)
+    labels = []
+    for line in sorted(comparison.lines, key=lambda line: line.whole):
+        lengths, amounts = line.amounts(what)
+        if not lengths:
+            continue
+        colour = FAMILIES[family(line)]
+        axes.plot(lengths, amounts, marker=".", ms=4, color=colour, lw=2.2 if line.whole else 1.1,
+                  ls="--" if line.kind == LAYER else "-")  # fmt: skip
+        power = growth(line, what) if sound(line, what) else None
+        grown = "" if power is None else f"  L^{power:.1f}"
+        labels.append(Label(lengths[-1], amounts[-1], f"{_named(line)}{grown}", colour))
+    lengths = comparison.lengths
+    axes.set_xticks(lengths, [words.length(length) for length in lengths])
+    axes.set_xlabel("length (tokens)", fontsize=8)
+    axes.set_title(f"{title[0].upper()}{title[1:]}", fontsize=9, loc="left")
+    _style(axes, None, told)
+    _at_ends(axes, labels)
+
+
+def _named(line: Line) -> str:
+    return f"{line.name} layer" if line.kind == LAYER and line.whole else line.name
+
+
+def _gradients(axes: Axes, comparison: Comparison) -> None:
+    """What stays flat is a band, with the number of those in it; every other path is a line."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    drawn = [path for path in comparison.paths if path.distances]
+    axes.set_title("Gradient of the last output, as it starts", fontsize=9, loc="left")
+    axes.set_xlabel("distance of the input (tokens)", fontsize=8)
+    axes.set_ylabel("relative to distance 1", fontsize=8)
+    if not drawn:
+        return
+    colours = {line.name: FAMILIES[family(line)] for line in comparison.lines}
+    far = max(path.distances[-1] for path in drawn)
+    flat = [path for path in drawn if path.distances[-1] == far and _is_flat(path)]
+    labels = []
+    if flat:
+        low, high = (pick([pick(path.gradients) for path in flat]) for pick in (min, max))
+        axes.fill_between([1, far], low, high, color="#000000", alpha=0.12, lw=0)
+        labels.append(Label(far, (low * high) ** 0.5, _band(flat), "#000000"))
+    for path in drawn:
+        if path in flat:
+            continue
+        seen = _down_to_the_floor(path)
+        axes.plot(*zip(*seen, strict=True), marker=".", ms=4, lw=1.1, color=colours.get(path.name, "#000000"),
+                  ls="--" if path.layers > 1 else "-")  # fmt: skip
+        labels.append(Label(*seen[-1], _path_name(path), colours.get(path.name, "#000000")))
+    axes.set_ylim(SMALLEST, None)
+    ticks = [2**n for n in range(far.bit_length())][:: 1 + (far > 256)]
+    axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
+    _style(axes, None, lambda share: f"{share:g}")
+    _at_ends(axes, labels)
+
+
+def _down_to_the_floor(path: Path) -> list[tuple[int, float]]:
+    """Distances and gradients, up to the first one that is too small to be drawn."""
+    seen = []
+    for distance, gradient in zip(path.distances, path.gradients, strict=True):
+        seen.append((distance, max(gradient, SMALLEST)))
+        if gradient < SMALLEST:
+            break
+    return seen
+
+
+def _is_flat(path: Path) -> bool:
+    return all(FLAT[0] <= gradient <= FLAT[1] for gradient in path.gradients)
+
+
+def _band(flat: Sequence[Path]) -> str:
+    """The names of those in the band, a few to a line; what is flat with one layer is so with four."""
+    single = {path.name for path in flat if path.layers == 1}
+    names = [_path_name(path) for path in flat if path.layers == 1 or path.name not in single]
+    rows = [", ".join(names[start : start + 2]) for start in range(0, len(names), 2)]
+    return "in the band at all distances:\n" + "\n".join(rows)
+
+
+def _path_name(path: Path) -> str:
+    return path.name if path.layers == 1 else f"{path.name} x{path.layers}"
+
+
+def _style(axes: Axes, across: Callable[[float], str] | None, up: Callable[[float], str]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    for axis, told in ((axes.xaxis, across), (axes.yaxis, up)):
+        axis.set_minor_locator(NullLocator())
+        if told is not None:
+            axis.set_major_formatter(FuncFormatter(lambda amount, _, told=told: _whole(told(amount))))
+    if across is not None:
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,), numticks=12))
+    axes.tick_params(labelsize=7)
+    axes.grid(True, which="major", lw=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _whole(text: str) -> str:
+    """`2.00 ms` as `2 ms`."""
+    return text.replace(".00 ", " ").replace(".0 ", " ")
+
+
+def _at_ends(axes: Axes, labels: Sequence[Label]) -> None:
+    """Names right of the axes at the heights of their lines' ends, moved apart, with a thin line to each end."""
+    axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
+    scale = axes.figure.dpi / 72
+    heights = {label: axes.transData.transform((label.x, label.y))[1] / scale for label in labels}
+    bottom, top = (axes.transAxes.transform((0, edge))[1] / scale for edge in (0, 1))
+    rows = [(label, TEXT * 1.25 * (1 + label.text.count("\n"))) for label in sorted(labels, key=heights.__getitem__)]
+    centres = apart([heights[label] for label, _ in rows], [size for _, size in rows], bottom, top)
+    for (label, _), centre in zip(rows, centres, strict=True):
+        y = (centre - bottom) / (top - bottom)
+        axes.annotate(
+            label.text, (label.x, label.y), xytext=(1.045, y), textcoords="axes fraction", fontsize=TEXT,
+            color=label.colour, va="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": label.colour, "alpha": 0.6, "shrinkA": 1, "shrinkB": 1,
+                        "relpos": (0, 0.5)},
+        )  # fmt: skip
+
+
+def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: float) -> list[float]:
+    """Centres near those wanted (ascending) so that things of these sizes do not overlap and stay within the ends.
+
+    Where they do not fit, they are squeezed evenly.
+    """
+    shrink = min(1.0, (top - bottom) / max(sum(sizes), 1e-9))
+    sizes = [size * shrink for size in sizes]
+    centres: list[float] = []
+    edge = bottom
+    for centre, size in zip(wanted, sizes, strict=True):
+        centres.append(max(centre, edge + size / 2))
+        edge = centres[-1] + size / 2
+    edge = top
+    for index in reversed(range(len(centres))):
+        centres[index] = min(centres[index], edge - sizes[index] / 2)
+        edge = centres[index] - sizes[index] / 2
+    return centres
+
+
+def _beside(axes: Axes, labels: Sequence[Label]) -> None:
+    """Names beside their points, on the first of ten places that is free."""
+    axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
+    renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    points = [axes.transData.transform((label.x, label.y)) for label in labels]
+    frame = axes.get_window_extent(renderer)
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    places = [(6, 0, "left", "center"), (-6, 0, "right", "center"), (0, 6, "center", "bottom"),
+              (0, -6, "center", "top"), (6, 7, "left", "bottom"), (6, -7, "left", "top"),
+              (-6, 7, "right", "bottom"), (-6, -7, "right", "top"), (6, 15, "left", "bottom"),
+              (6, -15, "left", "top")]  # fmt: skip
+    for label in labels:
+        for x, y, across, up in places:
+            text = axes.annotate(
+                label.text, (label.x, label.y), xytext=(x, y), textcoords="offset points", fontsize=TEXT,
+                color=label.colour, ha=across, va=up,
+            )  # fmt: skip
+            extent = text.get_window_extent(renderer)
+            box = (extent.x0, extent.y0, extent.x1, extent.y1)
+            inside = frame.x0 <= box[0] and box[1] >= frame.y0 and box[3] <= frame.y1
+            if inside and not any(_overlap(box, other) for other in taken):
+                break
+            if (x, y) != places[-1][:2]:
+                text.remove()
+        taken.append(box)
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

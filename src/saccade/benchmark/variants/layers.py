@@ -1,0 +1,244 @@
+"""Layers over tokens, of equal width: attention with its projections, and what it is an alternative to.
+
+Shapes: B batch, L tokens, E width, H heads, k kernel, d dilation.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..._masks import Causal, Mask
+from ...nn import AttentionConfig, MultiHeadAttention
+from ...variants import MechanismConfig
+from .contenders import Contender, Decoding, Runner, counted
+from .data import Sizes
+from .readings import NO_STEP, described, refused
+from .results import LAYER
+
+
+class Stepping(nn.Module):
+    """A layer (B, L, E) -> (B, L, E) that says how it decodes."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    def decoding(self, x: Tensor) -> Decoding:
+        """The step of the last token after the others."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Layer(Contender):
+    """A module over tokens. `make` builds it for sizes, `refuse` says why it cannot be built, `tell` how it is set."""
+
+    make: Callable[[Sizes], Stepping] | None = None
+    tell: Callable[[int], str] = lambda length: ""
+    refuse: Callable[[Sizes], str] = lambda sizes: ""
+    form: Callable[[Sizes], int] = lambda sizes: 0
+    like: str = "other"
+    first: bool = False
+    kind = LAYER
+
+    @property
+    def computes(self) -> str:
+        return self.like
+
+    @property
+    def whole(self) -> bool:
+        return self.first
+
+    def setting(self, length: int) -> str:
+        return self.tell(length)
+
+    def refusal(self, sizes: Sizes) -> str:
+        return self.refuse(sizes)
+
+    def needs(self, sizes: Sizes) -> int:
+        return self.form(sizes)
+
+    def module(self, sizes: Sizes, seed: int) -> Stepping:
+        """With parameters drawn from `seed`, at rest; the global generator is left as it was."""
+        assert self.make is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make(sizes).eval()
+
+    def build(self, sizes: Sizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> Runner:
+        """Tokens are the queries of all heads side by side."""
+        x = tensors[0].detach().transpose(1, 2).flatten(2).clone().requires_grad_()
+        module = self.module(sizes, seed)
+
+        def decoding() -> Decoding:
+            with torch.no_grad():
+                return module.decoding(x)
+
+        parameters = tuple(module.parameters())
+        return Runner(
+            lambda: module(x), (x, *parameters), 1, decoding if sizes.causal else NO_STEP, counted(module),
+            lambda exact: exact,
+        )  # fmt: skip
+
+
+class Attention(Stepping):
+    """`saccade.nn.MultiHeadAttention` over the tokens themselves; its mask is causal or none where none is given."""
+
+    def __init__(self, sizes: Sizes, mechanism: MechanismConfig | None, mask: Mask | None = None):
+        super().__init__()
+        grouped = None if sizes.kv_heads == sizes.heads else sizes.kv_heads
+        config: dict[str, Any] = dict(heads=sizes.heads, kv_heads=grouped, mechanism=mechanism)
+        if mechanism is not None and mechanism.maps > 1:
+            config["heads"] = sizes.heads // mechanism.maps
+            config["kv_heads"] = None if grouped is None else grouped // mechanism.maps
+        self.attention = MultiHeadAttention(AttentionConfig(sizes.width, **config))
+        self.mask = Causal() if mask is None and sizes.causal else mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, self.mask)
+
+    def decoding(self, x: Tensor) -> Decoding:
+        cache = self.attention.cache()
+        self.attention(x[:, :-1], Causal(), cache=cache)
+        kept, last = cache.nbytes, x[:, -1:]
+
+        def step() -> Tensor:
+            out = self.attention(last, Causal(), cache=cache)
+            cache.rollback(1)
+            return out
+
+        return Decoding(step, kept)
+
+
+class Recurrence(Stepping):
+    """`nn.LSTM` or `nn.GRU`; without a direction of time one each way, of half the width."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], sizes: Sizes):
+        super().__init__()
+        width = sizes.width if sizes.causal else sizes.width // 2
+        self.recurrence = kind(sizes.width, width, batch_first=True, bidirectional=not sizes.causal)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrence(x)[0]
+
+    def decoding(self, x: Tensor) -> Decoding:
+        _, state = self.recurrence(x[:, :-1])
+        last = x[:, -1:]
+        parts = state if isinstance(state, tuple) else (state,)
+        return Decoding(lambda: self.recurrence(last, state)[0], sum(part.nbytes for part in parts))
+
+
+class Convolutions(Stepping):
+    """`nn.Conv1d` upon each other with GELU between them; causal ones are padded on the left alone."""
+
+    def __init__(self, sizes: Sizes, kernel: int, dilations: tuple[int, ...]):
+        super().__init__()
+        self.causal, self.kernel, self.dilations = sizes.causal, kernel, dilations
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(sizes.width, sizes.width, kernel, dilation=dilation) for dilation in dilations
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.transpose(1, 2)
+        for layer, dilation in zip(self.convolutions, self.dilations, strict=True):
+            reach = (self.kernel - 1) * dilation
+            left = reach if self.causal else reach // 2
+            features = layer(F.pad(self._between(layer, features), (left, reach - left)))
+        return features.transpose(1, 2)
+
+    def _between(self, layer: nn.Module, features: Tensor) -> Tensor:
+        return features if layer is self.convolutions[0] else F.gelu(features)
+
+    def decoding(self, x: Tensor) -> Decoding:
+        """Each layer keeps the last (k - 1) d of what it read."""
+        features, kept = x.transpose(1, 2), []
+        for layer, dilation in zip(self.convolutions, self.dilations, strict=True):
+            features = F.pad(self._between(layer, features), ((self.kernel - 1) * dilation, 0))
+            kept.append(features[..., -(self.kernel - 1) * dilation - 1 : -1].contiguous())
+            features = layer(features)
+        last = x[:, -1:].transpose(1, 2)
+
+        def step() -> Tensor:
+            new = last
+            for layer, past in zip(self.convolutions, kept, strict=True):
+                new = layer(torch.cat([past, self._between(layer, new)], -1))
+            return new.transpose(1, 2)
+
+        return Decoding(step, sum(past.nbytes for past in kept))
+
+
+class Connected(Stepping):
+    """A fully connected layer over positions: y_i = sum_j W_ij x_j, one weight for each pair of places (j <= i)."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.causal = sizes.causal
+        self.weight = nn.Linear(sizes.length, sizes.length, bias=False).weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        weight = self.weight[:length, :length]
+        return (weight.tril() if self.causal else weight) @ x
+
+    def decoding(self, x: Tensor) -> Decoding:
+        row = self.weight[-1:]
+        return Decoding(lambda: row @ x, x.nbytes)
+
+
+STACKED_KERNEL, STACKED = 7, 4
+DILATED_KERNEL = 3
+
+
+def dilations_for(length: int) -> tuple[int, ...]:
+    """1, 3, 9, ... as many as reach the whole length: 1 + (k - 1) sum(d) >= L (k = 3)."""
+    found = [1]
+    while 1 + (DILATED_KERNEL - 1) * sum(found) < length:
+        found.append(found[-1] * DILATED_KERNEL)
+    return tuple(found)
+
+
+def attention_layer(name: str, usual: Callable[[int], MechanismConfig] | None = None) -> Layer:
+    """`MultiHeadAttention`, with a mechanism or without."""
+    if usual is None:
+        return Layer(name, lambda sizes: Attention(sizes, None), like="softmax", first=True)
+    return Layer(
+        name,
+        lambda sizes: Attention(sizes, usual(sizes.length)),
+        lambda length: described(usual(length)),
+        lambda sizes: refused(usual(max(sizes.length, 1)), sizes),
+        like=usual(1024).traits.computes,
+    )
+
+
+def _halved(sizes: Sizes) -> str:
+    if sizes.causal or sizes.width % 2 == 0:
+        return ""
+    return f"one each way takes half of the width each, but the width is {sizes.width}"
+
+
+OTHERS: tuple[Layer, ...] = (
+    Layer("LSTM", lambda sizes: Recurrence(nn.LSTM, sizes), refuse=_halved),
+    Layer("GRU", lambda sizes: Recurrence(nn.GRU, sizes), refuse=_halved),
+    Layer(
+        "convolutions",
+        lambda sizes: Convolutions(sizes, STACKED_KERNEL, (1,) * STACKED),
+        lambda length: f"layers={STACKED}, kernel={STACKED_KERNEL}",
+    ),
+    Layer(
+        "dilated-convolutions",
+        lambda sizes: Convolutions(sizes, DILATED_KERNEL, dilations_for(sizes.length)),
+        lambda length: f"layers={len(dilations_for(length))}, kernel={DILATED_KERNEL}",
+    ),
+    # Weights, their gradient and, where causal, the masked copies of both.
+    Layer(
+        "connected",
+        Connected,
+        lambda length: f"weights={length}x{length}",
+        form=lambda sizes: 4 * sizes.length**2 * (4 if sizes.causal else 2),
+    ),
+)

@@ -1,0 +1,231 @@
+"""A comparison from start to end: weigh everyone, check and hold against exact attention, time in turns.
+
+Shapes: B batch, Hq / Hkv heads, L tokens, R rows that are compared, D key width, Dv value width.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..attention.timing import Budget, Clock, Stopwatch, quiet, repeat_noisy, take_turns
+from .contenders import Contender, Decoding, Runner
+from .data import Data
+from .results import READING, Comparison, Error, Line, Point
+from .weighing import Limits, Weight, first_line, weigh
+
+Told = Callable[[str], None]
+ROWS = 256  # of a long problem that are held against exact attention
+ALL_ROWS = 2048  # tokens up to which all of them are
+WRONG_STEP = 1e-3  # of the last row's norm: far above rounding, far below what a mistake gives
+WRONG_EXACT = 1e-4  # likewise, of exact attention itself
+WARM = 0.2  # seconds; a first call that took longer needs no more warming up
+SIDE_BY_SIDE = 2  # processes that weigh at a time
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a comparison is made."""
+
+    threads: int
+    budget: Budget = field(default_factory=lambda: Budget(2.0, 3, 100))
+    limits: Limits = field(default_factory=Limits)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+
+
+@dataclass
+class _Running:
+    """A contender at one length that was found right."""
+
+    contender: Contender
+    runner: Runner
+    point: Point
+    decoding: Decoding | None
+
+
+def measure(
+    comparison: Comparison, who: Sequence[Contender], data: Data, lengths: Sequence[int], settings: Settings,
+    told: Told, clock: Clock = time.perf_counter,
+) -> None:  # fmt: skip
+    """Put a line of everyone into the comparison, and fill them length after length.
+
+    told: is called with what was done, len(who) + len(lengths) times.
+    """
+    sizes = data.sizes
+    longest = sizes._replace(length=max(lengths))
+    for one in who:
+        line = Line(one.name, one.kind, one.computes, one.setting(max(lengths)), one.whole)
+        comparison.lines.append(replace(line, refused=one.refusal(longest)))
+    taking = [one for one, line in zip(who, comparison.lines, strict=True) if not line.refused]
+    for _ in range(len(who) - len(taking)):
+        told("")
+    weighed = _weighed_all(taking, data, lengths, settings, told)
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        for length in sorted(lengths):
+            weights = {name: found[length] for name, found in weighed.items()}
+            points = _at(length, taking, weights, data, settings, clock)
+            comparison.lines = [
+                replace(line, points=(*line.points, points[line.name])) if line.name in points else line
+                for line in comparison.lines
+            ]
+            told(f"{length} tokens")
+    finally:
+        torch.set_num_threads(before)
+
+
+def _weighed_all(
+    who: Sequence[Contender], data: Data, lengths: Sequence[int], settings: Settings, told: Told
+) -> dict[str, dict[int, Weight]]:
+    def some(part: Sequence[Contender]) -> dict[str, dict[int, Weight]]:
+        return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, told, stop)
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        try:
+            parts = list(pool.map(some, [who[first::SIDE_BY_SIDE] for first in range(SIDE_BY_SIDE)]))
+        except KeyboardInterrupt:
+            stop.set()  # the pool waits for its threads, and they ask no more
+            raise
+    return {name: weights for part in parts for name, weights in part.items()}
+
+
+def _at(
+    length: int, who: Sequence[Contender], weighed: dict[str, Weight], data: Data, settings: Settings, clock: Clock
+) -> dict[str, Point]:
+    """Everyone's point at one length."""
+    points: dict[str, Point] = {}
+    running = []
+    judge = Judge(data, length, settings.seed)
+    for one in who:
+        weight = weighed[one.name]
+        point = Point(length, memory=weight.peak, note=weight.left_out)
+        made = _prepared(one, point, judge) if not point.note else None
+        if isinstance(made, _Running):
+            running.append(made)
+        points[one.name] = point if made is None else made.point if isinstance(made, _Running) else made
+    timed = _timed(running, settings.budget, clock)
+    points.update({one.contender.name: replace(one.point, readings=timed[one.contender.name]) for one in running})
+    return points
+
+
+def _prepared(one: Contender, point: Point, judge: Judge) -> _Running | Point:
+    """What is ready to be timed, or the point that says why it is not."""
+    try:
+        runner = one.build(judge.sizes, judge.tensors, judge.seed)
+        point = replace(point, parameters=runner.parameters)
+        with torch.no_grad():
+            out = runner.forward()
+            wrong = judge.faults(one, runner, out)
+            if wrong:
+                return replace(point, note=wrong)
+            point = replace(point, error=judge.error(one, runner, out))
+            if isinstance(runner.decoding, str):
+                return _Running(one, runner, replace(point, no_decode=runner.decoding), None)
+            decoding = runner.decoding()
+            off = distance(decoding.step()[..., -1:, :], out[..., -1:, :])
+    except Exception as error:  # whatever a contender raises is its own answer; the others still run
+        return replace(point, note=first_line(error))
+    if not off.worst <= WRONG_STEP:
+        return replace(point, note=f"WRONG: a decoding step is off by {off.worst:.2g} of the parallel form")
+    return _Running(one, runner, replace(point, kept=decoding.kept), decoding)
+
+
+class Judge:
+    """What is right at a length: shapes, finite numbers, and exact attention in float64 where the data is real."""
+
+    def __init__(self, data: Data, length: int, seed: int):
+        self.sizes, self.seed = data.sizes._replace(length=length), seed
+        self.tensors = data.at(length, seed)
+        self.rows = torch.arange(length)
+        if length > ALL_ROWS:
+            self.rows = torch.linspace(0, length - 1, ROWS, dtype=torch.float64).round().long().unique()
+        self._exact = exact_rows(*self.tensors, self.rows, causal=self.sizes.causal) if data.real(length) else None
+
+    def faults(self, one: Contender, runner: Runner, out: Tensor) -> str:
+        """What makes a result wrong; empty where nothing does."""
+        if not out.isfinite().all():
+            return "WRONG: the result has NaN or infinity"
+        batch, heads, _, _, width, length, _ = self.sizes
+        expected = (batch, length, self.sizes.width)
+        if one.kind == READING:
+            expected = tuple(runner.aligned(out.new_zeros(1).expand(batch, heads, length, width)).shape)  # type: ignore[assignment]
+        if tuple(out.shape) != expected:
+            return f"WRONG: the result has shape {tuple(out.shape)}, expected {expected}"
+        error = self.error(one, runner, out)
+        if one.whole and error is not None and not error.whole <= WRONG_EXACT:
+            return f"WRONG: exact attention is off by {error.whole:.2g}"
+        return ""
+
+    def error(self, one: Contender, runner: Runner, out: Tensor) -> Error | None:
+        if self._exact is None or one.kind != READING:
+            return None
+        return distance(out[:, :, self.rows], runner.aligned(self._exact))
+
+
+def distance(found: Tensor, right: Tensor) -> Error:
+    """How far rows (..., R, Dv) are off, in the L2 norm, relative to what is right; NaN counts as infinity."""
+    found, right = found.detach().double(), right.detach().double()
+    off, norm = (found - right).norm(dim=-1), right.norm(dim=-1)
+    whole = float(off.norm() / norm.norm()) if float(norm.norm()) > 0 else float(off.norm())
+    worst = float((off / norm.clamp(min=torch.finfo(torch.float32).tiny)).max())
+    return Error(*(math.inf if math.isnan(number) else number for number in (whole, worst)))
+
+
+def exact_rows(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, *, causal: bool) -> Tensor:
+    """Rows (B, Hq, R, Dv) of softmax attention, written out in float64, head by head."""
+    out = query.new_empty(*query.shape[:2], len(rows), value.shape[3], dtype=torch.float64)
+    hidden = torch.arange(key.shape[2]) > rows[:, None]
+    group = query.shape[1] // key.shape[1]
+    for head in range(query.shape[1]):
+        keys, values = key[:, head // group].double(), value[:, head // group].double()
+        logits = query[:, head, rows].double() @ keys.mT * query.shape[3] ** -0.5
+        if causal:
+            logits = logits.masked_fill(hidden, -math.inf)
+        out[:, head] = logits.softmax(-1) @ values
+    return out
+
+
+def _timed(running: Sequence[_Running], budget: Budget, clock: Clock) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Readings by name and call; everyone takes turns at one kind of call, then at the next.
+
+    What is noisy then is read once more.
+    """
+    calls: dict[str, dict[str, Callable[[], object]]] = {"forward": {}, "training": {}, "decode": {}}
+    for one in running:
+        calls["forward"][one.contender.name] = _resting(one.runner.forward)
+        calls["training"][one.contender.name] = one.runner.training()
+        if one.decoding is not None:
+            calls["decode"][one.contender.name] = _resting(one.decoding.step)
+    found: dict[str, dict[str, tuple[float, ...]]] = {one.contender.name: {} for one in running}
+    with quiet():
+        for call, made in calls.items():
+            watches = {name: Stopwatch(function, clock=clock) for name, function in made.items()}
+            for watch in watches.values():
+                if watch() < WARM:
+                    watch.prepare(budget.block)
+            meters = list(watches.values())
+            readings = repeat_noisy(meters, take_turns(meters, budget, clock), budget, clock) if meters else []
+            for name, seconds in zip(watches, readings, strict=True):
+                found[name][call] = tuple(seconds)
+    return found
+
+
+def _resting(call: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return call()
+
+    return run

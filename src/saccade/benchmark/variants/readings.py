@@ -1,0 +1,248 @@
+"""What reads queries, keys and values that are given: exact attention, exact sparse patterns, mechanisms.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._attention import attention
+from ..._masks import Causal, Mask
+from ...variants import Heads, Mechanism, MechanismConfig, Recurrent, patterns
+from .contenders import Contender, Decoding, Runner, counted
+from .data import Sizes
+from .results import READING
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+NO_STEP = "without a direction of time there is no next token"
+ABOUT = 128  # keys a row of each pattern whose papers leave the number open
+
+
+@dataclass(frozen=True)
+class Exact(Contender):
+    """Softmax attention over all keys, as `saccade.attention` computes it."""
+
+    name: str = "exact"
+    kind = READING
+    computes = "softmax"
+    whole = True
+
+    def setting(self, length: int) -> str:
+        return ""
+
+    def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
+        query, key, value = leaves = _leaves(tensors)
+
+        def forward() -> Tensor:
+            return attention(query, key, value, Causal() if sizes.causal else None)
+
+        def decoding() -> Decoding:
+            last, keys, values = query[:, :, -1:], key, value
+            return Decoding(lambda: attention(last, keys, values), _bytes(keys, values))
+
+        return Runner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
+
+
+@dataclass(frozen=True)
+class Pattern(Contender):
+    """Exact attention over the keys that a mask shows.
+
+    causal, bidirectional: make the mask for a length and settings, or say why there is none.
+    usual: its settings for a length.
+    recent: the settings that name the first and the last keys that decoding keeps, where it needs no others.
+    """
+
+    causal: Callable[..., Mask] | str = ""
+    bidirectional: Callable[..., Mask] | str = ""
+    usual: Callable[[int], dict[str, Any]] = field(default=lambda length: {})
+    given: tuple[tuple[str, Any], ...] = ()
+    recent: tuple[str | None, str] | None = None
+    kind = READING
+    computes = "softmax"
+
+    def settings(self, length: int) -> dict[str, Any]:
+        return {**self.usual(length), **dict(self.given)}
+
+    def setting(self, length: int) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.settings(length).items())
+
+    def refusal(self, sizes: Sizes) -> str:
+        make = self.causal if sizes.causal else self.bidirectional
+        return make if isinstance(make, str) else ""
+
+    def mask(self, sizes: Sizes) -> Mask:
+        make = self.causal if sizes.causal else self.bidirectional
+        assert callable(make)
+        return make(**self.settings(sizes.length))
+
+    def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
+        query, key, value = leaves = _leaves(tensors)
+
+        def forward() -> Tensor:
+            return attention(query, key, value, self.mask(sizes))
+
+        def decoding() -> Decoding:
+            last, (keys, values) = query[:, :, -1:], self._kept(sizes.length, key, value)
+            if self.recent is not None:
+                return Decoding(lambda: attention(last, keys, values), _bytes(keys, values))
+            return Decoding(lambda: attention(last, keys, values, self.mask(sizes)), _bytes(keys, values))
+
+        return Runner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
+
+    def _kept(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What decoding keeps: the first and the last keys, where those are all it will ever see."""
+        if self.recent is None:
+            return key, value
+        first, last = (0 if name is None else self.settings(length)[name] for name in self.recent)
+        if first + last >= length:
+            return key, value
+        return tuple(torch.cat([part[:, :, :first], part[:, :, length - last :]], 2) for part in (key, value))  # type: ignore[return-value]
+
+
+FORWARDS = "the pattern is causal: it looks back only"
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern("window", patterns.sliding_window, FORWARDS, lambda length: {"size": ABOUT}, recent=(None, "size")),
+    Pattern(
+        "longformer-pattern",
+        lambda window, globals: patterns.longformer(window, global_tokens=range(globals), causal=True),
+        lambda window, globals: patterns.longformer(window, global_tokens=range(globals)),
+        lambda length: {"window": 2 * ABOUT - 2, "globals": 1},
+    ),
+    Pattern("strided", patterns.sparse_strided, FORWARDS, lambda length: {"stride": max(1, math.isqrt(length))}),
+    Pattern("fixed", patterns.sparse_fixed, FORWARDS, lambda length: {"stride": ABOUT, "columns": 8}),
+    Pattern(
+        "bigbird",
+        lambda block: patterns.bigbird(block, causal=True),
+        lambda block: patterns.bigbird(block),
+        lambda length: {"block": ABOUT // 8},
+    ),
+    Pattern(
+        "streaming", patterns.streaming, FORWARDS, lambda length: {"window": ABOUT - 4, "sinks": 4},
+        recent=("sinks", "window"),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading(Contender):
+    """A mechanism of `saccade.variants`, with parameters as they start."""
+
+    usual: Callable[[int], MechanismConfig] | None = None
+    kind = READING
+
+    def config(self, length: int) -> MechanismConfig:
+        assert self.usual is not None
+        return self.usual(length)
+
+    @property
+    def computes(self) -> str:
+        """What shares queries and keys reads other keys than those that are given: its error is not its own."""
+        config = self.config(1024)
+        return "other" if config.shares_key else config.traits.computes
+
+    def setting(self, length: int) -> str:
+        return described(self.config(length))
+
+    def refusal(self, sizes: Sizes) -> str:
+        return refused(self.config(max(sizes.length, 1)), sizes)
+
+    def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
+        config = self.config(sizes.length)
+        query, key, value = leaves = _leaves(_paired(tensors, config.maps))
+        if config.shares_key:
+            key = query
+        heads = Heads(sizes.width, query.shape[1], key.shape[1], query.shape[3], value.shape[3])
+        module = built(config, heads, seed)
+
+        def forward() -> Tensor:
+            return module(query, key, value, Causal() if sizes.causal else None)
+
+        decoding = _decoding(config, module, (query, key, value)) if sizes.causal else NO_STEP
+        parameters = tuple(part for part in module.parameters() if part.requires_grad)
+        inputs = (query, value) if config.shares_key else leaves
+        return Runner(
+            forward, (*inputs, *parameters), len(inputs), decoding, counted(module),
+            lambda exact: _pairs(exact, config.maps),
+        )  # fmt: skip
+
+
+def refused(config: MechanismConfig, sizes: Sizes) -> str:
+    """Why a mechanism cannot read these q, k and v; empty where it can."""
+    traits = config.traits
+    able = traits.causal if sizes.causal else traits.bidirectional
+    if able is not True:
+        return f"cannot be {'causal' if sizes.causal else 'bidirectional'}: {able}"
+    if sizes.heads != sizes.kv_heads and traits.grouped is not True:
+        return f"needs as many key-value heads as query heads: {traits.grouped}"
+    if sizes.heads % config.maps or sizes.kv_heads % config.maps:
+        return f"takes heads in groups of {config.maps}, but there are {sizes.kv_heads}"
+    return ""
+
+
+def built(config: MechanismConfig, heads: Heads, seed: int) -> Mechanism:
+    """The module with its parameters drawn from `seed`, at rest; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return config.build(heads).eval()
+
+
+def described(config: MechanismConfig) -> str:
+    """The fields of a configuration, `name=value`; what is None or at rest is left out."""
+    import dataclasses
+
+    told = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    return ", ".join(f"{name}={_short(value)}" for name, value in told if value is not None and value is not False)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(getattr(value, "name", None) or getattr(value, "__name__", None) or value)
+
+
+def _leaves(tensors: Sequence[Tensor]) -> Tensors:
+    query, key, value = (tensor.detach().clone().requires_grad_() for tensor in tensors)
+    return query, key, value
+
+
+def _paired(tensors: Tensors, maps: int) -> Tensors:
+    """Values of `maps` heads side by side, where one head of values belongs to so many of queries and keys."""
+    query, key, value = tensors
+    return query, key, _pairs(value, maps)
+
+
+def _pairs(tensor: Tensor, maps: int) -> Tensor:
+    """(B, H, L, Dv) to (B, H / maps, L, maps Dv)."""
+    if maps == 1:
+        return tensor
+    return tensor.unflatten(1, (-1, maps)).transpose(2, 3).flatten(3)
+
+
+def _decoding(config: MechanismConfig, module: Mechanism, tensors: Tensors) -> Callable[[], Decoding] | str:
+    if isinstance(module, Recurrent):
+        return lambda: _recurrent(module, tensors)
+    if config.traits.cached is not True:
+        return str(config.traits.cached)
+    query, key, value = tensors
+    last = query[:, :, -1:]
+    return lambda: Decoding(lambda: module(last, key, value, Causal()), _bytes(key, value))
+
+
+@torch.no_grad()
+def _recurrent(module: Recurrent, tensors: Tensors) -> Decoding:
+    query, key, value = (part[:, :, :-1] for part in tensors)
+    _, state = module.step(query, key, value)
+    last, new_key, new_value = (part[:, :, -1:] for part in tensors)
+    return Decoding(lambda: module.step(last, new_key, new_value, state)[0], _bytes(*state))
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

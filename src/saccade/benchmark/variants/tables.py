@@ -1,0 +1,274 @@
+"""A comparison as tables: for a terminal, for a pipe, and as a page of Markdown to keep."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..attention import words
+from ..attention.tables import Table, aligned, disturbances, machine_line, markdown
+from .advice import about, advice
+from .results import CALLS, LAYER, READING, Comparison, Line, Path, Point
+from .trends import TAIL, Crossover, crossover, growth, sound
+
+KINDS = {READING: "Reading q, k and v", LAYER: "Layers of equal width, with their projections"}
+FIRST = {READING: "exact", LAYER: "attention"}
+COLUMNS = 12  # of distances that a table shows
+WIDTH = 100  # characters of a line of text, as far as tables go
+INDENT = "  "
+UNCLEAR = "unclear"
+
+
+class Section(NamedTuple):
+    title: str
+    table: Table
+
+
+def sections(comparison: Comparison, width: int | None = None) -> list[Section]:
+    """Every table of a comparison, in order.
+
+    width: characters that a line of text has room for; None: as many as it takes.
+    """
+    found = []
+    for length in comparison.lengths:
+        for kind, title in KINDS.items():
+            lines = [line for line in comparison.of(kind) if line.at(length)]
+            if lines:
+                found.append(Section(f"{title}: {words.length(length)} tokens", _at(comparison, lines, length)))
+    if len(comparison.lengths) > 1:
+        for kind, title in KINDS.items():
+            if comparison.of(kind):
+                found.append(Section(f"{title}: growth", _growths(comparison, kind, width)))
+                found.append(Section(f"{title}: where they become faster", _crossings(comparison, kind)))
+    if comparison.paths:
+        table = path_table(comparison.paths, width)
+        found.append(Section("Gradient of the last output by distance, as it starts", table))
+    return found
+
+
+def _at(comparison: Comparison, lines: Sequence[Line], length: int) -> Table:
+    exact = comparison.exact(lines[0].kind)
+    base = None if exact is None else exact.at(length)
+    reading = lines[0].kind == READING
+    last = ["error", "worst row"] if reading else ["parameters"]
+    header = ["", "forward", "training", "is", "decode", "keeps", "memory", *last]
+    points = [(line, _there(line, length)) for line in lines]
+    return header, [[f"{line.name}{' !' * point.noisy}", *_cells(line, point, base, reading)] for line, point in points]
+
+
+def _there(line: Line, length: int) -> Point:
+    point = line.at(length)
+    assert point is not None
+    return point
+
+
+def _cells(line: Line, point: Point, base: Point | None, reading: bool) -> list[str]:
+    forward, training, decode = (duration(point.seconds(call)) for call in CALLS)
+    theirs, ours = None if base is None else base.seconds("training"), point.seconds("training")
+    ratio = "-" if point is base or not theirs or not ours else f"{words.number(theirs / ours)}x"
+    kept, memory = (None if number is None else words.size(number) for number in (point.kept, point.memory))
+    cells = [forward, training, ratio, decode, kept or "-", memory or "-"]
+    return cells + ([*_errors(line, point)] if reading else [f"{point.parameters:,}" if ours else "-"])
+
+
+def _errors(line: Line, point: Point) -> tuple[str, str]:
+    """In brackets for what approximates nothing."""
+    if point.error is None:
+        return "-", "-"
+    whole, worst = (share(number) for number in (point.error.whole, point.error.worst))
+    return (f"({whole})", f"({worst})") if line.computes == "other" else (whole, worst)
+
+
+def share(number: float) -> str:
+    """A relative error: 6.4 %, or 3e-07 where it is rounding."""
+    return words.percent(number) if number >= 5e-4 else f"{number:.0e}"
+
+
+def duration(seconds: float | None) -> str:
+    return "-" if seconds is None else words.duration(seconds)
+
+
+def _growths(comparison: Comparison, kind: str, width: int | None) -> Table:
+    header = ["", "training grows", "decode", "memory", "setting at the longest"]
+    found = [
+        ([line.name, *(_power(line, what) for what in ("training", "decode", "memory"))], line.setting)
+        for line in comparison.of(kind)
+    ]
+    return header, _with_settings(header, found, width)
+
+
+def _with_settings(header: list[str], found: list[tuple[list[str], str]], width: int | None) -> list[list[str]]:
+    """A setting that is too wide goes on in the next line."""
+    if width is None:
+        return [[*cells, setting] for cells, setting in found]
+    before = sum(max(len(row[place]) for row in (header, *(cells for cells, _ in found))) for place in range(4))
+    room = width - len(INDENT) - before - 2 * 4
+    rows = []
+    for cells, setting in found:
+        first, *more = textwrap.wrap(setting, max(room, 20)) or [""]
+        rows += [[*cells, first], *([*[""] * len(cells), part] for part in more)]
+    return rows
+
+
+def _power(line: Line, what: str) -> str:
+    power = growth(line, what)
+    if power is None:
+        return "-"
+    return f"L^{max(power, 0.0):.2f}" if sound(line, what) else UNCLEAR
+
+
+def _crossings(comparison: Comparison, kind: str) -> Table:
+    exact = comparison.exact(kind)
+    rows = []
+    for line in comparison.of(kind):
+        whole = exact is None or line.whole
+        rows.append([line.name, *("-" if whole or exact is None else _crossing(line, exact, call) for call in CALLS)])
+    return ["", *(f"{call} faster" for call in CALLS)], rows
+
+
+def _crossing(line: Line, exact: Line, call: str) -> str:
+    return crossed(crossover(line, exact, call)) if sound(line, call) and sound(exact, call) else UNCLEAR
+
+
+def crossed(found: Crossover) -> str:
+    """From which length on a line is faster, in words."""
+    length = "" if found.length is None else about(found.length)
+    return {
+        "always": "at every length",
+        "measured": f"from about {length}",
+        "extrapolated": f"from about {length} *",
+        "until": f"only below about {length}",
+        "never": "never",
+        "unknown": "-",
+    }[found.kind]
+
+
+def path_table(paths: Sequence[Path], width: int | None = None) -> Table:
+    """A column for each distance (every second one of many), and how far a hundredth arrives."""
+    distances = sorted({d for path in paths for d in path.distances})
+    if len(distances) > COLUMNS:
+        distances = distances[::-2][::-1]
+    table = _paths(paths, distances)
+    while width is not None and len(distances) > 1 and _wide(table) > width:
+        distances = distances[1:]  # near ones are near 1
+        table = _paths(paths, distances)
+    return table
+
+
+def _wide(table: Table) -> int:
+    return max(len(line) for line in aligned(table, INDENT))
+
+
+def _paths(paths: Sequence[Path], distances: Sequence[int]) -> Table:
+    rows = []
+    for path in paths:
+        there = dict(zip(path.distances, path.gradients, strict=True))
+        name = path.name if path.layers == 1 else f"{path.name}, {path.layers} layers"
+        reach = f"{path.reach():,}" if path.distances else path.note
+        rows.append([name, *(_gradient(there.get(d)) for d in distances), reach])
+    return ["", *(f"d={d:,}" for d in distances), "reaches"], rows
+
+
+def _gradient(number: float | None) -> str:
+    if number is None:
+        return "-"
+    return "0" if number == 0 else f"{number:.2f}" if number >= 0.01 else f"{number:.0e}"
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know: how to read the columns, and why something is missing."""
+    told = [
+        "training: forward and backward. is: how many times as fast as the first line trains. keeps: bytes that "
+        "decoding keeps of the past. memory: at the peak of training, above inputs and parameters, without gradients "
+        "of inputs.",
+    ]
+    if any(line.points for line in comparison.lines if line.kind == READING):
+        told.append(
+            "error: ||out - exact|| / ||exact|| over all rows, exact attention in float64. In brackets: what computes "
+            "something else and approximates nothing. Parameters of mechanisms are as they start."
+        )
+    if len(comparison.lengths) > 2:
+        told.append(f"Exponents are fitted from the longest length down to 1/{TAIL} of it.")
+    told += _trusted(comparison)
+    if comparison.paths:
+        told.append(
+            "Gradients are relative to that at distance 1; reaches: the largest distance with at least a hundredth."
+        )
+    return [*told, *_beyond(comparison), *missing(comparison)]
+
+
+def _trusted(comparison: Comparison) -> list[str]:
+    """What is extrapolated, noisy or senseless."""
+    told = []
+    measured = [point for line in comparison.lines for point in line.points if point.readings]
+    if _any_cell(comparison, "*"):
+        told.append("*: extrapolated from the last two lengths.")
+    told += disturbances(sum(point.noisy for point in measured), len(measured), comparison.machine)
+    if _any_cell(comparison, UNCLEAR):
+        told.append(
+            f"! {UNCLEAR}: numbers that fall with length or follow no power of it. Something else used the machine; "
+            "measure again when it is idle."
+        )
+    return told
+
+
+def _any_cell(comparison: Comparison, ending: str) -> bool:
+    tables = (table for kind in KINDS for table in (_growths(comparison, kind, None), _crossings(comparison, kind)))
+    return len(comparison.lengths) > 1 and any(
+        cell.endswith(ending) for _, rows in tables for row in rows for cell in row
+    )
+
+
+def _beyond(comparison: Comparison) -> list[str]:
+    longest = comparison.data["length"]
+    if comparison.data["unlimited"] or all(length <= longest for length in comparison.lengths):
+        return []
+    return [
+        f"The data has {longest:,} tokens: beyond, times are of its tokens drawn at random, and there is no error. "
+        "What selects keys by their values may take another time on a real text of that length."
+    ]
+
+
+def missing(comparison: Comparison) -> list[str]:
+    """Who took no part, at which lengths, and who cannot decode, each with the reason."""
+    told = [f"{line.name} takes no part: {line.refused}." for line in comparison.lines if line.refused]
+    for line in comparison.lines:
+        by_note: dict[str, list[str]] = {}
+        for point in line.points:
+            if point.note:
+                by_note.setdefault(point.note, []).append(words.length(point.length))
+        told += [f"{line.name} at {', '.join(lengths)}: {note}." for note, lengths in by_note.items()]
+    steps: dict[str, list[str]] = {}
+    for line in comparison.lines:
+        reason = next((point.no_decode for point in line.points if point.no_decode), "")
+        if reason:
+            steps.setdefault(reason, []).append(line.name)
+    return told + [f"No decoding step: {', '.join(names)}: {reason}." for reason, names in steps.items()]
+
+
+def heading(comparison: Comparison) -> list[str]:
+    data = comparison.data
+    heads = str(data["heads"]) if data["heads"] == data["kv_heads"] else f"{data['heads']}/{data['kv_heads']}"
+    way = "causal" if data["causal"] else "bidirectional"
+    shape = f"{way}, batch {data['batch']}, {heads} heads of width {data['head']}, float32"
+    note = f" ({data['note']})" if data["note"] else ""
+    return [f"{data['source']}{note}: {shape}", machine_line(comparison.machine)]
+
+
+def text(comparison: Comparison) -> list[str]:
+    """The comparison as lines for a pipe."""
+    lines = [*heading(comparison), ""]
+    for section in sections(comparison, WIDTH):
+        lines += [section.title, *aligned(section.table, INDENT), ""]
+    return [*lines, *notes(comparison), "", advice(comparison)]
+
+
+def page(comparison: Comparison) -> str:
+    """The comparison as a page for `benchmarks/results/`."""
+    what, machine = heading(comparison)
+    lines = ["# Which attention to choose", "", f"    {comparison.settings.get('command', 'saccade compare')}", ""]
+    lines += [f"{what}.", "", f"{machine}.", "", f"**{advice(comparison)}**", ""]
+    for section in sections(comparison):
+        lines += [f"## {section.title}", "", *markdown(section.table), ""]
+    return "\n".join([*lines, "## Notes", "", *(f"- {note}" for note in notes(comparison))]) + "\n"

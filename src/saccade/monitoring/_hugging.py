@@ -1,0 +1,74 @@
+"""Attention of transformers' models: each call of an attention function, eager ones included, told as a whole.
+
+Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _tap
+from . import _thread
+from ._seen import SeenCall, Used
+
+Function = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def attention_functions() -> Iterator[None]:
+    """Attention functions that models of transformers look up on this thread tell `_tap` of their calls."""
+    if "transformers" not in sys.modules:  # then no model of it exists
+        yield
+        return
+    from .._hooks.transformers import functions_wrapped_by
+
+    with functions_wrapped_by(_telling):
+        yield
+
+
+def _telling(function: Function) -> Function:
+    @functools.wraps(function)
+    def told(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
+        if not _thread.THREAD.watchers or not _tap.THREAD.observers:
+            return function(module, query, key, value, attention_mask, **more)
+        with _tap.aside() as observers:
+            given = function(module, query, key, value, attention_mask, **more)
+            call: SeenCall | None = None
+            with torch.no_grad(), torch._C.DisableTorchFunction(), _thread.counted_if_it_fails(_name(function)):
+                call = _call(function, module, query, key, value, attention_mask, given, more)
+            if call is not None:
+                for observer in observers:
+                    observer(call)
+        return given
+
+    return told
+
+
+def _call(
+    function: Function, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, given: Any,
+    more: dict[str, Any],
+) -> SeenCall:  # fmt: skip
+    from .._hooks.transformers import meaning_of
+
+    meaning = meaning_of(module, query, key, value, attention_mask, **more)
+    out = given[0]  # (B, Lq, Hq, Dv)
+    used = {"query": Used(query), "key": Used(key), "value": Used(value), "out": Used(out, _rows_inside)}
+    return SeenCall(
+        meaning.query, meaning.key, meaning.value, meaning.mask, meaning.bias, meaning.scale, meaning.softcap,
+        meaning.sink, meaning.dropout, out.detach().transpose(1, 2), _name(function), module, used, meaning.real,
+    )  # fmt: skip
+
+
+def _rows_inside(gradient: Tensor) -> Tensor:
+    return gradient.transpose(1, 2)
+
+
+def _name(function: Function) -> str:
+    return f"transformers {getattr(function, '__name__', type(function).__name__)}"

@@ -1,0 +1,264 @@
+"""A training monitor that knows no framework: every n-th step watched, its numbers and alarms written to a log."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._alarms import SEVERITIES, Alarm, Alarms
+from ._alarms_rules import ADVICE
+from ._alarms_thresholds import Thresholds
+from ._monitor_log import Histogram, Log, Nowhere, as_log
+from ._monitor_tally import VECTORS, Tally, of_layer
+from ._record import CallRecord, GradientRecord
+from ._watch import Watched, watch
+
+LOGGER = logging.getLogger("saccade.monitoring")
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """What a monitor watches, and what alarms lead to.
+
+    Args:
+        every: steps that are multiples of it are watched, and the first.
+        per_head: also write the numbers of each head.
+        gradients: whether to measure the gradients of q, k, v and out.
+        histograms: whether to write those of q, k, v.
+        thresholds: of the alarms; None is `Thresholds()`.
+        on_alarm: called with each `Alarm` as it fires; None writes a line to the logger "saccade.monitoring".
+        stop_on: kinds or severities of alarms after which training should stop; it does so in the frameworks.
+
+    Raises:
+        ValueError: every is no whole number from 1 on, or stop_on has an unknown kind.
+    """
+
+    every: int = 50
+    per_head: bool = False
+    gradients: bool = True
+    histograms: bool = True
+    thresholds: Thresholds | None = None
+    on_alarm: Callable[[Alarm], None] | None = None
+    stop_on: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+            raise ValueError(f"every: must be a whole number of steps from 1 on, got {self.every!r}")
+        known = {*SEVERITIES, *ADVICE}
+        for name in self.stopping - known:
+            raise ValueError(f"stop_on: {name!r} is none of {', '.join(sorted(known))}")
+
+    @property
+    def stopping(self) -> set[str]:
+        return {self.stop_on} if isinstance(self.stop_on, str) else set(self.stop_on)
+
+
+class AttentionMonitor:
+    """Watches the attention of a model in every n-th training step, and writes what it finds.
+
+    ::
+
+        monitor = AttentionMonitor(model, "runs/attention", every=50)
+        for step, batch in enumerate(batches):
+            with monitor.step(step):
+                loss = loss_of(model, batch)
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Between the watched steps nothing is in the model's way. Under `attention/<call>/`, <call> being the module's path
+    with numbers of two digits, each watched step writes: `entropy` and `entropy_lowest` (nats, mean over heads, and the
+    lowest head's), `evenness` (entropy over its greatest), `largest` (mean largest weight), `sink_mass` and
+    `sink_mass_highest` (weight on the first key and on a learned sink), `max_logit`, `norm_query`, `norm_key`,
+    `norm_value`, `norm_out` (mean L2 norms), `gradient_query`, `gradient_key`, `gradient_value`, `gradient_out` (L2
+    norms, over the batch and all heads), and the histograms `query`, `key`, `value`. Alarms are text, and
+    `attention/alarms_open` counts those that go on.
+
+    Training goes on whatever happens here: alarms raise nothing, an error of the log ends the log, another one the
+    monitor, and each is told once. In several processes the first alone watches, and sees its own share of a batch.
+
+    Args:
+        model: what is watched; modules within it that run on their own are as well.
+        log: a folder for TensorBoard (None: a new one in `runs`), a `SummaryWriter`, any `Log`, or False for none.
+        options: the fields of `Monitoring`.
+
+    Raises:
+        TypeError, ValueError: a log of another kind; an option that `Monitoring` does not take.
+        ModuleNotFoundError: a TensorBoard log without TensorBoard.
+    """
+
+    def __init__(self, model: nn.Module, log: Any = None, **options: Any):
+        self._model, self._options = model, Monitoring(**options)
+        self._off = not _first_process()
+        self._log: Log = Nowhere() if self._off else as_log(log)
+        self._alarms = Alarms(self._options.thresholds)
+        self._watched: Watched | None = None
+        self._step, self._seen_one = 0, False
+        self._scale = 1.0
+        self._tallies: dict[str, Tally] = {}
+        self._new: list[Alarm] = []
+        self._mentioned: set[str] = set()
+        self.should_stop: Alarm | None = None
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """All that have fired so far."""
+        return self._alarms.fired
+
+    @property
+    def watching(self) -> bool:
+        """Whether a step is being watched."""
+        return self._watched is not None
+
+    @contextmanager
+    def step(self, step: int, loss_scale: float = 1.0) -> Iterator[None]:
+        """Watch forward and backward of this step if it is one to watch; `step` counts optimizer steps."""
+        self.begin(step, loss_scale)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self, step: int, loss_scale: float = 1.0) -> bool:
+        """Begin to watch if this step is one to watch, and say whether it is. `end` must follow.
+
+        Args:
+            loss_scale: what the loss is multiplied by before the backward pass (float16): gradients are divided by it.
+        """
+        if self._off or self.watching or not (step % self._options.every == 0 or not self._seen_one):
+            return False
+        self._step, self._seen_one, self._scale = step, True, loss_scale
+        with self._harmless():
+            watched = watch(
+                self._model, gradients=self._options.gradients, alarms=False,
+                histograms=set(VECTORS) if self._options.histograms else None,
+                on_record=self._record, on_gradients=self._gradients,
+            )  # fmt: skip
+            watched.__enter__()
+            self._watched = watched
+        return self.watching
+
+    def end(self) -> None:
+        """Stop watching, and write what was seen; nothing if no step is being watched."""
+        watched, self._watched = self._watched, None
+        if watched is None:
+            return
+        with self._harmless():
+            watched.__exit__(None, None, None)
+            self._mention(watched)
+            self._write()
+            self._tell()
+        self._tallies, self._new = {}, []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later steps are compared with, in plain lists."""
+        return {"alarms": self._alarms.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on comparing with what a stopped run had seen."""
+        self._alarms.load_state_dict(state["alarms"])
+
+    def _record(self, record: CallRecord) -> None:
+        with self._harmless():
+            self._tallies.setdefault(record.name, Tally()).add(record)
+            self._new += self._alarms.observe(record, self._step)
+
+    def _gradients(self, record: GradientRecord) -> None:
+        with self._harmless():
+            self._tallies.setdefault(record.name, Tally()).add_gradients(record, self._scale)
+            self._new += self._alarms.observe_gradients(record, self._step)
+
+    def _mention(self, watched: Watched) -> None:
+        """Say once what is not seen in this model, or not known of it."""
+        missing = [f"not observed: {name}: {missed.reason}" for name, missed in watched.unobserved.items()]
+        if not watched.calls and not missing:
+            missing = [f"not observed: {type(self._model).__name__}: it made no attention call"]
+        for line in (*missing, *(f"not known: {name}: {what.reason}" for name, what in watched.unknown.items())):
+            if line not in self._mentioned:
+                self._mentioned.add(line)
+                LOGGER.warning("step %d: %s", self._step, line)
+
+    def _write(self) -> None:
+        scalars: dict[str, float] = {}
+        histograms: dict[str, Histogram] = {}
+        for name, tally in self._tallies.items():
+            at, heads = f"attention/{tag_of(name)}", tally.heads()
+            scalars |= {f"{at}/{what}": number for what, number in of_layer(heads).items()}
+            if self._options.per_head:
+                each = ((what, n, number) for what, numbers in heads.items() for n, number in enumerate(numbers))
+                scalars |= {f"{at}/head_{n:02d}/{what}": number for what, n, number in each}
+            histograms |= {f"{at}/{what}": held for what, held in tally.histograms()}
+        scalars["attention/alarms_open"] = sum(not alarm.over for alarm in self.alarms)
+        text = "\n\n".join(f"{line}. {ADVICE[kind]}" for kind, line in grouped(self._new))
+        try:
+            if histograms:
+                self._log.histograms(histograms, self._step)
+            if text:
+                self._log.text("attention/alarms", text, self._step)
+            self._log.scalars(scalars, self._step)
+        except Exception as error:
+            self._log = Nowhere()
+            LOGGER.warning("step %d: the log of the attention monitor ends here: %s", self._step, _told(error))
+
+    def _tell(self) -> None:
+        stopping, on_alarm = self._options.stopping, self._options.on_alarm
+        for alarm in self._new:
+            if self.should_stop is None and {alarm.kind, alarm.severity} & stopping:
+                self.should_stop = alarm
+            if on_alarm is not None:
+                on_alarm(alarm)
+        if on_alarm is None:
+            for kind, line in grouped(self._new):
+                LOGGER.log(_LEVELS[worst(self._new, kind)], "%s; %s", line, ADVICE[kind])
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """What goes wrong inside ends the monitor, not the training."""
+        if self._off:
+            return (yield)
+        try:
+            yield
+        except Exception as error:
+            self._off = True
+            LOGGER.warning("step %d: the attention monitor ends here: %s", self._step, _told(error))
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+_LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def grouped(alarms: Iterable[Alarm]) -> Iterator[tuple[str, str]]:
+    """(kind, sentence) for each kind and call, naming all its heads, with the message of the first."""
+    by: dict[tuple[str, str], list[Alarm]] = {}
+    for alarm in alarms:
+        by.setdefault((alarm.kind, alarm.name), []).append(alarm)
+    for (kind, _), group in by.items():
+        heads = sorted(alarm.head for alarm in group if alarm.head is not None)
+        others = f" (also heads {', '.join(map(str, heads[1:]))})" if len(heads) > 1 else ""
+        yield kind, f"{group[0]}{others}"
+
+
+def worst(alarms: Iterable[Alarm], kind: str) -> str:
+    return max((alarm.severity for alarm in alarms if alarm.kind == kind), key=SEVERITIES.index)
+
+
+def tag_of(name: str) -> str:
+    """A call's name as a tag that sorts: "blocks.3.attention#2" is "blocks.03.attention.call_2"."""
+    path, _, order = name.partition("#")
+    padded = re.sub(r"(?<![^.])\d(?![^.])", lambda found: f"0{found[0]}", path or "model")
+    return f"{padded}.call_{order}" if order else padded
+
+
+def _first_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

@@ -1,0 +1,292 @@
+"""A group from start to end: who is right is timed, who is wrong has no speed, and who cannot says why."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from saccade.benchmark.attention import (
+    Budget,
+    Case,
+    Contender,
+    Dense,
+    Entry,
+    Flex,
+    Memory,
+    Ours,
+    Sdpa,
+    Settings,
+    limits,
+    measure,
+    measuring,
+    sets,
+)
+from saccade.benchmark.attention.cases import Inputs
+from saccade.benchmark.attention.limits import in_cpu_time, limit_of
+from saccade.benchmark.attention.measuring import weigh
+
+CASE = Case(17, 17, "causal", heads=6, kv_heads=3, width=5, value_width=5)
+QUICK = Settings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
+
+
+class Lying(Contender):
+    """Dense, but for one number of its output."""
+
+    name = "lying"
+
+    def forward(self, inputs):
+        right = Dense().forward(inputs)
+
+        def compute():
+            out = right()
+            return out + torch.zeros_like(out).index_put((torch.tensor([0]),) * 4, torch.tensor([0.001]))
+
+        return compute
+
+
+class Refusing(Contender):
+    name = "refusing"
+
+    def __init__(self, error):
+        self.error = error
+
+    def forward(self, inputs):
+        raise self.error
+
+
+@pytest.mark.parametrize("stage", ["forward", "recorded", "backward", "forward+backward", "decode"])
+def test_right_contenders_are_timed(stage):
+    case = replace(CASE, stage=stage)
+    group = measure("title", [Entry(case, one) for one in (Ours("auto"), Ours("chunked"), Sdpa(), Dense())], QUICK)
+    assert group.title == "title"
+    assert [row.contender for row in group.rows] == ["auto", "chunked", "F.sdpa", "dense"]
+    for row in group.rows:
+        assert row.status == "measured"
+        assert len(row.readings) == 2
+        assert min(row.readings) > 0
+        assert row.error <= 1
+        assert row.rate == pytest.approx(case.amount / row.seconds.median)
+
+
+@pytest.mark.parametrize("stage", ["forward", "forward+backward"])
+def test_a_wrong_result_has_no_speed(stage):
+    case = replace(CASE, stage=stage)
+    group = measure("", [Entry(case, Lying()), Entry(case, Dense())], QUICK)
+    wrong, right = group.rows
+    assert wrong.status == "wrong"
+    assert wrong.readings == ()
+    assert wrong.rate is None
+    assert wrong.error > 1
+    assert wrong.note.startswith("WRONG: out is off by ")
+    assert right.status == "measured"
+    assert group.speedup(wrong, over=right) is None
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such thing\nhere"), NotImplementedError("no such thing here"), MemoryError()]
+)
+def test_who_cannot_says_why_and_the_others_run(error):
+    group = measure("", [Entry(CASE, Refusing(error)), Entry(CASE, Dense())], QUICK)
+    assert group.rows[0].status == "none"
+    assert group.rows[0].note == (str(error).replace("\n", " ") or "MemoryError")
+    assert group.rows[1].status == "measured"
+
+
+def test_an_interrupt_is_nobodys_answer():
+    with pytest.raises(KeyboardInterrupt):
+        measure("", [Entry(CASE, Refusing(KeyboardInterrupt()))], QUICK)
+
+
+def test_a_backend_that_does_not_exist_is_told():
+    row = measure("", [Entry(CASE, Ours("nonsense"))], QUICK).rows[0]
+    assert row.status == "none"
+    assert "backend must be one of" in row.note
+
+
+def test_what_needs_too_much_memory_is_left_out():
+    case = Case(1024, 1024)
+    small = replace(QUICK, most_memory=2**20)
+    group = measure("", [Entry(case, Dense()), Entry(case, Sdpa())], small)
+    assert group.rows[0].note == "would form 0.1 GiB"
+    assert group.rows[0].status == "none"
+    assert group.rows[1].status == "measured"
+
+
+def test_cases_of_one_group_take_turns():
+    short, long = CASE, replace(CASE, length_q=23, length_k=23)
+    group = measure("", [Entry(short, Dense()), Entry(long, Dense())], QUICK)
+    assert [row.case for row in group.rows] == [short, long]
+    assert group.speedup(group.rows[0], over=group.rows[1]).median > 0
+
+
+def test_the_number_of_threads_holds_for_the_group_alone(threads):
+    threads(1)
+    seen = []
+
+    class Counting(Dense):
+        def forward(self, inputs):
+            seen.append(torch.get_num_threads())
+            return super().forward(inputs)
+
+    measure("", [Entry(CASE, Counting())], replace(QUICK, threads=2))
+    assert seen == [2]
+    assert torch.get_num_threads() == 1
+
+
+def test_a_setting_is_around_the_calls_of_its_contender_alone():
+    active = []
+    seen = {}
+
+    class Setting(Dense):
+        def __init__(self, name):
+            self.name = name
+
+        def around(self):
+            @contextlib.contextmanager
+            def entered():
+                active.append(self.name)
+                yield
+                active.remove(self.name)
+
+            return entered()
+
+        def forward(self, inputs):
+            inner = super().forward(inputs)
+
+            def compute():
+                seen.setdefault(self.name, set()).add(tuple(active))
+                return inner()
+
+            return compute
+
+    measure("", [Entry(CASE, Setting("a")), Entry(CASE, Setting("b"))], QUICK)
+    assert seen == {"a": {("a",)}, "b": {("b",)}}
+
+
+def test_limits_take_turns_with_the_contenders(monkeypatch):
+    rates = {"float32": iter([100.0, 200.0, 400.0])}
+    monkeypatch.setattr(sets, "in_use", lambda: "avx2")
+    monkeypatch.setattr(sets, "peak", lambda dtype, threads, ms: lambda: next(rates[dtype]))
+    group = measure("", [Entry(CASE, Dense()), Entry(CASE, Sdpa())], QUICK)
+    assert [limit.name for limit in group.limits] == ["float32 multiply-adds (avx2)"]
+    assert group.limits[0].readings == (100.0, 200.0)
+    row = group.rows[1]
+    expected = sorted(CASE.flops / seconds / rate for seconds, rate in zip(row.readings, (100.0, 200.0), strict=True))
+    assert group.share(row).median == pytest.approx(sum(expected) / 2)
+
+
+def test_a_forced_set_has_a_limit_of_its_own(monkeypatch):
+    active = ["avx512"]
+
+    class Native:
+        @staticmethod
+        def active():
+            return active[-1]
+
+        @staticmethod
+        def use(name):
+            active.append(name.rstrip("!"))
+
+        @staticmethod
+        def peak_f32(threads, milliseconds):
+            return {"avx2": 50.0, "avx512": 100.0}[active[-1]]
+
+        @staticmethod
+        def peak_bf16(threads, milliseconds):
+            return None if active[-1] == "avx2" else 300.0
+
+    monkeypatch.setattr(sets, "compiled", lambda: Native)
+    wide, narrow = (Inputs.make(replace(CASE, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    found = [limit_of(inputs, name, 1) for inputs in (wide, narrow) for name in (None, "avx2")]
+    assert [(limit.name, limit.meter()) for limit in found] == [
+        ("float32 multiply-adds (avx512)", 100.0),
+        ("float32 multiply-adds (avx2)", 50.0),
+        ("bf16 dot products (avx512)", 300.0),
+        ("float32 multiply-adds (avx2)", 50.0),
+    ]
+    assert active[-1] == "avx512"
+
+
+def test_reading_is_measured_on_the_cases_own_keys_and_values(monkeypatch):
+    asked = []
+
+    class Native:
+        @staticmethod
+        def read_bandwidth(address, size, threads):
+            asked.append((address, size, threads))
+            return {0: 100.0, 1: 50.0}[len(asked) % 2]  # keys at 50 bytes a second, values at 100
+
+    monkeypatch.setattr(sets, "compiled", lambda: Native)
+    inputs = Inputs.make(replace(CASE, stage="decode"))
+    limit = limit_of(inputs, None, 3)
+    size = 3 * 17 * 5 * 4
+    assert limit.meter() == pytest.approx(2 * size / (size / 50 + size / 100))
+    assert asked[2:] == [(inputs.key.data_ptr(), size, 3), (inputs.value.data_ptr(), size, 3)]
+    assert limit.unit == "B/s"
+
+
+def test_so_few_bytes_that_reading_takes_no_time_have_no_limit(monkeypatch):
+    class Native:
+        @staticmethod
+        def read_bandwidth(address, size, threads):
+            return 0.0
+
+    monkeypatch.setattr(sets, "compiled", lambda: Native)
+    assert limit_of(Inputs.make(replace(CASE, stage="decode")), None, 1) is None
+
+
+def test_without_a_build_no_limit_is_made_up(monkeypatch):
+    monkeypatch.setattr(sets, "compiled", lambda: None)
+    for stage in ("forward", "decode"):
+        assert limit_of(Inputs.make(replace(CASE, stage=stage)), None, 1) is None
+    assert sets.in_use() is None
+    row = measure("", [Entry(CASE, Ours("chunked", "avx2"))], QUICK).rows[0]
+    assert row.note == "instruction set 'avx2': the native kernels are not built here"
+    group = measure("", [Entry(CASE, Dense())], QUICK)
+    assert group.limits == ()
+    assert group.share(group.rows[0]) is None
+
+
+def test_a_limit_in_cpu_time_leaves_out_what_others_took(monkeypatch):
+    wall, own = iter([10.0, 14.0]), iter([1.0, 2.0])
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(wall))
+    monkeypatch.setattr(limits.time, "thread_time", lambda: next(own))
+    assert in_cpu_time(lambda: 25.0)() == 100.0
+
+
+def test_flex_says_that_it_has_no_backward_here():
+    row = measure("", [Entry(replace(CASE, stage="forward+backward"), Flex())], QUICK).rows[0]
+    assert row.note == "its backward raises on a CPU"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"threads": 1, "clock": "sun"}, "clock must be one of wall, cpu; got 'sun'"),
+        ({"threads": 2, "clock": "cpu"}, "it needs threads = 1, got 2"),
+    ],
+)
+def test_what_is_no_setting_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        Settings(**given)
+
+
+def test_memory_is_weighed_without_times(monkeypatch):
+    weighed = Memory(700, 200, "peak")
+    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)
+    row = weigh("", [Entry(CASE, Dense())], QUICK).rows[0]
+    assert (row.status, row.readings, row.memory) == ("measured", (), weighed)
+    timed = measure("", [Entry(CASE, Dense()), Entry(CASE, Lying())], replace(QUICK, memory=True)).rows
+    assert [row.memory for row in timed] == [weighed, None]
+    huge = weigh("", [Entry(Case(1024, 1024), Dense())], replace(QUICK, most_memory=2**20)).rows[0]
+    assert (huge.status, huge.memory) == ("none", None)
+
+
+def test_memory_that_cannot_be_measured_is_told(monkeypatch):
+    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: "no luck")
+    row = weigh("", [Entry(CASE, Dense())], QUICK).rows[0]
+    assert (row.memory, row.note) == (None, "no luck")

@@ -1,0 +1,82 @@
+"""Peaks are seen, inputs are not counted, and what was free before is."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from saccade.benchmark.attention import Case, Dense, Ours, memory
+from saccade.benchmark.attention.memory import answer, growth, peak_memory
+
+MIB = 2**20
+
+pytestmark = pytest.mark.skipif(not memory.STATUS.exists(), reason="the system does not tell its memory")
+
+
+def peak_of(size):
+    """Touches `size` bytes and gives all but a little of them back."""
+
+    def call():
+        np.ones(size, dtype=np.uint8)
+        return np.ones(MIB, dtype=np.uint8)
+
+    return call
+
+
+@pytest.mark.parametrize("size", [16 * MIB, 64 * MIB])
+def test_a_peak_that_has_passed_is_seen(size):
+    found, method = growth(peak_of(size))
+    assert method == "peak"
+    assert size * 0.95 < found < size + 8 * MIB
+
+
+def test_an_earlier_peak_is_not():
+    peak_of(128 * MIB)()
+    found, _ = growth(peak_of(16 * MIB))
+    assert found < 32 * MIB
+
+
+def test_where_the_peak_cannot_be_reset_memory_is_sampled(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "RESET", tmp_path)  # a folder: writing to it is an OSError
+    found, method = growth(lambda: np.ones(64 * MIB, dtype=np.uint8))
+    assert method == "sampled"
+    assert 60 * MIB < found < 72 * MIB
+
+
+def test_a_call_that_raises_ends_the_sampling(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "RESET", tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        growth(lambda: 1 // 0)
+
+
+CASE = Case(512, 512, "causal", "forward+backward", heads=2, kv_heads=2, width=16, value_width=16)
+LOGITS = 2 * 512 * 512 * 4
+
+
+def test_a_question_is_answered(threads):
+    threads(1)
+    found = answer(json.dumps({"case": CASE.as_json(), "contender": "dense", "threads": 1}))
+    assert found.gradients == 3 * 2 * 512 * 16 * 4
+    assert 2 * LOGITS < found.extra < 12 * LOGITS
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_memory_is_measured_in_a_process_of_its_own():
+    found = peak_memory(CASE, Dense(), 1)
+    assert 2 * LOGITS < found.extra < 12 * LOGITS
+
+
+@pytest.mark.slow
+def test_memory_that_cannot_be_measured_is_told():
+    found = peak_memory(CASE, Ours("nonsense"), 1)
+    assert found.startswith("peak memory was not measured: ValueError: backend must be one of")
+
+
+def test_a_system_that_does_not_tell_is_an_error(monkeypatch, tmp_path):
+    status = tmp_path / "status"
+    status.write_text("Name:\tsomething\n")
+    monkeypatch.setattr(memory, "STATUS", status)
+    with pytest.raises(OSError, match="has no VmRSS"):
+        growth(lambda: None)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from pretend_lm import PretendLM, at_ids, broad, duplicate, itself, previous, repeat, sink
+
+from saccade.inspection import RULES, measure_roles, role_of
+
+WORDS = "cat dog hen fox owl bee ant elk emu yak cow pig rat bat eel cod asp ape kid doe ewe ram hog koi".split()
+
+
+def ordinary_text(n=240):
+    # A walk over the words by a step prime to their number: no word comes twice within 24.
+    text = " ".join(WORDS[7 * i % len(WORDS)] + ("," if i % 5 == 4 else "") for i in range(n))
+    return text + "."
+
+
+def with_patterns(*patterns, **options):
+    lm = PretendLM([list(patterns)], **options)
+    lm.tokenizer.encode(ordinary_text())
+    return lm
+
+
+def roles(lm):
+    return [head["role"] for head in measure_roles(lm, ordinary_text())["heads"]]
+
+
+def test_heads_that_follow_a_pattern_get_its_name():
+    lm = with_patterns(previous, itself, sink, duplicate, repeat, broad)
+    assert roles(lm) == ["previous", "self", "sink", "duplicate", "repeat", "broad"]
+
+
+def test_a_head_that_gathers_at_punctuation_is_a_delimiter_head():
+    lm = with_patterns(broad, broad)
+    marks = {lm.tokenizer.table[","], lm.tokenizer.table["."]}
+    lm.model.patterns = [[at_ids(marks), at_ids({-1})]]
+    assert roles(lm) == ["delimiter", "sink"]
+
+
+def test_scores_of_known_patterns_and_of_chance():
+    report = measure_roles(with_patterns(previous, broad, repeat), ordinary_text())
+    first, uniform, copying = report["heads"]
+    assert first["scores"]["previous"] == first["above_chance"]["previous"] == first["score"] == 1
+    assert first["scores"]["broad"] == 0 and first["decided_by"] == "previous"
+    for name in ("previous", "self", "sink", "delimiter", "repeat", "duplicate"):
+        # A head that looks everywhere alike scores exactly what is called chance, up to the rounding to 4 decimals.
+        assert abs(uniform["scores"][name] - report["chance"][name]) < 2e-4
+        assert uniform["above_chance"][name] < 2e-4
+    assert uniform["scores"]["broad"] == 1
+    assert copying["scores"]["repeat"] == 1 and copying["scores"]["duplicate"] == 0
+
+
+def test_the_description_is_json_repeatable_and_follows_the_seed():
+    lm = with_patterns(repeat, broad)
+    report = measure_roles(lm, ordinary_text(), seed=3)
+    assert json.loads(json.dumps(report)) == json.loads(json.dumps(measure_roles(lm, ordinary_text(), seed=3)))
+    assert report["seed"] == 3 and report["format"] == 1
+    assert [(h["layer"], h["head"]) for h in report["heads"]] == [(0, 0), (0, 1)]
+    assert {r["measured_on"] for r in report["rules"]} == {"held-out text", "repeated random tokens"}
+
+
+def test_rules_are_asked_in_order_and_thresholds_count():
+    nothing = dict.fromkeys(("previous", "self", "sink", "delimiter", "repeat", "duplicate", "broad"), 0.0)
+    for rule in RULES:
+        for name in rule.roles:
+            assert role_of(nothing | {name: rule.at_least}) == (name, name)
+            below = role_of(nothing | {name: rule.at_least - 0.01})
+            assert below[0] == "mixed" and (below[1] == name or name == "broad")
+    assert role_of(nothing | {"sink": 0.9, "repeat": 0.3}) == ("repeat", "repeat")
+    assert role_of(nothing | {"sink": 0.5, "previous": 0.6}) == ("previous", "previous")
+
+
+@pytest.mark.parametrize("context", [17, 61, 257])
+def test_short_contexts_and_texts_of_more_than_one_window(context):
+    assert roles(with_patterns(previous, repeat, sink, context=context)) == ["previous", "repeat", "sink"]
+
+
+def test_too_little_text_is_refused():
+    lm = with_patterns(broad)
+    with pytest.raises(ValueError, match="text: 3 tokens came; measuring roles needs 16 at least"):
+        measure_roles(lm, "one two three")
+    with pytest.raises(ValueError, match="two different tokens"):
+        measure_roles(lm, "cat " * 20)
