@@ -10,7 +10,7 @@ import pytest
 from pages import ROOT, blocks, console, save_python
 
 from saccade.cli import main
-from saccade.verification._finding import FAMILIES
+from saccade.verification.findings._finding import FAMILIES
 
 PITFALLS = sorted(path for path in (ROOT / "docs" / "pitfalls").glob("*.md") if path.stem != "README")
 

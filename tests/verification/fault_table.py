@@ -20,7 +20,7 @@ from wrong.fault import STYLES, Fault, Style
 
 import saccade
 from saccade.verification import Report
-from saccade.verification._finding import FAMILIES
+from saccade.verification.findings._finding import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify-faults.md"
 

@@ -26,7 +26,7 @@ from wrong.fault import STYLES, Fault, Style
 
 import saccade
 from saccade.verification import Finding, Report, checks
-from saccade.verification._finding import FAMILIES
+from saccade.verification.findings._finding import FAMILIES
 
 MOST_OTHERS = 2
 

@@ -7,11 +7,11 @@ import torch
 
 import saccade
 from saccade.verification import MaskReading, Reading, TargetError
-from saccade.verification._calling import mask_tensor
-from saccade.verification._discover import discover
-from saccade.verification._inputs import Inputs
-from saccade.verification._reading import Hints, Promise
-from saccade.verification._subject import Subject
+from saccade.verification.target._calling import mask_tensor
+from saccade.verification.target._inputs import Inputs
+from saccade.verification.target._reading import Hints, Promise
+from saccade.verification.target._subject import Subject
+from saccade.verification.target.discovery._discover import discover
 
 ATTEND = torch.tensor([[True, False, True], [True, True, False]])[None, None]
 

@@ -302,7 +302,7 @@ def test_what_cannot_be_pickled_is_refused_with_two_ways_out(monkeypatch):
 
 
 def test_a_fork_that_cannot_go_on_is_replaced(monkeypatch):
-    monkeypatch.setattr("saccade.verification._child._spoilt", lambda: True)
+    monkeypatch.setattr("saccade.verification.running._child._spoilt", lambda: True)
     with pytest.raises(ValueError, match="isolated=False"):
         report_of(lambda q, k, v: v)
 

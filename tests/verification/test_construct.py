@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from saccade.verification import Promise, Undecided
-from saccade.verification._construct import construct
-from saccade.verification._discover import discover
-from saccade.verification._reading import Hints
+from saccade.verification.target._construct import construct
+from saccade.verification.target._reading import Hints
+from saccade.verification.target.discovery._discover import discover
 
 
 class Keeps(nn.Module):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Reading
-from saccade.verification._copies import copied
-from saccade.verification._subject import Subject
+from saccade.verification.target._subject import Subject, copied
 
 
 class MinGPT(nn.Module):

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import CacheReading, Finding, Inapplicable
-from saccade.verification._discover import discover
-from saccade.verification.checks import cache
+from saccade.verification.checks.cache import _check as cache
+from saccade.verification.target.discovery._discover import discover
 
 H, D = 3, 6
 E = H * D
@@ -355,7 +355,7 @@ def test_outputs_in_another_place_than_the_reading_says_are_no_error_of_the_targ
             return (out, kept) if past_kv is None else {"out": out, "kept": kept}
 
     from saccade.verification import Promise, Reading
-    from saccade.verification._subject import Subject
+    from saccade.verification.target._subject import Subject
 
     reading = Reading("self", "BLD", E, out=0, cache=CacheReading("passed", "past_kv", 1))
     with pytest.raises(Inapplicable, match="say in Python how its cache is used"):

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Undecided
-from saccade.verification._discover import discover
 from saccade.verification._verify import verify
+from saccade.verification.target.discovery._discover import discover
 
 E, H, V = 24, 4, 61
 

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Promise
-from saccade.verification._discover import discover
-from saccade.verification._reading import Hints
-from saccade.verification.discovery._documented import documented, documented_axes, meaning_of
-from saccade.verification.discovery._source import Source
+from saccade.verification.target._reading import Hints
+from saccade.verification.target.discovery._discover import discover
+from saccade.verification.target.discovery._documentation import Source, documented, documented_axes, meaning_of
 
 
 def scores_of(q, k):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification import Finding, Report, TargetError
-from saccade.verification._discover import discover
-from saccade.verification._finding import Check
-from saccade.verification.checks import robustness
+from saccade.verification.checks import _robustness as robustness
+from saccade.verification.target._check import Check
+from saccade.verification.target.discovery._discover import discover
 
 E, H = 24, 3
 

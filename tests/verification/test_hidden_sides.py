@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification import Report
-from saccade.verification._discover import discover
-from saccade.verification._finding import Finding
+from saccade.verification.findings._finding import Finding
+from saccade.verification.target.discovery._discover import discover
 
 E, H = 24, 4
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification import Finding, Inapplicable, Promise, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import mask_meaning, scale
+from saccade.verification.checks import _scale as scale
+from saccade.verification.checks.mask_meaning import _check as mask_meaning
+from saccade.verification.target._subject import Subject
 
 H, D, E = 3, 7, 21
 ATTENTION = Reading("attention", "BHLD", D, H)

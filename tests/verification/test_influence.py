@@ -13,8 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Promise, Reading
-from saccade.verification._influence import apart, dependence, direction, effects, gradients, influence, later, steady
-from saccade.verification._subject import Subject
+from saccade.verification.target._influence import (
+    apart,
+    dependence,
+    direction,
+    effects,
+    gradients,
+    influence,
+    later,
+    steady,
+)
+from saccade.verification.target._subject import Subject
 
 D, E, H, L = 5, 12, 2, 7
 ATTENTION = Reading("attention", "BHLD", D, heads=H)

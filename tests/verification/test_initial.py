@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Reading
-from saccade.verification._initial import at_the_start
-from saccade.verification._subject import Subject
-from saccade.verification.checks import gradients
+from saccade.verification.checks import _gradients as gradients
+from saccade.verification.checks._gradients_initial import at_the_start
+from saccade.verification.target._subject import Subject
 
 E, H = 33, 3
 

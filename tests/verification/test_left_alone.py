@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from saccade.verification import Hints, verify
-from saccade.verification._left_alone import no_mask
-from saccade.verification._reading import Reading
-from saccade.verification._subject import Subject
+from saccade.verification.checks._left_alone import no_mask
+from saccade.verification.target._reading import Reading
+from saccade.verification.target._subject import Subject
 
 
 def attend(q, k, v, keep=None):

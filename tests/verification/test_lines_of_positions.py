@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Promise, Reading
-from saccade.verification._positions import positions
-from saccade.verification._source import thrown_away
-from saccade.verification._subject import Subject
-from saccade.verification.checks import order
+from saccade.verification.checks import _order as order
+from saccade.verification.target._source import thrown_away
+from saccade.verification.target._subject import Subject
+from saccade.verification.tracing._positions import positions
 
 E = 12
 READING = Reading("self", "BLD", E)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from saccade.verification import Finding, Location, Outcome, Report, as_json, as_junit, as_page, report_lines
-from saccade.verification._json import plain
-from saccade.verification._show import is_code, mend_lines, verdict
+from saccade.verification.findings._words import plain
+from saccade.verification.report._text import is_code, mend_lines, verdict
 
 LEAK = Finding(
     "causal-leak", "causal-leak", "error", "Output 3 changes by 0.12 when input 5, which comes later, changes",

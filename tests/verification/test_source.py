@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Location, Reading
-from saccade.verification._source import (
+from saccade.verification.target._source import (
     definition,
     documentation,
     line_with,
@@ -24,7 +24,7 @@ from saccade.verification._source import (
     return_of_several,
     sources,
 )
-from saccade.verification._subject import Subject
+from saccade.verification.target._subject import Subject
 
 HERE = Path(__file__)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Reading
-from saccade.verification._steady import exact, same_random_numbers, steady, tolerance, vivid
-from saccade.verification._subject import Subject
+from saccade.verification.target._steady import exact, same_random_numbers, steady, tolerance, vivid
+from saccade.verification.target._subject import Subject
 
 E = 7
 SELF = Reading("self", "BLD", E)

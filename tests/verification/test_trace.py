@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import saccade.nn
 from saccade.verification import Inapplicable, Reading
-from saccade.verification._subject import Subject
-from saccade.verification._trace import SeenAttention, measured, traced
+from saccade.verification.target._subject import Subject
+from saccade.verification.tracing._trace import SeenAttention, measured, traced
 
 B, H, L, D = 2, 3, 5, 7
 E = H * D

@@ -26,10 +26,10 @@ from saccade.verification import (
     assert_correct,
     verify,
 )
-from saccade.verification._causes import explained
-from saccade.verification._finding import FAMILIES
 from saccade.verification._verify import _chosen
 from saccade.verification.checks import CHECKS
+from saccade.verification.findings._finding import FAMILIES
+from saccade.verification.running._causes import explained
 
 
 def finding(check, severity="error", family=None, **more):
@@ -210,7 +210,7 @@ def test_what_cannot_be_is_refused(options, error, words):
 
 
 def test_strings_are_checked_before_a_process_is_started(monkeypatch):
-    monkeypatch.setattr("saccade.verification._child.Child", None)
+    monkeypatch.setattr("saccade.verification.running._child.Child", None)
     with pytest.raises(ValueError, match="there is no file nowhere.py"):
         verify("nowhere.py:attend")
     with pytest.raises(ValueError, match="there is no file nowhere.py"):
@@ -222,7 +222,7 @@ def test_candidates_reach_the_caller(monkeypatch, isolated):
     def undecided(*_):
         raise Undecided("two ways fit", [("(batch, heads, length, width)", "--layout BHLD")])
 
-    monkeypatch.setattr("saccade.verification._discover.discover", undecided)
+    monkeypatch.setattr("saccade.verification.target.discovery._discover.discover", undecided)
     with pytest.raises(Undecided) as raised:
         verify(right, isolated=isolated)
     assert raised.value.message == "two ways fit"
@@ -234,7 +234,7 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch):
         raise KeyError("ours")
 
     broken.__code__ = broken.__code__.replace(co_filename=saccade.__file__)
-    monkeypatch.setattr("saccade.verification._discover.discover", broken)
+    monkeypatch.setattr("saccade.verification.target.discovery._discover.discover", broken)
     with pytest.raises(KeyError, match="ours") as raised:
         verify(right)
     assert "in the child process" in str(raised.value.__cause__)
@@ -248,7 +248,7 @@ def test_hints_and_sizes_are_joined(monkeypatch):
         seen.append(hints)
         raise Undecided("seen")
 
-    monkeypatch.setattr("saccade.verification._discover.discover", discovered)
+    monkeypatch.setattr("saccade.verification.target.discovery._discover.discover", discovered)
     with pytest.raises(Undecided):
         verify(right, embed_dim=13, how=Hints(form="attention", num_heads=7), isolated=False)
     assert seen == [Hints(form="attention", embed_dim=13, num_heads=7)]

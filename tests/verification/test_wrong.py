@@ -9,7 +9,7 @@ import harness
 import pytest
 from wrong.fault import STYLES
 
-from saccade.verification._finding import FAMILIES
+from saccade.verification.findings._finding import FAMILIES
 
 FAULTS = harness.every_fault()
 # Quick ones, of different families and styles.

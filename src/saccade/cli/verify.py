@@ -20,7 +20,7 @@ from ._options import Grouped, flattened
 
 if TYPE_CHECKING:
     from ..verification import Report, Undecided
-    from ..verification._finding import Check
+    from ..verification.target._check import Check
 
 # As `saccade.verification` has them, which loads PyTorch; a test holds the two together.
 CHECKS = (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ._child import Limits
-from ._finding import Check, Finding, Inapplicable, Location, Outcome, Report, TargetError, Undecided
-from ._json import as_json
-from ._junit import as_junit
-from ._page import as_page
-from ._reading import CacheReading, Hints, MaskReading, Promise, Reading
-from ._show import report_lines
 from ._verify import assert_correct, verify
+from .findings._finding import Finding, Inapplicable, Location, Outcome, TargetError, Undecided
+from .report._html import as_page
+from .report._json import as_json
+from .report._junit import as_junit
+from .report._report import Report
+from .report._text import report_lines
+from .running._child import Limits
+from .target._check import Check
+from .target._reading import CacheReading, Hints, MaskReading, Promise, Reading
 
 __all__ = [
     "CacheReading",

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._finding import FAMILIES, Finding, Outcome, Report
-from ._reading import Hints, Promise, Reading
-from ._target import check as check_target
-from ._target import name_of
+from .findings._finding import FAMILIES, Finding, Outcome
+from .report._report import Report
+from .target._kinds import check as check_target
+from .target._kinds import name_of
+from .target._reading import Hints, Promise, Reading
 
 if TYPE_CHECKING:
-    from ._child import Limits, Printed
-    from ._finding import Check
-    from ._job import Broken, Message
+    from .running._child import Limits, Printed
+    from .running._job import Broken, Message
+    from .target._check import Check
 
 Progress = Callable[[int, int, str], None]
 
@@ -70,8 +71,8 @@ def verify(
         TypeError: a target that cannot be called with tensors, or a `how` that is no way to call it.
         ValueError: an argument that cannot be, a string that names nothing, or a target that cannot reach a child.
     """
-    from ._child import Limits
-    from ._job import Job
+    from .running._child import Limits
+    from .running._job import Job
 
     given = promise or Promise()
     if causal is not None and given.causal is not None and causal != given.causal:
@@ -91,7 +92,7 @@ def verify(
     )  # fmt: skip
     for named in (target, how):
         if isinstance(named, str) and not named.startswith("hf:"):
-            from ._load import split
+            from .target._load import split
 
             split(named)
     return _report(job, chosen, limits or Limits(), isolated, progress)
@@ -125,9 +126,9 @@ def _chosen(names: Iterable[str | Check] | None) -> list[Check]:
 
 
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
-    from ._causes import explained
-    from ._child import Printed, isolated
-    from ._job import DIRECTIONS, Broken, Called, Done, Looks, Refused, Stage
+    from .running._causes import explained
+    from .running._child import Printed, isolated
+    from .running._job import DIRECTIONS, Broken, Called, Done, Looks, Refused, Stage
 
     start, printed = time.perf_counter(), ""
     called, looks = Called("", ()), Looks(job.promise.causal, True)
@@ -177,7 +178,7 @@ class _Elsewhere(Exception):
 
 
 def _in_this_process(job: Any) -> Iterable[Message]:
-    from ._job import work
+    from .running._job import work
 
     threads = torch.get_num_threads()
     try:
@@ -187,7 +188,7 @@ def _in_this_process(job: Any) -> Iterable[Message]:
 
 
 def _nothing_works(broken: Broken) -> Finding:
-    from ._run import raised
+    from .running._run import raised
 
     doing, mend = _STAGES.get(broken.stage, ("starting", "Try it once more."))
     if broken.location is not None and broken.error.startswith(("NameError", "UnboundLocalError", "ImportError")):

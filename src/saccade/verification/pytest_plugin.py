@@ -23,10 +23,11 @@ from typing import Any
 
 import pytest
 
-from ._finding import FAMILIES, Report
-from ._load import split
-from ._show import finding_as_text
 from ._verify import assert_correct, verify
+from .findings._finding import FAMILIES
+from .report._report import Report
+from .report._text import finding_as_text
+from .target._load import split
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

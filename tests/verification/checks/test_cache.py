@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import CacheReading, Finding, Inapplicable, MaskReading, Promise, Reading
-from saccade.verification._cached import Decoder, in_pieces
-from saccade.verification._steady import exact
-from saccade.verification._subject import Subject
-from saccade.verification.checks import cache
+from saccade.verification.checks.cache import _check as cache
+from saccade.verification.target._decoder import Decoder, in_pieces
+from saccade.verification.target._steady import exact
+from saccade.verification.target._subject import Subject
 
 H, D = 3, 6
 E = H * D

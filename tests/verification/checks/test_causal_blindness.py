@@ -18,7 +18,7 @@ from checks.masked import ATTENTION, MODULE, E, H, Layer, causal, hiding, only_e
 from torch import Tensor, nn
 
 from saccade.verification import Inapplicable, Reading
-from saccade.verification.checks.causal_blindness import CHECK
+from saccade.verification.checks._causal_blindness import CHECK
 
 
 def ones(length: int) -> Tensor:

@@ -15,7 +15,7 @@ from checks.masked import ATTENTION, MODULE, E, H, Layer, causal, hiding, only_e
 from torch import Tensor, nn
 
 from saccade.verification import Inapplicable, Reading
-from saccade.verification.checks.causal_leak import CHECK
+from saccade.verification.checks._causal_leak import CHECK
 
 
 def ones(length: int) -> Tensor:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Inapplicable, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import compile as compiling
+from saccade.verification.checks import _compile as compiling
+from saccade.verification.target._subject import Subject
 
 HEADS = Reading("attention", "BHLD", 7, heads=3)
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Inapplicable, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import dropout
+from saccade.verification.checks import _dropout as dropout
+from saccade.verification.target._subject import Subject
 
 E, H = 33, 3
 

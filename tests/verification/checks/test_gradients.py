@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification import Inapplicable, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import gradients
+from saccade.verification.checks import _gradients as gradients
+from saccade.verification.target._subject import Subject
 
 E, H = 33, 3
 

@@ -29,7 +29,7 @@ from checks.masked import (
 from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, MaskReading, Reading
-from saccade.verification.checks.mask_meaning import CHECK
+from saccade.verification.checks.mask_meaning._check import CHECK
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification import Finding, Inapplicable, Promise, Reading
-from saccade.verification._heads import heads
-from saccade.verification._projections import spans
-from saccade.verification._steady import exact
-from saccade.verification._subject import Subject
-from saccade.verification._wiring import wiring
-from saccade.verification.checks import mixing
+from saccade.verification.checks.mixing import _check as mixing
+from saccade.verification.checks.mixing._heads import heads
+from saccade.verification.findings._words import spans
+from saccade.verification.target._steady import exact
+from saccade.verification.target._subject import Subject
+from saccade.verification.tracing._wiring import wiring
 
 H, D = 3, 5
 E = H * D

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, Promise, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import order
+from saccade.verification.checks import _order as order
+from saccade.verification.target._subject import Subject
 
 E = 15
 SELF = Reading("self", "BLD", E)

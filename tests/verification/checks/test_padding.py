@@ -28,7 +28,7 @@ from checks.masked import (
 from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, MaskReading, Reading
-from saccade.verification.checks.padding import CHECK
+from saccade.verification.checks._padding import CHECK
 
 READING = replace(MODULE, masks=(with_mask("BK"),))
 PROPER = replace(ATTENTION, masks=(with_mask("B11K"),))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification import MaskReading, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import placement
+from saccade.verification.checks import _placement as placement
+from saccade.verification.target._subject import Subject
 
 E, H = 33, 3
 SELF = Reading("self", "BLD", E, heads=H)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import saccade.nn
 from saccade.verification import Finding, Inapplicable, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import softmax
+from saccade.verification.checks import _softmax as softmax
+from saccade.verification.target._subject import Subject
 
 H, D, E = textbook.HEADS, 7, textbook.WIDTH
 RIGHT = "torch.softmax(scores, dim=-1)"

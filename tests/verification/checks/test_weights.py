@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.verification import Finding, Inapplicable, MaskReading, Reading
-from saccade.verification._subject import Subject
-from saccade.verification.checks import weights
+from saccade.verification.checks import _weights as weights
+from saccade.verification.target._subject import Subject
 
 H, D, E = textbook.HEADS, 7, textbook.WIDTH
 PAIRS = (MaskReading("mask", "B1QK", "attend"),)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from .._finding import Check
-from . import (
-    cache,
-    causal_blindness,
-    causal_leak,
-    compile,
-    dropout,
-    gradients,
-    mask_meaning,
-    mixing,
-    model,
-    order,
-    padding,
-    placement,
-    precision,
-    robustness,
-    scale,
-    softmax,
-    weights,
-)
+from ..target._check import Check
+from . import _causal_blindness as causal_blindness
+from . import _causal_leak as causal_leak
+from . import _compile as compile
+from . import _dropout as dropout
+from . import _gradients as gradients
+from . import _order as order
+from . import _padding as padding
+from . import _placement as placement
+from . import _precision as precision
+from . import _robustness as robustness
+from . import _scale as scale
+from . import _softmax as softmax
+from . import _weights as weights
+from . import cache, mask_meaning, mixing, model
 
 CHECKS: tuple[Check, ...] = (
     scale.CHECK, softmax.CHECK, causal_leak.CHECK, causal_blindness.CHECK, mask_meaning.CHECK, padding.CHECK,

@@ -1,0 +1,388 @@
+"""Whether a query is kept from a key that it should see: its own, the one before, those outside a window nobody asked
+for, those beyond the length a mask was built for.
+
+Shapes: B batch, H heads, L length.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target import _influence as influence
+from ..target._check import Check
+from ..target._source import parsed_by
+from ..target._subject import Subject
+from ..tracing._visible import masking_line, one_sequence, self_attentions, shaping_line, steps_of
+
+_BATCH = 2
+_LENGTHS = (2, 3, 6, 7, 17, 33)
+_BY_OUTPUTS = 7  # the longest that is tried pair by pair where no weights could be seen
+_NAMES = ("window", "window_size", "sliding_window", "local_window", "attention_window", "local_attention_window")
+_WORDS = ("window", "sliding", "local", "band", "sparse", "dilat", "stride", "span", "lookback")
+_EFFECT = "The model works without what these positions hold, in training and after; the loss goes down, only less far."
+_LONGER = (
+    "It attends to more than it is to: memory and time grow, and a cache that keeps the window gives other outputs."
+)
+_TRIANGLE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal, a token's own position, included"
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """What the queries of one head of one attention see, at one length."""
+
+    length: int
+    sees: Tensor  # (L, L)
+    own: bool  # whether the diagonal is known
+    head: int | None = None
+    heads: int = 1
+    line: Location | None = None
+
+    @property
+    def lower(self) -> Tensor:
+        """(L, L) with a diagonal that is not known as seen."""
+        known = self.sees if self.own else self.sees | torch.eye(self.length, dtype=torch.bool)
+        return known.tril()
+
+    @property
+    def is_full(self) -> bool:
+        return self.lower.equal(torch.ones(self.length, self.length, dtype=torch.bool).tril())
+
+    def distances(self) -> list[int] | None:
+        """How far back queries see, where it is the same for all of them: [0, 1, 2] in a window of two before."""
+        lower = self.lower
+        seen = [bool(lower.diagonal(-back).any()) for back in range(self.length)]
+        alike = all(bool(lower.diagonal(-back).all()) == seen[back] for back in range(self.length))
+        return [back for back, one in enumerate(seen) if one] if alike else None
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    asked = [subject]
+    if subject.reading.causal_flag is not None and subject.flagged is None:
+        asked.append(subject.with_flag(True))
+    reasons = []
+    for one in asked:
+        try:
+            yield from _judged(one)
+        except Inapplicable as reason:
+            reasons.append(str(reason))
+    if len(reasons) == len(asked):
+        raise Inapplicable(reasons[-1])
+
+
+def _judged(subject: Subject) -> Iterator[Finding]:
+    sights = _sights(subject)
+    if not any(influence.off_diagonal(one.sees).any() for one in sights):
+        raise Inapplicable("no output depends on another position's input")
+    longer = [one for one in sights if one.length > _BATCH]  # as many as items, and they are taken for positions
+    if longer and all(one.distances() == [0] for one in longer) and _items_meet(subject):
+        raise Inapplicable("no output depends on another position's input, but on other batch items, see mixing")
+    if subject.is_causal:
+        yield from _causal(subject, sights)
+    else:
+        yield from _bidirectional(subject, sights)
+
+
+def _items_meet(subject: Subject) -> bool:
+    """Whether a batch item changes the output of another."""
+    inputs = subject.one_sequence(subject.inputs(_BATCH, 3))
+    called = influence.steady(subject, inputs)
+    other = called(inputs.changed(range(3), item=0))
+    return bool((influence.difference(called(inputs), other)[1:] > called.noise).any())
+
+
+def _sights(subject: Subject) -> list[_Sight]:
+    found: list[_Sight] = []
+    raised: TargetError | None = None
+    for length in _lengths(subject):
+        try:
+            found += _seen_inside(subject, length) or _seen_outside(subject, length)
+        except TargetError as error:
+            raised = error
+    if not found and raised is not None:
+        raise raised
+    return found
+
+
+def _lengths(subject: Subject) -> list[int]:
+    window, most = subject.promise.window, subject.reading.max_length
+    wanted = {*_LENGTHS, *([] if window is None or window > 200 else [window + 3])}
+    return sorted(length for length in wanted if most is None or length <= most)
+
+
+def _seen_inside(subject: Subject, length: int) -> list[_Sight]:
+    """By the weights that multiply the values: exact, the diagonal included."""
+    inputs = one_sequence(subject, _BATCH, length)
+    found = []
+    for one in self_attentions(subject, inputs):
+        attends = (one.attends & ~one.seen.weights.isnan()).cpu()
+        line = one.line("mask")
+        for head in range(attends.shape[1]):
+            # an item that sees less than another is told as what it sees
+            found.append(_Sight(length, attends[:, head].all(0), True, head, attends.shape[1], line))
+    return found
+
+
+def _seen_outside(subject: Subject, length: int) -> list[_Sight]:
+    """By what changes the outputs. Of a target that takes one input for all, the diagonal is not known."""
+    if length > _BY_OUTPUTS and subject.form != "attention":
+        return []
+    sizes = influence.dependence(subject, length, _BATCH).cpu() > 0
+    own = subject.form in ("attention", "qkv")
+    heads = sizes.shape[1]
+    return [_Sight(length, sizes[:, head].all(0), own, head if heads > 1 else None, heads) for head in range(heads)]
+
+
+def _causal(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
+    inputs = one_sequence(subject, _BATCH, max(one.length for one in sights))
+    steps = steps_of(subject, inputs)
+    line = next((one.line for one in sights if one.line is not None), None) or masking_line(steps, inputs)
+    made = shaping_line(steps, inputs) or line
+    strict = [one for one in sights if one.length > 1 and not one.lower.diagonal()[1:].any()]
+    if strict:
+        everywhere = len({one.head for one in strict}) == strict[0].heads
+        yield _strict(strict, sights, made if everywhere else line)
+        return
+    odd = [one for one in sights if one.distances() is None or _skips_neighbour(one)]
+    if odd:
+        yield _odd(odd, sights, made)
+        return
+    yield from _windowed(subject, sights, made)
+
+
+def _strict(strict: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None) -> Finding:
+    one = max(strict, key=lambda sight: (sight.length <= 7, sight.length))
+    row = one.length - 1
+    alone = not bool(one.lower[0].any())
+    first = " Output 0 then sees nothing at all, which gives NaN or an average over everything." if alone else ""
+    return _finding(
+        "error", f"Output {row} gives weight exactly 0 to input {row}, its own position"
+        f"{_which(one, strict, sights)}, as every output after the first: the triangle of the mask leaves out its "
+        f"diagonal.{first}",
+        _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))', one, line,
+    )  # fmt: skip
+
+
+def _skips_neighbour(one: _Sight) -> bool:
+    back = one.distances() or []
+    return len(back) > 1 and 1 not in back
+
+
+def _odd(odd: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None) -> Finding:
+    """A pattern that is not the same for each query."""
+    one = min(odd, key=lambda sight: sight.length)
+    lower = one.lower
+    missing = (~lower & torch.ones_like(lower).tril()).nonzero().tolist()
+    near = all(bool(sight.lower.diagonal().all()) and bool(sight.lower.diagonal(-1).all()) for sight in odd)
+    if near and _is_fixed(sights):
+        return _finding(
+            "warning", f"Outputs see only some of the inputs before them{_which(one, odd, sights)}: output "
+            f"{missing[-1][0]} does not see input {missing[-1][1]}. It is the same at every length and looks like a "
+            "sparse pattern.", "If it is not meant: " + _TRIANGLE, one, line,
+        )  # fmt: skip
+    rows = sorted({row for row, _ in missing})
+    row, column = missing[-1] if len(rows) > 1 else missing[0]
+    own = ", its own position" if row == column else ", which comes before"
+    clean = sorted({sight.length for sight in sights if sight.is_full} - {sight.length for sight in odd})
+    lengths = f" At length {', '.join(map(str, clean))} all is seen." if clean else ""
+    return _finding(
+        "error", f"Output {row} does not see input {column}{own}{_which(one, odd, sights)}; so it is for "
+        f"{len(missing)} pairs at length {one.length}.{lengths} The mask looks as if it was built for another length "
+        "or shape.", _TRIANGLE + "  # with L the length of this call", one, line,
+    )  # fmt: skip
+
+
+def _is_fixed(sights: Sequence[_Sight]) -> bool:
+    """Whether what is seen at a short length is the corner of what is seen at a long one."""
+    heads: dict[int | None, list[_Sight]] = {}
+    for one in sights:
+        heads.setdefault(one.head, []).append(one)
+    return all(
+        any(
+            long.lower[: short.length, : short.length].equal(short.lower)
+            for short in group
+            if short.length < long.length
+        )
+        for group in heads.values()
+        for long in group
+        if long.length > min(sight.length for sight in group)
+    )
+
+
+def _windowed(subject: Subject, sights: Sequence[_Sight], line: Location | None) -> Iterator[Finding]:
+    promised = subject.promise.window
+    longest = max(one.length for one in sights)
+    reach = {one.head: max(one.distances() or [0]) for one in sights if one.length == longest}
+    widths = sorted(set(reach.values()))
+    if promised is not None and longest >= promised + 2:
+        wrong = [one for one in sights if one.length == longest and reach[one.head] != promised]
+        if wrong:
+            yield _window_error(wrong[0], reach[wrong[0].head], promised, "its author promises", wrong, sights, line)
+        return
+    full = all(one.is_full for one in sights)
+    named, value = _told(subject)
+    if value is not None and not full and len(widths) == 1 and widths[0] not in (value, value - 1) and promised is None:
+        one = next(sight for sight in sights if sight.length == longest)
+        yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
+    elif not full and promised is None:
+        yield _window_found(sights, longest, widths, line, value is not None or _speaks_of_it(subject))
+
+
+def _window_error(
+    one: _Sight,
+    found: int,
+    told: int,
+    by: str,
+    among: Sequence[_Sight],
+    sights: Sequence[_Sight],
+    line: Location | None,
+) -> Finding:
+    row = one.length - 1
+    if found > told:
+        seen = f"Output {row} sees input {row - found}, {found} before it"
+    else:
+        seen = f"Output {row} does not see input {row - found - 1}, {found + 1} before it"
+    counted = " (Counted with its own position it is the window that is asked for.)" if found == told - 1 else ""
+    return _finding(
+        "error", f"{seen}{_which(one, among, sights)}, where {by} a window of {told} inputs before its own: it is "
+        f"{'longer' if found > told else 'shorter'} by {abs(found - told)}.{counted}",
+        f"mask = (i - j >= 0) & (i - j <= {told})  # i = torch.arange(L)[:, None], j = torch.arange(L)", one, line,
+        {"window": found, "told": told}, _LONGER if found > told else _EFFECT,
+    )  # fmt: skip
+
+
+def _speaks_of_it(subject: Subject) -> bool:
+    """Whether the source says that not all is to be seen, or cannot be read."""
+    named = type(subject.target) if subject.module is not None else subject.target
+    try:
+        module = inspect.getmodule(named)
+        text = parsed_by(inspect.getsource, module if module is not None else named)
+    except (OSError, TypeError):
+        return True
+    return any(word in text.lower() for word in _WORDS)
+
+
+def _window_found(
+    sights: Sequence[_Sight], longest: int, widths: Sequence[int], line: Location | None, meant: bool
+) -> Finding:
+    some = [one for one in sights if one.length == longest and not one.is_full]
+    one = some[0]
+    seen = one.distances() or [0]
+    gaps = [back for back in range(max(seen) + 1) if back not in seen]
+    if gaps:
+        return _finding(
+            "warning", f"Outputs see inputs {', '.join(map(str, seen[:6]))}{', ...' if len(seen) > 6 else ''} before "
+            f"their own and none between{_which(one, some, sights)}: it looks like a dilated pattern.",
+            "If it is not meant: " + _TRIANGLE, one, line,
+        )  # fmt: skip
+    width = max(seen)
+    nobody = "" if meant else " Nothing in its source speaks of one: it may be a mask made for another length."
+    return _finding(
+        "warning" if meant else "error", f"Output {one.length - 1} does not see input "
+        f"{one.length - 2 - width}{_which(one, some, sights)}: it "
+        f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
+        f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}", one, line,
+        {"windows": list(widths)},
+    )  # fmt: skip
+
+
+def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
+    promised = subject.promise.causal is False
+    some = [one for one in sights if one.length > 2]
+    upper = [one for one in some if not influence.above_diagonal(one.sees).any()]
+    if promised and upper:
+        one = max(upper, key=lambda sight: (sight.length <= 7, sight.length))
+        yield _finding(
+            "error", f"Output 0 does not see input {one.length - 1}, nor does any output see a later one"
+            f"{_which(one, upper, some)}, where its author promises that it is bidirectional.",
+            "Leave out the causal mask (is_causal=False), or promise causal=True.", one, one.line,
+        )  # fmt: skip
+        return
+    odd = [one for one in some if not (influence.off_diagonal(one.sees)).equal(influence.off_diagonal(one.sees).mT)]
+    if odd and not upper:
+        one = min(odd, key=lambda sight: sight.length)
+        missing = (~one.sees).nonzero().tolist()
+        row, column = missing[0]
+        clean = sorted({sight.length for sight in some if bool(sight.sees.all())} - {sight.length for sight in odd})
+        lengths = f" At length {', '.join(map(str, clean))} every output sees every input." if clean else ""
+        yield _finding(
+            "error", f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for "
+            f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} It is neither "
+            "causal nor does every output see every input" + (": a mask made for one length is cut wrongly for others."
+            if clean else "."),
+            "mask = torch.ones(L, L, dtype=torch.bool).tril()  # if it is to be causal, with L the length of this "
+            "call; of a larger triangle mask[:L, :L]. If not, hide nothing.", one, one.line,
+        )  # fmt: skip
+        return
+    yield from _band(subject, some)
+
+
+def _band(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
+    """A window to both sides."""
+    longest = max((one.length for one in sights), default=0)
+    for one in sights:
+        reach = max(one.distances() or [0])
+        promised = subject.promise.window
+        if one.length != longest or (promised is None and one.is_full):
+            continue
+        if promised is not None and longest >= promised + 2 and reach != promised:
+            yield _window_error(one, reach, promised, "its author promises", [one], [one], one.line)
+            return
+        if promised is None and one.distances() is not None:
+            yield _finding("note", f"It looks like a window of {reach} inputs to each side.", "", one, one.line)
+            return
+
+
+def _told(subject: Subject) -> tuple[str, int | None]:
+    """A window that the target names itself: an attribute, of its configuration too, or a default."""
+    for owner in (subject.target, getattr(subject.target, "config", None)):
+        for name in _NAMES:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return f"`{name}`", value
+    if subject.module is None:
+        try:
+            parameters = inspect.signature(subject.target).parameters
+        except (TypeError, ValueError):
+            return "", None
+        for name in _NAMES:
+            value = subject.reading.constants.get(name, parameters[name].default if name in parameters else None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return f"`{name}`", value
+    return "", None
+
+
+def _which(one: _Sight, among: Sequence[_Sight], sights: Sequence[_Sight]) -> str:
+    """In which heads, where not in all."""
+    heads = sorted({sight.head for sight in among if sight.head is not None})
+    every = {sight.head for sight in sights if sight.head is not None}
+    if not heads or len(heads) == len(every):
+        return f" (length {one.length})"
+    return f" (head {', '.join(map(str, heads))} of {one.heads}, length {one.length})"
+
+
+def _finding(
+    severity: str, message: str, mend: str, one: _Sight, line: Location | None,
+    more: dict[str, object] | None = None, effect: str = "",
+) -> Finding:  # fmt: skip
+    hidden = (~one.lower & torch.ones_like(one.lower).tril()).nonzero().tolist()
+    evidence = {"length": one.length, "head": one.head, "hidden": hidden[:20], "how_many": len(hidden), **(more or {})}
+    return Finding(
+        "causal-blindness", "causal-blindness", severity, message,  # type: ignore[arg-type]
+        (effect or _EFFECT) if severity != "note" else "", mend, evidence, line,
+    )  # fmt: skip
+
+
+CHECK = Check(
+    "causal-blindness", "causal-blindness",
+    "An output sees its own input and those before it, or its whole window",
+    "The weights that multiply the values are read at lengths from 2 to 33 and compared with 0; where they cannot be "
+    "seen, inputs are changed and outputs compared bit for bit",
+    "The model works without what it cannot see; nothing fails, it is only worse.", _run,
+    follows_from=("causal-leak", "dropout"),
+)  # fmt: skip

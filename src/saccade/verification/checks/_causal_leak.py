@@ -1,0 +1,408 @@
+"""Whether an output depends on what comes after it.
+
+Shapes: B batch, H heads (1 for modules), L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..target import _influence as influence
+from ..target._check import Check
+from ..target._subject import Subject
+from ..tracing._trace import Step
+from ..tracing._visible import Visible, line_over_sequence, masking_line, one_sequence, self_attentions, steps_of
+from .mixing import _check as mixing
+
+_BATCH = 2
+_SHORT = (2, 3, 6, 7)  # even and odd; every pair of positions is tried
+_LONG = (16, 17, 33, 65)  # around the sizes that hidden buffers have; tried by cuts
+_LOUD = 8.0  # standard deviation of inputs whose logits reach some tens, as trained models' do
+_SMALL = 1e-2  # of what an earlier input does
+
+
+@dataclass(frozen=True, eq=False)
+class _Leak:
+    """Changes of outputs by later inputs at one length, in one way of asking."""
+
+    length: int
+    sizes: Tensor  # (B, H, L, L), 0 but where output i changes with a later input j
+    way: str = ""  # "", "train mode", "gradient", "large inputs"
+
+    def worst(self) -> tuple[int, int, int, int, float]:
+        """item, head, output, input and size."""
+        at = int(self.sizes.argmax())
+        item, head, row, column = (int(one) for one in torch.unravel_index(torch.tensor(at), self.sizes.shape))
+        return item, head, row, column, float(self.sizes.flatten()[at])
+
+
+@dataclass(frozen=True)
+class _Cause:
+    words: str
+    mend: str
+    location: Location | None = None
+    severity: Severity = "error"
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    asked = [] if subject.promise.causal is False else [subject]
+    if subject.reading.causal_flag is not None and subject.flagged is None:
+        asked.append(subject.with_flag(True))
+    if not asked:
+        raise Inapplicable("its author says that it is bidirectional")
+    kinds: list[bool] = []
+    told: list[Finding] = []
+    for one in asked:
+        causal, findings = _leaks_of(one)
+        kinds.append(causal)
+        # a flag that is True by itself gives the same once more
+        new = [finding for finding in findings if all(finding.evidence != other.evidence for other in told)]
+        told += new
+        yield from new
+    if not any(kinds):
+        raise Inapplicable("it is bidirectional: every output depends on every input, and nobody said it should not")
+
+
+def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
+    """Whether it is, or should be, causal, and the finding of its leaks."""
+    whole = _by_pairs(subject)
+    if subject.promise.causal is None and (not _hides_later(list(whole.values())) or _shows_all(subject, max(whole))):
+        found = _between_inside(subject)
+        return bool(found), found
+    leaks = [_Leak(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
+    leaks += [*_by_cuts(subject), *_otherwise(subject, max(whole))]
+    leaks = [leak for leak in leaks if leak.sizes.any()]
+    return True, [_finding(subject, leaks, whole)] if leaks else []
+
+
+def _by_pairs(subject: Subject) -> dict[int, Tensor]:
+    """(B, H, L, L) how much each output changes with each input, by length."""
+    found: dict[int, Tensor] = {}
+    raised: TargetError | None = None
+    for length in _lengths(subject, _SHORT):
+        try:
+            found[length] = influence.dependence(subject, length, _BATCH)
+        except TargetError as error:
+            raised = error
+    if not found and raised is not None:
+        raise raised
+    return found
+
+
+def _by_cuts(subject: Subject) -> Iterator[_Leak]:
+    """Longer inputs: all that comes after a position is changed at once."""
+    for length in _lengths(subject, _LONG):
+        cuts = sorted({0, length // 2 - 1, length // 2, 14, 15, 31, length - 2} & set(range(length - 1)))
+        try:
+            yield _cut(subject, length, cuts)
+        except TargetError:
+            continue  # what lengths it takes is another promise
+
+
+def _otherwise(subject: Subject, length: int) -> Iterator[_Leak]:
+    """What perturbing quiet inputs in eval mode cannot show."""
+    cuts = range(length - 1)
+    yield _cut(subject, length, cuts, "large inputs", _LOUD)
+    if subject.module is not None:
+        trained = subject.fresh()
+        with trained.training():
+            yield _cut(trained, length, cuts, "train mode")
+    if subject.form != "tokens":
+        yield _by_gradient(subject, length)
+
+
+def _cut(subject: Subject, length: int, cuts: Sequence[int], way: str = "", spread: float = 1.0) -> _Leak:
+    # of large inputs more items: whether one finds a row of low logits is chance
+    batch = _BATCH if spread == 1 else 4 * _BATCH
+    inputs = subject.one_sequence(subject.inputs(batch, length, spread=spread))
+    called = influence.steady(subject, inputs)
+    side = "query" if subject.form == "cross" else "both"
+    sizes: Tensor | None = None
+    for cut in cuts:
+        found = influence.later(called, inputs, cut, side)  # type: ignore[arg-type]
+        if sizes is None:
+            sizes = found.new_zeros(*found.shape[:2], length, length)
+        # booked under the first input that was changed
+        sizes[:, :, : cut + 1, cut + 1] = torch.maximum(sizes[:, :, : cut + 1, cut + 1], found)
+    assert sizes is not None
+    return _Leak(length, sizes, way)
+
+
+def _by_gradient(subject: Subject, length: int) -> _Leak:
+    inputs = subject.one_sequence(subject.inputs(_BATCH, length))
+    side = "query" if subject.form == "cross" else "both"
+    sizes = torch.zeros(_BATCH, 1, length, length, dtype=torch.float64)
+    try:
+        for row in range(length):
+            sizes[:, 0, row] = influence.gradients(subject, inputs, row, side)  # type: ignore[arg-type]
+    except RuntimeError:  # no gradient at all, which is another promise
+        pass
+    return _Leak(length, influence.above_diagonal(sizes), "gradient")
+
+
+def _lengths(subject: Subject, wanted: Sequence[int]) -> list[int]:
+    most = subject.reading.max_length
+    return [length for length in wanted if most is None or length <= most]
+
+
+def _hides_later(whole: Sequence[Tensor]) -> bool:
+    """Whether it is causal, or mostly so, in some item and head at some length. A pattern that is the same in both
+    directions (a window, dilation, global tokens) is not."""
+    long = [sizes for sizes in whole if sizes.shape[-1] > 3] or whole  # of two or three positions half is nearly all
+    each = [sizes[item, head][None, None] for sizes in long for item, head in _items_and_heads(sizes)]
+    some = [one for one in each if not bool(((one > 0) == (one > 0).mT).all())]
+    return any(
+        influence.direction_of(one) == "causal" or influence.hides_most(one) or _is_inverted(one) for one in some
+    )
+
+
+def _is_inverted(sizes: Tensor) -> bool:
+    """Whether later inputs are seen and no earlier ones."""
+    return not bool(influence.above_diagonal(sizes.mT).any())
+
+
+def _shows_all(subject: Subject, length: int) -> bool:
+    """Whether nothing inside hides a key, though large logits leave some with next to no weight."""
+    seen = self_attentions(subject, one_sequence(subject, _BATCH, length))
+    return bool(seen) and all(bool(one.attends.all()) for one in seen)
+
+
+def _items_and_heads(sizes: Tensor) -> Iterator[tuple[int, int]]:
+    return ((item, head) for item in range(sizes.shape[0]) for head in range(sizes.shape[1]))
+
+
+def _between_inside(subject: Subject) -> list[Finding]:
+    """Outputs that depend on all inputs, from heads of which some are causal, or with scores that were to be hidden."""
+    length = max(_lengths(subject, _SHORT))
+    inputs = one_sequence(subject, _BATCH, length)
+    for one in self_attentions(subject, inputs):
+        upper = torch.ones(length, length, dtype=torch.bool).triu(1)
+        hidden = ~one.attends[..., upper].any(-1)  # (B, H): nothing later is seen
+        if hidden.any() and not hidden.all():
+            return [_some(subject, one, hidden, inputs)]
+        cause = _added(one) or _filled(one)
+        if cause is None and not influence.above_diagonal(one.attends).any():
+            cause = _after([one])
+        if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
+            sizes = influence.above_diagonal(influence.dependence(subject, length))
+            return [_told(subject, _Leak(length, sizes), cause)]
+    return []
+
+
+def _some(subject: Subject, one: Visible, hidden: Tensor, inputs: object) -> Finding:
+    leaky = sorted({int(head) for _, head in (~hidden).nonzero()})
+    items = sorted({int(item) for item, _ in (~hidden).nonzero()})
+    by_head = bool((hidden == hidden[:1]).all())
+    which = f"head {_listed(leaky)} of {hidden.shape[1]}" if by_head else f"batch item {_listed(items)}"
+    upper = influence.above_diagonal(one.weights) * ~hidden[..., None, None]
+    item, head, row, column, size = _Leak(inputs.length, upper).worst()  # type: ignore[attr-defined]
+    return Finding(
+        "causal-leak", "causal-leak", "error",
+        f"It is causal in part: {which} gives weight to later inputs (output {row} gives {size:.3g} to input {column}, "
+        f"head {head}, batch item {item}); the others give them exactly 0.",
+        _EFFECT, "Make the same mask reach every head and item: " + _MEND,
+        {"heads": leaky, "items": items, "pair": [row, column], "weight": _short(size)},
+        one.line("mask", "scores", "softmax"),
+    )  # fmt: skip
+
+
+_EFFECT = (
+    "In training the model reads the answer in its input: the loss looks good, and generating, where later tokens do "
+    "not exist yet, is bad."
+)
+_MEND = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
+_FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
+
+
+def _finding(subject: Subject, leaks: Sequence[_Leak], whole: dict[int, Tensor]) -> Finding:
+    plain = [leak for leak in leaks if not leak.way]
+    leak = max(plain or leaks, key=lambda one: one.length if one.length in _SHORT else -one.length)
+    if leak.length in _LONG[:3] and not leak.way:  # every pair, where only cuts were tried
+        whole = {**whole, leak.length: influence.dependence(subject, leak.length, _BATCH)}
+        leak = _Leak(leak.length, influence.above_diagonal(whole[leak.length]))
+    cause = _cause(subject, leak, plain, whole)
+    return _told(subject, leak, cause, leaks)
+
+
+def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] = ()) -> Finding:
+    item, head, row, column, size = leak.worst()
+    where = [f"head {head}"] if leak.sizes.shape[1] > 1 else []
+    where += [f"batch item {item}", f"length {leak.length}"]
+    verb = "has a gradient of" if leak.way == "gradient" else "changes by"
+    seen = (
+        f"Output {row} {verb} {size:.3g} {'to' if leak.way == 'gradient' else 'when'} input {column}, which comes "
+        f"later{'' if leak.way == 'gradient' else ', changes'} ({', '.join(where)}). {cause.words}"
+    )
+    if subject.flagged:
+        seen = f"With {subject.reading.causal_flag}=True: " + seen
+    pairs = (leak.sizes > 0).flatten(0, 1).any(0).nonzero().tolist()
+    evidence = {
+        "pairs": pairs[:20], "how_many": len(pairs), "largest": _short(size), "length": leak.length,
+        "lengths": sorted({one.length for one in leaks} | {leak.length}),
+        "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
+    }  # fmt: skip
+    return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.mend, evidence, cause.location)
+
+
+def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> _Cause:
+    """What the leak looks like, and the line that would close it."""
+    inputs = one_sequence(subject, _BATCH, leak.length)
+    steps = steps_of(subject, inputs)
+    line = masking_line(steps, inputs)
+    faint = "masked scores are set to a number that is too small to hide them."
+    if leak.way == "train mode":
+        return _Cause("Only in train mode.", "Apply the mask in both modes.", line)
+    if leak.way == "gradient" and leak.worst()[-1] < 1e-6:
+        return _Cause(f"The weight is not exactly 0: {faint}", _MEND, line)
+    if leak.way == "gradient":
+        return _Cause("Only through the gradient: the value does not change.", "Hide the scores: " + _MEND, line)
+    if leak.way == "large inputs":
+        return _Cause(f"Only where logits are large: {faint}", _MEND, line)
+    inside = self_attentions(subject, inputs)
+    found = _elsewhere(plain, inside, line) or next((cause for one in inside if (cause := _filled(one))), None)
+    if found is None and inside and not any(influence.above_diagonal(one.attends).any() for one in inside):
+        found = _after(inside) or _around(subject, steps, leak.length)
+    if found is not None:
+        return found
+    words = _pattern(leak, plain, whole, inside)
+    if "triangle" in words:
+        line = masking_line(steps, inputs, shape_first=True)
+    scores = next((one.line("scores") for one in inside), None)
+    fused = any(step.name == "scaled_dot_product_attention" for step in steps)
+    return _Cause(words, _FUSED if fused else _MEND, line or scores)
+
+
+def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location | None) -> _Cause | None:
+    """What another check names as its own."""
+    for one in inside:
+        if one.seen.normalised in ("query", "head", "batch"):
+            return _Cause(
+                f"The softmax runs over the {one.seen.normalised} axis, so that what comes later changes its sums.",
+                "weights = scores.softmax(dim=-1)", one.line("softmax"), "note",
+            )  # fmt: skip
+        strict = ~one.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
+        if strict.any() and all(not bool(each.sizes[..., 1:, :].any()) for each in plain):
+            return _Cause(
+                "Output 0 may not even see itself, and then averages over everything.",
+                "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included", line, "note",
+            )  # fmt: skip
+    return None
+
+
+def _added(one: Visible) -> _Cause | None:
+    """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
+    line = one.line("triangle")
+    words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
+    return None if line is None else _Cause(words, _MEND, line)
+
+
+def _filled(one: Visible) -> _Cause | None:
+    """Later scores that are all the same number: they were filled, with a number that does not hide them."""
+    weights, length = one.weights, one.weights.shape[-1]
+    rows = [weights[..., row, row + 1 :] for row in range(length - 2)]
+    even = all(
+        bool((row.amax(-1) - row.amin(-1) <= 1e-5 * row.amax(-1)).all()) and bool((row > 0).all()) for row in rows
+    )
+    varied = bool((weights[..., -1, :].amax(-1) > 1.001 * weights[..., -1, :].amin(-1)).all())
+    if length < 4 or not (even and varied):
+        return None
+    fill = None if one.seen.logits is None else float(one.seen.logits[..., 0, -1].flatten()[0])
+    number = "a number" if fill is None else f"{fill:.3g}"
+    zero = " exp(0) is 1, not 0." if fill == 0 else ""
+    return _Cause(
+        f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
+        _MEND, one.line("mask", "scores", "softmax"),
+    )  # fmt: skip
+
+
+def _after(inside: Sequence[Visible]) -> _Cause | None:
+    """Later weights are 0, and rows do not sum to 1: the sum of the softmax has counted them."""
+    for one in inside:
+        if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
+            return _Cause(
+                "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
+                _MEND, one.line("mask", "softmax"),
+            )  # fmt: skip
+    return None
+
+
+def _around(subject: Subject, steps: Sequence[Step], length: int) -> _Cause:
+    """The attention itself is causal, and outputs are not."""
+    words = "The weights of later inputs are exactly 0: it is not the attention that lets them through, but "
+    if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):
+        return _Cause(
+            words + "what is done with its output. Probably follows from mixing.",
+            "out = out.transpose(1, 2).reshape(B, L, H * D)", severity="note",
+        )  # fmt: skip
+    return _Cause(
+        words + "something around it that joins positions, as a mean, a normalisation or a convolution over the "
+        "sequence does.",
+        "Take means, deviations and normalisations over the last axis alone: nn.LayerNorm(embed_dim); pad "
+        " convolutions on the left alone: F.pad(x, (kernel_size - 1, 0))",
+        line_over_sequence(steps, length),
+    )  # fmt: skip
+
+
+def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor], inside: Sequence[Visible]) -> str:
+    """Which outputs, heads, items and lengths, in a sentence or two."""
+    seen = leak.sizes > 0
+    union = seen.flatten(0, 1).any(0)
+    depends = influence.off_diagonal(whole[leak.length] > 0).flatten(0, 1).any(0) if leak.length in whole else union
+    words = [_shape(union, depends), *_some_heads(seen, inside)]
+    items = seen.any(-1).any(-1).any(1)
+    if not items.all():
+        words.append(f"Only batch item {_listed(items.nonzero().flatten().tolist())}.")
+    clean = sorted(set(whole) - {one.length for one in plain} - {2})
+    if clean:
+        words.append(f"Not at length {_listed(clean)}.")
+    return " ".join(words)
+
+
+def _some_heads(seen: Tensor, inside: Sequence[Visible]) -> Iterator[str]:
+    """The heads that leak, where others do not; a module's heads are merged in its output, and seen inside."""
+    leaky = [(0, seen.any(-1).any(-1).any(0))] if seen.shape[1] > 1 else []
+    if not leaky:
+        leaky = [(one.number, influence.above_diagonal(one.attends).any(-1).any(-1).any(0)) for one in inside]
+    for number, heads in leaky:
+        if heads.any() and not heads.all():
+            layer = f" in attention {number + 1} of {len(leaky)}" if len(leaky) > 1 else ""
+            yield f"Only head {_listed(heads.nonzero().flatten().tolist())} of {len(heads)}{layer}."
+
+
+def _shape(union: Tensor, depends: Tensor) -> str:
+    length = union.shape[-1]
+    upper = torch.ones(length, length, dtype=torch.bool).triu(1)
+    if union.equal(upper):
+        if not depends.tril(-1).any():
+            return "It sees later inputs and none before: its causal mask is inverted."
+        return "Every output depends on every later input: nothing hides them."
+    for offset in range(1, length - 1):
+        if union.equal(upper & upper.tril(offset)):
+            far = "1 input" if offset == 1 else f"{offset} inputs"
+            return f"Each output sees {far} too far: the triangle of the mask is off by {offset}."
+    rows, columns = (union.any(axis).nonzero().flatten().tolist() for axis in (-1, -2))
+    if len(columns) == 1:
+        which = " (the last)" if columns[0] == length - 1 else ""
+        return f"Only input {columns[0]}{which} is seen too early."
+    return f"Only output{'s' * (len(rows) > 1)} {_listed(rows)} of {length} leak{'s' * (len(rows) == 1)}."
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(one) for one in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+CHECK = Check(
+    "causal-leak", "causal-leak",
+    "In causal attention no output depends on an input that comes after it",
+    "Inputs are replaced, one after the other and all after a cut, at lengths from 2 to 65, with every output compared "
+    "bit for bit; then in train mode, with large inputs, and by gradients",
+    _EFFECT, _run, )  # fmt: skip

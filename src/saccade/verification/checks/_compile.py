@@ -1,0 +1,119 @@
+"""torch.compile: captured by TorchDynamo and run again, it gives what it gave.
+
+The eager backend is used: it captures as every backend does and compiles nothing, so it takes a second and no compiler.
+
+Shapes: those of the target's inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target._check import Check
+from ..target._inputs import Inputs
+from ..target._steady import exact, steady, tolerance
+from ..target._subject import Subject
+from ..tracing._randomness import seeded
+
+# What is captured here counts against no limit of the caller's, where PyTorch can keep it apart. Nothing is reset
+# afterwards: that would throw away all that the caller has compiled.
+_APART: dict[str, Any] = (
+    {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+)
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    wide = exact(subject)
+    inputs = wide.inputs(2, 7)
+    plain = steady(wide, inputs).out
+    if not plain.isfinite().all():
+        raise Inapplicable("its output is not finite")
+    if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
+        raise Inapplicable("it keeps a cache from call to call")
+    try:
+        out, graphs = _compiled(wide, inputs)
+    except TargetError as error:
+        yield _finding(
+            "warning", f"Under torch.compile it raises {error.error}", "It runs without compilation only.",
+            "Move what is not PyTorch out of the forward, or mark it with torch.compiler.disable.",
+            {"raised": error.error}, error.location,
+        )  # fmt: skip
+        return
+    far = float((out - plain).abs().max()) if out.shape == plain.shape else float("inf")
+    if not far <= tolerance(wide, inputs, plain):
+        yield _finding(
+            "error", f"Under torch.compile the output differs by {far:.3g} from what it is without.",
+            "The compiled model is another one than was tested.",
+            "Let nothing depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
+            {"largest_difference": far}, _line(subject),
+        )  # fmt: skip
+    elif graphs > 1:
+        yield _finding(
+            "note", f"torch.compile breaks it into {graphs} graphs.", "Each break costs speed; the results are right.",
+            "Take .item(), print and data-dependent branches out of the forward; torch._dynamo.explain names them.",
+            {"graphs": graphs}, None,
+        )  # fmt: skip
+
+
+def _compiled(subject: Subject, inputs: Inputs) -> tuple[Tensor, int]:
+    """What the captured target gives, and into how many graphs it was broken."""
+    graphs = 0
+
+    def count(graph: Any, example: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    fresh = subject.fresh()
+    compiled = torch.compile(fresh.target, backend=count, **_APART)
+    captured = replace(subject, target=compiled)
+    with _quiet(), seeded(0), torch.no_grad():
+        captured(inputs)
+        graphs_then = graphs
+    with _quiet(), seeded(0), torch.no_grad():  # the second call draws what the first drew
+        out = captured(inputs).out
+    return out, graphs_then
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and log lines of a capture, which are told as findings."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _line(subject: Subject) -> Location | None:
+    from ..target._source import line_with
+
+    return line_with(subject, r"is_compiling|is_dynamo_compiling")
+
+
+def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
+             location: Location | None) -> Finding:  # fmt: skip
+    return Finding("compile", "robustness", severity, message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "compile",
+    "robustness",
+    "Under torch.compile it gives the same output.",
+    "Captured with TorchDynamo and run eagerly, in float64, against the target itself.",
+    "A compiled model that computes something else is found only when it is used.",
+    _run,
+)

@@ -1,0 +1,334 @@
+"""Dropout: on the weights, scaled, in training and only there.
+
+Every rate that the target declares is set to `RATE` and one call is followed through all its operations, so that a
+dropout is found by what it does and not by what it is called.
+
+Shapes: (..., Lq, Lk) of weights, as they enter the product with the values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target._check import Check
+from ..target._source import Rate, attribute_line, rates_of, with_rates
+from ..target._subject import Subject
+from ..tracing._randomness import Draw, Followed, Product, drops, followed
+
+# Not a half: there p and 1 - p, kept and dropped, could not be told apart.
+RATE = 0.25
+LENGTH = 7
+DRAWS = 16
+# Standard deviations of the share that is kept; beyond this by chance once in 10^9 verifications.
+FAR = 6.0
+_TRAINING = ("training", "train", "is_training")
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    rates = rates_of(subject)
+    inputs = subject.inputs(2, LENGTH)
+    unasked = _unasked(subject)
+    if unasked is not None:
+        found = list(_in_eval(unasked, followed(unasked, inputs)))
+        if found:
+            yield from found
+            return
+    under_mask = list(_under_a_mask(subject))
+    if under_mask:
+        yield from under_mask
+        return
+    quiet = followed(subject, inputs)
+    on, off = _on_and_off(subject, rates)
+    if on is None:
+        if not drops(quiet.draws):
+            raise Inapplicable("it has no dropout")
+        on = off = subject
+    still = followed(off, inputs)
+    found = list(_in_eval(off, still))
+    if found:
+        yield from found
+        return
+    with on.training():
+        runs = [followed(on, inputs, seed=seed) for seed in range(DRAWS)]
+    found = (
+        list(_on_the_wrong_thing(runs))
+        or list(_of_weights(runs, still, bool(rates)))
+        or list(_inactive(subject, rates, runs))
+    )
+    yield from found
+
+
+def _on_and_off(subject: Subject, rates: tuple[Rate, ...]) -> tuple[Subject | None, Subject]:
+    """The subject with dropout asked for, and with the same rates in a call that must not drop: a module in eval mode,
+    a function told that it is not training. None: it has none to ask for."""
+    if subject.module is not None:
+        with subject.training():
+            drawn = followed(subject, subject.inputs(2, LENGTH)).draws
+        on = with_rates(subject, rates, RATE) if rates else subject if drawn else None
+        return on, on or subject
+    return _by_argument(subject)
+
+
+def _under_a_mask(subject: Subject) -> Iterator[Finding]:
+    """Where a mask is given, a call may go another way than without."""
+    inputs = subject.inputs(2, LENGTH)
+    masks: dict[str, Any] = {}
+    if subject.takes("Q"):
+        masks["pairs"] = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    elif subject.takes("B"):
+        masks["padding"] = torch.arange(LENGTH).expand(2, LENGTH) < LENGTH - 2
+    else:
+        return
+    try:
+        if not drops(followed(subject, inputs).draws):
+            yield from _in_eval(subject, followed(subject, inputs, **masks), " and a mask", **masks)
+    except (Inapplicable, TargetError):
+        return  # what masks it takes is another promise
+
+
+def _unasked(subject: Subject) -> Subject | None:
+    """With the rate that an argument has by default, where nothing beside it says that this is training."""
+    try:
+        parameters = inspect.signature(subject.reading.call or subject.target).parameters
+    except (TypeError, ValueError):
+        return None
+    rate = next((name for name in parameters if _is_rate(name)), None)
+    if rate is None or any(name in _TRAINING for name in parameters):
+        return None
+    default = parameters[rate].default
+    return _with_constants(subject, {rate: default}) if isinstance(default, float) and default > 0 else None
+
+
+def _is_rate(name: str) -> bool:
+    return "drop" in name.lower() or name == "p"
+
+
+def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
+    try:
+        parameters = inspect.signature(subject.reading.call or subject.target).parameters
+    except (TypeError, ValueError):
+        return None, subject
+    rate = next((name for name in parameters if _is_rate(name)), None)
+    if rate is None:
+        return None, subject
+    training = next((name for name in parameters if name in _TRAINING), None)
+    for value in (RATE, nn.Dropout(RATE)):
+        on = _with_constants(subject, {rate: value, **({training: True} if training else {})})
+        try:
+            drawn = followed(on, subject.inputs(2, LENGTH)).draws
+        except TargetError:
+            continue
+        off = {rate: value, training: False} if training else {rate: type(value)(0.0)}
+        return (on if drawn else None), _with_constants(subject, off)
+    return None, subject
+
+
+def _with_constants(subject: Subject, more: dict[str, Any]) -> Subject:
+    return replace(subject, reading=replace(subject.reading, constants={**subject.reading.constants, **more}))
+
+
+def _in_eval(off: Subject, still: Followed, given: str = "", **masks: Any) -> Iterator[Finding]:
+    if not drops(still.draws):
+        return  # noise is told by robustness
+    again = followed(off, off.inputs(2, LENGTH), seed=1, **masks).out
+    if torch.equal(still.out, again):
+        return
+    draw = next(one for one in still.draws if drops((one,)))
+    change = float((still.out - again).abs().max())
+    where = "in eval mode" if off.module is not None else "without dropout being asked for"
+    yield _finding(
+        f"Two calls {where} with the same input{given} differ by up to {change:.3g}: dropout stays active.",
+        "Predictions are random and worse than they should be, validation losses too high.",
+        "Pass the mode on: F.dropout(weights, self.p, training=self.training), or for F.scaled_dot_product_attention"
+        " dropout_p=self.p if self.training else 0.0.",
+        {"largest_difference": change, "draws": len(still.draws)},
+        draw.location,
+    )
+
+
+def _on_the_wrong_thing(runs: list[Followed]) -> Iterator[Finding]:
+    run = runs[0]
+    if run.before_softmax:
+        draw, how = run.before_softmax[0]
+        what = "the queries or keys, before their product" if how == "product" else "the scores, before the softmax"
+        yield _finding(
+            f"In training, dropout acts on {what}, not on the weights: no weight is dropped, all are disturbed.",
+            "A dropped score becomes 0, which is a logit like any other: the key is still attended.",
+            "Drop after the softmax: weights = self.dropout(scores.softmax(dim=-1)).",
+            {"acts_on": how},
+            draw.location,
+        )
+    elif any(one.on_values is not None and one.draw is None for one in run.products):
+        found = next(one.on_values for one in run.products if one.on_values is not None)
+        yield _finding(
+            "In training, dropout acts on the values and not on the weights.",
+            "Every query loses the same entries, which is far more noise than dropping weights one by one.",
+            "Drop the weights: self.dropout(weights) @ v.",
+            {"acts_on": "values"},
+            found.location,
+        )
+
+
+def _of_weights(runs: list[Followed], still: Followed, declared: bool) -> Iterator[Finding]:
+    for at, product in enumerate(runs[0].products):
+        if product.draw is None:
+            continue
+        base = still.products[at] if len(still.products) == len(runs[0].products) else None
+        factors = [_factors(run.products[at], base) for run in runs if len(run.products) > at]
+        there = [one for one in factors if one is not None]
+        # a layer that is left out at random (layerdrop) moves all products after it to another place
+        there = [one for one in there if one.shape == there[0].shape]
+        found = _judged(torch.stack(there), product.draw, declared) if there else None
+        if found is not None:
+            yield found
+            return
+
+
+def _factors(product: Product, base: Product | None) -> Tensor | None:
+    """By what dropout multiplied each weight; NaN where there was no weight to speak of. (..., Lq, Lk)"""
+    factor = _over(product)
+    usual = None if base is None else _over(base)
+    if factor is None or usual is None or usual.shape != factor.shape:
+        return factor
+    # what happens to weights without dropout, too (a mask after the softmax), is no dropout
+    return torch.where(usual == 0, torch.nan, factor / usual)
+
+
+def _over(product: Product) -> Tensor | None:
+    weights, clean = product.weights, product.clean
+    if clean is None or clean.shape != weights.shape:
+        return None
+    weights, clean = weights.double(), clean.double()
+    return torch.where(clean > 1e-6, weights / clean, torch.nan)
+
+
+def _judged(factors: Tensor, draw: Draw, declared: bool) -> Finding | None:
+    """factors (draws, ..., Lq, Lk)"""
+    there = ~factors.isnan()
+    dropped = there & (factors.abs() < 1e-9)
+    kept = factors[there & ~dropped]
+    if not dropped.any() or not kept.numel():
+        return None
+    lowest, highest = float(kept.min()), float(kept.max())
+    share = float(dropped.sum() / there.sum())
+    if highest - lowest > 0.02 * highest:
+        return _renormalised(lowest, highest, draw)
+    whole = _whole(dropped, there)
+    if whole is not None:
+        return _finding(
+            f"In training, dropout removes {whole}, not weights one by one.",
+            "What is removed together is far more noise than the rate says.",
+            "Draw for each weight: weights = nn.functional.dropout(weights, p, self.training) on (B, H, Lq, Lk).",
+            {"removes": whole, "share_dropped": round(share, 4)},
+            draw.location,
+        )
+    factor = float(kept.mean())
+    if declared and abs(share - (1 - RATE)) <= FAR * (RATE * (1 - RATE) / int(there.sum())) ** 0.5:
+        return _finding(
+            f"In training, {share:.3g} of the weights are dropped, where the declared rate is {RATE}: p and 1 - p are"
+            " swapped.",
+            "At a rate of 0.1, nine of ten weights are dropped.",
+            "PyTorch's p is the share to drop: F.dropout(weights, p=self.p), not 1 - self.p.",
+            {"share_dropped": round(share, 4), "rate": RATE},
+            draw.location,
+        )
+    expected = 1 - 1 / factor if factor >= 1 else -1.0
+    deviation = (max(expected, 0.0) * (1 - max(expected, 0.0)) / int(there.sum())) ** 0.5
+    if abs(share - expected) <= FAR * deviation:
+        return None
+    return _finding(
+        f"In training, {share:.3g} of the weights are dropped and the others multiplied by {factor:.3g}, where"
+        f" 1 / (1 - {share:.3g}) = {1 / (1 - share):.3g} keeps what they sum to on average.",
+        f"In eval mode the outputs are {1 / (factor * (1 - share)):.3g} times what training saw on average.",
+        "Scale what is kept: weights * keep / (1 - p), with keep drawn with probability 1 - p, or nn.Dropout(p).",
+        {"share_dropped": round(share, 4), "factor": round(factor, 4), "expected_factor": round(1 / (1 - share), 4)},
+        draw.location,
+    )
+
+
+def _renormalised(lowest: float, highest: float, draw: Draw) -> Finding:
+    return _finding(
+        f"In training, the weights that dropout keeps are multiplied by {lowest:.3g} to {highest:.3g}, by another"
+        " factor in each row, where one over the share that is kept is right for all of them.",
+        "Rows are brought back to a sum of 1 after dropout: their average is no longer what eval mode computes.",
+        "Leave the weights as nn.Dropout gives them: do not normalise after it.",
+        {"smallest_factor": round(lowest, 4), "largest_factor": round(highest, 4)},
+        draw.location,
+    )
+
+
+def _whole(dropped: Tensor, there: Tensor) -> str | None:
+    """In words, what is only ever dropped together. dropped (draws, ..., Lq, Lk)"""
+
+    def together(axis: int) -> bool:
+        """Whether along an axis all that is there is dropped or nothing is."""
+        some = dropped.any(axis)
+        none = (there & ~dropped).any(axis)
+        return dropped.shape[axis] > 1 and bool((there.sum(axis) > 1).any()) and not bool((some & none).any())
+
+    rows, keys = together(-1), together(-2)
+    if rows and keys:
+        return "whole heads"
+    if rows:
+        return "all weights of a query together"
+    return "whole keys, for all queries together" if keys else None
+
+
+def _inactive(subject: Subject, rates: tuple[Rate, ...], runs: list[Followed]) -> Iterator[Finding]:
+    active = any(not torch.equal(runs[0].out, run.out) for run in runs[1:])
+    on_weights = not runs[0].products or any(one.draw is not None for one in runs[0].products)
+    modules = [one for one in rates if not one.name]
+    if not active:
+        declared = modules or [one for one in rates if one.value > 0]
+        if declared:
+            yield _unused(subject, declared[0], "Nothing is ever dropped.", "error")
+        return
+    if on_weights:
+        return
+    for one in modules:
+        if not _acts(subject, rates, one):
+            yield _unused(subject, one, "The weights are never dropped.", "error")
+            return
+
+
+def _acts(subject: Subject, rates: tuple[Rate, ...], rate: Rate) -> bool:
+    alone = with_rates(with_rates(subject, rates, 0.0), (rate,), RATE)
+    with alone.training():
+        return bool(followed(alone, alone.inputs(2, LENGTH)).draws)
+
+
+def _unused(subject: Subject, rate: Rate, then: str, severity: Any) -> Finding:
+    owner = None if subject.module is None else subject.module.get_submodule(rate.owner.rpartition(".")[0])
+    name = rate.name or rate.owner.rpartition(".")[2]
+    return replace(
+        _finding(
+            f"`{rate}` is declared, but in train mode at a rate of {RATE} it changes nothing. {then}",
+            "Training runs without the regularisation that was asked for.",
+            f"Apply it to the weights: weights = self.{name}(weights).",
+            {"declared": str(rate), "rate": rate.value},
+            attribute_line(owner, name),
+        ),
+        severity=severity,
+    )
+
+
+def _finding(message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None) -> Finding:
+    return Finding("dropout", "dropout", "error", message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "dropout",
+    "dropout",
+    "Dropout drops and rescales single weights in training, and none in eval.",
+    f"Every declared rate is set to {RATE}; calls in both modes are followed through all their operations, and the"
+    " weights compared before and after dropout.",
+    "Dropout in eval mode makes predictions random; dropout missing or unscaled in training makes them worse.",
+    _run,
+)

@@ -1,0 +1,417 @@
+"""Gradients: there, finite and right, for every parameter and input on which the output depends.
+
+The loss is the output's product with fixed random numbers: a plain sum has no gradient through a LayerNorm.
+
+Shapes: those of the target's own parameters; weights (B, H, Lq, Lk).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..target._check import Check
+from ..target._here import location_here
+from ..target._inputs import Inputs
+from ..target._operations import Operations
+from ..target._source import block_around, function_line, rates_of, with_rates
+from ..target._subject import Subject
+from ..tracing._randomness import seeded
+from ..tracing._trace import traced
+from ._gradients_initial import at_the_start
+from ._precision import jumps_of
+
+# Of the central differences, in standard deviations of the tensor: the third derivative's share is its square, and
+# what a float32 softmax inside a float64 module rounds stays below `TOLERANCE`.
+STEPS = (1e-3, 1e-5, 1e-7)
+TOLERANCE = 0.02
+AT_MOST = 80  # tensors that are differentiated numerically
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """A target in train mode without dropout, and where its derivatives are asked for."""
+
+    subject: Subject
+    inputs: Inputs
+    tensors: dict[str, Tensor]  # parameters and inputs by name
+    exact: bool  # in float64, so that differences mean something
+
+    def out(self) -> Tensor:
+        """On copies, so that a target that writes into its inputs does not move the point."""
+        with self.subject.training(), seeded(0):
+            return self.subject(self.inputs.map(Tensor.clone)).out
+
+    def loss(self, out: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        towards = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+        return (out * towards.to(out.device, out.dtype)).sum()
+
+    def value(self) -> float:
+        with torch.no_grad():
+            return float(self.loss(self.out()))
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    point = _point(subject)
+    with torch.no_grad():
+        out, again = point.out(), point.out()
+    if not out.isfinite().all():
+        raise Inapplicable("its output is not finite")
+    if not torch.equal(out, again):
+        raise Inapplicable("two calls of it differ, so that it has no derivative")
+    found = list(_missing(point, out)) or list(_of_backward(point))
+    yield from found
+    if not found:
+        yield from (_finding(*one) for one in at_the_start(subject))
+
+
+def _point(subject: Subject) -> _Point:
+    """In float64 where the target can."""
+    quiet = with_rates(subject, rates_of(subject), 0.0)
+    try:
+        exact = quiet.to(torch.float64)
+        inputs = exact.inputs(2, 7, dtype=torch.float64).leaves()
+        with torch.no_grad(), exact.training(), seeded(0):
+            is_exact = exact(inputs).out.dtype == torch.float64
+        if is_exact:
+            return _Point(exact, inputs, _tensors(exact, inputs), True)
+    except TargetError:
+        pass  # told by robustness
+    inputs = quiet.inputs(2, 7).leaves()
+    return _Point(quiet, inputs, _tensors(quiet, inputs), False)
+
+
+def _tensors(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
+    named = {} if subject.module is None else dict(subject.module.named_parameters())
+    tensors = {name: one for name, one in named.items() if one.requires_grad}
+    return tensors | {f"input {name}": one for name, one in inputs.tensors.items() if one.is_floating_point()}
+
+
+def _missing(point: _Point, out: Tensor) -> Iterator[Finding]:
+    """The output has no gradient at all."""
+    if not point.tensors:
+        raise Inapplicable("it has neither parameters nor inputs with gradients")
+    out = point.out()
+    if out.requires_grad:
+        return
+    if out.is_inference():
+        yield _finding(
+            "It runs in torch.inference_mode: its output has no gradient, as it is made to be used and not trained.",
+            "Nothing before it, and nothing in it, can be trained with this forward.",
+            "Put torch.inference_mode() around the call where it is used, not on forward.",
+            {"inference": True}, _cut_at(point), "warning",
+        )  # fmt: skip
+        return
+    yield _finding(
+        "The output has no gradient: it is cut off from every parameter and input.",
+        "Nothing before this module, and nothing in it, can be trained.",
+        "Take out torch.no_grad(), .detach(), .data, .numpy() or torch.tensor(...) on the way to the output.",
+        {"cut": sorted(point.tensors)},
+        _cut_at(point),
+    )
+
+
+def _of_backward(point: _Point) -> Iterator[Finding]:
+    names = list(point.tensors)
+    out = point.out()
+    try:
+        grads = torch.autograd.grad(point.loss(out), list(point.tensors.values()), allow_unused=True)
+    except RuntimeError as error:
+        yield _backward_raised(point, error)
+        return
+    found = {
+        name: torch.zeros_like(point.tensors[name]) if grad is None else grad
+        for name, grad in zip(names, grads, strict=True)
+    }
+    bad = [name for name in names if not found[name].isfinite().all()]
+    if bad:
+        yield _finding(
+            f"The output is finite, but the gradient of {_listed(bad)} holds NaN or Inf.",
+            "One step of training makes these parameters NaN, and with them every output.",
+            "Keep what is masked out of the computation with torch.where on its input, not only on its result, and"
+            " keep square roots, norms and divisions away from 0 (an eps inside).",
+            {"not_finite": bad},
+            _step_of(point, _STEEP),
+        )
+        return
+    cut = list(_cut(point, found))
+    yield from cut or _wrong(point, found)
+
+
+def _cut(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
+    """Tensors without gradient, whole or by rows, that do change the output. The bias of the keys changes nothing,
+    because a softmax does not see what is added to all its logits, and so it is no finding."""
+    named, change = [], 0.0
+    for name, grad in grads.items():
+        still = _still(grad)
+        if still is None or (still := _still_elsewhere(point, name, still)) is None:
+            continue
+        by = _change(point, point.tensors[name], still)
+        if by > 1e-5:
+            named.append(name)
+            change = max(change, by)
+    if not named:
+        return
+    some = any(bool((grads[name] != 0).any()) for name in named)
+    yield _finding(
+        f"The gradient of {_listed(named)} is zero{' in part' if some else ''}, although the output changes by"
+        f" {change:.3g} of its size when it changes.",
+        "What has no gradient is never trained: it keeps the values it was initialised with.",
+        "Take out what cuts the gradient (.detach(), .data, torch.no_grad(), .item(), argmax in place of softmax).",
+        {"without_gradient": named, "relative_change_of_output": round(change, 6)},
+        _cut_at(point),
+    )
+
+
+def _still_elsewhere(point: _Point, name: str, still: Tensor) -> Tensor | None:
+    """What of a parameter has no gradient for many other inputs, either: a relu's unit that was off for all of a few
+    positions is not cut off. None: nothing is left."""
+    if bool(still.all()) or name.startswith("input "):
+        return still
+    length = min(7, point.subject.reading.max_length or 7)
+    other = _Point(point.subject, point.subject.inputs(64, length, seed=5, dtype=_dtype(point)), point.tensors, False)
+    try:
+        out = other.out()
+        grad = torch.autograd.grad(other.loss(out), point.tensors[name], allow_unused=True)[0]
+    except (TargetError, RuntimeError):
+        return still
+    left = still if grad is None else still & (grad == 0)
+    return left if left.float().mean() >= 0.25 else None
+
+
+def _dtype(point: _Point) -> torch.dtype | None:
+    return torch.float64 if point.exact else None
+
+
+def _still(grad: Tensor) -> Tensor | None:
+    """Where a gradient is zero: everywhere, or in a quarter of the rows or columns at least."""
+    zero = grad == 0
+    if bool(zero.all()) or grad.dim() < 2:
+        return zero if zero.float().mean() >= 0.25 else None
+    rows = zero.flatten(1).all(1)
+    if rows.float().mean() >= 0.25:
+        return rows.view(-1, *[1] * (grad.dim() - 1)).expand_as(grad)
+    columns = zero.flatten(0, -2).all(0)
+    return columns.expand_as(grad) if columns.float().mean() >= 0.25 else None
+
+
+def _change(point: _Point, tensor: Tensor, where: Tensor) -> float:
+    """By how much of its size the output changes when part of a tensor does."""
+    with torch.no_grad():
+        before, kept = point.out(), tensor.detach().clone()
+        tensor += where * _direction(tensor)
+        after = point.out()
+        tensor.copy_(kept)
+    return float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+
+
+def _wrong(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
+    """Gradients that are not what finite differences say."""
+    if not point.exact or jumps_of(point.subject) is not None:
+        return  # differences mean nothing of what moves in jumps, which precision tells
+    directions = {name: _direction(one) for name, one in point.tensors.items()}
+    scales = {name: float(grads[name].norm() * one.square().mean().sqrt()) for name, one in directions.items()}
+    # what moves the loss a hundred thousand times less than something else does is rounding (the bias of the keys)
+    noise, least = _noise(point), 1e-5 * max(scales.values())
+    worst: tuple[float, str, float, float] | None = None
+    names = []
+    for name in list(grads)[-AT_MOST:]:
+        direction = directions[name]
+        told = float((grads[name] * direction).sum())
+        scale = max(scales[name], abs(told), least)
+        true = _measured(point, name, direction, told, scale, noise)
+        if true is None:
+            continue
+        names.append(name)
+        off = abs(told - true) / max(scale, abs(true))
+        if worst is None or off > worst[0]:
+            worst = (off, name, told, true)
+    if worst is None:
+        return
+    _, name, told, true = worst
+    yield _finding(
+        f"The gradient of {_listed(names)} is wrong: along one direction of {name}, backward says {told:.3g} and the"
+        f" output changes by {true:.3g} (central differences in float64).",
+        "Training follows a direction that is not the loss's own and learns less, or nothing.",
+        "Correct the backward of the autograd.Function or hook on the way, or take out the .detach() that cuts part of"
+        " it; torch.autograd.gradcheck tests it.",
+        {"wrong": names, "backward": told, "differences": true},
+        _own_backward(point.out()) or _cut_at(point),
+    )
+
+
+def _measured(point: _Point, name: str, direction: Tensor, told: float, scale: float, noise: float) -> float | None:
+    """What differences say, if that is not what backward `told`. A kink between the two points (relu) is no wrong
+    gradient: a smaller step does not see it."""
+    true = None
+    for step in STEPS:
+        found = _difference(point, point.tensors[name], direction, step)
+        allowed = TOLERANCE * max(scale, abs(found))
+        if noise / step > allowed:
+            break
+        if abs(told - found) <= allowed:
+            return None
+        true = found
+    return true
+
+
+def _noise(point: _Point) -> float:
+    """What rounding does to the loss, float64's or that of float32 parts inside, which a change below their own
+    precision would not show: what is left of a parabola through values a millionth of every tensor apart."""
+    at = torch.arange(-2.0, 3.0, dtype=torch.float64)
+    kept = [tensor.detach().clone() for tensor in point.tensors.values()]
+    values = []
+    with torch.no_grad():
+        for size in at.tolist():
+            for tensor, old in zip(point.tensors.values(), kept, strict=True):
+                tensor.copy_(old * (1 + 1e-6 * size))
+            values.append(point.value())
+        for tensor, old in zip(point.tensors.values(), kept, strict=True):
+            tensor.copy_(old)
+    seen = torch.tensor(values, dtype=torch.float64)
+    powers = at[:, None] ** torch.arange(3)
+    left = seen - powers @ torch.linalg.lstsq(powers, seen[:, None]).solution[:, 0]
+    return 20 * max(float(left.abs().max()), torch.finfo(torch.float64).eps * float(seen.abs().max()))
+
+
+def _difference(point: _Point, tensor: Tensor, direction: Tensor, step: float) -> float:
+    with torch.no_grad():
+        kept = tensor.detach().clone()
+        tensor.add_(direction, alpha=step)
+        above = point.value()
+        tensor.copy_(kept).add_(direction, alpha=-step)
+        below = point.value()
+        tensor.copy_(kept)
+    return (above - below) / (2 * step)
+
+
+def _direction(tensor: Tensor) -> Tensor:
+    """Random numbers of the tensor's own size."""
+    generator = torch.Generator().manual_seed(11)
+    size = tensor.detach().square().mean().sqrt() if tensor.numel() else tensor.new_ones(())
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device, tensor.dtype)
+    return drawn * (size if size > 1e-3 else 0.1)
+
+
+class _Cuts(TorchFunctionMode):
+    """Lines at which something with a gradient goes in and something without comes out, largest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, Location]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        goes_in = any(isinstance(one, Tensor) and one.requires_grad for one in tree_leaves((args, kwargs)))
+        if goes_in and (where := location_here()) is not None:
+            for one in tree_leaves(result):
+                cut = isinstance(one, Tensor) and not one.requires_grad and one.dtype != torch.bool
+                if cut or type(one) is float:
+                    self.found.append((one.numel() if isinstance(one, Tensor) else 1, where))
+        return result
+
+
+def _cut_at(point: _Point) -> Location | None:
+    cuts = _Cuts()
+    with cuts:
+        point.out()
+    if not cuts.found:
+        return _step_of(point, _FLAT)
+    cut = max(cuts.found, key=lambda one: one[0])[1]
+    return block_around(point.subject, cut, "no_grad", "inference_mode") or cut
+
+
+_FLAT = ("round", "floor", "ceil", "trunc", "sign", "heaviside", "argmax")
+_STEEP = ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow", "norm", "vector_norm", "acos", "asin")
+
+
+def _step_of(point: _Point, names: tuple[str, ...]) -> Location | None:
+    """The first line that calls one of these functions."""
+    try:
+        steps = traced(point.subject, point.inputs).steps
+    except (Inapplicable, TargetError):
+        return None
+    return next((step.location for step in steps if step.name in names and step.location is not None), None)
+
+
+def _own_backward(out: Tensor) -> Location | None:
+    """Where the backward of an autograd.Function of the target's own stands."""
+    nodes, seen = [out.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [one for one, _ in node.next_functions]
+        kind = getattr(type(node), "_forward_cls", None)
+        if kind is not None and (found := function_line(kind.backward)) is not None:
+            return found
+    return None
+
+
+class _InPlace(Operations):
+    """Lines that change a tensor in place, with its shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[list[int], Location]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and (where := location_here()) is not None:
+            self.found.append((list(args[0].shape), where))
+        return func(*args, **(kwargs or {}))
+
+
+def _backward_raised(point: _Point, error: RuntimeError) -> Finding:
+    words = " ".join(str(error).split())
+    where = None
+    if "inplace operation" in words:
+        seen = _InPlace()
+        with seen:
+            point.out()
+        told = re.search(r"Tensor \[([\d, ]*)\]", words)
+        shape = [int(n) for n in told[1].split(",") if n.strip()] if told else None
+        fits = [line for size, line in seen.found if shape is None or size == shape] or [one[1] for one in seen.found]
+        where = fits[-1] if fits else None
+    return _finding(
+        f"The backward pass raises: {words[:300]}",
+        "It cannot be trained.",
+        "Write the operation out of place: scores = scores.masked_fill(mask, -inf), not masked_fill_."
+        if "inplace operation" in words
+        else "Make every operation on the way differentiable.",
+        {"raised": words[:500]},
+        where,
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _finding(
+    message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None,
+    severity: Severity = "error",
+) -> Finding:  # fmt: skip
+    return Finding("gradients", "gradients", severity, message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "gradients",
+    "gradients",
+    "What the output depends on gets a gradient: finite, and the derivative.",
+    "One backward pass in float64, in train mode without dropout, against central differences along a random direction"
+    " of each tensor; the largest weights of each row for inputs of variance 1.",
+    "What has no gradient is never trained; what has a wrong one is trained wrongly.",
+    _run,
+    follows_from=("scale",),
+)

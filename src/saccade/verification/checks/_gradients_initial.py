@@ -1,0 +1,127 @@
+"""Initial weights that leave queries and keys without much gradient: one-hot softmaxes, logits of 0, outputs that
+hardly depend on the input.
+
+Shapes: logits and weights (B, H, Lq, Lk).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import torch
+
+from ..findings._finding import Inapplicable, Location, Severity, TargetError
+from ..target._source import line_with
+from ..target._subject import Subject
+from ..tracing._randomness import seeded
+from ..tracing._trace import measured
+
+# For inputs of variance 1, logits of a usual initialisation have a standard deviation of 0.01 to 3. Above 12 the
+# largest weight is 0.9 on average, and passes less than a tenth of the gradient: p (1 - p) < 0.1.
+SATURATED_LOGITS, SATURATED = 12.0, 0.9
+# A usual module's output differs between inputs by about its own size; with this share of it, gradients to the input
+# are as small against those to the last bias.
+VANISHING = 1e-4
+# Message, effect, mend, evidence, location and severity of a finding.
+Told: TypeAlias = tuple[str, str, str, dict[str, Any], Location | None, Severity]
+
+
+def at_the_start(subject: Subject) -> Iterator[Told]:
+    """What the initial weights of a module do, if it is one of these; at most one."""
+    if subject.module is None or subject.form in ("attention", "tokens"):
+        return
+    found = next(_of_logits(subject), None) or _vanishing(subject)
+    if found is not None:
+        yield found
+
+
+def _of_logits(subject: Subject) -> Iterator[Told]:
+    """Softmaxes that are one-hot for inputs of variance 1, and logits that are all 0."""
+    try:
+        with torch.no_grad():
+            seen = measured(subject, subject.inputs(2, 7))
+    except (Inapplicable, TargetError):
+        return
+    for one in seen:
+        if one.logits is None or one.normalised != "key" or one.source == "probed":
+            continue
+        weights = one.weights.float()
+        rows = (weights > 0).sum(-1) > 2
+        finite = one.logits[one.logits.isfinite() & (one.logits > -1e4)].float()
+        if not rows.any() or finite.numel() < 2:
+            continue
+        top, spread = float(weights.amax(-1)[rows].mean()), float(finite.std())
+        evidence = {"largest_weight": round(top, 5), "logits_std": round(spread, 5)}
+        where = line_with(subject, r"init\.\w+_\(|\.(zero|fill|normal|uniform)_\(")
+        where = where or one.lines.get("softmax") or one.lines.get("scores")
+        if top >= SATURATED and spread >= SATURATED_LOGITS:
+            yield (
+                f"For inputs of variance 1, logits have a standard deviation of {spread:.3g} and the largest weight of"
+                f" a row is {top:.3g} on average: the softmax is saturated from the start.",
+                "A saturated softmax passes next to no gradient to queries and keys: they are hardly trained.",
+                "Scale the logits by D ** -0.5 and initialise the projections of queries and keys with a variance of"
+                " 1 / embed_dim: nn.init.xavier_uniform_(self.q_proj.weight).",
+                evidence,
+                where,
+                "error",
+            )
+        elif float(finite.abs().max()) == 0:
+            yield _no_logits(subject, evidence, where)
+
+
+def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | None) -> Told:
+    """Zero-initialised queries are chosen by some (muP, arXiv 2203.03466), and leave 0 at the first step; where both
+    sides are 0 neither ever does."""
+    learns = _leaves_zero(subject)
+    return (
+        "All logits are 0 for random inputs: "
+        + ("queries or keys are" if learns else "queries and keys are")
+        + " 0 from the start, and "
+        + ("the other of the two has no gradient." if learns else "neither has a gradient."),
+        "Keys (or queries) do not begin to learn before the other side has left 0."
+        if learns
+        else "The weights stay uniform for ever: each output is the mean of the values.",
+        "Initialise both projections at random: nn.init.xavier_uniform_(self.q_proj.weight).",
+        evidence,
+        where,
+        "warning" if learns else "error",
+    )
+
+
+def _leaves_zero(subject: Subject) -> bool:
+    """Whether logits that are all 0 are so no more after one step against the gradient."""
+    moved = subject.fresh()
+    inputs = moved.inputs(2, 7)
+    parameters = [one for one in moved.module.parameters() if one.requires_grad] if moved.module is not None else []
+    out = moved(inputs).out
+    towards = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
+    found = torch.autograd.grad((out * towards).sum(), parameters, allow_unused=True)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, found, strict=True):
+            if gradient is not None:
+                parameter.sub_(gradient, alpha=0.01)
+        seen = measured(moved, inputs)
+    return any(one.logits is not None and bool(one.logits[one.logits.isfinite()].any()) for one in seen)
+
+
+def _vanishing(subject: Subject) -> Told | None:
+    """An output that hardly differs between inputs, in which the gradient must be as small."""
+    with torch.no_grad(), seeded(0):
+        one = subject(subject.inputs(2, 7)).out.double()
+    with torch.no_grad(), seeded(0):
+        other = subject(subject.inputs(2, 7, seed=5)).out.double()
+    change, size = float((one - other).abs().mean()), float(one.abs().mean())
+    if not 0 < change < VANISHING * size:
+        return None
+    return (
+        f"The output hardly depends on the input: for other inputs of variance 1 it differs by {change / size:.3g} of"
+        " its size.",
+        "Gradients shrink by as much: what lies before this module, and its own queries, keys and values, are hardly"
+        " trained.",
+        "Initialise the projections with a variance of 1 / embed_dim: nn.init.xavier_uniform_(weight), with its gain"
+        " of 1.",
+        {"relative_change": change / size},
+        line_with(subject, r"init\.\w+_\("),
+        "error",
+    )

@@ -1,0 +1,229 @@
+"""Whether the order of the input matters, and as its author says.
+
+Shapes: B batch, H heads, L length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target._check import Check
+from ..target._inputs import Inputs
+from ..target._source import thrown_away
+from ..target._steady import exact, steady, tolerance
+from ..target._subject import Subject
+from ..tracing._positions import positions
+from ..tracing._trace import traced
+from ..tracing._visible import line_over_sequence, steps_of
+from ._order_rotations import rotations
+
+_NAME = "order"
+_LENGTH = 7
+_LONG = 33
+_TABLE = re.compile(r"(^|[._])(w?pos|positions?|positional)[_.]?(emb|enc|table|\.|$)|(^|\.)wpe\.", re.IGNORECASE)
+_ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    plain = exact(subject)
+    inputs = plain.inputs(2, _LENGTH)
+    once, again = (steady(plain, inputs, seed=seed).out for seed in (0, 1))
+    if once.isfinite().all() and not torch.equal(once, again):
+        raise Inapplicable("its outputs are random, so those of another order cannot be compared")
+    turned = list(_turned(plain))
+    yield from turned
+    if turned:
+        return
+    if subject.form in ("cross", "qkv", "attention"):
+        yield from _of_sides(plain)
+        return
+    direction = subject.direction
+    if direction == "neither":
+        raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
+    if direction == "causal":
+        yield from _judged(subject, _last_row(plain))
+    else:
+        yield from _judged(subject, _all_rows(plain))
+        yield from _late(plain)
+
+
+def _turned(subject: Subject) -> Iterator[Finding]:
+    """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
+    were."""
+    found = rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    if any(one.by_position for one in found) or not any(one.otherwise for one in found):
+        return
+    yield Finding(
+        _NAME, _NAME, "error",
+        "Queries and keys are rotated by angles that differ between heads or batch items, not between positions: the "
+        "rotation runs along another axis than the sequence.",
+        "Queries and keys of a head are turned by one angle, which leaves their products as they were: the model sees "
+        "a bag of words.",
+        "cos, sin = cos[None, None], sin[None, None]  # (1, 1, L, D) for q, k of (B, H, L, D); L = q.shape[-2]",
+        {"rotations": len(found)}, found[0].location,
+    )  # fmt: skip
+
+
+def _all_rows(subject: Subject) -> float:
+    """How far f(permuted x) is from permuted f(x), over what a right answer may differ by."""
+    inputs = subject.inputs(2, _LENGTH)
+    out = steady(subject, inputs).out
+    permuted = steady(subject, inputs.permuted(_ORDER)).out
+    return _apart(permuted, out[..., list(_ORDER), :]) / tolerance(subject, inputs, out)
+
+
+def _last_row(subject: Subject) -> float:
+    """The same for the last output of a causal target, its earlier inputs permuted."""
+    inputs = subject.inputs(2, _LENGTH)
+    order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
+    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
+    return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
+
+
+def _late(subject: Subject) -> Iterator[Finding]:
+    """Positions that count at the start of a long input and no longer at its end, as where their number is clamped."""
+    length = min(_LONG, subject.reading.max_length or _LONG)
+    if length < 2 * _LENGTH:
+        return
+    inputs = subject.inputs(2, length)
+    try:
+        first, last = (_swapped(subject, inputs, at) for at in (0, length - 2))
+    except TargetError:
+        return  # a limit of its length, which robustness tells
+    if first <= 1 or last > 1:
+        return
+    yield Finding(
+        _NAME, _NAME, "error",
+        f"Swapping inputs {length - 2} and {length - 1} of {length} swaps their outputs and changes nothing else, "
+        "while swapping inputs 0 and 1 does: late positions are all taken for the same one.",
+        "In longer texts than those of its tests the order of what comes late is lost, without an error.",
+        "x = x + self.positions(torch.arange(L))  # a table that is long enough, and no clamp",
+        {"length": length, "at the start": first, "at the end": last},
+        traced(subject, inputs).line("clamp", "clip", "clamp_max", "minimum", "remainder"),
+    )  # fmt: skip
+
+
+def _swapped(subject: Subject, inputs: Inputs, at: int) -> float:
+    """As `_all_rows`, for one input and the next one swapped."""
+    order = list(range(inputs.length))
+    order[at], order[at + 1] = at + 1, at
+    out, swapped = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
+    if out.shape[-2] != inputs.length:
+        raise Inapplicable("its outputs are not one for each input")
+    return _apart(swapped, out[..., order, :]) / tolerance(subject, inputs, out)
+
+
+def _of_sides(subject: Subject) -> Iterator[Finding]:
+    """Keys and values in another order give the same outputs."""
+    if subject.form != "cross" and subject.is_causal:
+        yield from _judged(subject, _last_row_of_sides(subject))
+        return
+    inputs = subject.inputs(2, _LENGTH)
+    out = steady(subject, inputs).out
+    permuted = steady(subject, inputs.permuted(_ORDER, "key")).out
+    yield from _judged(subject, _apart(permuted, out) / tolerance(subject, inputs, out))
+
+
+def _last_row_of_sides(subject: Subject) -> float:
+    inputs = subject.inputs(2, _LENGTH)
+    order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
+    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order, "key")))
+    return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape or not torch.isfinite(other).all():
+        raise Inapplicable("its outputs are not finite")
+    return float((one - other).abs().max())
+
+
+def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
+    """`ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding allows."""
+    knows, promised = ratio > 1, subject.promise.positions
+    if promised is None and not knows and (table := _table(subject)) is not None:
+        yield Finding(
+            _NAME, _NAME, "error",
+            f"It has positions, `{table}`, and they have no effect: inputs in another order give the same outputs"
+            + (" for what comes after them." if subject.is_causal else " in that order."),
+            "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
+            "x = x + self.positions(torch.arange(L, device=x.device))  # another row for each place, before attention",
+            {"ratio": ratio, "table": table}, _line_of_loss(subject),
+        )  # fmt: skip
+        return
+    if promised is None or promised == knows:
+        if promised is None:
+            yield _told(knows, causal=subject.is_causal and subject.form != "cross")
+        return
+    if knows:
+        yield Finding(
+            _NAME, _NAME, "error",
+            "Inputs in another order do not give the same outputs in that order, though it is said to have no "
+            "positions.",
+            "What is learned at one place does not hold at another.",
+            "Remove what depends on the place: index arithmetic, biases by position, a reshape that mixes positions.",
+            {"ratio": ratio}, _line_of_use(subject),
+        )  # fmt: skip
+    else:
+        yield Finding(
+            _NAME, _NAME, "error",
+            "Inputs in another order give the same outputs in that order: positions have no effect, though it is said "
+            "to know them.",
+            "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
+            "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
+            {"ratio": ratio}, _line_of_loss(subject),
+        )  # fmt: skip
+
+
+def _line_of_use(subject: Subject) -> Location | None:
+    """Where positions meet the input, or where it is turned along the sequence."""
+    inputs = subject.one_sequence(subject.inputs(2, _LENGTH, _LENGTH + 4 if subject.form == "cross" else None))
+    used = positions(subject, inputs).used
+    return used[0] if used else line_over_sequence(steps_of(subject, inputs), _LENGTH)
+
+
+def _line_of_loss(subject: Subject) -> Location | None:
+    """Where positions are thrown away or become all the same; else where they are used, or made."""
+    found = positions(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    last = [lines[-1] for lines in (found.used, found.made) if lines]
+    return thrown_away(subject) or next(iter([*found.lost, *last]), None)
+
+
+def _table(subject: Subject) -> str | None:
+    """A learned table of positions that the target declares."""
+    if subject.module is None or subject.form != "self":
+        return None
+    named = (name for name, one in subject.module.named_parameters() if one.dim() >= 2)
+    return next((name.removesuffix(".weight") for name in named if _TABLE.search(name)), None)
+
+
+def _told(knows: bool, *, causal: bool) -> Finding:
+    if knows:
+        return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
+    if causal:
+        return Finding(
+            _NAME, _NAME, "note",
+            "It has no positions of its own: the last output is the same whatever the order of the inputs before it.",
+            "A model made of it needs positions from elsewhere, or many layers to learn them from the causal mask.",
+        )  # fmt: skip
+    return Finding(
+        _NAME, _NAME, "note",
+        "It does not know the order of its input (permuted inputs give permuted outputs), as attention by itself does "
+        "not.",
+        "A model made of it needs positions from elsewhere.",
+    )  # fmt: skip
+
+
+CHECK = Check(
+    _NAME, _NAME,
+    "The order of the input matters where positions are added, not otherwise.",
+    "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
+    "its last output, with the earlier inputs in another order); of a long input, the first two and the last two are "
+    "swapped.",
+    "Without positions a sentence is a bag of words; with positions that are not meant to be there, tokens are mixed.",
+    _run,
+)  # fmt: skip

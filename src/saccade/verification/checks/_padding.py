@@ -1,0 +1,389 @@
+"""Whether what stands in padding reaches what is real.
+
+Shapes: B batch, H heads (1 for modules), L / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target import _influence as influence
+from ..target._check import Check
+from ..target._inputs import Inputs, Side
+from ..target._subject import Subject
+from ..tracing._trace import SeenAttention, measured
+from ..tracing._visible import line_over_sequence, masking_line, steps_of
+from ._left_alone import no_mask
+
+_LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padding
+_PADDED = 7
+_LONGER = 5
+_EFFECT = (
+    "What a sentence gives depends on the others in its batch and on how far it is padded: results change with the "
+    "batch size, and tests on single sentences do not show it."
+)
+_MEND = 'scores = scores.masked_fill(~padding[:, None, None, :], float("-inf"))  # True = real, before the softmax'
+
+_APART = "Compute each batch item from its own inputs."
+
+
+@dataclass(frozen=True, eq=False)
+class _Padded:
+    """A subject, inputs of which some positions are padding, and what says so."""
+
+    subject: Subject
+    inputs: Inputs
+    real: Tensor  # (B, Lk)
+    by_item: bool  # whether each item has padding of its own
+    side: Side  # the side that is padded
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        if self.by_item:
+            return {"padding": self.real}
+        return {"pairs": self.real[0].expand(self.inputs.length, -1)}
+
+    def rows(self, out: Tensor) -> list[tuple[int, Tensor]]:
+        """Each item and its (H, n, D) real outputs; all of them where padding is the context's."""
+        length = out.shape[2]
+        own = self.side == "both"
+        keep = [self.real[item, :length] if own else torch.ones(length, dtype=torch.bool) for item in range(len(out))]
+        return [(item, out[item][:, kept]) for item, kept in enumerate(keep)]
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    """Beside a context the padding of each of the two sequences."""
+    parts = [one for one in (subject, subject.own_part) if one is not None and one.reading.masks] or [subject]
+    reasons: list[Inapplicable] = []
+    conventions: list[str] = []
+    for part in parts:
+        try:
+            found = [one for one in _of(part) if one.severity == "error" or one.message not in conventions]
+        except Inapplicable as reason:
+            reasons.append(reason)
+            continue
+        yield from found
+        conventions += [one.message for one in found]
+        if any(one.severity == "error" for one in found):
+            return  # the same masks are made of the same lines
+    if len(reasons) == len(parts):
+        raise reasons[0]
+
+
+def _of(subject: Subject) -> Iterator[Finding]:
+    right = _padded(subject, [range(real, _PADDED) for real in _LENGTHS])
+    base = _call(right)
+    told: list[object] = []  # of padding on the right, that on the left says the same
+    for asked in (
+        lambda: _contents(right, base), lambda: _left(subject), lambda: _gradients(right), lambda: _longer(subject),
+        lambda: _nothing_and_nan(right, base, subject),
+    ):  # fmt: skip
+        found = [one for one in asked() if (one.severity, one.evidence.keys()) not in told]
+        yield from found
+        told += [(one.severity, one.evidence.keys()) for one in found]
+        if any(one.severity == "error" for one in found):
+            return  # what else would be seen is of the same make
+
+
+def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _PADDED) -> _Padded:
+    """Inputs of which these positions are padding, by item.
+
+    Raises:
+        Inapplicable: no mask argument can say it.
+    """
+    if not subject.reading.masks:
+        raise Inapplicable(f"{no_mask(subject)}, so nothing tells it what is padding")
+    by_item = subject.takes("B")
+    if not by_item:
+        padding = [padding[1]] * len(padding)
+    real = torch.ones(len(padding), length, dtype=torch.bool)
+    for item, positions in enumerate(padding):
+        real[item, list(positions)] = False
+    if subject.form == "cross":
+        inputs, side = subject.inputs(len(padding), length - 2, length), "key"
+    else:
+        inputs, side = subject.one_sequence(subject.inputs(len(padding), length)), "both"
+    return _Padded(subject, inputs, real, by_item, side)  # type: ignore[arg-type]
+
+
+def _call(padded: _Padded, inputs: Inputs | None = None) -> Tensor:
+    inputs = padded.inputs if inputs is None else inputs
+    with influence.seeded(), torch.no_grad():
+        return influence.four(padded.subject(inputs, **padded.masks).out)
+
+
+def _contents(padded: _Padded, base: Tensor, where: str = "right") -> Iterator[Finding]:
+    """Other contents in the padding: random ones, then large ones."""
+    called = influence.steady(padded.subject, padded.inputs, **padded.masks)
+    for words, factor in (("other random numbers", 1.0), ("numbers of size 10000", 1e4)):
+        other = _refilled(padded, factor)
+        sizes = influence.moved(called, padded.inputs, other, base, **padded.masks)
+        for item, changed in padded.rows(sizes.unsqueeze(-1)):
+            worst = float(changed.max()) if changed.numel() else 0.0
+            if worst <= 16 * called.noise:
+                continue
+            real = int(padded.real[item].sum())
+            row = _row(padded, item, sizes)
+            severity = "error" if factor == 1 else "warning"
+            yield _finding(
+                padded, severity, f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding "
+                f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.", _EFFECT, _MEND,
+                {"item": item, "output": row, "change": _short(worst), "real": real},
+            )  # fmt: skip
+            return
+
+
+def _row(padded: _Padded, item: int, sizes: Tensor) -> int:
+    by_row = sizes[item].amax(0)
+    if padded.side == "both":
+        by_row = by_row * padded.real[item, : len(by_row)]
+    return int(by_row.argmax())
+
+
+def _refilled(padded: _Padded, factor: float) -> Inputs:
+    """Other contents wherever there is padding, each item's own."""
+    new = padded.inputs
+    for item, real in enumerate(padded.real):
+        positions = (~real).nonzero().flatten().tolist()
+        if positions:
+            new = influence.changed(new, positions, padded.side, item=item)
+    if factor == 1 or new.vocabulary:
+        return new
+    return _with(padded, new, lambda tensor: tensor * factor)
+
+
+def _with(padded: _Padded, inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """Every padded position of the padded side changed."""
+    made: dict[int, Tensor] = {}
+
+    def at_padding(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            where = ~padded.real if tensor.dim() == 3 else ~padded.real[:, None]
+            made[id(tensor)] = torch.where(where[..., None].to(tensor.device), change(tensor), tensor)
+        return made[id(tensor)]
+
+    return inputs.map(at_padding, inputs.on(padded.side))
+
+
+def _left(subject: Subject) -> Iterator[Finding]:
+    """Padding on the left, where the mask can say it."""
+    try:
+        padded = _padded(subject, [range(_PADDED - real) for real in _LENGTHS])
+        base = _call(padded)
+        if any(rows.isnan().any() for _, rows in padded.rows(base)):
+            return
+        yield from _contents(padded, base, "left")
+    except (Inapplicable, TargetError):
+        return
+
+
+def _longer(subject: Subject) -> Iterator[Finding]:
+    """The same sentence, padded to more and to less."""
+    exact = subject if subject.form == "tokens" else influence.in_double(subject)
+    real, outs = 4, []
+    most = subject.reading.max_length
+    totals = [total for total in (real, _PADDED, _PADDED + _LONGER) if most is None or total <= most]
+    try:
+        longest = _padded(exact, [range(real, max(totals))] * 2, max(totals))
+        for total in totals:
+            cut = longest.inputs.cut(slice(0, total), longest.side) if longest.side == "key" else _cut(longest, total)
+            one = replace(longest, inputs=cut, real=longest.real[:, :total])
+            outs.append(_call(one)[:, :, :real] if one.side == "both" else _call(one))
+    except TargetError:
+        return  # which lengths and dtypes it takes is another promise
+    for total, out in zip(totals[1:], outs[1:], strict=True):
+        if out.shape != outs[0].shape:
+            return  # it gives something for each key, as a pointer network does
+        worst = float(influence.difference(outs[0], out).max())
+        # Sums over a few more zeros, in another order: some tens of roundings; and what its own dtype does not resolve.
+        eps = max(1e3 * torch.finfo(out.dtype).eps, torch.finfo(subject.dtype).eps)
+        allowed = eps * max(1.0, float(outs[0].abs().nan_to_num(0.0).max()))
+        if worst > allowed and math.isfinite(worst):
+            row = int(influence.difference(outs[0], out).amax((0, 1)).argmax())
+            finding = _finding(
+                longest, "error", f"Output {row} changes by {worst:.3g} when its {real} real positions are padded to "
+                f"{total} instead of {real}.", _EFFECT, "Divide by the number of real positions, and normalise over "
+                "the last axis alone; nothing may depend on the padded length.",
+                {"output": row, "change": _short(worst), "lengths": [real, total]},
+            )  # fmt: skip
+            yield replace(finding, location=_length_line(longest))
+            return
+
+
+def _length_line(padded: _Padded) -> Location | None:
+    """Where a length enters: a mean along the sequence, else the scale."""
+    found = line_over_sequence(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs.key_length)
+    scales = [one.lines[kind] for one in _attentions(padded) for kind in ("scale", "scores") if kind in one.lines]
+    return found or (scales[0] if scales else None)
+
+
+def _cut(padded: _Padded, total: int) -> Inputs:
+    names = list(padded.inputs.tensors)
+    cut = padded.inputs.cut(slice(0, total))
+    shared = len({id(one) for one in padded.inputs.tensors.values()}) == 1
+    return replace(cut, tensors=dict.fromkeys(names, cut[names[0]])) if shared else cut
+
+
+def _gradients(padded: _Padded) -> Iterator[Finding]:
+    """From real outputs none may reach padding."""
+    if padded.inputs.vocabulary:
+        return
+    for name, sizes in _sizes_of_gradients(padded).items():
+        largest = float(sizes.max())
+        found = (sizes * ~padded.real).max()
+        if 0 < found <= influence.FAINT * largest:
+            found = _without_rounding(padded, name, sizes).max()
+        if found > 0:
+            yield _finding(
+                padded, "error", f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
+                "though their values do not change with it.",
+                "Training moves what stands in padding, and with it the model.", _MEND,
+                {"gradient": _short(float(found)), "input": name},
+            )  # fmt: skip
+            return
+
+
+def _without_rounding(padded: _Padded, name: str, sizes: Tensor) -> Tensor:
+    """The sizes in the padding, 0 where they are rounding."""
+    inputs = padded.inputs.to(torch.float64)
+    exact = influence.exactly(
+        padded.subject, lambda one: _sizes_of_gradients(replace(padded, subject=one, inputs=inputs))[name]
+    )
+    largest, length = float(sizes.max()), padded.real.shape[1]
+    return influence.small_as_zero(sizes, exact, largest, padded.subject.dtype, length) * ~padded.real
+
+
+def _sizes_of_gradients(padded: _Padded) -> dict[str, Tensor]:
+    """(B, L) by input of the padded side: the largest gradient of the real outputs to each position."""
+    leaves = influence.leaves(padded.inputs)
+    with torch.enable_grad(), influence.seeded():
+        out = influence.four(padded.subject.fresh()(leaves, **padded.masks).out)
+        weigh = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out)
+        total = sum(
+            (rows * kept).sum() for (_, rows), (_, kept) in zip(padded.rows(out), padded.rows(weigh), strict=True)
+        )
+        chosen = {name: leaves[name] for name in leaves.on(padded.side)}
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            return {}
+        found = torch.autograd.grad(total, list(chosen.values()), allow_unused=True)
+    sizes = {name: one.abs().nan_to_num(0.0).cpu().double().amax(-1) for name, one in zip(chosen, found, strict=True)
+             if one is not None}  # fmt: skip
+    return {name: one if one.dim() == 2 else one.amax(1) for name, one in sizes.items()}
+
+
+def _nothing_and_nan(right: _Padded, base: Tensor, subject: Subject) -> list[Finding]:
+    """NaN in the padding, and an item that is all padding: conventions of both are one finding."""
+    nan = list(_not_numbers(right, base))
+    if any(one.severity == "error" for one in nan):
+        return nan
+    nothing = list(_nothing_real(subject))
+    if not nan or not nothing or nothing[0].severity == "error":
+        return nothing or nan
+    return [replace(nothing[0], message=f"{nothing[0].message} {_SPREADS}", effect=f"{nothing[0].effect} {_RARELY}")]
+
+
+_SPREADS = "NaN in padding reaches the real outputs of its item, too: a weight of 0 times NaN is NaN."
+_RARELY = "The latter matters only where padding may hold what was never written (torch.empty)."
+
+
+def _not_numbers(padded: _Padded, base: Tensor) -> Iterator[Finding]:
+    """NaN in the padding."""
+    if padded.inputs.vocabulary:
+        return
+    out = _call(padded, _with(padded, padded.inputs, lambda tensor: torch.full_like(tensor, torch.nan)))
+    for item, rows in padded.rows(out):
+        if rows.isnan().any() and not dict(padded.rows(base))[item].isnan().any():
+            if bool(padded.real[item].all()):
+                yield _finding(
+                    padded, "error", f"NaN in the padding of other batch items reaches item {item}, which has none.",
+                    "One bad sentence spoils all others of its batch.", _APART,
+                    {"item": item},
+                )  # fmt: skip
+            else:
+                yield _finding(
+                    padded, "note", f"NaN in the padding of batch item {item} makes its real outputs NaN: a weight of "
+                    "0 times NaN is NaN. PyTorch's own attention does the same.", _RARELY.replace("The latter", "It"),
+                    "value = value.masked_fill(~padding[:, None, :, None], 0.0)", {"item": item},
+                )  # fmt: skip
+            return
+
+
+def _nothing_real(subject: Subject) -> Iterator[Finding]:
+    """A batch item that is all padding."""
+    if not subject.takes("B"):
+        return
+    some = _padded(subject, [(), range(4, _PADDED), range(5, _PADDED)])
+    none = _padded(subject, [(), range(_PADDED), range(5, _PADDED)])
+    try:
+        before, after = _call(some), _call(none)
+    except TargetError as error:
+        yield _finding(
+            none, "warning", f"A batch item of which all positions are padding raises {error.error}.",
+            "A batch that is filled up with empty items cannot be run.", "Let it give zeros.", {"raised": error.error},
+        )  # fmt: skip
+        return
+    for item in (0, 2):
+        if after[item].isnan().any() and not before[item].isnan().any():
+            yield _finding(
+                none, "error", f"A batch item that is all padding makes batch item {item} NaN.",
+                "One empty sentence spoils all others of its batch.", _APART,
+                {"item": item},
+            )  # fmt: skip
+            return
+    if after[1].isnan().any():
+        yield _finding(
+            none, "warning", "A batch item that is all padding gives NaN: its softmax is taken over nothing. PyTorch's "
+            "own modules do the same.", "A loss that does not leave these outputs out is NaN, and one such item in "
+            "training makes every parameter NaN.",
+            'weights = scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)', {"item": 1},
+        )  # fmt: skip
+
+
+def _finding(
+    padded: _Padded, severity: str, message: str, effect: str, mend: str, evidence: dict[str, object]
+) -> Finding:
+    steps = steps_of(padded.subject, padded.inputs, **padded.masks)
+    line = masking_line(steps, padded.inputs)
+    if mend == _APART:
+        line = line_over_sequence(steps, padded.inputs.key_length) or line
+    if severity == "error" and mend == _MEND and _is_hidden(padded):
+        message += " The weights of padded keys are exactly 0: something around the attention joins positions."
+        mend = "x = x.masked_fill(~padding[:, :, None], 0.0)  # before a mean or sum, and divide by the real positions"
+        line = line_over_sequence(steps, padded.inputs.key_length)
+    return Finding("padding", "padding", severity, message, effect, mend, evidence, line)  # type: ignore[arg-type]
+
+
+def _is_hidden(padded: _Padded) -> bool:
+    """Whether every attention over the padded positions gives them no weight."""
+    seen = _attentions(padded)
+    hidden = ~padded.real[:, None, None, :]
+    return bool(seen) and not any(bool((hidden & (one.weights.cpu() != 0)).any()) for one in seen)
+
+
+def _attentions(padded: _Padded) -> list[SeenAttention]:
+    try:
+        with influence.seeded(), torch.no_grad():
+            found = measured(padded.subject.fresh(), padded.inputs, **padded.masks)
+    except (Inapplicable, TargetError):
+        return []
+    items, length = padded.real.shape
+    return [one for one in found if one.weights.shape[-1] == length and one.weights.shape[0] == items]
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+CHECK = Check(
+    "padding", "padding",
+    "What is real does not depend on the padding, nor on how much there is",
+    "Batches of several lengths are padded right and left; the padding is filled with other numbers, with large ones "
+    "and with NaN, made longer, and one item is all padding",
+    "What a sentence gives depends on its batch.", _run, follows_from=("mask-meaning", "mixing", "softmax", "dropout"),
+)  # fmt: skip

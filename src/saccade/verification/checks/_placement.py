@@ -1,0 +1,230 @@
+"""Dtype, device and state: everything follows when the module is moved, cast, saved and loaded.
+
+The device is tested on `meta`, which every PyTorch has: shapes without numbers, and the same errors as a GPU gives when
+a tensor was left on the CPU.
+
+Shapes: those of the target's inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target._check import Check
+from ..target._inputs import Inputs
+from ..target._source import attribute_line, line_with
+from ..target._subject import Subject
+from ..tracing._randomness import seeded
+from ._placement_saving import lost
+
+NAMES = {torch.float64: "float64", torch.bfloat16: "bfloat16"}
+# What PyTorch says of tensors on two devices; other errors on `meta` only say that it holds no numbers.
+APART = re.compile(r"on the same device|different devices?|not on the expected device|two devices", re.IGNORECASE)
+LACKING = ("not implemented for", "without overflow")
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    hidden = list(_hidden(subject))
+    yield from hidden
+    unsaved = [] if hidden else list(_saved(subject))
+    yield from unsaved
+    if hidden or unsaved:
+        return
+    there = list(_device(subject))
+    where = {one.location for one in there}
+    yield from there
+    # a tensor that stays behind keeps its dtype, too: one defect
+    yield from (one for one in _dtypes(subject) if one.location not in where and not _stays(there))
+
+
+def _stays(found: list[Finding]) -> bool:
+    return any(one.evidence.get("left_behind") for one in found)
+
+
+def _hidden(subject: Subject) -> Iterator[Finding]:
+    """Modules and parameters that PyTorch does not know of."""
+    if subject.module is None:
+        return
+    known = {id(one) for one in (*subject.module.modules(), *subject.module.parameters(), *subject.module.buffers())}
+    for path, one in subject.module.named_modules():
+        for name, value in vars(one).items():
+            if name.startswith("_") and name in vars(nn.Module()):
+                continue
+            found = [part for part in _parts(value) if id(part) not in known]
+            if not found:
+                continue
+            whole = f"{path}.{name}".lstrip(".")
+            kind = "module" if isinstance(found[0], nn.Module) else "tensor with gradients"
+            yield _finding(
+                "error",
+                f"`{whole}` holds {len(found)} {kind}{'s' if len(found) > 1 else ''} that PyTorch does not know of.",
+                "They are in neither parameters() nor state_dict(): not trained, not saved, not moved by .to(device).",
+                f"self.{name} = nn.ModuleList([...])  # or nn.ModuleDict; a tensor: nn.Parameter(...)",
+                {"attribute": whole, "hidden": len(found)},
+                attribute_line(one, name),
+            )
+            return
+
+
+def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Modules and learned tensors in plain containers, methods and partial functions."""
+    if isinstance(value, nn.Module):
+        if any(True for _ in value.parameters()):
+            yield value
+    elif isinstance(value, Tensor):
+        if value.requires_grad and value.is_leaf:
+            yield value
+    elif depth < 3 and isinstance(value, (list, tuple, set)):
+        for one in value:
+            yield from _parts(one, depth + 1)
+    elif depth < 3 and isinstance(value, Mapping):
+        for one in value.values():
+            yield from _parts(one, depth + 1)
+    elif isinstance(value, partial):
+        yield from _parts((value.func, *value.args), depth + 1)
+    elif hasattr(value, "__self__") and depth < 3:
+        yield from _parts(value.__self__, depth + 1)
+
+
+def _saved(subject: Subject) -> Iterator[Finding]:
+    """Its state, saved, read and loaded into another one of its kind."""
+    found = lost(subject)
+    if found is None:
+        return
+    if found.raised:
+        yield _finding(
+            "warning" if found.refused else "error",
+            f"Its state, saved and loaded again, raises {found.raised}",
+            "It cannot be read with torch.load(..., weights_only=True), the only safe way to read what others saved."
+            if found.refused
+            else "A checkpoint of it cannot be used.",
+            "Keep tensors alone in state_dict(): register_buffer(name, tensor) and nn.Parameter(tensor).",
+            {"raised": found.raised, "saved": True},
+            None,
+        )
+        return
+    named = f" {', '.join(f'`{name}`' for name in found.names)}" if found.names else " what it computes with"
+    yield _finding(
+        "error",
+        f"Saved and loaded into another one of its class, it gives another output (by {found.change:.3g}, of"
+        f" {found.size:.3g}): its state leaves out{named}.",
+        "What was trained is lost when it is saved: the loaded model computes something else.",
+        f'self.register_buffer("{(*found.names, "name")[0].rpartition(".")[2]}", ...)  # saved with the parameters',
+        {"largest_difference": found.change, "left_out": list(found.names)},
+        found.location,
+    )
+
+
+def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """Without a mask, and with those that it takes; a call gives them the dtype and device of its inputs."""
+    yield {}
+    if subject.takes("B"):
+        yield {"padding": torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)}
+    if subject.takes("Q"):
+        yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
+
+
+def _raises(subject: Subject, inputs: Inputs) -> tuple[TargetError | None, Tensor | None]:
+    """The first error of calls with and without masks, and the output without."""
+    out = None
+    for masks in _calls(subject, inputs):
+        try:
+            with torch.no_grad(), seeded(0):
+                found = subject.fresh()(inputs, **masks).out
+            out = found if out is None else out
+        except TargetError as error:
+            return error, out
+        except Inapplicable:
+            continue
+    return None, out
+
+
+def _dtypes(subject: Subject) -> Iterator[Finding]:
+    """Cast as a whole, it computes as a whole."""
+    usual, _ = _raises(subject, subject.inputs(2, 7))
+    if usual is not None:
+        return
+    for dtype, name in NAMES.items():
+        cast = subject.to(dtype)
+        error, out = _raises(cast, cast.inputs(2, 7, dtype=dtype))
+        if error is not None and out is not None and any("float" in mask.words for mask in subject.reading.masks):
+            continue  # it asks for a mask of floats, and may be given booleans: no fault of its own
+        if error is not None and not any(words in error.error for words in LACKING):
+            yield _finding(
+                "error", f"With parameters and inputs in {name} it raises {error.error}",
+                "It cannot be cast: not to half precision for speed, nor to float64 for tests.",
+                "Take the dtype from what it meets: torch.zeros(n, n, dtype=scores.dtype), weights.to(v.dtype).",
+                {"dtype": name, "raised": error.error}, error.location,
+            )  # fmt: skip
+            return
+        if out is not None and out.is_floating_point() and out.dtype != dtype and subject.form != "tokens":
+            told = str(out.dtype).removeprefix("torch.")
+            yield _finding(
+                "error" if dtype == torch.float64 else "warning",
+                f"With parameters and inputs in {name} the output is in {told}.",
+                "The next layer, cast as this one was, raises on another dtype.",
+                "Return what came in: return out.to(x.dtype).",
+                {"dtype": name, "output": told},
+                line_with(subject, r"float32|\.float\(\)|torch\.(zeros|ones|empty|full)\("),
+            )
+            return
+
+
+def _device(subject: Subject) -> Iterator[Finding]:
+    """Moved as a whole, it computes where its input is."""
+    inputs = subject.inputs(2, 7).map(lambda one: one.to("meta"))
+    moved = subject.to(device="meta")
+    error, _ = _raises(moved, inputs)
+    if error is None or not APART.search(error.error):
+        return
+    left = _left(moved, inputs)
+    where = None
+    if left:
+        owner, _, name = left[0].rpartition(".")
+        where = attribute_line(None if moved.module is None else moved.module.get_submodule(owner), name)
+    yield _finding(
+        "error",
+        f"Moved to another device (meta, which computes shapes alone) it raises {error.error.rstrip('.!')}."
+        + (f" The tensor `{left[0]}` stays behind: it is no buffer." if left else ""),
+        "It runs on the CPU alone.",
+        f'self.register_buffer("{left[0].rpartition(".")[2]}", ..., persistent=False)'
+        if left
+        else "Make tensors where the input is: torch.arange(length, device=x.device).",
+        {"raised": error.error, "left_behind": left},
+        where or error.location,
+    )
+
+
+def _left(moved: Subject, inputs: Inputs) -> list[str]:
+    """Plain tensor attributes that `.to` does not move, if moving them mends it."""
+    left = []
+    for path, one in () if moved.module is None else moved.module.named_modules():
+        for name, value in list(vars(one).items()):
+            if isinstance(value, Tensor) and value.device.type != "meta" and value.dim() > 0:
+                left.append(f"{path}.{name}".lstrip("."))
+                setattr(one, name, value.to("meta"))
+    error, _ = _raises(moved, inputs)
+    return left if error is None or not APART.search(error.error) else []
+
+
+def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
+             location: Location | None) -> Finding:  # fmt: skip
+    return Finding("dtype and device", "robustness", severity, message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "dtype and device",
+    "robustness",
+    "All that it is made of is cast, moved, saved and loaded with it.",
+    "Calls in float64 and bfloat16 and on the meta device, with and without masks; a search for modules and learned"
+    " tensors in plain lists, dictionaries and attributes; its state, saved and loaded into another one.",
+    "What stays behind fails on a GPU or in half precision, is not trained, or is lost when the model is saved.",
+    _run,
+)

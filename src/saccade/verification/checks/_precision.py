@@ -1,0 +1,349 @@
+"""Half precision: finite where float32 is, and no further from float64 than rounding explains.
+
+What rounding explains is measured on the target itself: in float64, inputs and parameters are moved by one unit of
+half precision, and the output moves with them (a backward error; Higham, Accuracy and Stability, 1.5). No knowledge of
+what the target computes is needed, and a large scale or a deep module gets the tolerance that it deserves.
+
+Shapes: those of the target's inputs; outputs (B, L, E) or (B, H, L, D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..target._check import Check
+from ..target._here import location_here
+from ..target._inputs import Inputs
+from ..target._operations import Operations
+from ..target._subject import Subject
+from ..tracing._randomness import seeded
+from ..tracing._trace import traced
+
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+# Attention by hand, PyTorch's and Saccade's, and stacks of blocks stay below 0.8 in half precision (where products are
+# summed in float32) and below 1.7 in float32, on the sizes used here; sums kept in bfloat16 are at 11.
+ALLOWED = {torch.float32: 5.0, torch.float16: 2.5, torch.bfloat16: 2.5}
+LONG = 520  # keys: a sum in bfloat16 stops growing at 256 terms of one size
+# A smooth function changes in proportion to its input; one that rounds to half inside changes in jumps, seen when the
+# input moves by less than half precision resolves, and not by so little that float32 inside would be found, too.
+SMALL, LARGE = (1e-5, 1e-6), 1e-2
+JUMP = 5.0  # right ones are at 1.0, a softmax in bfloat16 or float16 inside at 29 at least
+FILLS = {"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "new_full", "copy_", "_to_copy"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """Inputs that a target may meet, and masks."""
+
+    words: str
+    inputs: Inputs
+    pairs: Tensor | None = None
+    padding: Tensor | None = None
+    rare: bool = False  # large enough to be worth a warning, no error
+    only: torch.dtype | None = None  # the dtype that it is for
+
+
+@dataclass(frozen=True, eq=False)
+class _Wide:
+    """A call in more precision, of what was rounded to less."""
+
+    subject: Subject
+    case: _Case
+    out: Tensor  # float64
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    cases = tuple(_cases(subject))
+    if not _steady(subject, cases[0]):
+        raise Inapplicable("two calls of it differ")
+    if not _call(subject, cases[0]).isfinite().any():
+        yield _finding(
+            "error",
+            f"No number of its output is finite, in {str(subject.dtype).removeprefix('torch.')} and for "
+            f"{cases[0].words}.",
+            "Nothing can be computed from it: a loss is NaN, and so are all weights after one step.",
+            "Print scores, weights and output in turn: the first that is not finite stands behind the line to change.",
+            {"finite": 0},
+            None,
+        )
+        return
+    found = list(_lowered(subject))
+    untold = []
+    for dtype in () if found else (torch.float32, torch.float16, torch.bfloat16):
+        try:
+            found += _in(subject, dtype, cases)
+        except TargetError as error:
+            if "without overflow" in error.error:
+                found.append(_constant(error, dtype))
+            elif dtype != torch.float32:
+                untold.append(f"{NAMES[dtype]}: {error.error}")  # robustness tells what is the target's own doing
+    errors = [one for one in found if one.severity == "error"]
+    yield from errors[:1] or found[:1]
+    if len(untold) == 2 and not found:
+        raise Inapplicable(untold[0])
+
+
+def _cases(subject: Subject) -> Iterator[_Case]:
+    yield _Case("inputs of variance 1", subject.inputs(2, 7))
+    length = min(LONG, subject.reading.max_length or LONG)
+    alike = subject.inputs(1, length, spread=0.1)  # so that all keys get about the same weight
+    yield _Case(f"{length} inputs of standard deviation 0.1", alike, only=torch.bfloat16)
+    if subject.form != "tokens":
+        yield _Case("inputs of standard deviation 4", subject.inputs(2, 7, spread=4.0))
+    square = subject.inputs(2, 7)
+    if subject.takes("B"):
+        padding = torch.ones(2, square.key_length, dtype=torch.bool, device=subject.device)
+        padding[1, -3:] = False
+        yield _Case("padding", square, padding=padding)
+    if subject.takes("Q"):
+        pairs = torch.ones(7, square.key_length, dtype=torch.bool, device=subject.device).tril()
+        yield _Case("a causal mask", square, pairs=pairs)
+    if subject.form == "attention":
+        large = subject.inputs(1, 7, spread=32.0)
+        value = subject.inputs(1, 7)["value"]
+        same = {"query": _like(large["key"], large["query"]), "key": large["key"], "value": value}
+        yield _Case("queries equal to keys, of standard deviation 32", Inputs(same), rare=True)
+
+
+def _like(key: Tensor, query: Tensor) -> Tensor:
+    """The keys, repeated to the query heads."""
+    return key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+
+
+def _steady(subject: Subject, case: _Case) -> bool:
+    with torch.no_grad():
+        first, again = _call(subject, case), _call(subject, case)
+    return torch.equal(first, again) or not first.isfinite().all()
+
+
+def _call(subject: Subject, case: _Case) -> Tensor:
+    with torch.no_grad():
+        return subject(case.inputs, pairs=case.pairs, padding=case.padding).out
+
+
+def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_Case, ...]) -> Iterator[Finding]:
+    half = subject.to(dtype)
+    for case in cases:
+        if case.only not in (None, dtype):
+            continue
+        given = replace(case, inputs=case.inputs.to(dtype))
+        wide = _wider(half, given, dtype)
+        if wide is None or not wide.out.isfinite().all():
+            continue
+        out = _call(half, given)
+        if not out.isfinite().all():
+            yield _not_finite(half, given, dtype, out)
+            return
+        if not case.rare:
+            yield from _far(wide, dtype, out)
+
+
+def _wider(half: Subject, case: _Case, dtype: torch.dtype) -> _Wide | None:
+    """The same rounded numbers in float64, or in float32 where that cannot be had."""
+    for wide in (torch.float64, torch.float32):
+        if wide == dtype:
+            break
+        exact, given = half.to(wide), replace(case, inputs=case.inputs.to(wide))
+        try:
+            out = _call(exact, given)
+        except (Inapplicable, TargetError):
+            continue  # a mask or a length that it does not take, or a dtype, which robustness tells
+        if out.dtype == wide:
+            return _Wide(exact, given, out.double())
+    return None
+
+
+def _lowered(subject: Subject) -> Iterator[Finding]:
+    """What rounds to half precision inside, whatever the dtype of its inputs."""
+    jumps = jumps_of(subject)
+    if jumps is None:
+        return
+    evidence, where = jumps
+    unmoved, by = evidence["share_unmoved"], evidence["jump"]
+    yield _finding(
+        "error",
+        f"With float64 inputs the output moves in jumps: when they change by one part in {1 / min(SMALL):,.0f}, "
+        + (
+            f"{unmoved:.3g} of it stays the same to the last bit."
+            if unmoved >= 0.5
+            else f"it moves {by:.3g} times as far as in proportion."
+        )
+        + " Something inside is rounded to lower precision.",
+        "Outputs carry the noise of that precision in every dtype.",
+        "Keep the dtype inside: take out .half(), .bfloat16(), .to(torch.float16), autocast and round.",
+        evidence,
+        where,
+    )
+
+
+def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
+    """Whether float64 outputs move in jumps, with the numbers and the line. Many keys: there is a jump for each weight
+    that passes a number of half precision, and few do."""
+    if subject.form == "tokens":
+        return None
+    try:
+        exact = subject.to(torch.float64)
+        inputs = subject.inputs(2, min(64, subject.reading.max_length or 64)).to(torch.float64)
+        before = _call(exact, _Case("", inputs))
+        change = {size: _call(exact, _Case("", _all_moved(inputs, size))) - before for size in (*SMALL, LARGE)}
+    except TargetError:
+        return None  # told by robustness
+    if before.dtype != torch.float64 or not before.isfinite().all():
+        return None
+    rate = {size: float(one.abs().max()) / size for size, one in change.items()}
+    unmoved = float((change[min(SMALL)] == 0).double().mean())
+    by = max(rate[size] for size in SMALL) / max(rate[LARGE], 1e-300)
+    if by <= JUMP and (unmoved < 0.5 or rate[LARGE] == 0):
+        return None
+    return {"share_unmoved": round(unmoved, 4), "jump": round(by, 2)}, _first_lowering(exact, inputs)
+
+
+def _all_moved(inputs: Inputs, size: float) -> Inputs:
+    return inputs.map(lambda one: _moved(one, size, 3))
+
+
+class _Lowering(Operations):
+    """The first line that makes half precision of more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: Location | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.where is None and isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16):
+            self.where = location_here()
+        return result
+
+
+def _first_lowering(exact: Subject, inputs: Inputs) -> Location | None:
+    with _Lowering() as seen:
+        _call(exact, _Case("", inputs))
+    return seen.where
+
+
+def _far(wide: _Wide, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
+    error = float((out.double() - wide.out).abs().max())
+    rounding = _rounding(wide, dtype)
+    if error <= ALLOWED[dtype] * rounding:
+        return
+    yield _finding(
+        "error",
+        f"In {NAMES[dtype]} with {wide.case.words}, the output is off by {error:.3g} from float64,"
+        f" {error / rounding:.3g} times what rounding inputs and parameters once does ({rounding:.3g}).",
+        "Outputs and gradients carry noise that a float32 softmax would not have.",
+        "Form sums and the softmax in float32: weights = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)."
+        if dtype != torch.float32
+        else "Do not lower the precision inside: take out .half(), .bfloat16() and autocast.",
+        {"dtype": NAMES[dtype], "error": error, "rounding": rounding, "largest_output": float(wide.out.abs().max())},
+        _line(wide, "softmax", "exp", "half", "bfloat16", "to"),
+    )
+
+
+def _rounding(wide: _Wide, dtype: torch.dtype) -> float:
+    """By how much the output moves when inputs and parameters move by one unit of `dtype`, at most of three times."""
+    unit = torch.finfo(dtype).eps
+    largest = float(wide.out.abs().max()) * unit / 2  # the output itself is rounded, too
+    for seed in range(3):
+        moved = wide.subject.fresh()
+        with torch.no_grad():
+            for at, parameter in enumerate(moved.module.parameters() if moved.module is not None else ()):
+                parameter.copy_(_moved(parameter, unit, 100 * seed + at))
+        inputs = wide.case.inputs.map(lambda one, seed=seed: _moved(one, unit, seed))  # type: ignore[misc]
+        out = _call(moved, replace(wide.case, inputs=inputs)).double()
+        largest = max(largest, float((out - wide.out).abs().max()))
+    return largest
+
+
+def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
+    """Each number changed by a random part of itself, of standard deviation `size`."""
+    if not tensor.is_floating_point():
+        return tensor
+    drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (tensor * (1 + size * drawn.to(tensor.device))).to(tensor.dtype)
+
+
+class _Overflows(Operations):
+    """The first line that makes what is not finite of what is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: Location | None = None
+        self.name = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not self.name and name not in FILLS and "empty" not in name:
+            taken = [one for one in tree_leaves((args, kwargs)) if _floating(one)]
+            given = [one for one in tree_leaves(result) if _floating(one)]
+            if all(bool(one.isfinite().all()) for one in taken) and taken:
+                bad = any(bool((one.isnan() | (one == torch.inf)).any()) for one in given)
+                if bad:
+                    self.name, self.where = name, location_here()
+        return result
+
+
+def _floating(one: Any) -> bool:
+    return isinstance(one, Tensor) and one.is_floating_point()
+
+
+def _not_finite(half: Subject, case: _Case, dtype: torch.dtype, out: Tensor) -> Finding:
+    seen = _Overflows()
+    with seeded(0), seen:
+        _call(half, case)
+    share = float((~out.isfinite()).float().mean())
+    products = seen.name in ("bmm", "mm", "baddbmm", "matmul")
+    return _finding(
+        "warning" if case.rare else "error",
+        f"In {NAMES[dtype]} with {case.words}, {share:.3g} of the output is NaN or Inf; in float32 all is finite.",
+        "Training in half precision ends in NaN, at the first step or at a later one.",
+        "Scale the queries before the product, not the scores after it: scores = (q * D ** -0.5) @ k.transpose(-2, -1)."
+        if products
+        else "Subtract each row's largest score before exp, or use scores.softmax(dim=-1, dtype=torch.float32).",
+        {"dtype": NAMES[dtype], "share_not_finite": share, "largest_finite": torch.finfo(dtype).max},
+        seen.where,
+    )
+
+
+def _constant(error: TargetError, dtype: torch.dtype) -> Finding:
+    return _finding(
+        "error",
+        f"In {NAMES[dtype]} it raises, because a constant is beyond {torch.finfo(dtype).max:.4g}: {error.error}",
+        "It cannot be run or trained in half precision.",
+        "Fill with what the dtype holds: scores.masked_fill(mask, float('-inf')), or torch.finfo(scores.dtype).min.",
+        {"dtype": NAMES[dtype], "raised": error.error},
+        error.location,
+    )
+
+
+def _line(wide: _Wide, *names: str) -> Location | None:
+    try:
+        case = wide.case
+        return traced(wide.subject, case.inputs, pairs=case.pairs, padding=case.padding).line(*names)
+    except (Inapplicable, TargetError):
+        return None
+
+
+def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
+             location: Location | None) -> Finding:  # fmt: skip
+    return Finding("precision", "precision", severity, message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "precision",
+    "precision",
+    "Outputs are finite, and as near to float64 as their dtype can be.",
+    "Calls in each dtype, short and long, with larger inputs and with masks, against float64 of the same rounded"
+    " parameters; the tolerance is by how much float64 itself moves when all that goes in is rounded.",
+    "NaN ends a training run; noise that a float32 softmax would not have slows it.",
+    _run,
+    follows_from=("softmax", "causal-blindness"),
+)

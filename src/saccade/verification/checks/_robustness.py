@@ -1,0 +1,381 @@
+"""The same function at every call: whatever the sizes, the strides, the mode and the calls before.
+
+Shapes: B batch, L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..findings._finding import Finding, Location, TargetError
+from ..target._check import Check
+from ..target._here import location_here
+from ..target._inputs import Inputs
+from ..target._learned_positions import ends_learned_positions
+from ..target._operations import Operations
+from ..target._source import attribute_line, line_with, rates_of, with_rates
+from ..target._steady import exact, steady, tolerance
+from ..target._subject import Subject
+from ..target.discovery._squares import sliced_square
+from ..tracing._randomness import drops, followed, seeded
+
+# Odd ones, the smallest, and one beyond the usual small buffers; those around the sizes of buffers are added.
+LENGTHS = (1, 2, 3, 64, 257)
+# A target that cannot take this many tokens and does not say so has a buffer for a test, not for use.
+USEFUL = 48
+CLEAR = ("ValueError", "AssertionError", "IndexError", "NotImplementedError", "TypeError")
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    told = list(_written(subject)) or list(_again(subject))
+    yield from told
+    sized = list(_batches(subject))
+    sized += [] if any(one.severity == "error" for one in sized) else list(_lengths(subject))
+    yield from sized
+    if not told:
+        yield from _strides(subject)
+        yield from _modes(subject)
+
+
+def _again(subject: Subject) -> Iterator[Finding]:
+    """The same input twice, another one between."""
+    if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
+        return  # told by cache
+    one, inputs = subject.fresh(), subject.inputs(2, 7)
+    before = _attributes(one.module)
+    with torch.no_grad(), seeded(0):
+        first = one(inputs).out
+        try:
+            one(subject.inputs(3, 5, seed=1))
+        except TargetError as error:
+            if not _raises(subject, 3, 5):
+                yield _kept_from_the_first(error)
+                return
+        again = one(inputs).out
+    if first.shape == again.shape and (torch.equal(first, again) or not first.isfinite().all()):
+        return
+    drawn = followed(subject, inputs).draws
+    if drawn and drops(drawn):
+        return  # told by dropout
+    change = float((first - again).abs().max()) if first.shape == again.shape else float("nan")
+    changed = _changed(before, _attributes(one.module))
+    if drawn:
+        what, where = f"it draws random numbers ({drawn[0].name})", drawn[0].location
+        mend = "Take the noise out of eval mode: if self.training: ..."
+    elif changed:
+        what, where = f"a call changes {', '.join(f'`{name}`' for name in changed)}", _line_of(one.module, changed[0])
+        mend = "Keep nothing that a call computes, or compute it again from the input at each call."
+    else:
+        what, where = "something outside of the module and its input changes", None
+        mend = "Make it a function of its input and parameters alone."
+    yield _finding(
+        "error",
+        f"Two calls in eval mode with the same input differ by up to {change:.3g}: {what}.",
+        "Results cannot be reproduced, and depend on what was computed before.",
+        mend,
+        {"largest_difference": change, "changed": list(changed), "draws": [one.name for one in drawn]},
+        where,
+    )
+
+
+def _kept_from_the_first(error: TargetError) -> Finding:
+    return _finding(
+        "error",
+        f"After a call with 2 sequences of 7, one with 3 of 5 raises {error.error}; alone it does not.",
+        "What the first call leaves behind decides what later ones may look like.",
+        "Build masks and buffers for the input at hand, at each call.",
+        {"raised": error.error, "first": [2, 7], "then": [3, 5]},
+        error.location,
+    )
+
+
+def _raises(subject: Subject, batch: int, length: int) -> bool:
+    try:
+        steady(subject, subject.inputs(batch, length, seed=1))
+    except TargetError:
+        return True
+    return False
+
+
+def _attributes(module: nn.Module | None) -> dict[str, Any]:
+    """Numbers and copies of tensors that a module keeps, by their paths."""
+    found: dict[str, Any] = {}
+    for path, one in () if module is None else module.named_modules():
+        kept = {**vars(one), **dict(one.named_buffers(recurse=False)), **dict(one.named_parameters(recurse=False))}
+        for name, value in kept.items():
+            if isinstance(value, Tensor):
+                found[f"{path}.{name}".lstrip(".")] = value.detach().clone()
+            elif isinstance(value, (int, float, bool)) or value is None:
+                found[f"{path}.{name}".lstrip(".")] = value
+    return found
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.shape == b.shape and torch.equal(a, b)
+        return type(a) is type(b) and not isinstance(a, Tensor) and a == b
+
+    return tuple(name for name in after if name not in before or not same(before[name], after[name]))
+
+
+def _line_of(module: nn.Module | None, path: str) -> Location | None:
+    if module is None:
+        return None
+    owner, _, name = path.rpartition(".")
+    return attribute_line(module.get_submodule(owner), name, last=True)
+
+
+def _written(subject: Subject) -> Iterator[Finding]:
+    """Inputs that the call changes."""
+    inputs = subject.inputs(2, 7)
+    given = inputs.map(Tensor.clone)
+    seen = _Written(given)
+    with torch.no_grad(), seeded(0), seen:
+        subject.fresh()(given)
+    changed = [name for name in inputs.tensors if not torch.equal(inputs[name], given[name])]
+    if changed:
+        yield _finding(
+            "error",
+            f"The call changes its own input {', '.join(changed)} in place.",
+            "What the caller computes from that tensor afterwards (a residual, a loss) is wrong.",
+            "Write it out of place: q = q / math.sqrt(d), not q /= math.sqrt(d).",
+            {"changed": changed},
+            seen.where,
+        )
+
+
+class _Written(Operations):
+    """The first line that writes into the memory of the inputs."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self._memory = {one.untyped_storage()._cdata for one in inputs.tensors.values()}
+        self.where: Location | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and self.where is None:
+            for one in args:
+                if isinstance(one, Tensor) and one.untyped_storage()._cdata in self._memory:
+                    self.where = location_here()
+        return func(*args, **(kwargs or {}))
+
+
+def _batches(subject: Subject) -> Iterator[Finding]:
+    """One item, and three, as good as two."""
+    for batch in (1, 3):
+        try:
+            out = steady(subject, subject.inputs(batch, 7)).out
+        except TargetError as error:
+            yield _raised(f"{batch} batch item{'s' if batch > 1 else ''}", error, "It works with 2.", {"batch": batch})
+            return
+        if out.shape[0] != batch or out.shape[-2 if subject.form != "tokens" else 1] != 7:
+            yield _shape(f"{batch} batch items of 7", out)
+            return
+    yield from _items(exact(subject))
+
+
+def _items(wide: Subject) -> Iterator[Finding]:
+    """What is independent of the other item of two is the same alone and among three. Where it is not independent,
+    that is told by mixing."""
+    three = wide.inputs(3, 7)
+    if followed(wide, three).draws:
+        return  # other sizes draw other numbers
+    two = steady(wide, three.items([0, 1])).out
+    other = steady(wide, three.items([0, 2])).out
+    if not (torch.equal(two[0], other[0]) and two.isfinite().all()):
+        return
+    for chosen in ([0], [0, 1, 2]):
+        out = steady(wide, three.items(chosen)).out
+        far = float((out[0] - two[0]).abs().max())
+        if not far <= tolerance(wide, three, two):
+            yield _finding(
+                "error",
+                f"Batch item 0 gives another output in a batch of {len(chosen)} than in a batch of 2 (by {far:.3g}).",
+                "It is right for the author's batch size alone.",
+                "Take sizes from the input: batch, length, _ = x.shape; no number in view and reshape.",
+                {"batch": len(chosen), "largest_difference": far},
+                line_with(wide, r"\.(view|reshape)\(\s*\d"),
+            )
+            return
+
+
+def _lengths(subject: Subject) -> Iterator[Finding]:
+    """Every length, as far as there is no limit."""
+    longest = subject.reading.max_length
+    wanted = {n for n in (*LENGTHS, *_sizes(subject.module)) if longest is None or n <= longest}
+    fits = 0
+    for length in sorted(wanted):
+        try:
+            out = steady(subject, subject.inputs(2, length)).out
+        except TargetError as error:
+            if length > 7:
+                yield _too_long(subject, max(fits, 7), length, error)
+            else:
+                yield _raised(f"a length of {length}", error, "It works with 7.", {"length": length})
+            return
+        if out.shape[-2 if subject.form != "tokens" else 1] != length:
+            yield _shape(f"a length of {length}", out)
+            return
+        if not out.isfinite().all() and steady(subject, subject.inputs(2, 7)).out.isfinite().all():
+            yield _finding(
+                "error", f"With a length of {length} the output holds NaN or Inf; with 7 it does not.",
+                "Sequences of that length cannot be used.", "Build masks and buffers from x.shape[1] at each call.",
+                {"length": length}, None,
+            )  # fmt: skip
+            return
+        fits = length
+    if longest is not None:
+        yield from _beyond(subject, longest)
+
+
+def _sizes(module: nn.Module | None) -> set[int]:
+    """Lengths at and just beyond the sizes of buffers."""
+    buffers = () if module is None else module.buffers()
+    sizes = {size for one in buffers for size in one.shape if 8 <= size <= 512}
+    return sizes | {size + 1 for size in sizes}
+
+
+def _too_long(subject: Subject, fits: int, fails: int, error: TargetError) -> Finding:
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            steady(subject, subject.inputs(2, middle))
+            fits = middle
+        except TargetError as raised:
+            fails, error = middle, raised
+    return _limit(subject, fits, error)
+
+
+def _beyond(subject: Subject, longest: int) -> Iterator[Finding]:
+    """Past the longest input there is an error that says so, and no output."""
+    try:
+        out = steady(subject, subject.inputs(2, longest + 1)).out
+    except TargetError as error:
+        yield _limit(subject, longest, error, known=True)
+        return
+    if out.shape[-2 if subject.form != "tokens" else 1] != longest + 1:
+        yield _shape(f"a length of {longest + 1}, one more than its limit,", out)
+
+
+def _limit(subject: Subject, longest: int, error: TargetError, known: bool = False) -> Finding:
+    clear = error.error.startswith(CLEAR) or ends_learned_positions(subject, subject.inputs(2, longest + 1))
+    silent = not clear and not known and longest < USEFUL
+    message = f"It takes at most {longest} tokens; with {longest + 1} it raises {error.error}"
+    evidence = {"longest": longest, "raised": error.error}
+    square = None if clear else sliced_square(subject, longest, error)
+    if square is not None and square.line is not None:
+        message += f": {square.words}"
+        return _finding("error", message, "Longer inputs fail.", _MEND_SQUARE, evidence, square.line)
+    return _finding(
+        "note" if clear else "error" if silent else "warning",
+        message + (f". {square.words}" if square else ""),
+        "Longer inputs fail" + ("." if clear else ", with words that do not say why."),
+        "Build it for the length at hand, or say what the limit is: assert x.shape[1] <= self.max_len, ...",
+        evidence, error.location,
+    )  # fmt: skip
+
+
+_MEND_SQUARE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
+
+
+def _strides(subject: Subject) -> Iterator[Finding]:
+    """The same numbers in another order in memory."""
+    if subject.form == "tokens":
+        return
+    wide = exact(subject)
+    inputs = wide.inputs(2, 7)
+    apart = inputs.map(lambda one: one.mT.contiguous().mT)
+    plain = steady(wide, inputs).out
+    try:
+        out = steady(wide, apart).out
+    except TargetError as error:
+        yield _finding(
+            "error",
+            f"With inputs that are not contiguous in memory it raises {error.error}",
+            "It fails on what transpose, permute or slicing give, which is most of what one has.",
+            "Use reshape, which copies where it must: x.reshape(batch, length, -1), not x.view(...).",
+            {"raised": error.error, "contiguous": False},
+            error.location,
+        )
+        return
+    far = float((out - plain).abs().max())
+    if plain.isfinite().all() and not far <= tolerance(wide, inputs, plain):
+        yield _finding(
+            "error", f"With the same inputs in another order in memory the output differs by {far:.3g}.",
+            "Results depend on how the input was made.", "Read tensors by their axes, not with as_strided or data_ptr.",
+            {"largest_difference": far}, None,
+        )  # fmt: skip
+
+
+def _modes(subject: Subject) -> Iterator[Finding]:
+    """Train mode without dropout is eval mode."""
+    if subject.module is None or _learns_from_batches(subject.module):
+        return
+    quiet = exact(with_rates(subject, rates_of(subject), 0.0))
+    inputs = quiet.inputs(2, 7)
+    evaluated = steady(quiet, inputs).out
+    with quiet.training():
+        if followed(quiet, inputs).draws:
+            return
+        trained = steady(quiet, inputs).out
+    far = float((trained - evaluated).abs().max())
+    size = float(evaluated.abs().max())
+    if evaluated.isfinite().all() and not far <= tolerance(quiet, inputs, evaluated):
+        yield _finding(
+            "error",
+            f"Without dropout, train and eval mode differ by {far:.3g}, {far / max(size, 1e-30):.3g} of the output's"
+            " size.",
+            "What is evaluated and used is not what was trained.",
+            "Let only dropout depend on self.training.",
+            {"largest_difference": far, "largest_output": size},
+            _mode_line(subject),
+        )
+
+
+def _mode_line(subject: Subject) -> Location | None:
+    return line_with(subject, r"self\.training")
+
+
+def _learns_from_batches(module: nn.Module) -> bool:
+    """Whether it has normalisation by batch statistics, which is another function in train mode by design."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    return any(isinstance(one, kinds) for one in module.modules())
+
+
+def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) -> Finding:
+    return _finding(
+        "error", f"With {what} it raises {error.error}. {works}",
+        "It fails on the last batch of an epoch, on single inputs, or on any other size than the author's.",
+        "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
+        {"raised": error.error, **sizes}, error.location,
+    )  # fmt: skip
+
+
+def _shape(what: str, out: Tensor) -> Finding:
+    return _finding(
+        "error", f"With {what} the output has the shape {list(out.shape)}.",
+        "Outputs belong to other inputs than they seem to.",
+        "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
+        {"shape": list(out.shape)}, None,
+    )  # fmt: skip
+
+
+def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
+             location: Location | None) -> Finding:  # fmt: skip
+    return Finding("robustness", "robustness", severity, message, effect, mend, evidence, location)
+
+
+CHECK = Check(
+    "robustness",
+    "robustness",
+    "The output depends on input and parameters alone, for any size and mode.",
+    "Two calls with another one between; inputs compared before and after; 1 and 3 batch items; lengths from 1 to 257"
+    " and at the sizes of buffers; transposed memory; train mode with dropout at 0.",
+    "What holds for the author's sizes only fails later, or silently computes something else.",
+    _run,
+)

@@ -1,0 +1,347 @@
+"""The factor of the logits, measured: by how much they grow when queries times keys do.
+
+Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._words import spans
+from ..target._check import Check
+from ..target._inputs import Inputs
+from ..target._steady import first_taken
+from ..target._subject import Subject
+from ..tracing._trace import SeenAttention, measured
+from ._scale_indifferent import Indifferent, indifferent
+
+_LENGTHS = (11, 13, 17, 19, 23)
+# Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
+_LEFT = 1e-3
+_BENT = 1e-7
+_WRONG = 0.01  # relative; a float32 product is right to 1e-6
+_SATURATING = 2.0  # times too large: what is less than that is felt, and no more
+# Scores below this are a mask's, not a product's.
+_HIDDEN = -5e3
+_MEND = "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
+_MEND_FUSED = "out = F.scaled_dot_product_attention(q, k, v)  # it divides by sqrt(q.shape[-1]) itself"
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The factor of one attention computation, for each head."""
+
+    seen: SeenAttention
+    found: tuple[float, ...]
+    left: tuple[float, ...]  # share of the logits' variance that the factor does not explain
+    by_query: tuple[float, float] | None  # smallest and largest, where each query has a factor of its own
+    expected: float
+
+    @property
+    def known(self) -> list[int]:
+        return [head for head, left in enumerate(self.left) if left < _LEFT]
+
+    @property
+    def straight(self) -> bool:
+        """Whether logits are the product times a number to rounding, in every head."""
+        return max(self.left) < _BENT
+
+    @property
+    def wrong(self) -> list[int]:
+        return [head for head in self.known if abs(self.found[head] - self.expected) > _WRONG * abs(self.expected)]
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    still = indifferent(subject)
+    if still is not None and (subject.promise.scale != 0 or still.partly or still.of != "both"):
+        yield _ignoring(still)
+    if still is not None:
+        return
+    subject, inputs = _asked(subject)
+    factors = [_factors(subject, seen) for seen in measured(subject, inputs)]
+    if not all(one.straight for one in factors) and subject.form != "tokens":
+        # a soft cap bends large logits; small ones it leaves straight
+        small = [_factors(subject, seen) for seen in measured(subject, inputs.map(lambda one: one * 0.05))]
+        factors = small if any(one.known for one in small) else factors
+    wrong = [one for one in factors if one.wrong]
+    if wrong:
+        yield _finding(subject, inputs, wrong, factors)
+    elif not any(one.known for one in factors):
+        moving = next((one for one in factors if one.by_query is not None), None)
+        if moving is None:
+            raise Inapplicable("its logits are no multiple of queries times keys, so they have no one factor")
+        yield _moving(moving)
+
+
+def _ignoring(still: Indifferent) -> Finding:
+    """Weights that queries or keys do not make."""
+    names = {
+        "query": "do not depend on the queries",
+        "key": "do not depend on the keys",
+        "both": "depend on neither queries nor keys",
+    }
+    whose = f" of queries {spans(still.rows)} (of {still.length})" if still.rows else ""
+    whose += f" in heads {spans(still.heads)} (of {still.of_heads})" if still.heads else ""
+    if still.pairs:
+        seen = f"Scores{whose} are multiplied by 0 and not hidden: these keys keep a weight, whatever they are."
+    else:
+        seen = f"The weights{whose} {names[still.of]}: with others they are the same."
+        seen += " The scores are multiplied by 0, a mask that is False." if still.multiplied else ""
+    mend = 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax, in place of scores * mask'
+    if not still.multiplied:
+        mend = _MEND
+        if still.of == "both":
+            mend += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
+    return Finding(
+        "scale", "scale", "error", seen,
+        "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say." if still.multiplied else
+        "Each output is an average by weights that it cannot choose, and what makes queries or keys is never trained.",
+        mend, {"depends_not_on": still.of, "multiplied": still.multiplied, "queries": still.rows,
+               "heads": still.heads}, still.line,
+    )  # fmt: skip
+
+
+def _asked(subject: Subject) -> tuple[Subject, Inputs]:
+    """Sizes that differ from one another and from all widths, as far as the target takes them."""
+    reading = subject.reading
+    taken = {
+        reading.width,
+        reading.heads,
+        reading.value_width,
+        reading.context_width,
+        reading.width // (reading.heads or 1),
+    }
+    lengths = [length for length in _LENGTHS if length not in taken and length <= (reading.max_length or length)]
+    length, other = (lengths + [reading.max_length or 2] * 2)[:2]
+    tries: list[tuple[Subject, int, int | None]] = [(subject, length, other), (subject, length, None)]
+    if reading.form == "attention" and reading.value_width is None:
+        wider = replace(subject, reading=replace(reading, value_width=reading.width + 3))
+        tries = [(wider, length, other), *tries]
+    return first_taken([*tries, (subject, 7, None)])
+
+
+def _factors(subject: Subject, seen: SeenAttention) -> _Factors:
+    width = seen.query.shape[-1]
+    expected = width**-0.5 if subject.promise.scale is None else subject.promise.scale
+    heads = seen.query.shape[1]
+    nothing = _Factors(seen, (math.nan,) * heads, (math.inf,) * heads, None, expected)
+    if seen.logits is None or not seen.scaled > 0 or seen.logits.shape[-1] < 2:
+        return nothing
+    product = seen.query.detach().double() @ seen.key.detach().double().mT / seen.scaled
+    logits = seen.logits.detach().double()
+    visible = _visible(logits)
+    found, left = _slopes(_centred(product, visible), _centred(logits, visible), (0, 2, 3))
+    by_query = None if min(left) < _LEFT else _by_query(product, logits, visible)
+    return _Factors(seen, tuple(found), tuple(left), by_query, expected)
+
+
+def _visible(logits: Tensor) -> Tensor:
+    """(1 or B, H, Lq, Lk) scores that are of a product in every item: a mask's are the same in all, or very low."""
+    visible = logits.isfinite() & (logits > _HIDDEN)
+    if len(logits) > 1:
+        visible = visible.all(0, keepdim=True) & (logits != logits[:1]).any(0, keepdim=True)
+    return visible
+
+
+def _centred(scores: Tensor, visible: Tensor) -> Tensor:
+    """Without what all items share, a bias, and without what a whole row shares, which the softmax forgets."""
+    scores = torch.where(visible, scores, 0.0)
+    if len(scores) > 1:
+        scores = scores - scores.mean(0, keepdim=True)
+    return _without_rows(scores, visible)
+
+
+def _without_rows(scores: Tensor, visible: Tensor) -> Tensor:
+    """Less the mean of each row over what is visible; 0 elsewhere."""
+    scores = torch.where(visible, scores, 0.0)
+    mean = scores.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(visible, scores - mean, 0.0)
+
+
+def _slopes(product: Tensor, logits: Tensor, axes: tuple[int, ...]) -> tuple[list[float], list[float]]:
+    """The factor that explains most of the logits, and the share of their variance that it leaves."""
+    own, both, all_of_it = (
+        (one * other).sum(axes).flatten() for one, other in ((product, product), (product, logits), (logits, logits))
+    )
+    slopes = both / own
+    left = torch.where(all_of_it > 0, 1 - both**2 / (own * all_of_it), math.inf).clamp_min(0.0)
+    return slopes.tolist(), left.nan_to_num(math.inf).tolist()
+
+
+def _by_query(product: Tensor, logits: Tensor, visible: Tensor) -> tuple[float, float] | None:
+    """The smallest and the largest factor of a query, where each query has one."""
+    enough = (visible.sum(-1) > 2).expand(logits.shape[:-1]).flatten()
+    both = _slopes(_without_rows(product, visible), _without_rows(logits, visible), (-1,))
+    slopes, left = (torch.tensor(one)[enough] for one in both)
+    if not len(slopes) or not bool((left < _LEFT).all()) or slopes.min() <= 0:
+        return None
+    return slopes.min().item(), slopes.max().item()
+
+
+def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factors: Sequence[_Factors]) -> Finding:
+    first = wrong[0]
+    seen, heads = first.seen, first.wrong
+    found = first.found[heads[0]]
+    designed = _designed(seen)
+    words = "" if designed else _named(found, _sizes(subject, inputs, seen))
+    times = found / (first.expected or math.nan)
+    if not first.expected:
+        words = "they are not to count, and do"
+    message = (
+        f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
+        f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
+    )
+    return Finding(
+        "scale", "scale", "note" if designed else "error",
+        message + (f" {designed}" if designed else ""), "" if designed or not first.expected else _effect(times),
+        "" if designed else _mend(seen), {
+            "factor": found, "expected": first.expected, "head_width": seen.query.shape[-1], "heads": heads,
+            "of_heads": len(first.found), "times_too_large": times, "unexplained": first.left[heads[0]],
+        }, _line(seen),
+    )  # fmt: skip
+
+
+def _designed(seen: SeenAttention) -> str:
+    """Why a factor of one's own is meant so, empty where nothing says that it is."""
+    if seen.mixed:
+        return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
+    if seen.learned:
+        return "It is multiplied by a parameter: a learned temperature."
+    lengths = [side.detach().double().norm(dim=-1) for side in (seen.query / seen.scaled, seen.key)]
+    if all(torch.allclose(one, torch.ones_like(one), rtol=0, atol=1e-3) for one in lengths):
+        return "Queries and keys have length 1: cosine attention, which has a factor of its own."
+    return ""
+
+
+def _sizes(subject: Subject, inputs: Inputs, seen: SeenAttention) -> list[tuple[float, str]]:
+    """Factors that are written by mistake, and what each would mean."""
+    width, heads = seen.query.shape[-1], seen.query.shape[1]
+    model = heads * width if subject.form == "attention" else subject.reading.width
+    named = [
+        (1.0, "they are not scaled at all"),
+        (width**0.5, f"they are multiplied by sqrt({width}) where they should be divided"),
+        (1 / width, f"the scale is applied twice, or its square root is missing: 1/{width}"),
+        (model**-0.5, f"they are divided by the root of the model width, {model}, not of the head width, {width}"),
+    ]
+    if seen.value is not None and seen.value.shape[-1] != width:
+        values = seen.value.shape[-1]
+        named.append((values**-0.5, f"they are divided by the root of the values' width, {values}"))
+    named += [
+        (heads**-0.5, f"they are divided by the root of the number of heads, {heads}"),
+        (inputs.key_length**-0.5, f"they are divided by the root of the number of keys, {inputs.key_length}"),
+        (inputs.length**-0.5, f"they are divided by the root of the number of queries, {inputs.length}"),
+        (_of_batch(subject, inputs), f"they are divided by the root of the batch size, {inputs.batch}"),
+        ((width / 2) ** -0.5, f"sqrt(2) too large, as for half the head width, {width}"),
+        ((2 * width) ** -0.5, f"sqrt(2) too small, as for twice the head width, {width}"),
+        (1 / model, f"they are divided by the model width, {model}"),
+        (width**-0.25, f"they are divided by the fourth root of the head width, {width}"),
+    ]
+    return named
+
+
+def _of_batch(subject: Subject, inputs: Inputs) -> float:
+    """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
+    number that may come from elsewhere."""
+    more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
+    try:
+        factors = [_factors(subject, seen) for seen in measured(subject.fresh(), more)]
+    except (Inapplicable, TargetError):
+        return math.nan
+    moved = (abs(found * more.batch**0.5 - 1) < _WRONG for one in factors for found in one.found)
+    return inputs.batch**-0.5 if any(moved) else math.nan
+
+
+def _named(found: float, named: Sequence[tuple[float, str]]) -> str:
+    fits = [words for value, words in named if abs(found / value - 1) < 5e-3 and not words.endswith(", 1")]
+    if not fits and abs(found / 0.125 - 1) < 5e-3:
+        fits = ["they are always divided by 8, which is right for a head width of 64 alone"]
+    return " (or ".join(fits[:2]) + (")" if len(fits) > 1 else "")
+
+
+def _expected(subject: Subject, seen: SeenAttention) -> str:
+    if subject.promise.scale is not None:
+        return " by its author's promise"
+    return f", one over the root of the head width, {seen.query.shape[-1]}"
+
+
+def _which(factors: _Factors) -> str:
+    wrong, heads = factors.wrong, len(factors.found)
+    if heads == 1 or len(wrong) == len(factors.known) == heads:
+        return ""
+    listed = ", ".join(str(head) for head in wrong[:8])
+    return f", in head{'s' if len(wrong) > 1 else ''} {listed} of {heads}"
+
+
+def _computations(wrong: Sequence[_Factors], factors: Sequence[_Factors]) -> str:
+    if len(factors) == 1:
+        return ""
+    if len({len(one.found) for one in factors}) > 1 or len(factors[0].found) == 1:  # heads that are modules
+        return f", in {sum(len(one.wrong) for one in wrong)} of {sum(len(one.found) for one in factors)} heads"
+    return f", in {len(wrong)} of {len(factors)} attention computations"
+
+
+def _effect(times: float) -> str:
+    if times >= _SATURATING:
+        return (
+            f"Logits are {_short(times)} times too large: the softmax saturates on one key for most queries, hardly "
+            "any gradient reaches these, and training is slow or stalls."
+        )
+    if times > 1:
+        return (
+            f"Logits are {_short(times)} times too large: attention is sharper than meant, by more at other sizes, "
+            "and weights of another implementation do not fit."
+        )
+    if times > 1 / _SATURATING:
+        return (
+            f"Logits are {_short(1 / times)} times too small: attention is flatter than meant, by more at other "
+            "sizes, and weights of another implementation do not fit."
+        )
+    return (
+        f"Logits are {_short(1 / times)} times too small: all keys get nearly the same weight, and attention has to "
+        "learn large projections before it can choose."
+    )
+
+
+def _mend(seen: SeenAttention) -> str:
+    return _MEND_FUSED if seen.source == "F.scaled_dot_product_attention" or _is_fused(seen) else _MEND
+
+
+def _is_fused(seen: SeenAttention) -> bool:
+    line = seen.lines.get("scores")
+    return line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
+
+
+def _line(seen: SeenAttention) -> Location | None:
+    return seen.lines.get("scale") or seen.lines.get("scores")
+
+
+def _moving(factors: _Factors) -> Finding:
+    low, high = factors.by_query or (math.nan, math.nan)
+    return Finding(
+        "scale", "scale", "warning",
+        f"The factor between q.k and the logits differs from query to query, from {_short(low)} to {_short(high)}; one "
+        f"over the root of the head width is {_short(factors.expected)}.",
+        "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "
+        "a model trained at one length behaves otherwise at another.",
+        _MEND, {"smallest": low, "largest": high, "expected": factors.expected}, _line(factors.seen),
+    )  # fmt: skip
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}"
+
+
+CHECK = Check(
+    "scale", "scale",
+    "In every head, logits are q.k over the square root of the head width.",
+    "The logits that enter the softmax (or the logarithms of the weights that the outputs show) are compared with "
+    "queries times keys, head by head, over a batch of random inputs; other queries and keys must give other weights.",
+    "Without the right factor the softmax starts saturated or flat, and gradients to queries and keys vanish.",
+    _run,
+)  # fmt: skip

@@ -1,0 +1,236 @@
+"""Weights that do not depend on queries, on keys, or on either: averages that only look like attention.
+
+Shapes: B batch, H heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Inapplicable, Location, TargetError
+from ..target._inputs import Inputs
+from ..target._source import function_line
+from ..target._steady import exact, steady
+from ..target._subject import Subject
+from ..tracing._flow import Step, followed
+from ..tracing._trace import SeenAttention, measured
+
+Side = Literal["query", "key", "both"]
+# Scores below this are a mask's, not a product's.
+_HIDDEN = -5e3
+# Of the largest logit, by how much those of other inputs differ where it is rounding alone.
+_SAME = 1e-9
+_MAKING = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+_MEETING = (
+    "softmax", "matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "mean", "cumsum", "sum", "fft", "fft_fft2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Indifferent:
+    """What weights do not depend on, and what shows it."""
+
+    of: Side
+    line: Location | None
+    multiplied: bool = False  # whether scores are multiplied by 0 on that line
+    rows: tuple[int, ...] = ()  # the queries of which it is true; empty: all
+    heads: tuple[int, ...] = ()  # the heads; empty: all
+    pairs: bool = False  # whether single scores of these queries are meant
+    length: int = 0  # of the queries
+    of_heads: int = 0
+
+    @property
+    def partly(self) -> bool:
+        return bool(self.rows or self.heads)
+
+
+def indifferent(subject: Subject) -> Indifferent | None:
+    """The first attention of a target whose weights are the same for other queries, other keys or both; None where
+    there is none, or where it cannot be told."""
+    try:
+        subject = exact(subject)
+        inputs = _inputs(subject)
+        found = _by_sides(subject, inputs) or _by_logits(subject, inputs)
+    except (Inapplicable, TargetError):
+        return None
+    return found
+
+
+def _inputs(subject: Subject) -> Inputs:
+    length = min(7, subject.reading.max_length or 7)
+    return subject.inputs(2, length)
+
+
+# By the sides: queries or keys that are given by themselves, and whose change changes nothing
+
+
+def _by_sides(subject: Subject, inputs: Inputs) -> Indifferent | None:
+    sides: dict[Side, list[str]] = {"query": ["query", "x"], "key": ["key", "context"]}
+    if subject.form not in ("attention", "qkv", "cross"):
+        return None
+    seen = _seen(subject, inputs)
+    if len(seen) != 1 or not bool(((seen[0].weights > 0).sum(-1) > 1).any()):
+        return None  # of several attentions one may rightly be of one side alone
+    still: list[Side] = []
+    for side, names in sides.items():
+        other = _other(inputs, names)
+        if other is not None and _stands_still(subject, inputs, other, seen[0], side):
+            still.append(side)
+    if not still:
+        return None
+    other = _other(inputs, [name for one in still for name in sides[one]])
+    zeroed = seen[0].lines.get("zeroed") if len(still) == 2 else None
+    line = zeroed or _lost(subject, inputs, other) or seen[0].lines.get("scores") or seen[0].lines.get("softmax")
+    return Indifferent(
+        "both" if len(still) == 2 else still[0], line or _averages(subject, inputs) or _began(subject),
+        multiplied=zeroed is not None,
+    )  # fmt: skip
+
+
+def _stands_still(subject: Subject, inputs: Inputs, other: Inputs, seen: SeenAttention, side: Side) -> bool:
+    """Whether other queries or keys leave the weights as they were, bit for bit. Of (x, context) it may be a part of
+    the target that is not seen which takes the side: x must change nothing, and the values must be the context's."""
+    again = _seen(subject, other)
+    if len(again) != 1 or not _same(again[0].weights, seen.weights):
+        return False
+    if subject.form != "cross":
+        return True
+    if side == "query":
+        return _same(steady(subject, inputs).out, steady(subject, other).out)
+    one, two = again[0].value, seen.value
+    return one is not None and two is not None and not _same(one, two)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _seen(subject: Subject, inputs: Inputs) -> tuple[SeenAttention, ...]:
+    try:
+        return measured(subject, inputs)
+    except Inapplicable:
+        return ()
+
+
+def _other(inputs: Inputs, names: Sequence[str]) -> Inputs | None:
+    """With other numbers in these, None where none of them is there."""
+    own = [name for name in names if name in inputs.tensors]
+    generator = torch.Generator().manual_seed(3)
+
+    def other(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+
+    return inputs.map(other, own) if own else None
+
+
+# By logits: they differ between two batch items of other numbers, in every row that has a choice
+
+
+def _by_logits(subject: Subject, inputs: Inputs) -> Indifferent | None:
+    try:
+        seen = measured(subject, inputs)
+    except Inapplicable:
+        return _by_sums(subject, inputs)
+    return next(filter(None, (_of_one(subject, inputs, one) for one in seen)), None)
+
+
+def _of_one(subject: Subject, inputs: Inputs, seen: SeenAttention) -> Indifferent | None:
+    if seen.logits is None or seen.normalised != "key":
+        return None
+    if not bool(seen.query.any()) or not bool(seen.key.any()):
+        return None  # projections of zeros: the check of gradients names where they begin
+    logits = seen.logits.detach().double()
+    visible = (logits.isfinite() & (logits > _HIDDEN)).all(0)
+    mean = torch.where(visible, logits, 0.0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)
+    centred = torch.where(visible, logits - mean, 0.0)
+    same = (centred - centred[:1]).abs() <= _SAME * centred.abs().amax().clamp_min(1.0)
+    choosing = visible.sum(-1) > 1  # (H, Lq)
+    still = same.all(-1).all(0) & choosing
+    if not still.any():
+        return _of_pairs(seen, logits)
+    heads = still.any(-1)
+    whole = bool((still == choosing)[heads].all())
+    zeroed = seen.lines.get("zeroed")
+    line = zeroed or (_lost(subject, inputs) if whole else None)
+    return Indifferent(
+        "both", line or seen.lines.get("scores") or seen.lines.get("softmax"), zeroed is not None,
+        () if whole else _numbers(still.any(0)), () if bool(heads.all()) else _numbers(heads),
+        length=logits.shape[-2], of_heads=len(heads),
+    )  # fmt: skip
+
+
+def _of_pairs(seen: SeenAttention, logits: Tensor) -> Indifferent | None:
+    """Single scores that are multiplied by 0 in every item and head, and keep their weight. Those of later keys are
+    what the check of causal leaks tells."""
+    if seen.zeroed is None:
+        return None
+    kept = seen.zeroed.all(0).all(0) & (logits == 0).all(0).all(0) & (seen.weights > 0).all(0).all(0)
+    square = kept.shape[0] == kept.shape[1]
+    if not kept.any() or (square and torch.equal(kept, kept.triu(1)) and bool(kept[0, 1:].all())):
+        return None
+    return Indifferent(
+        "both", seen.lines.get("zeroed"), True, _numbers(kept.any(-1)), pairs=True, length=logits.shape[-2]
+    )
+
+
+def _numbers(chosen: Tensor) -> tuple[int, ...]:
+    return tuple(chosen.nonzero().flatten().tolist())
+
+
+# By sums, where no scores are seen: what weighs values by fixed numbers is linear in its inputs
+
+
+def _by_sums(subject: Subject, inputs: Inputs) -> Indifferent | None:
+    if subject.form not in ("self", "cross", "qkv"):
+        return None
+    other = _other(inputs, list(inputs.tensors))
+    assert other is not None
+    both = replace(inputs, tensors={name: one + other[name] for name, one in inputs.tensors.items()})
+    outs = [steady(subject, one).out.double() for one in (inputs, other, both, inputs.map(torch.zeros_like))]
+    rest = (outs[2] - outs[0] - outs[1] + outs[3]).abs().max()
+    near = 1e-9 if subject.dtype == torch.float64 else 1e-5
+    if not bool(rest <= near * outs[2].abs().max()) or not _mixes(subject, inputs, outs[0]):
+        return None
+    return Indifferent("both", _lost(subject, inputs) or _averages(subject, inputs) or _began(subject))
+
+
+def _mixes(subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    moved = steady(subject, inputs.changed([0], "key")).out.double() != out
+    return bool(moved[..., 1:, :].any())
+
+
+def _averages(subject: Subject, inputs: Inputs) -> Location | None:
+    """The first line at which positions meet."""
+    steps = followed(subject.fresh(), inputs, every=True).steps
+    return next((one.location for one in steps if one.name in _MEETING and one.location is not None), None)
+
+
+# The line
+
+
+def _lost(subject: Subject, inputs: Inputs, other: Inputs | None = None) -> Location | None:
+    """The first line that takes what differs between these inputs and gives the same."""
+    other = other or _other(inputs, list(inputs.tensors))
+    assert other is not None
+    try:
+        one, two = (followed(subject.fresh(), each, every=True).steps for each in (inputs, other))
+    except (Inapplicable, TargetError):
+        return None
+    differing = {-1 - at for at, name in enumerate(inputs.tensors) if not torch.equal(inputs[name], other[name])}
+    lost: list[Step] = []
+    for at, (first, second) in enumerate(zip(one, two, strict=False)):
+        if first.out.shape != second.out.shape or not torch.equal(first.out.nan_to_num(), second.out.nan_to_num()):
+            differing.add(at)
+        elif first.given & differing and first.location is not None:
+            lost.append(first)
+    lost.sort(key=lambda step: step.name in _MAKING)  # tensors that are made like another one come last
+    return lost[0].location if lost else None
+
+
+def _began(subject: Subject) -> Location | None:
+    return function_line(subject.target if subject.module is None else type(subject.module).forward)

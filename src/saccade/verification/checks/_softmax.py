@@ -1,0 +1,296 @@
+"""Whether the weights of each query are a distribution over the keys: the right axis, sums of one, no overflow.
+
+Shapes: B batch, H heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..target._check import Check
+from ..target._inputs import Inputs
+from ..target._steady import first_taken
+from ..target._subject import Subject
+from ..tracing._trace import SeenAttention, measured, traced
+
+_LENGTH, _KEYS = 7, 11
+# Rows sum to one within this: weights rounded to bfloat16 are off by 0.004, which is a matter of precision.
+_OFF = 0.01
+# exp of float32 overflows above 88.7; with logits beyond this it does, and a softmax over them does not.
+_LARGE = 120.0
+_SPREADS = (30.0, 300.0, 3000.0)
+_MEND = "weights = torch.softmax(scores, dim=-1)"
+_STABLE = "weights = torch.softmax(scores, dim=-1)  # or subtract scores.amax(dim=-1, keepdim=True) before torch.exp"
+_NO_DISTRIBUTION = (
+    "The output is no average of the values: its size changes with the number of keys and with the logits, and the "
+    "layers after it see other magnitudes for every sequence."
+)
+
+
+@dataclass(frozen=True)
+class _Defect:
+    words: str
+    effect: str
+    mend: str
+    line: Location | None
+    evidence: dict[str, object]
+    severity: Severity = "error"
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    subject, inputs = _asked(subject)
+    found: tuple[SeenAttention, ...] = ()
+    try:
+        found = measured(subject, inputs)
+    except Inapplicable as reason:
+        defect = _of_values(subject, inputs, str(reason))
+    else:
+        named = [defect for seen in found if (defect := _of_weights(seen)) is not None]
+        named.sort(key=lambda one: one.severity != "error")
+        defect = named[0] if named and _repeats(subject, inputs, found) else None
+    if found and (defect is None or defect.severity != "error"):
+        defect = _under_a_mask(subject, inputs) or _overflow(subject, inputs, found) or defect
+    if defect is not None:
+        yield Finding(
+            "softmax",
+            "softmax",
+            defect.severity,
+            defect.words,
+            defect.effect,
+            defect.mend,
+            defect.evidence,
+            defect.line,
+        )
+
+
+def _asked(subject: Subject) -> tuple[Subject, Inputs]:
+    """Other lengths for queries and keys where the target takes them, so that no axis is taken for another."""
+    length = min(_LENGTH, subject.reading.max_length or _LENGTH)
+    return first_taken([(subject, length, _KEYS), (subject, length, None)])
+
+
+def _under_a_mask(subject: Subject, inputs: Inputs) -> _Defect | None:
+    """The axis where a mask is given, which may go another way. What a mask hides is told by its own check."""
+    masks: dict[str, Tensor] = {}
+    if subject.takes("Q"):
+        masks["pairs"] = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
+        masks["pairs"][0, -1] = False
+    elif subject.takes("B"):
+        masks["padding"] = torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)
+        masks["padding"][0, -1] = False
+    else:
+        return None
+    try:
+        with torch.no_grad():
+            found = traced(subject.fresh(), inputs, **masks).attentions
+    except (Inapplicable, TargetError):
+        return None
+    across = [seen for seen in found if seen.normalised in ("query", "head", "batch")]
+    defects = [_wrong_axis(seen, seen.weights.detach().double().nan_to_num(0.0)) for seen in across]
+    defect = next((one for one in defects if one is not None), None)
+    return None if defect is None else replace(defect, words=f"Where a mask is given, {_lowered(defect.words)}")
+
+
+def _lowered(words: str) -> str:
+    return words[0].lower() + words[1:]
+
+
+def _repeats(subject: Subject, inputs: Inputs, found: tuple[SeenAttention, ...]) -> bool:
+    """Whether a second call has the same weights: else it is dropout that changes them, in eval mode."""
+    again = measured(subject, inputs)
+    pairs = zip(found, again, strict=True)
+    return all(torch.equal(one.weights.nan_to_num(-1.0), other.weights.nan_to_num(-1.0)) for one, other in pairs)
+
+
+def _of_weights(seen: SeenAttention) -> _Defect | None:
+    """What is wrong with the weights of one attention computation."""
+    weights = seen.weights.detach().double()
+    if seen.normalised in ("query", "head", "batch"):
+        # over another axis than the keys, a causal mask hides whole slices, which then are NaN
+        return _wrong_axis(seen, weights.nan_to_num(0.0))
+    if not weights.isfinite().all():
+        return None  # other checks tell of NaN at common magnitudes
+    if _is_twice(seen, weights):
+        return _Defect(
+            f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
+            f"over {weights.shape[-1]} keys.",
+            "All keys get nearly the same weight, whatever the logits: attention cannot choose.",
+            _MEND, _line(seen), {"smallest": weights.min().item(), "largest": weights.max().item()},
+        )  # fmt: skip
+    sums = weights.sum(-1)
+    seeing = (weights != 0).any(-1)
+    if bool(((sums - 1).abs() < _OFF)[seeing].all()):
+        return None
+    return _sink(seen, sums) or _sums(seen, weights, sums, seeing)
+
+
+def _wrong_axis(seen: SeenAttention, weights: Tensor) -> _Defect | None:
+    sums, names = weights.sum(-1), {"query": "queries", "head": "heads", "batch": "batch items"}
+    if bool(((sums - 1).abs() < _OFF).all()):
+        return None  # normalised once more, or of one key
+    axis, over = {"query": (2, "query"), "head": (1, "head"), "batch": (0, "item")}[seen.normalised]
+    across = weights.sum(axis)
+    return _Defect(
+        f"The softmax runs over the {names[seen.normalised]}, not over the keys: the weights of query 0 (head 0, "
+        f"item 0) sum to {sums[0, 0, 0]:.3g} over its {weights.shape[-1]} keys, and those of one key to "
+        f"{across.flatten()[0]:.3g} over the {names[seen.normalised]}.",
+        {
+            "query": "Queries compete for keys, in place of keys for a query: an output's size depends on the other "
+            "queries, and under a causal mask the past on the future.",
+            "head": "Heads compete for each pair in place of keys for a query: outputs are no averages of values.",
+            "batch": "Batch items compete with one another: an output depends on what else is in the batch.",
+        }[seen.normalised],
+        _MEND, _line(seen), {"axis": seen.normalised, "row_sum": sums[0, 0, 0].item(),
+                             f"sum_over_{over}": across.flatten()[0].item()},
+    )  # fmt: skip
+
+
+def _is_twice(seen: SeenAttention, weights: Tensor) -> bool:
+    if seen.logits is None or weights.shape[-1] < 2 or seen.normalised != "key":
+        return False
+    once = seen.logits.detach().double().softmax(-1)
+    apart = (once - once.softmax(-1)).abs().max()
+    return bool(apart > _OFF) and bool(torch.allclose(weights, once.softmax(-1), rtol=0, atol=1e-5))
+
+
+def _sink(seen: SeenAttention, sums: Tensor) -> _Defect | None:
+    """Rows that sum to less than one by design: a constant for each head is added to the denominator."""
+    if seen.logits is None or bool((sums > 1 + 1e-6).any()) or bool((sums <= 0).any()):
+        return None
+    logits = seen.logits.detach().double()
+    if torch.equal(logits, seen.weights.log().double()):
+        return None  # known up to a constant alone
+    rest = ((1 - sums) / sums).log() + logits.logsumexp(-1)
+    exact = torch.allclose(seen.weights.double(), logits.softmax(-1) * sums[..., None], rtol=1e-3, atol=1e-6)
+    same = (rest - rest.mean((0, 2), keepdim=True)).abs().max() < _OFF * 10
+    if not exact or not bool(same):
+        return None
+    return _Defect(
+        f"The weights of a query sum to less than 1, to {sums.min():.3g} and up: exp({rest[0, 0].mean():.3g}) is added "
+        "to the denominator of every row, a sink.",
+        "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
+        "", _line(seen), {"smallest_sum": sums.min().item(), "sink": rest.mean((0, 2)).tolist()}, "note",
+    )  # fmt: skip
+
+
+def _sums(seen: SeenAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> _Defect:
+    """Rows that sum to something else, and why, as far as it can be told."""
+    off = torch.where(seeing, (sums - 1).abs(), 0.0)
+    item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
+    low, high = sums[seeing].min().item(), sums[seeing].max().item()
+    why, mend, line = _why(seen, weights, sums)
+    return _Defect(
+        f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
+        f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
+        _NO_DISTRIBUTION, mend, line,
+        {"query": row, "head": head, "item": item, "sum": sums[item, head, row].item(), "smallest": low,
+         "largest": high},
+    )  # fmt: skip
+
+
+def _why(seen: SeenAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
+    before = seen.softened
+    if before is None and seen.logits is None:
+        line = seen.lines.get("function") or seen.lines.get("values")
+        return "No softmax was seen between the scores and their product with the values.", _MEND, line
+    if before is not None and torch.allclose(before.double().sum(-1), torch.ones_like(sums), rtol=0, atol=_OFF):
+        dropped = (weights == 0) & (before != 0)
+        if dropped.any() and torch.allclose(weights[~dropped], before.double()[~dropped], rtol=1e-4, atol=1e-7):
+            return (
+                f"The softmax is right, and {int(dropped.sum())} of its weights are set to 0 after it: they have to be "
+                "hidden before it.",
+                'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax',
+                seen.lines.get("mask") or _line(seen),
+            )
+        return "The softmax gives rows that sum to 1, and they are changed after it.", _MEND, _changing(seen)
+    if seen.lines.get("sum") is not None:
+        return "", _MEND, seen.lines["sum"]
+    return "", _MEND, _line(seen)
+
+
+def _changing(seen: SeenAttention) -> Location | None:
+    return seen.lines.get("after") or _line(seen)
+
+
+def _line(seen: SeenAttention) -> Location | None:
+    return seen.lines.get("softmax") or seen.lines.get("values") or seen.lines.get("scores")
+
+
+def _of_values(subject: Subject, inputs: Inputs, reason: str) -> _Defect | None:
+    """Attention proper that nobody can look into: the average of equal values is that value."""
+    if subject.form != "attention":
+        raise Inapplicable(reason)
+    equal = inputs.map(torch.ones_like, ["value"])
+    with torch.no_grad():
+        out = subject(equal).out.double()
+    off = (out - 1).abs()
+    if not out.isfinite().all() or bool((off < _OFF).all()):
+        return None
+    item, head, row, channel = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
+    return _Defect(
+        f"With every value equal to 1, output {row} (head {head}, item {item}) is "
+        f"{out[item, head, row, channel]:.3g}: the weights of a query do not sum to 1.",
+        _NO_DISTRIBUTION, _MEND, None, {"output": out[item, head, row, channel].item()},
+    )  # fmt: skip
+
+
+def _overflow(subject: Subject, inputs: Inputs, common: tuple[SeenAttention, ...]) -> _Defect | None:
+    """Logits that exp cannot take, and a softmax can. Rows that are not finite for common ones are others' business."""
+    if subject.form == "tokens":
+        return None
+    for spread in _SPREADS:
+        try:
+            found = measured(subject, inputs.map(lambda one, by=spread: one * by))  # type: ignore[misc]
+        except (Inapplicable, TargetError):
+            return None
+        if len(found) != len(common):
+            return None
+        tops = [_top(seen) for seen in found]
+        for seen, before, top in zip(found, common, tops, strict=True):
+            lost = ~seen.weights.isfinite() & before.weights.isfinite().all(-1, keepdim=True)
+            if lost.any() and math.isfinite(top):
+                return _overflowed(seen, top, int(lost.sum()))
+        if max(tops) > _LARGE:
+            return None
+    return None
+
+
+def _top(seen: SeenAttention) -> float:
+    """The largest logit of queries and keys, from the product where nobody saw the logits."""
+    if seen.logits is not None and seen.source != "probed":
+        finite = seen.logits[seen.logits.isfinite()]
+        return finite.max().item() if len(finite) else math.inf
+    product = (seen.query.double() @ seen.key.double().mT).abs().max().item() * seen.query.shape[-1] ** -0.5
+    return product if math.isfinite(product) else math.inf
+
+
+def _overflowed(seen: SeenAttention, top: float, lost: int) -> _Defect:
+    if top <= 0:  # something was subtracted
+        return _Defect(
+            f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
+            "row are 0, and 0 / 0 is NaN, as what is subtracted is not the row's own largest logit.",
+            "One row with large logits makes others NaN, and with them the training.", _STABLE, _line(seen),
+            {"largest_logit": top, "not_finite": lost},
+        )  # fmt: skip
+    return _Defect(
+        f"With logits up to {top:.3g}, {lost} of {seen.weights.numel()} weights are NaN or infinite: the exponential "
+        "overflows, as the largest logit of a row is not subtracted before it.",
+        "Training diverges to NaN as soon as one logit passes 88.7 in float32, or 11 in float16.",
+        _STABLE, _line(seen), {"largest_logit": top, "not_finite": lost},
+    )  # fmt: skip
+
+
+CHECK = Check(
+    "softmax", "softmax",
+    "The weights of a query are a softmax over its keys: they sum to 1.",
+    "The weights that multiply the values are followed through the call (or read from the outputs of unit vectors as "
+    "values) and summed along every axis, for common and for very large logits.",
+    "Otherwise an output is no average of values: its size drifts with length, batch or logits, or it is NaN.",
+    _run,
+)  # fmt: skip

@@ -1,0 +1,299 @@
+"""Whether the weights that a call returns are those that it used.
+
+Shapes: B batch, H heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..target._check import Check
+from ..target._inputs import Inputs
+from ..target._source import rates_of, return_of_several, with_rates
+from ..target._subject import Result, Subject
+from ..tracing._probe import copied
+from ..tracing._trace import SeenAttention, measured, traced
+
+_BATCH, _LENGTH, _KEYS = 2, 7, 11
+# Weights are at most 1 and computed in float32 at least; what is returned may have gone through another sum.
+_OFF = 1e-4
+_RATE = 0.25
+_MEND = "return output, weights  # those that multiply the values, before dropout"
+_EFFECT = (
+    "The model itself is not changed, but everybody who looks at these weights, plots them or computes a loss from "
+    "them sees what did not happen."
+)
+
+
+@dataclass(frozen=True)
+class _Defect:
+    words: str
+    effect: str = _EFFECT
+    severity: Severity = "error"
+    evidence: tuple[tuple[str, object], ...] = ()
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    if subject.reading.weights is None:
+        raise Inapplicable("it returns no weights")
+    asked = list(_asked(subject))
+    if not asked:
+        raise Inapplicable("the weights that it uses could not be followed, or differ from call to call")
+    for result, seen, hidden, plain in asked:
+        defect = _compared(result, seen, hidden, plain)
+        if defect is not None:
+            yield _finding(subject, defect, seen)
+            return
+    yield from _with_dropout(subject)
+
+
+def _asked(subject: Subject) -> Iterator[tuple[Result, SeenAttention, Tensor | None, SeenAttention]]:
+    """Calls without and with masks: what came back, the weights that were used, the pairs that are hidden, and the
+    weights without a mask."""
+    for keys in (_KEYS, None):
+        own = subject.fresh()
+        try:
+            inputs = own.inputs(_BATCH, min(_LENGTH, own.reading.max_length or _LENGTH), keys)
+            result = _call(own, inputs)
+            if result.weights is not None and not _alike(result.weights, _call(own, inputs).weights):
+                return  # noise, or dropout that is on in eval mode
+        except (Inapplicable, TargetError):
+            continue
+        plain = _measured(own, inputs, {}, result)
+        if plain is None:
+            return
+        yield result, plain, None, plain
+        for masks, hidden in _masks(own, inputs):
+            try:
+                result = _call(own, inputs, **masks)
+            except (Inapplicable, TargetError):
+                continue
+            seen = _measured(own, inputs, masks, result)
+            if seen is not None:
+                yield result, seen, hidden, plain
+        return
+
+
+def _call(subject: Subject, inputs: Inputs, **masks: Tensor) -> Result:
+    with torch.no_grad():
+        return subject(copied(inputs), pairs=masks.get("pairs"), padding=masks.get("padding"))
+
+
+def _masks(subject: Subject, inputs: Inputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """A causal mask and padding, where they can be said, and which pairs they hide, (B or 1, 1, Lq or 1, Lk)."""
+    shape = inputs.length, inputs.key_length
+    if subject.takes("Q"):
+        pairs = torch.ones(shape, dtype=torch.bool).tril()
+        yield {"pairs": pairs}, ~pairs[None, None]
+    if subject.takes("B"):
+        padding = torch.ones(inputs.batch, shape[1], dtype=torch.bool)
+        padding[0, -3:] = False
+        yield {"padding": padding}, ~padding[:, None, None]
+
+
+def _measured(subject: Subject, inputs: Inputs, masks: dict[str, Tensor], result: Result) -> SeenAttention | None:
+    """The attention whose weights may be those that are returned: the last one of their shape."""
+    if result.weights is None:
+        return None
+    try:
+        found = measured(subject, inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
+        again = measured(subject, inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
+    except (Inapplicable, TargetError):
+        return None
+    if not all(_alike(one.weights, other.weights) for one, other in zip(found, again, strict=True)):
+        return None
+    # of others it is for the checks of softmax and mask to tell
+    found = tuple(seen for seen in found if seen.normalised == "key" and seen.weights.isfinite().all())
+    fits = [seen for seen in found if _shape_fits(seen.weights, result.weights)]
+    exact = [seen for seen in fits if _same(result.weights, seen.weights)]
+    best = exact or fits
+    return best[-1] if best else None
+
+
+def _shape_fits(weights: Tensor, returned: Tensor) -> bool:
+    heads = returned.shape[1] in (1, weights.shape[1])
+    return heads and sorted(returned.shape[2:]) == sorted(weights.shape[2:]) and len(returned) in (1, len(weights))
+
+
+def _same(returned: Tensor, weights: Tensor) -> bool:
+    """Whether they are those weights, of each head or averaged over the heads."""
+    if returned.shape[-2:] != weights.shape[-2:]:
+        return False
+    wanted = weights if returned.shape[1] == weights.shape[1] else weights.mean(1, keepdim=True)
+    return torch.allclose(returned.double(), wanted.double().expand(returned.shape), rtol=0, atol=_OFF, equal_nan=True)
+
+
+def _compared(result: Result, seen: SeenAttention, hidden: Tensor | None, plain: SeenAttention) -> _Defect | None:
+    """What the returned weights are in place of those that were used."""
+    returned = result.weights
+    assert returned is not None
+    if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
+        return _left_over(returned, seen, hidden)
+    under = "" if hidden is None else "Under a mask, "
+    return _Defect(f"{under}the weights that it returns are not those that multiply the values: "
+                   f"{_what(returned, seen, plain)}.", evidence=_difference(returned, seen))  # fmt: skip
+
+
+def _left_over(returned: Tensor, seen: SeenAttention, hidden: Tensor | None) -> _Defect | None:
+    """Hidden keys whose weight is lifted above 0, by less than what counts as another weight."""
+    if hidden is None:
+        return None
+    here = hidden & (seen.weights == 0) & (returned != 0)
+    if returned.shape[1] != seen.weights.shape[1]:
+        here = hidden & (seen.weights == 0).all(1, keepdim=True) & (returned != 0)
+    if not here.any():
+        return None
+    item, head, row, column = (int(one) for one in here.nonzero()[0])
+    return _Defect(
+        f"The weight that it returns for query {row} and the hidden key {column} (head {head}, item {item}) is "
+        f"{returned[item, head, row, column]:.3g}, not 0, which is what was used.",
+        evidence=(("weight", returned[item, head, row, column].item()),),
+    )
+
+
+def _what(returned: Tensor, seen: SeenAttention, plain: SeenAttention) -> str:
+    """In words, what is returned."""
+    weights = seen.weights
+    if _same(returned.mT, weights):
+        return "queries and keys are exchanged"
+    if seen.logits is not None and _equal(returned, seen.logits):
+        return "they are the scores that enter the softmax"
+    if seen.softened is not None and _same(returned, seen.softened):
+        return "they are as they were before something else, a mask say, was applied to them"
+    if plain is not seen and _same(returned, plain.weights):
+        return "they are those without the mask, so that hidden keys have a weight"
+    heads = weights.shape[1]
+    if returned.shape[1] == 1 < heads:
+        if _equal(returned, weights.sum(1, keepdim=True)):
+            return f"they are the sum over the {heads} heads, and their rows sum to {heads}, where their mean is meant"
+        for head in range(heads):
+            if _equal(returned, weights[:, head : head + 1]):
+                return f"they are those of head {head} alone"
+    elif heads > 1:
+        order = _order(returned, weights)
+        if order is not None:
+            return f"heads are in another order: head 0 has the weights of head {order[0]}"
+    return _numbers(returned, weights)
+
+
+def _numbers(returned: Tensor, weights: Tensor) -> str:
+    if returned.shape != weights.shape:
+        weights = weights.mean(1, keepdim=True)
+    sums = returned.double().sum(-1)
+    told = (
+        "" if torch.allclose(sums, torch.ones_like(sums), atol=1e-3) else f"; their rows sum to {sums.min():.3g} and up"
+    )
+    if returned.shape != weights.shape:
+        return f"they have the shape {list(returned.shape)}{told}"
+    off = (returned.double() - weights.double()).abs().nan_to_num(0.0)
+    at = tuple(int(one) for one in torch.unravel_index(off.argmax(), off.shape))
+    item, head, row, column = at
+    return (
+        f"for query {row} and key {column} (head {head}, item {item}) it returns {returned[at]:.3g}, and "
+        f"{weights[at]:.3g} was used{told}"
+    )
+
+
+def _order(returned: Tensor, weights: Tensor) -> list[int] | None:
+    found = []
+    for head in range(weights.shape[1]):
+        own = [at for at in range(weights.shape[1]) if _equal(returned[:, head], weights[:, at])]
+        if len(own) != 1:
+            return None
+        found.append(own[0])
+    return found if len(set(found)) == len(found) else None
+
+
+def _in_another_order(returned: Tensor, weights: Tensor) -> bool:
+    """Whether the target has its keys in an order of its own: then they are the same ones, and it is for others to say
+    whether they are the right keys."""
+    if returned.shape != weights.shape:
+        return False
+    order = torch.empty(weights.shape[-1], dtype=torch.long)
+    order[weights[0, 0, -1].argsort()] = returned[0, 0, -1].argsort()
+    return _same(returned[..., order], weights)
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """NaN is like NaN."""
+    return one is other or (one is not None and other is not None and torch.allclose(one, other, equal_nan=True))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one.double(), other.double(), rtol=1e-4, atol=_OFF, equal_nan=True
+    )
+
+
+def _difference(returned: Tensor, seen: SeenAttention) -> tuple[tuple[str, object], ...]:
+    sums = returned.double().sum(-1)
+    return (
+        ("returned_shape", list(returned.shape)), ("used_shape", list(seen.weights.shape)),
+        ("smallest_row_sum", sums.min().item()), ("largest_row_sum", sums.max().item()),
+    )  # fmt: skip
+
+
+def _with_dropout(subject: Subject) -> Iterator[Finding]:
+    """In training: whether dropout is in what is returned."""
+    rates = rates_of(subject)
+    if not rates:
+        return
+    own = with_rates(subject, rates, _RATE)
+    try:
+        inputs = own.inputs(_BATCH, min(_LENGTH, own.reading.max_length or _LENGTH))
+        with torch.random.fork_rng(devices=[]), own.training():
+            torch.manual_seed(0)
+            looked = traced(own, inputs)
+    except (Inapplicable, TargetError):
+        return
+    returned = looked.result.weights
+    for seen in looked.attentions:
+        if returned is None or not _shape_fits(seen.weights, returned) or seen.softened is None:
+            continue
+        if _same(returned, seen.weights) and not _same(returned, seen.softened):
+            gone = int((returned == 0).sum())
+            yield _finding(subject, _Defect(
+                f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are 0, "
+                f"and rows sum to {returned.double().sum(-1).min():.3g} and up."
+                + (f" {_usual(subject)} so." if _usual(subject) else ""),
+                severity="warning" if _usual(subject) else "error",
+                evidence=(("zeros", gone), ("of", returned.numel())),
+            ), seen)  # fmt: skip
+            return
+
+
+def _usual(subject: Subject) -> str:
+    """Whose convention it is: modules built on a library's are not to be blamed for it."""
+    parts = () if subject.module is None else tuple(subject.module.modules())
+    if any(isinstance(one, nn.MultiheadAttention) for one in parts):
+        return "PyTorch's own nn.MultiheadAttention returns them"
+    if any(type(one).__module__.startswith("transformers.models.") for one in parts):
+        return "Models of transformers return them"
+    return ""
+
+
+def _finding(subject: Subject, defect: _Defect, seen: SeenAttention) -> Finding:
+    return Finding(
+        "weights", "weights", defect.severity, defect.words[0].upper() + defect.words[1:], defect.effect, _MEND,
+        dict(defect.evidence), _line(subject, seen),
+    )  # fmt: skip
+
+
+def _line(subject: Subject, seen: SeenAttention) -> Location | None:
+    """Where an output and more are returned, in the function that multiplies the values or the target's own."""
+    return return_of_several(subject) or seen.lines.get("values")
+
+
+CHECK = Check(
+    "weights", "weights",
+    "Returned weights are those that were used: hidden keys 0, no dropout.",
+    "What is returned is compared with the weights that multiply the values, as they are followed through the call, "
+    "with and without masks, in eval and in training.",
+    "Weights are looked at to understand a model; wrong ones explain what did not happen.",
+    _run,
+)  # fmt: skip

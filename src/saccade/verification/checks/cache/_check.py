@@ -1,0 +1,435 @@
+"""A sequence given piece by piece, with what the target keeps, comes out as it does in one call.
+
+Shapes: B batch, L length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, Inapplicable, Location, TargetError, Unreadable
+from ...target._check import Check
+from ...target._decoder import Decoder, capacity, in_pieces, pieces
+from ...target._inputs import Inputs
+from ...target._steady import exact, steady, tolerance
+from ...target._subject import Subject
+from ...tracing._trace import Step, traced
+from ._inside import not_emptied_line, written_line
+from ._kept import wrongly_kept
+
+_NAME = "cache"
+_LENGTH = 11
+_MOST = 67  # positions, so that it stays quick
+_PLACED = r"tri[lu]\(.*[\w\])]\s*[-+]\s*\w"  # a triangle that is moved by lengths
+_IN_FRONT = "Put earlier keys and values in front and return them: k = torch.cat([past_k, k], dim=-2), v likewise."
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How a sequence is cut, and the words for it."""
+
+    words: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Difference:
+    way: _Way
+    item: int
+    position: int
+    by: float
+    size: float
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """First position of the piece that it is in, and one past the last."""
+        start = 0
+        for size in self.way.sizes:
+            if start <= self.position < start + size:
+                return start, start + size
+            start += size
+        raise AssertionError(self.position)
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    if subject.form == "tokens":
+        raise Inapplicable("the model check does this for whole models")
+    if subject.reading.cache is None:
+        raise Inapplicable(subject.reading.unread_cache or "it has no cache that is known")
+    # found once, as every copy would find it again
+    promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=subject.is_causal)
+    plain = replace(exact(subject), promise=promise)
+    whole = _whole(plain)
+    for way in _ways(plain):
+        inputs = _inputs(plain, sum(way.sizes))
+        expected = whole(plain, inputs)
+        try:
+            got = in_pieces(Decoder(plain.fresh()), inputs, way.sizes)
+        except Unreadable as error:
+            raise Inapplicable(
+                f"given {way.words}, {error.error}: say in Python how its cache is used, "
+                "how=Reading(..., cache=CacheReading(...))"
+            ) from error
+        except TargetError as error:
+            yield _raises(way, error)
+            return
+        found = _difference(plain, inputs, expected, got, way)
+        if found is not None:
+            yield from _explained(plain, whole, found)
+            return
+    yield from _beyond(plain, whole)
+    yield from _second_sequence(plain, whole)
+
+
+@dataclass(frozen=True, eq=False)
+class _Parallel:
+    """How the target computes a whole sequence at once, causally."""
+
+    masked: bool  # a causal mask has to be given
+
+    def __call__(self, subject: Subject, inputs: Inputs) -> Tensor:
+        if not self.masked:
+            return steady(subject, inputs).out
+        triangle = torch.ones(inputs.length, inputs.length, dtype=torch.bool).tril()
+        return steady(subject, inputs, pairs=triangle).out
+
+
+def _whole(subject: Subject) -> _Parallel:
+    if subject.form != "cross" and not subject.is_causal:
+        if not subject.takes("Q"):
+            raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
+        return _Parallel(True)
+    return _Parallel(False)
+
+
+def _ways(subject: Subject) -> Iterator[_Way]:
+    yield _Way("one position at a time", (1,) * _LENGTH)
+    yield _Way("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
+    # a mask that must be given is made for the piece alone, which several positions of it would not go with
+    if (subject.is_causal or subject.form == "cross") and not any(one.required for one in subject.reading.masks):
+        yield _Way("three positions at a time", (3, 3, 3, 2))
+
+
+def _inputs(subject: Subject, length: int, seed: int = 0) -> Inputs:
+    if subject.form == "cross":
+        return subject.inputs(2, length, 5, seed=seed)
+    return subject.one_sequence(subject.inputs(2, length, seed=seed))
+
+
+def _compared(subject: Subject, whole: _Parallel, way: _Way) -> _Difference | None:
+    inputs = _inputs(subject, sum(way.sizes))
+    return _difference(subject, inputs, whole(subject, inputs), in_pieces(Decoder(subject.fresh()), inputs, way.sizes),
+                       way)  # fmt: skip
+
+
+def _difference(subject: Subject, inputs: Inputs, expected: Tensor, got: Tensor, way: _Way) -> _Difference | None:
+    """The first position that differs."""
+    if got.shape != expected.shape:
+        raise TargetError(f"pieces give an output of shape {list(got.shape)}, the whole {list(expected.shape)}", None)
+    off = (got - expected).abs().nan_to_num(float("inf"))
+    off = off.flatten(1, -3).amax(1) if off.dim() == 4 else off  # (B, L, channels)
+    off = off.amax(-1)
+    wrong = off > tolerance(subject, inputs, expected)
+    if not wrong.any():
+        return None
+    position = int(wrong.any(0).nonzero()[0])
+    item = int(wrong[:, position].nonzero()[0])
+    return _Difference(way, item, position, float(off[item, position]), float(expected.abs().mean()))
+
+
+def _raises(way: _Way, error: TargetError) -> Finding:
+    return Finding(
+        _NAME, _NAME, "error",
+        f"Given {way.words}, {sum(way.sizes)} positions end with {error.error}. The whole sequence works.",
+        "Nothing can be generated step by step.",
+        "Take all lengths and positions from what is kept: past_length = past_k.shape[-2].",
+        {"pieces": list(way.sizes), "raised": error.error}, error.location,
+    )  # fmt: skip
+
+
+# --- what a difference comes from
+
+
+def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterator[Finding]:
+    seen, expected = _seen(subject, whole, found)
+    missing = sorted(set(expected) - set(seen))
+    extra = sorted(set(seen) - set(expected))
+    start, stop = found.piece
+    later = [j for j in extra if j > found.position]
+    if later:
+        what = f"it depends on position {later[0]}, which comes later in the same piece"
+        where = _line(subject, ("tril", "triu"), _MASKED)
+        mend = ("The mask of a piece has its queries at the end of the keys: "
+                "mask = torch.ones(Lq, Lk).tril(diagonal=Lk - Lq).bool().")  # fmt: skip
+        if where is not None and re.search(_PLACED, where.code) and (joined := _line(subject, _JOINED)) is not None:
+            where, mend = joined, _IN_FRONT
+    elif missing and start > 0 and set(missing) >= set(expected) - set(range(start, stop)):
+        what = f"it depends on positions {_list(seen)} alone: nothing of the {start} positions before reaches it"
+        where = _line(subject, _JOINED, _WRITTEN)
+        mend = _IN_FRONT
+    elif missing and start > 0 and seen == [0]:
+        what = "it depends on position 0 alone: a causal mask for one query and all keys is aligned at the top left"
+        where = _line(subject, ("tril", "triu"), _MASKED)
+        mend = "With one query use no causal mask, or tril(diagonal=Lk - Lq): the query stands at the last key."
+    elif missing:
+        what = f"it depends on positions {_list(seen)}, not on {_list(missing)}, which the whole sees"
+        where = _line(subject, _WRITTEN)
+        mend = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
+        if where is None and (cut := _cutting(subject, found.position, len(seen))) is not None:
+            where, mend = (
+                cut,
+                (
+                    f"Keep all that the whole sees: cut nothing off. If a window of {len(seen)} is meant, the whole "
+                    "needs its mask, too: (i - j >= 0) & (i - j < window)."
+                ),
+            )
+    elif extra:
+        what = f"it depends on position {extra[0]}, which the whole does not see"
+        where = _line(subject, ("getitem", "narrow"), _MASKED)
+        mend = "Cut the cache to the window: k = k[..., -window:, :], v likewise; or mask what is older."
+    else:
+        yield from _numbers_differ(subject, whole, found, seen)
+        return
+    yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected}, _NAME, where)
+
+
+def _seen(subject: Subject, whole: _Parallel, found: _Difference) -> tuple[list[int], list[int]]:
+    """The positions that the output depends on, in pieces and at once."""
+    inputs = _inputs(subject, sum(found.way.sizes))
+    rows: tuple[list[int], list[int]] = ([], [])
+    first = (in_pieces(Decoder(subject.fresh()), inputs, found.way.sizes), whole(subject, inputs))
+    side = "query" if subject.form == "cross" else "both"
+    for position in range(inputs.length):
+        other = inputs.changed([position], side)  # type: ignore[arg-type]
+        outs = (in_pieces(Decoder(subject.fresh()), other, found.way.sizes), whole(subject, other))
+        for row, before, after in zip(rows, first, outs, strict=True):
+            if not torch.equal(before[..., found.position, :], after[..., found.position, :]):
+                row.append(position)
+    return rows
+
+
+def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen: list[int]) -> Iterator[Finding]:
+    """The right positions are seen, with other numbers."""
+    kept = wrongly_kept(subject, _inputs(subject, sum(found.way.sizes)), found.way.sizes, found.position)
+    if kept is not None:
+        where = _counting(subject) if kept.family == "order" else _line_of(subject, kept.of)
+        yield _finding(subject, found, kept.what, kept.mend, {"sees": seen}, kept.family, where)
+        return
+    if _order_is_lost(subject, whole, found):
+        yield _finding(
+            subject, found,
+            "the order of earlier positions does not matter in pieces, but does in the whole: every piece counts its "
+            "positions from 0",
+            "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
+            "embeddings and biases alike.",
+            {"sees": seen}, "order", _counting(subject),
+        )  # fmt: skip
+        return
+    yield _finding(
+        subject, found,
+        "it depends on the right positions but with other numbers: keys and values are kept in another order than they "
+        "are read, or stand at another position than in the whole",
+        "Append keys and values at the same end, k = torch.cat([past_k, k], dim=-2) and v likewise, and count "
+        "positions from past_k.shape[-2].",
+        {"sees": seen}, _NAME, _line(subject, _WRITTEN, _JOINED),
+    )  # fmt: skip
+
+
+def _order_is_lost(subject: Subject, whole: _Parallel, found: _Difference) -> bool:
+    """Whether exchanging two earlier positions leaves the output in pieces as it is, while it changes the whole."""
+    start, _ = found.piece
+    if start < 2:
+        return False
+    inputs = _inputs(subject, sum(found.way.sizes))
+    order = [1, 0, *range(2, inputs.length)] if found.way.sizes[0] == 1 else [*range(inputs.length)]
+    if order[0] == 0:
+        return False
+    swapped = inputs.permuted(order, "query" if subject.form == "cross" else "both")
+    same = []
+    for run in (lambda one: in_pieces(Decoder(subject.fresh()), one, found.way.sizes), lambda one: whole(subject, one)):
+        before, after = (run(one)[..., found.position, :] for one in (inputs, swapped))
+        same.append(float((before - after).abs().max()) <= tolerance(subject, inputs, before))
+    return same == [True, False]
+
+
+def _list(positions: Sequence[int]) -> str:
+    if len(positions) > 2 and list(positions) == list(range(positions[0], positions[-1] + 1)):
+        return f"{positions[0]} to {positions[-1]}"
+    return ", ".join(map(str, positions)) or "none"
+
+
+def _finding(
+    subject: Subject,
+    found: _Difference,
+    what: str,
+    mend: str,
+    evidence: dict[str, object],
+    family: str = _NAME,
+    where: Location | None = None,
+) -> Finding:
+    return Finding(
+        _NAME, family, "error",
+        f"Given {found.way.words}, output {found.position} differs from that of the whole sequence by {found.by:.3g} "
+        f"(outputs are about {found.size:.3g} in size; item {found.item}): {what}.",
+        "Text is generated by another function than the one that was trained: it gets worse with length, and no error "
+        "says so.",
+        mend, {"position": found.position, "item": found.item, "by": found.by, "pieces": list(found.way.sizes),
+               **evidence}, where or _stored(subject),
+    )  # fmt: skip
+
+
+def _stored(subject: Subject) -> Location | None:
+    """The line that writes what is kept inside."""
+    inside = subject.reading.cache is not None and subject.reading.cache.kind == "inside"
+    return written_line(subject, _inputs(subject, 1)) if inside else None
+
+
+_POSITIONS = ("arange", "cumsum")
+_MASKED = ("tril", "triu", "masked_fill", "where", "scaled_dot_product_attention")
+_WRITTEN = ("setitem", "index_copy_", "index_copy", "scatter", "scatter_", "copy_")
+_JOINED = ("cat", "concat", "concatenate", "stack")
+
+
+def _steps(subject: Subject, before: int = 3) -> list[Step]:
+    """What a piece of one position computes after the first, where its line is known."""
+    try:
+        inputs = _inputs(subject, before + 1)
+        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (before, 1)))
+        with torch.no_grad():
+            decoder(parts[0])
+        steps = traced(decoder.next_call(parts[1]), parts[1]).steps
+    except (Inapplicable, TargetError):
+        return []
+    return [step for step in steps if step.location is not None and (step.name not in _JOINED or _joins(step))]
+
+
+def _joins(step: Step) -> bool:
+    """Whether it puts one position behind others, and not halves of channels together."""
+    if len(step.taken) < 2 or len(step.taken[0]) != len(step.taken[1]):
+        return False
+    sizes = [(one, other) for one, other in zip(*step.taken[:2], strict=True) if one != other]
+    return len(sizes) == 1 and 1 in sizes[0]
+
+
+def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:
+    """The last line that has a step of the first group that has any."""
+    steps = _steps(subject)
+    for names in groups:
+        for step in reversed(steps):
+            if step.name in names:
+                return step.location
+    return None
+
+
+def _counting(subject: Subject) -> Location | None:
+    """The last line that counts the positions of the piece, or those up to it, and no frequencies."""
+    counts = [step for step in _steps(subject) if step.name in _POSITIONS and step.given]
+    for wanted in ([1], [4], None):  # the piece's, all so far, any
+        own = [step for step in counts if wanted is None or step.given == tuple(wanted)]
+        if own:
+            return own[-1].location
+    return None
+
+
+def _cutting(subject: Subject, before: int, left: int) -> Location | None:
+    """The line that leaves `left` of all positions."""
+    for step in _steps(subject, before):
+        if step.name in ("getitem", "narrow") and step.taken and len(step.taken[0]) == len(step.given):
+            changed = [pair for pair in zip(step.taken[0], step.given, strict=True) if pair[0] != pair[1]]
+            if changed == [(before + 1, left)]:
+                return step.location
+    return None
+
+
+def _line_of(subject: Subject, side: str) -> Location | None:
+    """The line that keeps keys (the first that writes or joins) or values (the second)."""
+    steps = _steps(subject)
+    for names in (_WRITTEN, _JOINED):
+        lines = list(dict.fromkeys(step.location for step in steps if step.name in names))
+        if lines:
+            return lines[1 if side == "value" and len(lines) > 1 else 0]
+    return None
+
+
+# --- longer sequences, and a second one
+
+
+def _beyond(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
+    """Past the point where a window or a cache made beforehand is full."""
+    length = _full_at(subject)
+    if length <= _LENGTH:
+        return
+    way = _Way("one position at a time", (1,) * length)
+    try:
+        found = _compared(subject, whole, way)
+    except TargetError as error:
+        longest = subject.reading.max_length
+        if longest is not None and length > longest:
+            return
+        yield Finding(
+            _NAME, _NAME, "note",
+            f"Given one position at a time, {length} positions are more than it takes: {error.error}.",
+            "Longer text cannot be generated.", "", {"length": length}, error.location,
+        )  # fmt: skip
+        return
+    if found is not None:
+        yield from _explained(subject, whole, found)
+
+
+def _full_at(subject: Subject) -> int:
+    """A length past every window and capacity that can be seen."""
+    decoder = Decoder(subject.fresh())
+    in_pieces(decoder, _inputs(subject, 2), (1, 1))
+    held = capacity(decoder.kept())
+    sizes = [19, held + 3 if held < _MOST - 3 else 0, 2 * (subject.promise.window or 0) + 3]
+    return min(max(sizes), _MOST, subject.reading.max_length or _MOST)
+
+
+def _second_sequence(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
+    """A new sequence after one that was kept."""
+    copy = subject.fresh()
+    decoder = Decoder(copy)
+    way = _Way("one position at a time", (1,) * 5)
+    in_pieces(decoder, _inputs(subject, 5, seed=3), way.sizes)
+    if not decoder.can_reset:
+        yield Finding(
+            _NAME, _NAME, "warning", "What it keeps inside cannot be emptied: no method for it is known.",
+            "A second sequence continues the first.", "def reset(self): self.cache = None", {}, _stored(subject),
+        )  # fmt: skip
+        return
+    decoder.reset()
+    where = not_emptied_line(subject, copy) or _line(subject, _WRITTEN, _JOINED)
+    inputs = _inputs(subject, 5)
+    expected = whole(subject, inputs)
+    try:
+        got = in_pieces(decoder, inputs, way.sizes)
+    except TargetError as error:
+        raised = _raises(way, error)
+        yield replace(
+            raised, message=f"{raised.message} {_SECOND[0].upper()}{_SECOND[1:]}.", mend=_BEGIN, location=where
+        )
+        return
+    found = _difference(subject, inputs, expected, got, way)
+    if found is not None:
+        yield _finding(subject, found, _SECOND, _BEGIN, {"second": True}, _NAME, where)
+
+
+_SECOND = "this is a second sequence, begun with an empty cache, and what was kept of the first one is still there"
+_BEGIN = ("Begin with a new cache: no list as a default argument or class attribute; in reset(), empty keys, values "
+          "and the position.")  # fmt: skip
+
+
+CHECK = Check(
+    _NAME, _NAME,
+    "Decoding step by step gives what the whole sequence gives at once.",
+    "The same sequence is given one position at a time, in threes, and after a prefill, past every window, and again "
+    "after another sequence; outputs are compared in float64.",
+    "Training uses the one way and generation the other: where they differ, the model that is used is not the one that "
+    "was trained.",
+    _run, follows_from=("causal-leak", "causal-blindness", "mixing"),
+)  # fmt: skip

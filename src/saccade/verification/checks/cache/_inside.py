@@ -1,0 +1,113 @@
+"""Lines of a module that keeps its cache inside: where it is written, and where it is not emptied."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from ...findings._finding import Inapplicable, Location, TargetError
+from ...findings._locate import is_own
+from ...target._decoder import Decoder, in_pieces
+from ...target._inputs import Inputs
+from ...target._source import parsed_by
+from ...target._subject import Subject
+
+_OF_MODULES = vars(nn.Module())  # attributes that every module has
+_Held = dict[tuple[str, str], Any]  # by module and attribute
+
+
+def written_line(subject: Subject, piece: Inputs) -> Location | None:
+    """The last line that gives an attribute its value which one call changes; None where no call changes any."""
+    copy = subject.fresh()
+    try:
+        decoder = Decoder(copy)
+        before = _held(copy)
+        in_pieces(decoder, piece, (piece.length,))
+    except (Inapplicable, TargetError):
+        return None
+    for owner, name in _differing(before, _held(copy)):
+        found = list(_lines(_owner(copy, owner), name, _resets(subject)))
+        if found:
+            return found[-1]
+    return None
+
+
+def not_emptied_line(subject: Subject, used: Subject) -> Location | None:
+    """The line of its reset that leaves something of `used`, which was reset, or where that method begins."""
+    cache = subject.reading.cache
+    if cache is None or cache.kind != "inside" or cache.reset is None:
+        return None
+    fresh = subject.fresh()
+    Decoder(fresh)  # which resets it
+    method = getattr(subject.target, cache.reset)
+    for _, name in _differing(_held(fresh), _held(used)):
+        named = [one for one in _numbered(method) if re.search(rf"\b{re.escape(name)}\b", one.code)]
+        if named:
+            return named[-1]
+    return next((one for one in _numbered(method) if one.code.startswith("def ")), None)
+
+
+def _owner(subject: Subject, path: str) -> nn.Module:
+    assert subject.module is not None
+    return subject.module.get_submodule(path)
+
+
+def _resets(subject: Subject) -> Sequence[str]:
+    cache = subject.reading.cache
+    return ("__init__", *([cache.reset] if cache is not None and cache.reset is not None else []))
+
+
+def _held(subject: Subject) -> _Held:
+    """What its modules hold beside parameters and modules; tensors as copies."""
+    if subject.module is None:
+        return {}
+    held: _Held = {}
+    for path, part in subject.module.named_modules():
+        own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
+        for name, value in (*own.items(), *part._buffers.items()):
+            leaves, shape = tree_flatten(value)
+            held[path, name] = (shape, [one.detach().clone() if isinstance(one, Tensor) else one for one in leaves])
+    return held
+
+
+def _differing(before: _Held, after: _Held) -> Iterator[tuple[str, str]]:
+    for key in dict.fromkeys((*after, *before)):
+        if key not in before or key not in after or not _same(before[key], after[key]):
+            yield key
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one[0] != other[0]:
+        return False
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
+        for a, b in zip(one[1], other[1], strict=True)
+    )
+
+
+def _lines(owner: nn.Module, name: str, without: Sequence[str]) -> Iterator[Location]:
+    """Where methods of its class change `self.<name>`: by =, or by writing to a part of it."""
+    wanted = rf"self\.{re.escape(name)}\b[^=()]*([-+*/]?=[^=]|\.\w+_\(|\.(append|update|extend)\()"
+    for kind in type(owner).__mro__:
+        for method, function in vars(kind).items():
+            is_called = inspect.isfunction(function) and getattr(type(owner), method) is function
+            if is_called and method not in without:
+                yield from (one for one in _numbered(function) if re.search(wanted, one.code))
+
+
+def _numbered(function: Any) -> list[Location]:
+    """The lines of a function of the target's own."""
+    try:
+        lines, first = parsed_by(inspect.getsourcelines, function)
+        path = inspect.getsourcefile(function)
+    except (OSError, TypeError):
+        return []
+    if path is None or not is_own(path):
+        return []
+    return [Location(path, first + at, line.strip(), function.__name__) for at, line in enumerate(lines)]

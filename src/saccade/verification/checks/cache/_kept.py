@@ -1,0 +1,144 @@
+"""What is wrong with what was kept: queries, keys and values of one step against those of the whole sequence.
+
+Shapes: B batch, H heads, L length, D head width; M keys that the step has, in the order in which it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Inapplicable, TargetError
+from ...target._decoder import Decoder, pieces
+from ...target._inputs import Inputs
+from ...target._subject import Subject
+from ...tracing._trace import SeenAttention, traced
+
+_CLOSE = 1e-5  # of the largest number: some targets hold keys in float32
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is wrong, the mend, and the family that it is of."""
+
+    what: str
+    mend: str
+    family: str = "cache"
+    of: str = ""  # "key" or "value"
+
+
+_POSITIONS = ("Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
+              "embeddings and biases alike.")  # fmt: skip
+
+
+def wrongly_kept(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: int) -> Kept | None:
+    """What of the attention at `position` is not as in the whole; None where that cannot be seen, or nothing is."""
+    try:
+        step, row = _of_step(subject, inputs, sizes, position)
+        whole = traced(subject.fresh(), inputs).attentions[0]
+    except (Inapplicable, TargetError, IndexError):
+        return None
+    if step.query.shape[:2] != whole.query.shape[:2] or step.value is None or whole.value is None:
+        return None
+    query = step.query[:, :, row], whole.query[:, :, position]
+    if not _close(*query):
+        return Kept(_query(*query, position), _POSITIONS, "order")
+    for name, own, expected in (("key", step.key, whole.key), ("value", step.value, whole.value)):
+        found = _rows(own, expected[:, :, : position + 1])
+        missing = [j for j in range(position + 1) if found[j] is None and _visible(whole, position, j)]
+        if missing:
+            return _missing(name, own, expected, missing, position)
+    return _pairs(step, whole, position)
+
+
+def _of_step(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: int) -> tuple[SeenAttention, int]:
+    """The attention of the piece that holds `position`, and the row of it."""
+    decoder, start = Decoder(subject.fresh()), 0
+    for size, piece in zip(sizes, pieces(inputs, sizes), strict=True):
+        if start + size > position:
+            return traced(decoder.next_call(piece), piece).attentions[0], position - start
+        with torch.no_grad():
+            decoder(piece)
+        start += size
+    raise AssertionError(position)
+
+
+def _visible(whole: SeenAttention, position: int, j: int) -> bool:
+    return bool((whole.weights[:, :, position, j] != 0).any())
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= _CLOSE * other.abs().max())
+
+
+def _rows(own: Tensor, expected: Tensor) -> list[int | None]:
+    """For each expected position the place among the step's, None where it is not there."""
+    apart = (own[:, :, None] - expected[:, :, :, None]).abs().amax((0, 1, -1))  # (positions, M)
+    nearest = apart.min(-1)
+    limit = _CLOSE * float(expected.abs().max())
+    return [
+        int(m) if float(d) <= limit else None
+        for m, d in zip(nearest.indices.tolist(), nearest.values.tolist(), strict=True)
+    ]
+
+
+def _query(own: Tensor, expected: Tensor, position: int) -> str:
+    turned = torch.allclose(own.norm(dim=-1), expected.norm(dim=-1), rtol=_CLOSE)
+    how = "as long, but turned otherwise" if turned else "another"
+    return (
+        f"the query of position {position} is {how} than in the whole, though its input is the same: it is taken to "
+        "stand at another position"
+    )
+
+
+def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], position: int) -> Kept:
+    if missing == [position]:
+        return Kept(
+            f"the {name} of position {position} itself is not as in the whole, though its input is the same: it is "
+            "taken to stand at another position, or is not written before it is read",
+            _POSITIONS, "order",
+        )  # fmt: skip
+    words = _what_stands_there(own, expected, missing[0], position)
+    which = f"position {missing[0]}" if len(missing) == 1 else f"positions {missing[0]} to {missing[-1]}"
+    return Kept(
+        f"the {name}s kept of {which} are not those of the whole{words}",
+        f"Keep {name}s as they are read, once, for every item and position: "
+        f"{name[0]} = torch.cat([past_{name[0]}, {name[0]}], dim=-2), and return that.", of=name,
+    )  # fmt: skip
+
+
+def _what_stands_there(own: Tensor, expected: Tensor, j: int, position: int) -> str:
+    """In words, after the comma: zeros, the same times a number, turned again, of another item."""
+    if own.shape[2] != position + 1:
+        return f": {own.shape[2]} are kept" if own.shape[2] < position + 1 else ""
+    there, wanted = own[:, :, j], expected[:, :, j]
+    if not there.any():
+        return ": there are zeros"
+    ratio = float((there * wanted).sum() / (wanted * wanted).sum())
+    if ratio != 0 and _close(there, wanted * ratio):
+        return f": they are {ratio:.3g} times those"
+    for item in range(1, len(there)):
+        if not _close(there[item], wanted[item]) and _close(there[item], wanted[0]):
+            return f": batch item {item} has those of item 0"
+    if torch.allclose(there.norm(dim=-1), wanted.norm(dim=-1), rtol=_CLOSE):
+        return ": they are as long but turned otherwise, as if rotated once more or at another position"
+    return ""
+
+
+def _pairs(step: SeenAttention, whole: SeenAttention, position: int) -> Kept | None:
+    """Keys and values that are all there, but do not stand at the same places."""
+    assert step.value is not None and whole.value is not None
+    keys, values = (_rows(own, expected[:, :, : position + 1]) for own, expected in
+                    ((step.key, whole.key), (step.value, whole.value)))  # fmt: skip
+    for j, (key, value) in enumerate(zip(keys, values, strict=True)):
+        if key is not None and value is not None and key != value:
+            return Kept(
+                f"the key of position {j} stands at place {key} of the cache and its value at place {value}: every "
+                "weight meets another token's value",
+                "Append both at the same end: k = torch.cat([past_k, k], dim=-2), v = torch.cat([past_v, v], dim=-2).",
+                of="key" if key != j else "value",
+            )  # fmt: skip
+    return None

@@ -1,0 +1,326 @@
+"""Whether a mask hides the keys that it says, from the queries, heads and batch items that it says, and nothing else.
+
+Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, Inapplicable, Location, TargetError
+from ...target import _influence as influence
+from ...target._check import Check
+from ...target._inputs import Inputs, Side
+from ...target._reading import MaskReading
+from ...target._source import line_with
+from ...target._subject import Subject
+from .._left_alone import no_mask
+from ._defects import MEND, Defect, Probe, as_number, counted, inside, line_of, masks_of, named, sums_to_one
+
+_BATCH, _QUERIES, _KEYS = 3, 5, 6
+_EFFECT = "Attention looks at what was to be hidden, or away from what was to be seen; training goes on, only worse."
+_TAKEN_FOR_ANOTHER = "Whoever passes the mask that another implementation takes gets something else."
+_SDPA = "F.scaled_dot_product_attention expects True = attend"
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    parts = [subject] if subject.own_part is None else [subject, subject.own_part]
+    masks = tuple(mask for part in parts for mask in part.reading.masks)
+    if not masks:
+        raise Inapplicable(no_mask(subject))
+    reasons: list[str] = []
+    told: list[Finding] = []
+    # the axes that say most first: what is wrong with them is wrong with the others
+    asked = [(part, mask) for part in parts for mask in part.reading.masks]
+    for part, mask in sorted(asked, key=lambda one: -len(set(one[1].axes) & set("BHQK"))):
+        if any(_tells_all(one, mask) for one in told):
+            continue
+        alone = replace(part, reading=replace(part.reading, masks=(mask,)))
+        try:
+            new = [one for one in _judged(alone, mask) if not any(_are_alike(one, other) for other in told)]
+        except Inapplicable as reason:
+            reasons.append(str(reason))
+            continue
+        told += new
+        yield from new
+    if not any(one.severity == "error" for one in told):
+        yield from _contradicting(masks)
+    if len(reasons) == len(masks):
+        raise Inapplicable(reasons[0])
+
+
+def _tells_all(finding: Finding, mask: MaskReading) -> bool:
+    return finding.severity == "error" and finding.evidence.get("argument") == mask.argument
+
+
+def _are_alike(one: Finding, other: Finding) -> bool:
+    """The same defect in another argument, or the same convention of the same argument."""
+    if one.severity == other.severity == "error":
+        return one.mend == other.mend
+    return one.severity == other.severity and one.message == other.message
+
+
+def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
+    try:
+        probe = _probe(subject, mask)
+    except TargetError as error:
+        other = _with_other_sizes(subject, mask)
+        if other is None:
+            defect = Defect(f"a call with `{mask.argument}` of axes {mask.axes} raised {error.error}")
+            yield _finding(subject, mask, defect, {"raised": error.error}, error.location)
+            return
+        probe = other
+    if probe.fits(probe.given):
+        yield from _alike_sizes(probe) or [*_conventions(probe), *(_cast(probe) or _finite_values(probe))]
+    else:
+        yield from _misfit(probe)
+
+
+def _with_other_sizes(subject: Subject, mask: MaskReading) -> Probe | None:
+    """As many keys as queries, and as many items as heads: what is broadcast along the wrong axis raises otherwise."""
+    heads = subject.reading.heads or 1
+    for batch in (_BATCH, heads):
+        try:
+            probe = _probe(subject, mask, batch=batch, square=True)
+        except TargetError:
+            continue
+        # that it takes as many keys as queries alone is its right; as many items as heads alone is none
+        return probe if batch == _BATCH or not probe.fits(probe.given) else None
+    return None
+
+
+def _misfit(probe: Probe) -> Iterator[Finding]:
+    """The finding of a mask that is not kept."""
+    subject, mask = probe.subject, probe.mask
+    inner = inside(probe)
+    if inner is not None and inner.fits(probe.given) and sums_to_one(inner):
+        return  # the weights obey it: something around the attention joins positions, which other checks name
+    useful = inner is not None and not inner.fits(probe.given) and not inner.fits(torch.ones_like(probe.given))
+    defect = named(inner if inner is not None and useful else probe)
+    if inner is not None and inner.normalised in ("query", "head", "batch"):
+        words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
+        defect = Defect(words, "weights = scores.softmax(dim=-1)", "note")
+    wrong = (probe.seen != probe.expected(probe.given)) & probe.known & probe.asked
+    item, head, row, column = (int(one) for one in wrong.nonzero()[0])
+    sees = bool(probe.seen[item, head, row, column])
+    where = f"batch item {item}" + (f", head {head}" if probe.seen.shape[1] > 1 else "")
+    example = (
+        f"Under a random mask output {row} {'depends on input' if sees else 'does not see input'} {column}, which the "
+        f"mask {'hides from' if sees else 'shows'} it ({where}). {defect.words}"
+    )
+    line = line_of(probe, defect)
+    yield _finding(subject, mask, replace(defect, words=example), {
+        "pairs": [pair[2:] for pair in wrong.nonzero().tolist()[:20]], "how_many": int(wrong.sum()),
+        "argument": mask.argument, "axes": mask.axes,
+    }, line)  # fmt: skip
+
+
+def _probe(subject: Subject, mask: MaskReading, *, batch: int = _BATCH, seed: int = 0, square: bool = False) -> Probe:
+    inputs = _inputs(subject, batch, square)
+    everything = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
+    one_input = subject.form in ("self", "tokens")
+    known = ~torch.eye(inputs.length, dtype=torch.bool) if one_input else everything
+    side = "both" if one_input else "key"
+    steady = influence.steady(
+        subject, inputs, **masks_of(mask, _shaped(everything[None, None], mask, inputs, subject), inputs)
+    )
+    own = _without(steady, mask, inputs, side)  # type: ignore[arg-type]
+    given = _random(subject, mask, inputs, own, seed)
+    masks = masks_of(mask, given, inputs)
+    seen = influence.effects(steady, inputs, **masks, side=side) > 0  # type: ignore[arg-type]
+    return Probe(subject, mask, inputs, given, own.cpu(), seen.cpu(), known)
+
+
+def _without(steady: influence.Steady, mask: MaskReading, inputs: Inputs, side: Side) -> Tensor:
+    """(B, H', Lq, Lk) what outputs depend on under a mask that shows everything."""
+    whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
+    own = torch.zeros(())
+    # where showing everything leaves nothing (NaN), the polarity is the other one
+    for shown in (whole, ~whole):
+        masks = masks_of(mask, _shaped(shown, mask, inputs, steady.subject), inputs)
+        own = influence.effects(steady, inputs, **masks, side=side) > 0
+        if influence.off_diagonal(own).any():
+            break
+    return own
+
+
+def _inputs(subject: Subject, batch: int, square: bool) -> Inputs:
+    if subject.form in ("self", "tokens"):
+        return subject.inputs(batch, _KEYS)
+    if square or subject.is_causal or subject.reading.causal_flag is not None:
+        return subject.one_sequence(subject.inputs(batch, _KEYS))
+    try:
+        inputs = subject.inputs(batch, _QUERIES, _KEYS)
+        with torch.no_grad():
+            subject(inputs)
+    except TargetError:  # one sequence only
+        return subject.one_sequence(subject.inputs(batch, _KEYS))
+    return inputs
+
+
+def _shaped(whole: Tensor, mask: MaskReading, inputs: Inputs, subject: Subject) -> Tensor:
+    """Expanded along the argument's own axes."""
+    sizes = {"B": inputs.batch, "H": subject.reading.heads or 1, "Q": inputs.length, "K": inputs.key_length}
+    shape = [sizes[letter] if letter in mask.axes else 1 for letter in "BHQ"]
+    return whole[:, :, :1].expand(*shape, -1) if "Q" not in mask.axes else whole.expand(*shape, -1)
+
+
+def _random(subject: Subject, mask: MaskReading, inputs: Inputs, own: Tensor, seed: int) -> Tensor:
+    """About half hidden. Each query keeps a key that it sees without the mask, and loses one where it can."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
+    shape = _shaped(whole, mask, inputs, subject).shape
+    given = torch.rand(shape, generator=generator) < 0.5
+    sees = own.flatten(0, 1).all(0)  # (Lq, Lk)
+    if "Q" in mask.axes:
+        for row in range(shape[2]):
+            # the last key that it sees is its own where it is causal
+            columns = sees[row].nonzero().flatten()
+            given[:, :, row, int(columns[-1]) if len(columns) else 0] = True
+            if len(columns) > 1:
+                given[:, :, row, int(columns[row % (len(columns) - 1)])] = False
+    else:
+        for item in range(shape[0]):
+            given[item, :, :, 0] = True  # what even the first of a causal sequence sees
+            given[item, :, :, 1 + item % (shape[-1] - 1)] = False
+            given[item, :, :, 1 + (item + 2) % (shape[-1] - 1)] = True
+    return given
+
+
+def _alike_sizes(probe: Probe) -> list[Finding]:
+    """The same with as many items as heads, and as queries: a mask broadcast along the wrong axis passes otherwise."""
+    if "B" not in probe.mask.axes:
+        return []
+    heads = probe.subject.reading.heads or 1
+    for batch in sorted({heads, probe.inputs.length} - {1, probe.inputs.batch}):
+        if batch > 8:
+            continue
+        try:
+            other = _probe(probe.subject, probe.mask, batch=batch, seed=batch)
+        except TargetError:
+            continue
+        inner = None if other.fits(other.given) else inside(other)
+        if inner is not None and inner.fits(other.given) and sums_to_one(inner):
+            continue  # the weights obey it: further layers join positions
+        if not other.fits(other.given):
+            defect = Defect(
+                f"With as many batch items as {'heads' if batch == heads else 'queries'} ({batch}) what is seen is not "
+                "what the mask shows: it is broadcast along the wrong axis.",
+                "mask[:, None] makes (B, Lq, Lk) fit scores of shape (B, H, Lq, Lk)",
+            )
+            line = line_of(other, defect)
+            return [
+                _finding(
+                    probe.subject,
+                    probe.mask,
+                    defect,
+                    {"argument": probe.mask.argument, "batch": batch, "heads": heads},
+                    line,
+                )
+            ]
+    return []
+
+
+def _conventions(probe: Probe) -> Iterator[Finding]:
+    mask = probe.mask
+    name = str(mask.argument)
+    if mask.meaning != "ignore" or mask.documented == "ignore" or probe.subject.promise.mask == "ignore":
+        return
+    if "padding" in name:
+        words, severity = f"True in `{name}` means ignore, as in nn.MultiheadAttention; {_SDPA}.", "note"
+    else:
+        words = f"True in `{name}` means ignore, and nothing says so; {_SDPA}, and nn.MultiheadAttention True = ignore."
+        severity = "warning"
+    defect = Defect(words, "Say it in the docstring, or take True = attend: " + MEND, severity)
+    yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
+
+
+_BOOLEANS = r"\.(float|double|half|bfloat16|int|long)\(\)|\.(to|type|type_as)\("
+_OF_IT = r"(\[[^\]\n]*\]|\.\w+\(([^()\n]|\([^()\n]*\))*\))*?"  # indices and calls between a mask and its cast
+_EITHER = ("attn_mask", "attention_mask")  # names of booleans as often as of numbers, which may be cast to be wider
+_WIDER = r"\.(float|double)\(\)"
+
+
+def _cast_of(name: str) -> str:
+    """A regular expression of a cast of this and what is taken of it, in brackets of its own or none."""
+    alone = rf"\b{name}\b{_OF_IT}"
+    once = rf"(?<!\w)\(\s*{alone}\s*\){_OF_IT}"
+    return rf"({alone}|{once}|(?<!\w)\(\s*{once}\s*\){_OF_IT})({_BOOLEANS})"
+
+
+def _cast(probe: Probe) -> list[Finding]:
+    """A boolean mask that is cast to 0 and 1 and added, where nothing says that it is to be numbers."""
+    mask, name = probe.mask, str(probe.mask.argument)
+    silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
+    if mask.meaning != "additive" or not silent or (times := as_number(probe)) is None:
+        return []
+    cast = _cast_of(name)
+    line = line_with(probe.subject, cast)
+    if line is None:  # by another name: m = mask[:, None, None]
+        named = line_with(probe.subject, rf"^\s*\w+\s*=\s*{name}{_OF_IT}\s*$")
+        cast = cast if named is None else _cast_of(named.code.partition("=")[0].strip())
+        line = named and line_with(probe.subject, cast)
+    if line is None or re.search(_WIDER, re.sub(cast, "", line.code)):  # scores and mask are made wider together
+        return []  # numbers are added as they come: whoever gives booleans is told by its documentation
+    own = re.search(cast, line.code)
+    plain = own is None or re.search(r"\.(to|type|type_as)\($", own.group()) is None
+    plain = plain and name not in _EITHER
+    words = (
+        f"A boolean `{name}` is cast to 0 and 1 and added to the scores: it counts {times:.3g} and hides nothing. 0 "
+        "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."
+    )
+    steps = {"argument": name, "counts": float(f"{times:.3g}")}
+    return [_finding(probe.subject, mask, Defect(words, MEND, "error" if plain else "warning"), steps, line)]
+
+
+def _finite_values(probe: Probe) -> Iterator[Finding]:
+    """Finite values of an additive mask: they are added to the logits as they are."""
+    times = counted(probe) if probe.mask.meaning == "additive" else None
+    if times is None or abs(times - 1) < 0.01:
+        return
+    words = f"A finite value in `{probe.mask.argument}` counts {times:.3g} times: it is added before logits are scaled."
+    mend = "scores = q @ k.transpose(-2, -1) * scale + mask  # scaled first"
+    steps = {"argument": probe.mask.argument, "times": float(f"{times:.3g}")}
+    defect = Defect(words, mend, "warning")
+    yield _finding(probe.subject, probe.mask, defect, steps, line_of(probe, defect))
+
+
+def _contradicting(masks: tuple[MaskReading, ...]) -> Iterator[Finding]:
+    """Two arguments of which one means attend and the other ignore."""
+    plain = [mask for mask in masks if mask.meaning != "additive" and (mask.behaves or mask.meaning) == mask.meaning]
+    kinds = {mask.meaning: mask for mask in reversed(plain)}
+    if len(kinds) < 2:
+        return
+    attend, ignore = kinds["attend"], kinds["ignore"]
+    said = all(mask.documented is not None for mask in (attend, ignore)) or "padding" in str(ignore.argument)
+    yield Finding(
+        "mask-meaning", "mask-meaning", "warning" if said else "error",
+        f"True in `{attend.argument}` means attend, and True in `{ignore.argument}` means ignore.", _EFFECT,
+        f"Let both mean the same: {ignore.argument} = ~{ignore.argument}",
+        {"attend": attend.argument, "ignore": ignore.argument},
+    )  # fmt: skip
+
+
+def _finding(
+    subject: Subject, mask: MaskReading, defect: Defect, evidence: Mapping[str, object], line: Location | None
+) -> Finding:
+    words = defect.words[:1].upper() + defect.words[1:]
+    return Finding(
+        "mask-meaning", "mask-meaning", defect.severity, words,  # type: ignore[arg-type]
+        _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER,
+        defect.mend, evidence, line,
+    )  # fmt: skip
+
+
+CHECK = Check(
+    "mask-meaning", "mask-meaning",
+    "A mask hides exactly the keys that it says, by query, head and item",
+    "Random masks, other ones for each query, head and batch item, are given; what outputs then depend on is compared "
+    "with them pair by pair, and where it differs the weights say why",
+    _EFFECT, _run, follows_from=("softmax", "mixing"),
+)  # fmt: skip

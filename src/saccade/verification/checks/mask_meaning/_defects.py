@@ -1,0 +1,298 @@
+"""Which other mask would explain what outputs depend on: how a mask argument is misused, by what it looks like.
+
+Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Inapplicable, Location, TargetError
+from ...target import _influence as influence
+from ...target._inputs import Inputs
+from ...target._reading import MaskReading
+from ...target._subject import Subject
+from ...tracing._trace import SeenAttention, measured
+from ...tracing._visible import attends, masking_line, steps_of
+
+MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
+_FINITE = -1.5  # a bias that changes weights and hides nothing
+_REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "cat")
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """One mask argument, given random masks: what each output then depends on."""
+
+    subject: Subject  # with this argument as its only one
+    mask: MaskReading
+    inputs: Inputs
+    given: Tensor  # (B or 1, H or 1, Lq or 1, Lk) True = attend, as it varies along the argument's axes
+    own: Tensor  # (B, H', Lq, Lk) what outputs depend on without the mask; H' = 1 for modules
+    seen: Tensor  # (B, H', Lq, Lk) and with it
+    known: Tensor  # (Lq, Lk) pairs of which the dependence is known: not a position on itself, in one sequence
+    weights: Tensor | None = None  # (B, H, Lq, Lk) where `seen` is read from them
+    normalised: str = "unknown"  # the axis of their softmax
+
+    def expected(self, given: Tensor) -> Tensor:
+        """What outputs depend on if the mask means `given`; over all heads of a module, as `seen`."""
+        if self.seen.shape[1] == 1 and given.shape[1] > 1:
+            given = given.any(1, keepdim=True)
+        return given.expand(self.seen.shape) & self.own
+
+    @property
+    def asked(self) -> Tensor:
+        """(B or 1, 1, Lq or 1, 1) rows that are promised: what stands at padding itself may be anything, zeros, too."""
+        if self.mask.by_pair or self.subject.form not in ("self", "tokens"):
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        return self.given[:, :1, :1].mT
+
+    def fits(self, given: Tensor) -> bool:
+        """Rows that `given` leaves nothing are undefined, and are not compared."""
+        wanted = self.expected(given)
+        full = wanted.any(-1, keepdim=True) & self.known & self.asked
+        return bool(((self.seen == wanted) | ~full).all()) and bool((wanted & full).any())
+
+
+@dataclass(frozen=True)
+class Defect:
+    words: str
+    mend: str = MEND
+    severity: str = "error"
+
+
+def masks_of(mask: MaskReading, given: Tensor, inputs: Inputs) -> dict[str, Any]:
+    """As a subject with this argument alone is given it."""
+    if mask.by_pair:
+        return {"pairs": given}
+    return {"padding": given[:, 0, 0].expand(inputs.batch, -1)}
+
+
+def line_of(probe: Probe, defect: Defect) -> Location | None:
+    """Where the mask is applied; where items or heads are mixed, where it is repeated."""
+    steps = steps_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))
+    if "repeat" in defect.mend:
+        found = [one.location for one in steps if one.name in _REPEATING and one.location is not None]
+        own = [one for one in found if str(probe.mask.argument) in one.code or "mask" in one.code]
+        if own:
+            return own[0]
+    return masking_line(steps, probe.inputs)
+
+
+def inside(probe: Probe) -> Probe | None:
+    """The same of the weights, by head, in the attention that the mask goes to."""
+    seen = _weights(probe)
+    if seen is None or seen[0].weights.shape[0] != probe.seen.shape[0]:
+        return None
+    before, after = (attends(one).cpu() for one in seen)
+    # under an inverted polarity showing everything hides all, which is NaN: outputs then tell what there is to see
+    own = before & (probe.own | ~probe.known) if seen[0].weights.isnan().any() else before
+    return replace(
+        probe, own=own, seen=after, known=torch.ones_like(probe.known), weights=seen[1].weights.cpu(),
+        normalised=seen[1].normalised,
+    )  # fmt: skip
+
+
+def sums_to_one(inner: Probe) -> bool:
+    assert inner.weights is not None
+    rows = inner.expected(inner.given).any(-1)
+    return bool((inner.weights.double().sum(-1)[rows] > 0.99).all())
+
+
+def named(probe: Probe) -> Defect:
+    """Which other mask would explain what is seen."""
+    given, mask = probe.given, probe.mask
+    if probe.fits(~given):
+        return _inverted(mask)
+    if probe.fits(torch.ones_like(given)):
+        return _unhidden(probe)
+    square = given.shape[-1] == given.shape[-2]
+    if square and probe.fits(given.mT):
+        return Defect("The mask is applied transposed: its rows and columns, queries and keys, are swapped.",
+                       "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)")  # fmt: skip
+    return _mixed(probe) or Defect(
+        f"What is seen fits no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
+        f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
+    )
+
+
+def _inverted(mask: MaskReading) -> Defect:
+    said = f'its documentation ("{mask.words}")' if mask.words else "its promise"
+    means = {"attend": "True = attend", "ignore": "True = ignore", "additive": "-inf = ignore"}[mask.meaning]
+    mend = MEND if mask.meaning == "attend" else 'scores = scores.masked_fill(mask, float("-inf"))  # True = ignore'
+    return Defect(f"The polarity is inverted: {said} says {means}, and it does the opposite.", mend)
+
+
+def _mixed(probe: Probe) -> Defect | None:
+    """Masks of one item or head applied to another."""
+    given = probe.given
+    for axis, what, mend in ((0, "batch item", "mask[:, None]"), (1, "head", "mask[:, None] of shape (B, 1, Lq, Lk)")):
+        count = given.shape[axis]
+        if count < 2:
+            continue
+        for one in range(count):
+            if probe.fits(given.narrow(axis, one, 1).expand(given.shape)):
+                return Defect(
+                    f"The mask of {what} {one} is applied to every {what}.", f"{mend}  # its own for each {what}"
+                )
+        for step in range(1, count):
+            if probe.fits(given.roll(step, axis)):
+                return Defect(
+                    f"The mask of another {what} is applied: {what} {step} has that of {what} 0.",
+                    f"{mend}  # heads and items in the order of the scores",
+                )  # fmt: skip
+    heads, items = probe.seen.shape[1], given.shape[0]
+    if given.shape[1] == 1 and items > 1 and heads > 1:
+        order = torch.arange(items * heads)
+        tiled = given[:, 0][order % items].view(items, heads, *given.shape[2:])
+        turned = given[:, 0][(order // heads)].view(heads, items, *given.shape[2:]).transpose(0, 1)
+        if probe.fits(turned):
+            return Defect("Masks of items are repeated over the heads in the wrong order: (B, H) for scores of (H, B).",
+                           "mask.repeat(num_heads, 1, 1)  # not mask.repeat_interleave(num_heads, dim=0)")  # fmt: skip
+        if probe.fits(tiled):
+            return Defect("Masks of items are repeated over the heads in the wrong order: (H, B) for scores of (B, H).",
+                           "mask.repeat_interleave(num_heads, dim=0)  # not mask.repeat(num_heads, 1, 1)")  # fmt: skip
+    return None
+
+
+def _unhidden(probe: Probe) -> Defect:
+    """Nothing is hidden: why."""
+    seen = _weights(probe)
+    if not probe.mask.by_pair and _hides_queries(probe):
+        words = "It is broadcast along the wrong axis: it hides queries where it should hide keys."
+        mend = "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)"
+        if seen is not None and seen[1].zeroed is not None:
+            words += " And it is multiplied into the scores, where exp(0) is 1: it would hide no key either."
+            mend = MEND.replace("~mask", "~mask[:, None, None, :]")
+        return Defect(words, mend)
+    if seen is not None:
+        before, after = seen
+        defect = _by_weights(before, after, probe.given)
+        if defect is not None:
+            return defect
+    if _counts(probe):
+        return Defect("The mask changes the output and hides nothing: hidden keys keep a weight.")
+    name = probe.mask.argument
+    return Defect(f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {MEND}")
+
+
+def _counts(probe: Probe) -> bool:
+    """Whether the mask changes anything at all."""
+    return bool(_change(probe).any())
+
+
+def _change(probe: Probe) -> Tensor:
+    """(B, H', Lq) how much the mask changes each output."""
+    called = influence.steady(probe.subject, probe.inputs)
+    open_ = masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
+    masks = masks_of(probe.mask, probe.given, probe.inputs)
+    sizes = influence.difference(called(probe.inputs, **open_), called(probe.inputs, **masks)).cpu()
+    return sizes.masked_fill(sizes <= called.noise, 0.0)
+
+
+def _hides_queries(probe: Probe) -> bool:
+    """Whether a mask of keys changes the outputs at the hidden positions, and those alone."""
+    if probe.inputs.length != probe.inputs.key_length:
+        return False
+    rows = (_change(probe) > 0).any(1)
+    return rows.equal(~probe.given[:, 0, 0].expand(rows.shape))
+
+
+def _weights(probe: Probe) -> tuple[SeenAttention, SeenAttention] | None:
+    """The attention that the mask goes to, without and with it."""
+    open_ = masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
+    masks = masks_of(probe.mask, probe.given, probe.inputs)
+    try:
+        with influence.seeded(), torch.no_grad():
+            # on copies: what a target keeps of a call with gradients cannot be copied afterwards
+            before = measured(probe.subject.fresh(), probe.inputs, **open_)
+            after = measured(probe.subject.fresh(), probe.inputs, **masks)
+    except (Inapplicable, TargetError):
+        return None
+    shape = (probe.inputs.length, probe.inputs.key_length)
+    for one, other in zip(before, after, strict=False):
+        if (
+            one.weights.shape == other.weights.shape
+            and one.weights.shape[-2:] == shape
+            and not one.weights.equal(other.weights)
+        ):
+            return one, other
+    return None
+
+
+def counted(probe: Probe) -> float | None:
+    """How many times a finite value of an additive mask counts in the scores; None where that could not be seen."""
+    mask = replace(probe.mask, fill=_FINITE)
+    reading = replace(probe.subject.reading, masks=(mask,))
+    seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
+    if seen is None:
+        return None
+    change = (seen[1].weights.double() / seen[0].weights.double()).log().cpu()
+    hidden = ~probe.given.expand(change.shape)
+    rows = (hidden.any(-1) & (~hidden).any(-1)).unsqueeze(-1)
+    if not bool(change.masked_fill(~rows, 0.0).isfinite().all()):
+        return None
+    lowered, kept = (change.masked_fill(~which, torch.nan).nanmean(-1)[rows[..., 0]] for which in (hidden, ~hidden))
+    return float((lowered - kept).mean() / _FINITE)
+
+
+def as_number(probe: Probe) -> float | None:
+    """How much a True more than a False counts in the scores where the mask is given as booleans, and these are added
+    as 1 and 0; None where they are refused, hide something, or do nothing."""
+    mask = replace(probe.mask, meaning="attend", dtype="bool")
+    reading = replace(probe.subject.reading, masks=(mask,))
+    seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
+    if seen is None or not bool((seen[1].weights > 0).all()):
+        return None
+    change = (seen[1].weights.double() / seen[0].weights.double()).log().cpu()
+    shown = probe.given.cpu().expand(change.shape)
+    rows = shown.any(-1) & (~shown).any(-1)
+    counts = [change.masked_fill(~which, torch.nan).nanmean(-1)[rows] for which in (shown, ~shown)]
+    steps = counts[0] - counts[1]
+    if not len(steps) or not bool(((steps - steps[0]).abs() < 1e-3).all()) or abs(float(steps[0])) < 1e-2:
+        return None
+    return float(steps[0])
+
+
+def _by_weights(before: SeenAttention, after: SeenAttention, given: Tensor) -> Defect | None:
+    first, second = before.weights.double(), after.weights.double()
+    shown = given.to(first.device).expand(first.shape)
+    if _close(second, first * shown):
+        return Defect(
+            "Hidden weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1, and "
+            "outputs still depend on what is hidden.",
+        )  # fmt: skip
+    hidden = second.masked_fill(shown, torch.nan)
+    low, high = hidden.nan_to_num(torch.inf).amin(-1), hidden.nan_to_num(-torch.inf).amax(-1)
+    several = (~shown).sum(-1) > 1
+    if bool(((high - low).abs() <= 1e-5 * high.abs())[several].all()) and bool((high > 0)[several].all()):
+        return _constant(after, shown)
+    ratio = (second / first).masked_fill(shown, torch.nan)
+    if not bool((ratio.nan_to_num(0.0) < 1).all()):
+        return None
+    kept = float(ratio.nanmean())
+    return Defect(
+        f"Hidden keys keep {kept:.3g} of their weight: what is added to their scores is too small to hide them."
+    )
+
+
+def _constant(after: SeenAttention, shown: Tensor) -> Defect:
+    hidden = None if after.logits is None else after.logits.double()[~shown.expand(after.logits.shape)]
+    zero = None if hidden is None else float(hidden.median())
+    if zero is None or abs(zero) < 1e-6:
+        return Defect(
+            "Hidden scores are 0 instead of -inf: the mask is multiplied into the scores, or they are filled with 0. "
+            "exp(0) is 1, so hidden keys keep their weight."
+        )
+    if zero < -1e4:
+        words = f"Hidden scores are {zero:.3g}, and keep weight: it is the softmax that is at fault."
+        return Defect(words, "weights = scores.softmax(dim=-1)", "note")
+    return Defect(f"Hidden scores are set to {zero:.3g} instead of -inf, which is too small a number to hide them.")
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.isclose(one, other, rtol=1e-4, atol=1e-6).all())

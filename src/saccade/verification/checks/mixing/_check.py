@@ -1,0 +1,200 @@
+"""Nothing is mixed that is to stay apart: batch items, positions, heads, the channels of projections.
+
+Shapes: B batch, H heads, L length, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, Inapplicable, Severity, TargetError
+from ...target._check import Check
+from ...target._inputs import Inputs
+from ...target._steady import exact, same_random_numbers, steady, tolerance
+from ...target._subject import Subject
+from ...tracing._meeting import meeting_line
+from ...tracing._trace import measured
+from ...tracing._wiring import wiring
+from ._mixed_heads import mixed
+
+_NAME = "mixing"
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    random = _draws(subject)
+    axis = _axis(subject)
+    if axis == "batch":
+        raise Inapplicable("its softmax runs over the batch, which mixes all that this looks at")
+    found = [*_items(subject), *([] if random else _alone(subject))]
+    if found and subject.form == "tokens":
+        raise Inapplicable("its samples meet, as the model check says")
+    yield from found[:1]
+    if found:
+        return
+    if random:
+        raise Inapplicable("it draws random numbers in eval mode, so that calls cannot be compared")
+    if axis in ("query", "head"):
+        raise Inapplicable(f"its softmax runs over the {axis} axis, which mixes all that this looks at")
+    yield from _structure(subject)
+
+
+def _draws(subject: Subject) -> bool:
+    """Whether its output depends on random numbers that it draws.
+
+    Raises:
+        Inapplicable: it depends on something else, too.
+    """
+    inputs = subject.inputs(3, 5)
+    one, same, other = (steady(subject, inputs, seed).out.nan_to_num() for seed in (0, 0, 1))
+    if not torch.equal(one, same):
+        raise Inapplicable("two calls with the same input differ")
+    return not torch.equal(one, other)
+
+
+def _axis(subject: Subject) -> str:
+    try:
+        return measured(subject, subject.inputs(2, 5))[0].normalised
+    except (Inapplicable, TargetError, IndexError):
+        return "unknown"
+
+
+# --- batch items
+
+
+def _items(subject: Subject) -> Iterator[Finding]:
+    inputs = subject.inputs(3, 5)
+    for training in (False, True):
+        try:
+            moved = _moved_item(subject, inputs, training)
+        except (Inapplicable, TargetError):
+            if not training:
+                raise
+            continue
+        if moved is not None:
+            yield _influenced(subject, inputs, *moved, training)
+            return
+
+
+def _moved_item(subject: Subject, inputs: Inputs, training: bool) -> tuple[int, int, float] | None:
+    """(item that changed, item that moved, by how much), bit for bit."""
+    before = _outputs(subject, inputs, training)
+    for item in range(inputs.batch):
+        after = _outputs(subject, inputs.changed(slice(None), item=item), training)
+        others = [other for other in range(inputs.batch) if other != item]
+        for other in others:
+            by = (after[other] - before[other]).abs().nan_to_num().max().item()
+            if by > 0:
+                return item, other, by
+    return None
+
+
+def _outputs(subject: Subject, inputs: Inputs, training: bool) -> Tensor:
+    if not training:
+        return steady(subject, inputs).out
+    copy = subject.fresh()
+    with copy.training(), same_random_numbers(), torch.no_grad():
+        return copy(inputs).out
+
+
+def _influenced(subject: Subject, inputs: Inputs, item: int, other: int, by: float, training: bool) -> Finding:
+    mode = "in training mode " if training else ""
+    severity: Severity = "warning" if training and _has_batch_norm(subject) else "error"
+    why = "; it has batch normalisation, which does this" if severity == "warning" else ""
+    return Finding(
+        _NAME, _NAME, severity,
+        f"The output of batch item {other} changes by {by:.3g} when batch item {item} changes {mode}(of 3 items){why}.",
+        "A sample's result depends on which others it happens to share a batch with: results cannot be repeated, and "
+        "evaluation leaks between samples.",
+        "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise "
+        "over positions and channels only.",
+        {"changed item": item, "moved item": other, "by": by, "training": training}, meeting_line(subject, inputs),
+    )  # fmt: skip
+
+
+def _has_batch_norm(subject: Subject) -> bool:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return subject.module is not None and any(isinstance(one, _BatchNorm) for one in subject.module.modules())
+
+
+def _alone(subject: Subject) -> Iterator[Finding]:
+    """An item in a batch of one is what it is in a batch of three."""
+    copy = exact(subject)
+    inputs = copy.inputs(3, 5)
+    together = steady(copy, inputs).out
+    try:
+        apart = torch.cat([steady(copy, inputs.items([item])).out for item in range(3)])
+    except TargetError:
+        return  # no batch of one: the robustness check says so
+    if apart.shape != together.shape:
+        return
+    by = (apart - together).abs().nan_to_num().flatten(1).max(-1).values
+    if by.max() > tolerance(copy, inputs, together):
+        item = int(by.argmax())
+        yield Finding(
+            _NAME, _NAME, "error",
+            f"Batch item {item} alone gives another output than in a batch of 3 (by {by[item]:.3g}).",
+            "A sample's result depends on the size of its batch: what was trained in large batches is wrong when used "
+            "one by one.",
+            "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2).",
+            {"item": item, "by": float(by[item])}, meeting_line(subject, inputs),
+        )  # fmt: skip
+
+
+# --- heads and projections
+
+
+def _structure(subject: Subject) -> Iterator[Finding]:
+    for one in _readings(subject):
+        length = _length(one)
+        try:
+            found = wiring(exact(one), length)
+        except TargetError:
+            if one is subject:
+                raise
+            continue
+        findings = list(mixed(found, length))
+        yield from findings
+        if findings:
+            return
+
+
+def _readings(subject: Subject) -> Iterator[Subject]:
+    """The target as it is; a function of heads also with several of them, and with fewer key and value heads."""
+    yield subject
+    reading = subject.reading
+    if subject.form == "attention" and "H" in reading.layout and reading.kv_heads is None:
+        if reading.heads is None:
+            yield replace(subject, reading=replace(reading, heads=3))
+        if subject.module is None:
+            yield replace(subject, reading=replace(reading, heads=6, kv_heads=2))
+
+
+def _length(subject: Subject) -> int:
+    """A length that no other axis has, of heads, head widths and their products, and that a call takes."""
+    reading = subject.reading
+    channels = reading.width * (reading.heads or 1 if subject.form == "attention" else 1)
+    unlike = [length for length in (5, 7, 11, 13) if channels % length]
+    return next((length for length in (*unlike, 17, 7, 5) if _takes(subject, length)), 17)
+
+
+def _takes(subject: Subject, length: int) -> bool:
+    try:
+        steady(subject, subject.inputs(1, length))
+    except TargetError:
+        return False
+    return True
+
+
+CHECK = Check(
+    _NAME, _NAME,
+    "Batch items, positions and heads stay apart, and no projection is lost.",
+    "One batch item is changed and the others compared bit for bit; the gradient of each channel before the output "
+    "projection says from which channels of which positions it was made.",
+    "Code that mixes axes runs and trains without a word, since every shape fits.",
+    _run,
+)  # fmt: skip

@@ -1,0 +1,221 @@
+"""What is said of heads that are wired wrongly.
+
+Shapes: B batch, H heads, L length, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ...findings._finding import Finding, Inapplicable, Location, TargetError
+from ...findings._words import spans
+from ...tracing._trace import Step, traced
+from ...tracing._wiring import Wiring
+from ._heads import Heads, Scattered, Strayed, heads, scattered, strayed
+from ._projections import projections
+
+_NAME = "mixing"
+_SPLIT = "q = self.q_proj(x).view(B, L, H, D).transpose(1, 2), k and v likewise"
+_MERGE = "out = out.transpose(1, 2).reshape(B, L, H * D)"
+_VIEWS = ("view", "reshape", "unflatten", "_unsafe_view", "rearrange")
+_TURNS = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "rearrange")
+_JOINS = ("view", "reshape", "flatten", "_unsafe_view")
+
+
+def mixed(found: Wiring, length: int) -> Iterator[Finding]:
+    """The first of these that is wrong: positions in heads, rows of the output, heads and their order, projections."""
+    module = found.subject.module is not None
+    for finding in _positions(found, length):
+        yield finding
+        return
+    structure = heads(found)
+    told = [] if structure is None else list(_of_heads(found, structure))
+    yield from told
+    if module and not any(one.severity == "error" for one in told):
+        yield from projections(found, structure)
+
+
+def _positions(found: Wiring, length: int) -> Iterator[Finding]:
+    if (torn := scattered(found, length)) is not None:
+        yield _torn(found, torn, length)
+    for row in found.rows:
+        if (stray := strayed(row)) is not None:
+            yield _stray(found, stray)
+
+
+def _torn(found: Wiring, torn: Scattered, length: int) -> Finding:
+    place = torn.index[torn.axis]
+    head = max(torn.index[: torn.axis], default=0)
+    return Finding(
+        _NAME, _NAME, "error",
+        f"The {torn.role} at place {place} of head {head} is made from position {torn.position} of the input, that of "
+        f"head 0 from position {torn.expected}: heads are split by a view without a transpose, so that a head is a run "
+        "of positions in place of a slice of the channels.",
+        "Tokens attend to a few neighbours, chopped into pieces, and a causal mask hides the wrong things. It trains, "
+        "but far worse, and depends on the length.",
+        _SPLIT, {"role": torn.role, "index": list(torn.index), "position": torn.position},
+        _line(found, _first(_VIEWS, _untransposed(length))) or torn.location,
+    )  # fmt: skip
+
+
+def _stray(found: Wiring, stray: Strayed) -> Finding:
+    where = "what enters the output projection" if found.merged else "the output"
+    return Finding(
+        _NAME, _NAME, "error",
+        f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
+        f"position {stray.query}: positions and heads are mixed where heads are merged.",
+        "Each token gets the result of other ones. It trains, as the mixing is the same every time, but far worse; it "
+        "depends on the length and lets later tokens through in spite of a causal mask.",
+        _MERGE, {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
+        _line(found, _last(_JOINS, _from_heads)),
+    )  # fmt: skip
+
+
+def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
+    sides = (("keys", structure.reads_key, structure.keys), ("values", structure.reads_value, structure.values))
+    order = found.subject.promise.kv_order
+    # one order for both is a choice, which published code has made, too
+    both_tiled = all(reads == _repeated("repeat", structure.count, kv_heads) for _, reads, kv_heads in sides)
+    for which, reads, kv_heads in sides:
+        expected = _repeated(order, structure.count, kv_heads)
+        if reads != expected:
+            chosen = order is None and both_tiled
+            yield _wrong_kv(found, which, reads, expected, chosen)
+            if not chosen:
+                return
+            break
+    if structure.lands != tuple(range(structure.count)):
+        yield _order(found, structure, f"heads are merged in the order {list(structure.lands)}", "merged")
+        return
+    orders = (
+        ("queries", structure.query), ("keys", structure.key), ("values", structure.value),
+        ("the merged output", structure.merged),
+    )  # fmt: skip
+    known = {role: order for role, order in orders if order != "mixed"}
+    if len(set(known.values())) > 1:
+        odd = next(role for role in reversed(known) if known[role] == "interleaved")
+        yield _order(found, structure, "; ".join(f"{role} {order}" for role, order in known.items()), odd)
+    elif structure.query == "interleaved" and structure.count > 1:
+        yield _interleaved(found, structure.count)
+
+
+def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool) -> Finding:
+    """`chosen`: all are repeated in the one order that is not usual, and nobody promised which."""
+    count, kv_heads = len(reads), max(expected) + 1
+    head = next(h for h in range(count) if reads[h] != expected[h])
+    tiled = kv_heads < count and reads == _repeated("repeat", count, kv_heads)
+    cause = ": the order of `repeat` (0 1 0 1), not of `repeat_interleave` (0 0 1 1)" if tiled else ""
+    idle = sorted(set(expected) - set(reads))
+    cause += f", and nobody reads {', '.join(map(str, idle))}" if idle else ""
+    mend = "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise"
+    if found.subject.promise.kv_order == "repeat":
+        mend = "k = k.repeat(1, heads // kv_heads, 1, 1), and v likewise"
+    return Finding(
+        _NAME, _NAME, "warning" if chosen else "error",
+        f"Query head {head} reads the {which} of kv head {reads[head]} where {expected[head]} is "
+        f"{'usual' if chosen else 'expected'}; heads 0 to {count - 1} read {list(reads)}{cause}.",
+        "Weights of published models do not fit: heads get another head's keys and values. Trained from scratch it "
+        "learns its own order, and nobody else can load it.",
+        mend if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
+        {"of": which, "reads": list(reads), "expected": list(expected)},
+        _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),
+    )  # fmt: skip
+
+
+def _repeated(order: str | None, count: int, kv_heads: int) -> tuple[int, ...]:
+    """The kv head of each of `count` query heads."""
+    return tuple(h % kv_heads if order == "repeat" else h * kv_heads // count for h in range(count))
+
+
+def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:
+    merged = odd in ("merged", "the merged output")
+    where = _last(_TURNS, _of_four) if merged else _odd_one(structure.count)
+    # one split for all three is a choice, which published code has made, too; only its merge differs
+    alike = structure.query == structure.key == structure.value == "interleaved"
+    return Finding(
+        _NAME, _NAME, "warning" if alike else "error",
+        f"Channels are split into {structure.count} heads in one order and put together in another: {told}.",
+        "Trained from scratch it learns around this. Weights trained elsewhere do not fit, and whatever reads, prunes "
+        "or shards single heads takes the wrong channels.",
+        _MERGE if merged else _SPLIT,
+        {"query": structure.query, "key": structure.key, "value": structure.value, "merged": structure.merged,
+         "lands": list(structure.lands)},
+        _line(found, where),
+    )  # fmt: skip
+
+
+def _interleaved(found: Wiring, count: int) -> Finding:
+    return Finding(
+        _NAME, _NAME, "warning",
+        f"The {count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {count}, {2 * count}, "
+        "..., where others take channels 0 to D - 1.",
+        "It computes the same kind of attention, but weights trained elsewhere do not fit.",
+        "x.view(B, L, H, D) instead of x.view(B, L, D, H)", {"heads": count},
+        _line(found, _first(_VIEWS, _widths_last(count))),
+    )  # fmt: skip
+
+
+# --- which line is to blame
+
+Chosen = Callable[[tuple[Step, ...]], "Location | None"]
+Fits = Callable[[Step], bool]
+
+
+def _line(found: Wiring, choose: Chosen) -> Location | None:
+    try:
+        return choose(traced(found.original.fresh(), found.inputs).steps)
+    except (Inapplicable, TargetError):
+        return None
+
+
+def _first(names: tuple[str, ...], fits: Fits | None) -> Chosen:
+    """The line of the first step of one of these names that fits."""
+
+    def choose(steps: tuple[Step, ...]) -> Location | None:
+        for step in steps:
+            if step.name in names and step.location is not None and (fits is None or fits(step)):
+                return step.location
+        return None
+
+    return choose
+
+
+def _last(names: tuple[str, ...], fits: Fits) -> Chosen:
+    return lambda steps: _first(names, fits)(steps[::-1])
+
+
+def _to_heads(step: Step) -> bool:
+    return len(step.given) >= 4 and all(len(one) < len(step.given) for one in step.taken[:1])
+
+
+def _untransposed(length: int) -> Fits:
+    """A view that puts positions behind the heads."""
+    return lambda step: _to_heads(step) and step.given[-2] == length
+
+
+def _from_heads(step: Step) -> bool:
+    return bool(step.taken) and len(step.taken[0]) >= 3 and len(step.given) <= 3 and step.given != step.taken[0]
+
+
+def _of_four(step: Step) -> bool:
+    return bool(step.taken) and len(step.taken[0]) >= 4
+
+
+def _widths_last(count: int) -> Fits:
+    """A view that puts the heads last."""
+    return lambda step: len(step.given) >= 4 and step.given[-1] == count
+
+
+def _odd_one(count: int) -> Chosen:
+    """The view that puts the heads last; where heads are as many as channels in each, the step that turns one of three
+    tensors in another way than the others are turned."""
+
+    def choose(steps: tuple[Step, ...]) -> Location | None:
+        views = [step for step in steps if step.name in _VIEWS and _widths_last(count)(step)]
+        if all(step.given[-2] != count for step in views):
+            return _first(_VIEWS, _widths_last(count))(steps)
+        turns = [step for step in steps if step.name in _TURNS and _of_four(step)][:3]
+        odd = [step for step in turns if [one.name for one in turns].count(step.name) == 1]
+        return odd[0].location if len(odd) == 1 else None
+
+    return choose

@@ -1,0 +1,251 @@
+"""Whether every projection of an attention module is used, once, for what it is there for.
+
+Shapes: L positions, E model width.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ...findings._finding import Finding, Inapplicable, Location, TargetError
+from ...findings._words import spans
+from ...target._source import line_with, return_after, taken_twice
+from ...tracing._flow import Flow, followed
+from ...tracing._trace import traced
+from ...tracing._wiring import Projection, Wiring, gradients_to, ready
+from ._heads import Heads
+
+_NAME = "mixing"
+_ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w*)\s*$"  # v = k
+
+
+def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
+    """What is shared, unused, dead or missing, worst first: one error at most."""
+    unused, twice = _unused(found), _twice(found)
+    if twice:
+        yield _shared(found, twice, unused)
+    elif found.merged is None and found.subject.form != "attention" and _heads_known(found, structure) > 1:
+        yield _missing(found, _heads_known(found, structure), unused)
+    elif unused:
+        yield _never_used(unused)
+    elif (dead := _dead(found)) is not None:
+        yield _dead_channels(found, *dead)
+    elif structure is not None and structure.shared:
+        yield Finding(
+            _NAME, _NAME, "note", "Keys and values are the same projection of the input.",
+            "Some models do this on purpose; it halves the cache.", "",
+        )  # fmt: skip
+
+
+def _heads_known(found: Wiring, structure: Heads | None) -> int:
+    return structure.count if structure is not None else found.subject.reading.heads or 1
+
+
+def _unused(found: Wiring) -> list[str]:
+    """Matrices that stand beside the projections and take no part in the call."""
+    module = found.subject.module
+    assert module is not None
+    beside = {_parent(module, name) for name in (one.name for one in found.projections)}
+    return [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.dim() > 1
+        and _parent(module, name) in beside
+        and parameter.untyped_storage().data_ptr() not in found.flow.touched
+    ]
+
+
+def _parent(module: nn.Module, name: str) -> str:
+    """The module that an attention's projection belongs to: of "attn.q_proj.weight" "attn", of "attn.w_q" "attn", of
+    "attn.to_out.0.weight", in a sequence, "attn"."""
+    path = name.split(".")
+    path = path[:-2] if path[-1] == "weight" else path[:-1]
+    while path and isinstance(module.get_submodule(".".join(path)), nn.Sequential):
+        path = path[:-1]
+    return ".".join(path)
+
+
+def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
+    """Projections whose weights serve more than one of them, with every name that these weights have."""
+    seen: dict[tuple[int, tuple[int, ...]], list[Projection]] = {}
+    for one in found.projections:
+        if one.weight is not None:
+            seen.setdefault((one.weight.data_ptr(), tuple(one.weight.shape)), []).append(one)
+    module = found.subject.module
+    assert module is not None
+    named = list(module.named_parameters(remove_duplicate=False))
+    return [
+        (group[-1], [name for name, p in named if group[0].weight is not None
+                    and p.untyped_storage().data_ptr() == group[0].weight.untyped_storage().data_ptr()])
+        for group in seen.values()
+        if len(group) > 1
+    ]  # fmt: skip
+
+
+def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Finding:
+    one, names = twice[0]
+    by_accident = bool(unused) or len(names) > 1 or len(twice) > 1
+    message = f"{one.name} projects more than one of queries, keys and values"
+    if len(twice) > 1:
+        message = f"{', '.join(each.name for each, _ in twice)} are each used more than once, as if heads were one"
+    elif len(names) > 1:
+        message += f": {' and '.join(names)} are one and the same parameter"
+    if unused:
+        message += f", while {', '.join(unused)} {'is' if len(unused) == 1 else 'are'} never used"
+    return Finding(
+        _NAME, _NAME, "error" if by_accident else "warning", message + ".",
+        "Queries and keys that are the same make every token look at itself first; heads that are the same see one "
+        "thing. The model has fewer parameters than it seems to.",
+        "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in "
+        "range(n)], not [Head()] * n.",
+        {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},
+        _where_shared(found, names) or one.location,
+    )  # fmt: skip
+
+
+def _missing(found: Wiring, count: int, unused: list[str]) -> Finding:
+    declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
+    return Finding(
+        _NAME, _NAME, "error" if unused else "warning",
+        f"The {count} heads are put side by side and returned: nothing mixes them{declared}.",
+        "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this "
+        "one get less than the published design gives.",
+        "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
+        {"heads": count, "unused": unused}, _last_line(found),
+    )  # fmt: skip
+
+
+def _never_used(unused: list[str]) -> Finding:
+    one = len(unused) == 1
+    return Finding(
+        _NAME, _NAME, "warning",
+        f"{', '.join(unused)} {'stands' if one else 'stand'} beside the projections and "
+        f"{'takes' if one else 'take'} no part in a call.",
+        "Parameters that are saved and never trained; often another projection is used in their place.",
+        "Use it in forward, or remove it.", {"unused": unused},
+    )  # fmt: skip
+
+
+def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
+    """A projection with channels that reach nothing, a quarter of it or more."""
+    out = found.flow.result.out
+    weight = torch.linspace(1.0, 2.0, out.numel(), dtype=out.dtype).view(out.shape)
+    outs = [one.out for one in found.projections]
+    gradients = gradients_to((out * weight).sum(), outs)
+    for one, gradient in zip(found.projections, gradients, strict=True):
+        flat = torch.zeros(one.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
+        still = (flat[one.slots] == 0).all(0).nonzero().flatten()
+        if one.place >= 0 and len(still) * 4 >= one.slots.shape[1] and _is_dead(found, one, still):
+            return one, still.tolist()
+    return None
+
+
+def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
+    """Whether other numbers there leave the output as it is: a gradient may be missing for other reasons."""
+
+    return torch.equal(_without(found, one, channels).result.out, found.flow.result.out)
+
+
+def _without(found: Wiring, one: Projection, channels: Tensor, *, every: bool = False) -> Flow:
+    """The same call with other numbers in these channels."""
+
+    def change(place: int, out: Tensor) -> Tensor:
+        if place != one.place:
+            return out
+        new = out.detach().clone()
+        new.view(-1)[one.slots[:, channels]] += 3.0
+        return new
+
+    return followed(ready(found.original), found.inputs, change, every=every)
+
+
+def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
+    return Finding(
+        _NAME, _NAME, "error",
+        f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
+        + (": queries and keys are the same numbers." if _twins(found)[0] == "scores" else "."),
+        "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
+        "or keys and values at once.",
+        "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
+        {"projection": one.name, "channels": channels},
+        line_with(found.original, _ONE_FOR_ANOTHER) or _part_for_another(found, one, channels)
+        or _dropped(found, one, torch.tensor(channels)) or one.location,
+    )  # fmt: skip
+
+
+def _part_for_another(found: Wiring, one: Projection, channels: list[int]) -> Location | None:
+    """Of one projection for queries, keys and values: where the one whose part is lost is given another's."""
+    thirds = {3 * channel // one.slots.shape[1] for channel in channels}
+    if len(thirds) > 1:
+        return None
+    lost = "qkv"[thirds.pop()]
+    named = [line for name, line in taken_twice(found.original) if name.lower().strip("x_").startswith(lost)]
+    return named[0] if named else None
+
+
+def _dropped(found: Wiring, one: Projection, channels: Tensor) -> Location | None:
+    """Where these channels are left out: where another part takes their place, if they had become a tensor of their
+    own, else the first line that takes them with others and gives the others alone."""
+    steps = followed(ready(found.original), found.inputs, every=True).steps
+    changed = _without(found, one, channels, every=True).steps
+    moved = [bool((a.out != b.out).any()) for a, b in zip(steps, changed, strict=False)]
+    alone = any(bool((a.out != b.out).all()) for a, b in zip(steps, changed, strict=False))
+    twins = _twins(found)[1]
+    if alone:
+        return twins
+    first = next((at for at, held in enumerate(moved) if held), len(moved))
+    taking = (
+        step
+        for at, step in enumerate(steps[first:], first)
+        if not moved[at] and any(moved[k] for k in step.given if k >= 0)
+    )
+    return next((step.location for step in taking if step.location is not None), twins)
+
+
+def _twins(found: Wiring) -> tuple[str, Location | None]:
+    """ "scores" where keys are multiplied by keys, "values" where values are keys or queries, and the line of that
+    product."""
+    try:
+        seen = traced(found.original.fresh(), found.inputs).attentions
+    except (Inapplicable, TargetError):
+        return "", None
+    for each in seen:
+        if _are_same(each.query, each.key):
+            return "scores", each.lines.get("scores")
+        if each.value is not None and (_are_same(each.value, each.key) or _are_same(each.value, each.query)):
+            return "values", each.lines.get("values")
+    return "", None
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def _where_shared(found: Wiring, names: list[str]) -> Location | None:
+    """The line that gives one module two names: `self.k = self.q`, or a list that holds one module many times."""
+    for one, other in itertools.permutations({_owner(name) for name in names}, 2):
+        line = line_with(found.original, rf"\.{re.escape(one)}\s*=\s*\w+\.{re.escape(other)}\s*$")
+        if line is not None:
+            return line
+    return line_with(found.original, r"\]\s*\*\s*\w") if len(names) > 1 else None
+
+
+def _owner(name: str) -> str:
+    """Of "attn.k_proj.weight" "k_proj", of "attn.w_k" "w_k"."""
+    path = name.split(".")
+    return path[-2] if path[-1] == "weight" and len(path) > 1 else path[-1]
+
+
+def _last_line(found: Wiring) -> Location | None:
+    """Where the heads are returned: the `return` that follows the last step."""
+    try:
+        steps = traced(found.original.fresh(), found.inputs).steps
+    except (Inapplicable, TargetError):
+        return None
+    last = next((step.location for step in reversed(steps) if step.location is not None), None)
+    return last and (return_after(found.original, last) or last)

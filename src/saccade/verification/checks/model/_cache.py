@@ -1,0 +1,119 @@
+"""Decoding with a cache against one pass over all tokens.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, Location, TargetError
+from ...target._inputs import Inputs
+from ...target._subject import Subject
+from ._common import Largest, error, fitting, given, judged, largest, output
+from ._lines import counting_line
+
+_LONGEST_WINDOW = 64
+
+
+def caches(subject: Subject) -> Iterator[Finding]:
+    """Token by token, a first part and then the rest at once, and a cache of fixed size where transformers has one."""
+    if subject.reading.cache is None or not subject.is_causal:
+        return
+    window = _window(subject)
+    length = fitting(subject, 9 if window is None else window + 5)
+    inputs = subject.inputs(2, length)
+    with torch.no_grad():
+        ways: list[tuple[str, Sequence[int], Any]] = [("token by token", [1] * length, None)]
+        ways += [("3 tokens, then one, then the rest at once", [3, 1, length - 4], None)] if length > 4 else []
+        fixed = _fixed_size(subject, length)
+        ways += [("token by token into a cache of fixed size", [1] * length, fixed)] if fixed is not None else []
+        for words, sizes, make in ways:
+            found = _compared(subject, inputs, sizes, make)
+            if found is not None:
+                yield _finding(words, length, window, counting_line(subject, inputs), *found)
+                return
+
+
+def _compared(
+    subject: Subject, inputs: Inputs, sizes: Sequence[int], make: Callable[[], Any] | None
+) -> tuple[int, float, float] | None:
+    """(first output that is wrong, the largest difference, relative), None where all are right."""
+    apart = torch.zeros(inputs.length)
+
+    def measure(one: Subject) -> Largest:
+        stepped, whole = in_steps(one, inputs, sizes, make), one(inputs).out
+        apart.copy_((stepped - whole).abs().nan_to_num(nan=float("inf")).amax((0, 2)) / (whole.abs().max() or 1.0))
+        return largest(stepped, whole)
+
+    found, counts = judged(subject, measure)
+    if found.relative <= counts:
+        return None
+    return int((apart > counts).nonzero()[0]), found.size, found.relative
+
+
+def in_steps(subject: Subject, inputs: Inputs, sizes: Sequence[int], make: Callable[[], Any] | None = None) -> Tensor:
+    """(B, L, V): the tokens in parts of these sizes, each with the cache that the parts before left.
+
+    `make` gives an empty cache in place of the target's own.
+    """
+    reading = subject.reading.cache
+    assert reading is not None
+    make = make or (reading.make if reading.kind == "made" else None)
+    held = None if make is None else make()
+    outs, start = [], 0
+    for size in sizes:
+        more: dict[str, Any] = {} if reading.flag is None else {reading.flag: True}
+        if held is not None:
+            more[str(reading.argument)] = held
+        if reading.position is not None:
+            more[reading.position] = start
+        returned = given(subject, inputs.cut(slice(start, start + size)), **more)
+        outs.append(output(subject, returned))
+        if reading.kind == "passed":
+            held = _kept(returned, reading.returned)
+        start += size
+    return torch.cat(outs, 1)
+
+
+def _kept(returned: Any, where: Any) -> Any:
+    kept = getattr(returned, where, None) if isinstance(where, str) else returned[where]
+    if kept is None:
+        raise TargetError("it returned no cache where use_cache=True asked for one", None)
+    return kept
+
+
+def _window(subject: Subject) -> int | None:
+    """The window of its layers, if it is short enough to be left behind."""
+    config = getattr(subject.target, "config", None)
+    window = getattr(config, "sliding_window", None)
+    return window if isinstance(window, int) and 0 < window <= _LONGEST_WINDOW else None
+
+
+def _fixed_size(subject: Subject, length: int) -> Callable[[], Any] | None:
+    """A static cache of transformers, for models that say that they take one."""
+    transformers = sys.modules.get("transformers")
+    target: Any = subject.target
+    if transformers is None or not isinstance(target, transformers.PreTrainedModel):
+        return None
+    if not getattr(target, "_can_compile_fullgraph", False):
+        return None
+    return lambda: transformers.StaticCache(config=target.config, max_cache_len=length + 2)
+
+
+def _finding(
+    words: str, length: int, window: int | None, line: Location | None, first: int, size: float, relative: float
+) -> Finding:
+    after = f", the first beyond the window of {window}" if window is not None and first == window else ""
+    return error(
+        f"Decoding {words} differs from one pass over the same {length} tokens, from output {first} on{after}: by "
+        f"{size:.3g} at most ({relative:.2g} of the largest output).",
+        "Generated text differs from what the model was trained to give, and grows worse with every token.",
+        "position = past_length + torch.arange(L)  # new tokens stand behind the cached ones, and their keys too",
+        {"how": words, "length": length, "first": first, "size": float(f"{size:.3g}"), "relative": relative}, line,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Promise: a whole model keeps what its attention promises: causality, padding, batches, caches.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...findings._finding import Finding, Inapplicable
+from ...target._calling import guarded
+from ...target._check import Check
+from ...target._models import Patches
+from ...target._subject import Subject
+from ._cache import caches
+from ._common import NAME, NOISE, error, largest
+from ._padding import padding
+from ._pairs import pairs
+from ._sight import batches, blindness, leaks
+
+
+def _run(subject: Subject) -> Iterator[Finding]:
+    if isinstance(subject.target, Patches):
+        yield from _images(subject)
+        return
+    if subject.form != "tokens":
+        raise Inapplicable("it is not a whole model of tokens or images")
+    for part in (_sees, batches):
+        found = list(part(subject))
+        yield from found
+        if found:  # the other parts would say the same again
+            return
+    for part in (padding, caches, pairs):
+        yield from part(subject)
+
+
+def _sees(subject: Subject) -> Iterator[Finding]:
+    if subject.is_causal:
+        yield from leaks(subject)
+    yield from blindness(subject)
+
+
+def _images(subject: Subject) -> Iterator[Finding]:
+    """Images of one batch do not influence each other."""
+    patches = subject.target
+    images = patches.pixels(3)
+    other = images.clone()
+    other[1] = patches.pixels(3, seed=1)[1]
+    with torch.no_grad():
+        before, after = (
+            guarded(patches.model, pixel_values=one).last_hidden_state.flatten(1, -2) for one in (images, other)
+        )
+    allowed = largest(after[1:2], before[1:2]).size or 1.0
+    found = largest(after[[0, 2]], before[[0, 2]])
+    if found.size > NOISE * allowed:
+        yield error(
+            f"An image's output changes by {found.size:.3g} when another image of its batch does.",
+            "What an image gives depends on which others it is batched with.",
+            "The batch axis must stay apart in every view, softmax and mean",
+            {"change": float(f"{found.size:.3g}")},
+        )
+
+
+CHECK = Check(
+    NAME, NAME,
+    "A whole model keeps what its attention promises, decoding included.",
+    "Tokens are exchanged one at a time, padded on both sides, batched with others and decoded in steps, and all "
+    "outputs compared.",
+    "Layers that are right one by one can be put together wrongly: a mask that reaches one layer only, positions that "
+    "forget the cache, a cross-attention that reads padding.",
+    _run,
+)  # fmt: skip

@@ -1,0 +1,166 @@
+"""Padding of a whole model: what is padded must reach no real output, on the right or, when it decodes, on the left.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding
+from ...target._inputs import Inputs
+from ...target._models import EncoderDecoder
+from ...target._subject import Subject
+from ._common import NAME, NOISE, Largest, error, fitting, given, judged, largest, output
+from ._lines import padding_line
+
+_EFFECT = "A sequence gives something else in every batch, by the length and the content of what fills it up."
+
+
+def padding(subject: Subject) -> Iterator[Finding]:
+    """Every part; where one fails the later ones say the same again and are left out."""
+    if not any(mask.axes.replace("1", "") == "BK" for mask in subject.reading.masks):
+        return
+    length = fitting(subject, 9)
+    if length < 4:
+        return
+    for part in (_content, _longer, _left, _empty):
+        found = list(part(subject, length))
+        yield from found
+        if any(one.severity == "error" for one in found):
+            return
+
+
+def _content(subject: Subject, length: int) -> Iterator[Finding]:
+    """Other tokens where the mask says padding."""
+    sides = ("right", "left") if subject.is_causal else ("right",)
+    inputs = subject.inputs(3, length)
+    for side in sides:
+        real = _real(length, [length, length - 3, 2], side)
+        other = _padded_with_others(inputs, real)
+        with torch.no_grad():
+            before, after = subject(inputs, padding=real).out, subject(other, padding=real).out
+            free = largest(subject(other).out, subject(inputs).out).size or 1.0  # the effect that it may have unmasked
+        found = largest(after, before, real)
+        if found.size > NOISE * free:
+            yield error(
+                f"With padding on the {side} output {found.position} of item {found.item}, a real one, changes by "
+                f"{found.size:.3g} when only padded tokens do.",
+                _EFFECT,
+                "scores = scores.masked_fill(~attention_mask[:, None, None, :].bool(), float('-inf'))  "
+                "# in every layer, before the softmax",
+                {"side": side, "item": found.item, "position": found.position, "change": float(f"{found.size:.3g}")},
+                padding_line(subject, inputs, real),
+            )  # fmt: skip
+            return
+
+
+def _longer(subject: Subject, length: int) -> Iterator[Finding]:
+    """The same tokens with padding behind them, and without."""
+    inputs, short = subject.inputs(2, length), length - 3
+    real = _real(length, [short, short], "right")
+
+    def measure(one: Subject) -> Largest:
+        return largest(one(inputs, padding=real).out[:, :short], one(inputs.cut(slice(0, short))).out)
+
+    with torch.no_grad():
+        found, counts = judged(subject, measure)
+    if found.relative > counts:
+        yield error(
+            f"{short} tokens give something else when {length - short} padded ones follow them: output "
+            f"{found.position} differs by {found.size:.3g} ({found.relative:.2g} of the largest output).",
+            _EFFECT,
+            "Mask padded keys before the softmax, and take no mean, norm or position over padded places",
+            {"length": short, "padded": length - short, "position": found.position, "relative": found.relative},
+            padding_line(subject, inputs, real),
+        )
+
+
+def _left(subject: Subject, length: int) -> Iterator[Finding]:
+    """Padding in front, as batched generation has it: positions must then count real tokens alone."""
+    if not subject.is_causal or isinstance(subject.target, EncoderDecoder):
+        return
+    inputs, ahead = subject.inputs(2, length), 3
+    real = _real(length, [length - ahead] * 2, "left")
+    positions = _positions(subject, real)
+
+    def measure(one: Subject, positions: dict[str, Tensor]) -> Largest:
+        alone = one(inputs.cut(slice(ahead, length))).out
+        padded = _positioned(one, inputs, real, positions) if positions else one(inputs, padding=real).out
+        return largest(padded[:, ahead:], alone)
+
+    with torch.no_grad():
+        bare, counts = judged(subject, lambda one: measure(one, {}))
+        if bare.relative <= counts:
+            return
+        told, counts = judged(subject, lambda one: measure(one, positions)) if positions else (None, counts)
+    numbers = {"ahead": ahead, "position": bare.position, "relative": float(f"{bare.relative:.3g}")}
+    if told is not None and told.relative > counts:
+        yield error(
+            f"With {ahead} padded tokens in front and position_ids that count the real ones, output {told.position} "
+            f"differs by {told.size:.3g} from the same tokens without padding.",
+            _EFFECT, "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # and use them in every layer",
+            numbers,
+        )  # fmt: skip
+        return
+    how = "give position_ids, as generate() does" if told is not None else "pad on the right: it takes no position_ids"
+    yield Finding(
+        NAME, NAME, "note" if told is not None else "warning",
+        f"Padding in front moves positions: {ahead} padded tokens change outputs by {bare.size:.3g}, though masked.",
+        "Batched generation from prompts padded on the left differs from prompts one by one.",
+        f"position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # {how}", numbers,
+    )  # fmt: skip
+
+
+def _empty(subject: Subject, length: int) -> Iterator[Finding]:
+    """An item of nothing but padding, as the last batch of a data set has it."""
+    inputs = subject.inputs(3, length)
+    full = _real(length, [length, length, length], "right")
+    none = full.clone()
+    none[1] = False
+    with torch.no_grad():
+        before, after = subject(inputs, padding=full).out, subject(inputs, padding=none).out
+    kept = largest(after[[0, 2]], before[[0, 2]])
+    if kept.relative > NOISE:
+        yield error(
+            f"An item of padding alone changes another item of the batch: its output {kept.position} by "
+            f"{kept.size:.3g}.",
+            _EFFECT, "Normalise and pool within each item alone", {"position": kept.position, "change": kept.size},
+        )  # fmt: skip
+    elif not after[1].isfinite().all():
+        yield Finding(
+            NAME, NAME, "warning", "An item of nothing but padding gives NaN.",
+            "A loss over all items is NaN as soon as one batch is filled up with an empty item.",
+            "torch.nan_to_num(weights)  # or a large negative number in place of -inf",
+            {"nan": int((~after[1].isfinite()).sum())},
+        )  # fmt: skip
+
+
+def _real(length: int, counts: list[int], side: str) -> Tensor:
+    """(B, L), True = real."""
+    at = torch.arange(length)
+    rows = [at < count if side == "right" else at >= length - count for count in counts]
+    return torch.stack(rows)
+
+
+def _padded_with_others(inputs: Inputs, real: Tensor) -> Inputs:
+    other = inputs.changed(slice(0, inputs.length))
+    return inputs.map(lambda tokens: torch.where(real.to(tokens.device), tokens, other["tokens"]))
+
+
+def _positions(subject: Subject, real: Tensor) -> dict[str, Tensor]:
+    target: Any = subject.target
+    if "position_ids" not in inspect.signature(target.forward).parameters:
+        return {}
+    return {"position_ids": (real.long().cumsum(-1) - 1).clamp(min=0).to(subject.device)}
+
+
+def _positioned(subject: Subject, inputs: Inputs, real: Tensor, positions: dict[str, Tensor]) -> Tensor:
+    mask = subject.reading.masks[0]
+    told = {str(mask.argument): real.long().to(subject.device)}
+    return output(subject, given(subject, inputs, **told, **positions))

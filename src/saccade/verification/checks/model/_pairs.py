@@ -1,0 +1,147 @@
+"""An encoder-decoder's own promises: the source is read, both ways, and its padding never.
+
+Shapes: B batch, L decoder tokens, S source tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, TargetError
+from ...target._calling import guarded
+from ...target._inputs import Inputs
+from ...target._models import EncoderDecoder
+from ...target._subject import Subject
+from ._common import NAME, NOISE, Largest, error, fitting, given, judged, largest, output
+from ._lines import lost_line
+
+_LENGTH = 6  # of sources
+
+
+def pairs(subject: Subject) -> Iterator[Finding]:
+    """All of it; a source that is never read leaves the others out."""
+    target = subject.target
+    if not isinstance(target, EncoderDecoder):
+        return
+    source = subject.inputs(3, _LENGTH, seed=3)
+    tokens = subject.inputs(3, fitting(subject, 5), seed=4)
+    for part in (_is_read, _each_its_own, _both_ways):
+        found = list(part(subject, tokens, source))
+        yield from found
+        if found:
+            return
+    if target.masks[0] is not None:
+        yield from _padding(subject, tokens, source)
+
+
+def _is_read(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+    """Each source token reaches each output."""
+    before = _decoded(subject, tokens, source["tokens"])
+    own = largest(_decoded(subject, tokens.changed(slice(0, tokens.length)), source["tokens"]), before).size or 1.0
+    for at in range(source.length):
+        changed = source.changed([at])["tokens"]
+        moved = (_decoded(subject, tokens, changed) - before).abs().amax((0, 2))
+        unread = (moved <= NOISE * own).nonzero()
+        if len(unread):
+            yield error(
+                f"Output {int(unread[0])} of the decoder does not depend on source token {at} "
+                f"({source.length} source tokens, {tokens.length} decoder tokens).",
+                "The decoder generates without having read what it is to translate or summarise.",
+                "x = x + self.cross_attention(self.norm(x), context, context)  # in every decoder layer, unmasked",
+                {"source": at, "output": int(unread[0])},
+            )
+            return
+
+
+def _each_its_own(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+    """Another item's source changes nothing."""
+    before = _decoded(subject, tokens, source["tokens"])
+    other = _decoded(subject, tokens, source.changed(slice(0, source.length), item=1)["tokens"])
+    allowed = largest(other[1:2], before[1:2]).size or 1.0
+    found = largest(other[[0, 2]], before[[0, 2]])
+    if found.size > NOISE * allowed:
+        yield error(
+            f"The decoder's output {found.position} of an item changes by {found.size:.3g} when another item's source "
+            "does.",
+            "Items read each other's sources: a translation depends on what it was batched with.",
+            "key = self.key(context).view(B, S, H, D).transpose(1, 2)  # the batch axis stays first",
+            {"position": found.position, "change": float(f"{found.size:.3g}")},
+        )  # fmt: skip
+
+
+def _both_ways(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+    """The encoder's outputs see later source tokens, where they can be had."""
+    before = _encoded(subject, tokens, source["tokens"])
+    after = _encoded(subject, tokens, source.changed([source.length - 1])["tokens"])
+    if before is None or after is None:
+        return
+    moved = (after - before).abs().amax((0, 2))
+    if not (moved[:-1] > NOISE * moved.max()).any():
+        yield error(
+            f"The encoder is causal: of its {source.length} outputs only the last depends on the last source token.",
+            "The encoder reads half of its context, though nothing of the source is to be predicted.",
+            "is_causal=False  # no triangular mask in the encoder",
+            {"source": source.length - 1},
+        )
+
+
+def _padding(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+    """Padded source tokens, other ones or more of them, reach no output."""
+    real = torch.ones(3, source.length, dtype=torch.long, device=subject.device)
+    real[1, 2:] = 0
+    other = torch.where(real.bool(), source["tokens"], source.changed(slice(0, source.length))["tokens"])
+
+    def content(one: Subject) -> Largest:
+        return largest(_decoded(one, tokens, other, real), _decoded(one, tokens, source["tokens"], real))
+
+    def length(one: Subject) -> Largest:
+        short = _decoded(one, tokens.items([1]), source["tokens"][1:2, :2])
+        return largest(short, _decoded(one, tokens, source["tokens"], real)[1:2])
+
+    found, counts = judged(subject, content)
+    what = "tokens change"
+    if found.relative <= counts:
+        (found, counts), what = judged(subject, length), "tokens are left away"
+    worst = found
+    if worst.relative > counts:
+        yield error(
+            f"The decoder's output {worst.position} changes by {worst.size:.3g} when only padded source {what}.",
+            "A translation depends on how long the longest source of its batch is.",
+            "The source's mask must be given to the encoder's self-attention and to every cross-attention",
+            {"position": worst.position, "relative": float(f"{worst.relative:.3g}")},
+            lost_line(subject, tokens, real, source=source["tokens"], source_mask=real),
+        )
+        return
+    real[1] = 0
+    empty = _decoded(subject, tokens, source["tokens"], real)
+    if not empty[1].isfinite().all():
+        yield Finding(
+            NAME, NAME, "warning", "An item whose source is nothing but padding gives NaN.",
+            "A loss over all items is NaN as soon as one batch is filled up with an empty item.",
+            "torch.nan_to_num(weights)  # or a large negative number in place of -inf", {"item": 1},
+        )  # fmt: skip
+
+
+def _decoded(subject: Subject, tokens: Inputs, source: Tensor, mask: Tensor | None = None) -> Tensor:
+    more: dict[str, Any] = {} if mask is None else {"source_mask": mask}
+    with torch.no_grad():
+        return output(subject, given(subject, tokens, source=source, **more))
+
+
+def _encoded(subject: Subject, tokens: Inputs, source: Tensor) -> Tensor | None:
+    """(B, S, E) of the encoder called on its own, else what the whole model says of it; None: neither is there."""
+    model: Any = subject.target.model
+    encoder = model.get_encoder() if hasattr(model, "get_encoder") else getattr(model, "encode", None)
+    with torch.no_grad():
+        if encoder is None or encoder is model:  # transformers' own answer where it knows of no encoder
+            returned = getattr(given(subject, tokens, source=source), "encoder_last_hidden_state", None)
+        else:
+            returned = guarded(encoder, **{subject.target.names[0]: source})
+    found = getattr(returned, "last_hidden_state", returned)
+    if found is not None and (not isinstance(found, Tensor) or found.dim() != 3):
+        raise TargetError("its encoder gives no output for each source token", None)
+    return found

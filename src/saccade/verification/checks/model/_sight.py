@@ -1,0 +1,142 @@
+"""Which tokens a whole model's outputs see: never a later one if it is causal, others at all, each its own batch item.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding
+from ...target._inputs import Inputs
+from ...target._subject import Subject
+from ...tracing._meeting import meeting_line
+from ._common import NOISE, error, fitting, judged, largest, whose
+from ._lines import pattern_line
+
+_LENGTHS = (2, 7, 13)
+
+
+def effects(subject: Subject, length: int, seed: int = 0) -> Tensor:
+    """(L, L): how much output i changes, at most, when token j becomes another; NaN counts as infinitely much."""
+    one = subject.inputs(1, length, seed=seed)
+    base = one.map(lambda tokens: tokens.repeat(length, 1))
+    other: Inputs = base
+    for at in range(length):
+        other = other.changed([at], item=at, seed=seed + at + 1)
+    with torch.no_grad():
+        before, after = subject(base).out.double(), subject(other).out.double()
+    apart = (after - before).abs().nan_to_num(nan=float("inf")).masked_fill(before.isnan() & after.isnan(), 0.0)
+    return apart.amax(-1).T  # items are the tokens changed
+
+
+def leaks(subject: Subject) -> Iterator[Finding]:
+    """Of a causal model: an output that changes with a later token."""
+    for length in sorted({fitting(subject, one) for one in _LENGTHS}):
+        seen = effects(subject, length)
+        ahead = seen.triu(1)
+        allowed = float(seen.tril().max()) or 1.0
+        if float(ahead.max()) > NOISE * allowed:
+            row, column = divmod(int(ahead.argmax()), length)
+            if not _alone_moves(subject, length, row, column):
+                return  # items of a batch that meet, which `batches` tells
+            pairs = int((ahead > NOISE * allowed).sum())
+            yield error(
+                f"Output {row} changes by {ahead[row, column]:.3g} when {whose(subject)} {column}, which comes later, "
+                f"becomes another ({length} tokens; {pairs} of {length * (length - 1) // 2} such pairs leak).",
+                "In training the model reads the answer that it is to predict: its loss falls, and what it generates "
+                "is far worse than the loss says.",
+                "scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), float('-inf'))  "
+                "# in every layer, before the softmax",
+                {
+                    "length": length, "output": row, "token": column, "change": _short(ahead[row, column]),
+                    "pairs": pairs,
+                }, pattern_line(subject, subject.inputs(2, length)),
+            )  # fmt: skip
+            return
+
+
+def _alone_moves(subject: Subject, length: int, row: int, column: int) -> bool:
+    """Whether output `row` changes with token `column` where the item is the only one of its batch."""
+    one = subject.inputs(1, length)
+    with torch.no_grad():
+        before, after = subject(one).out[:, row], subject(one.changed([column], seed=column + 1)).out[:, row]
+    return not torch.equal(before.nan_to_num(), after.nan_to_num())
+
+
+def blindness(subject: Subject) -> Iterator[Finding]:
+    """A model whose outputs see no token but their own, or nothing behind them where it is promised both ways."""
+    length = fitting(subject, 7)
+    if length < 2:
+        return
+    seen = effects(subject, length)
+    floor = NOISE * (float(seen.max()) or 1.0)
+    apart = ~torch.eye(length, dtype=torch.bool)
+    own = seen.diagonal()
+    if not (seen[apart] > floor).any():
+        yield error(
+            f"No output depends on any token but its own: all {length} tokens were changed, one at a time.",
+            "The model knows no context: it can learn how frequent tokens are, and nothing of what stands around them.",
+            "out = torch.softmax(scores, dim=-1) @ value  # and the attention's output must reach the next layer",
+            {"length": length},
+        )
+    elif bool((own <= floor).any()):
+        at = int((own <= floor).nonzero()[0])
+        yield error(
+            f"Output {at} does not depend on {whose(subject)} {at}, its own ({length} tokens).",
+            "Each prediction lacks the newest token, which says most about the next one.",
+            "torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal is seen: tril(), not tril(-1)",
+            {"length": length, "output": at},
+            pattern_line(subject, subject.inputs(2, length)),
+        )
+    elif subject.promise.causal is False and not (seen.triu(1) > floor).any():
+        yield error(
+            f"It is an encoder, but no output depends on a later token ({length} tokens).",
+            "Half of the context is never read, and positions near the beginning know almost nothing.",
+            "is_causal=False  # and no triangular mask in an encoder",
+            {"length": length},
+        )
+
+
+def batches(subject: Subject) -> Iterator[Finding]:
+    """An item that changes with another of its batch, or when it is alone."""
+    length = fitting(subject, 7)
+    inputs = subject.inputs(3, length)
+    with torch.no_grad():
+        together = subject(inputs).out
+        for changed in (1, 0):  # the middle one stays in place where items are turned round
+            after = subject(inputs.changed(slice(0, length), item=changed)).out
+            allowed = largest(after[[changed]], together[[changed]]).size or 1.0
+            for item in {0, 1, 2} - {changed}:
+                found = largest(after[[item]], together[[item]])
+                if found.size > NOISE * allowed:
+                    yield error(
+                        f"Item {item} of a batch changes by {found.size:.3g} (output {found.position}) when item "
+                        f"{changed} does.",
+                        "What a sequence gives depends on which others it happens to be batched with.",
+                        "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
+                        {"item": item, "other": changed, "position": found.position, "change": _short(found.size)},
+                        meeting_line(subject, inputs),
+                    )  # fmt: skip
+                    return
+        yield from _alone(subject, inputs)
+
+
+def _alone(subject: Subject, inputs: Inputs) -> Iterator[Finding]:
+    found, counts = judged(subject, lambda one: largest(one(inputs.items([1])).out, one(inputs).out[1:2]))
+    if found.relative > counts:
+        yield error(
+            f"An item alone and the same item in a batch of {inputs.batch} differ by {found.size:.3g} "
+            f"(output {found.position}, {found.relative:.2g} of the largest output).",
+            "Evaluating with another batch size gives other results.",
+            "Nothing may be averaged, indexed or reshaped over the batch axis: look for mean(0), [0] and view(-1, ...)",
+            {"batch": inputs.batch, "position": found.position, "change": _short(found.size)},
+            meeting_line(subject, inputs),
+        )
+
+
+def _short(number: float | Tensor) -> float:
+    return float(f"{float(number):.3g}")

@@ -1,0 +1,58 @@
+"""Plain words and plain values, for whoever writes a finding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._finding import Location
+
+
+def shown_path(path: str) -> str:
+    """From here where it is below here, else as it stands."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        return path
+    return path if relative.startswith("..") else relative
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: tensors and arrays as lists, numbers that JSON lacks and all else as words."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(one) for one in value]
+    if isinstance(value, Location):
+        return dataclasses.asdict(value)
+    if hasattr(value, "tolist"):  # tensors, arrays and their scalars
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "memoryerror", "out of memory", "bad_alloc")
+
+
+GPU_WORDS = (
+    "not compiled with cuda", "no cuda gpus", "no nvidia driver", "cuda is not available", "cuda driver",
+    "cuda error", "not linked with support for mps", "mps backend is supported", "no hip gpus", "not compiled with xpu",
+)  # fmt: skip
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """In words: "4 to 9 and 12"; the first few where there are many."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    if len(words) > 4:
+        return f"{', '.join(words[:3])} and others"
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

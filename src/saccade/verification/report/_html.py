@@ -1,0 +1,66 @@
+"""The report as a web page: one file, offline, of light and dark. And as the part of a page that a notebook shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..findings._finding import Finding
+from ..findings._words import plain
+from ._text import is_code, label, place, verdict
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+
+_WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not applicable"}
+
+
+def as_page(report: Report, generator: str = "Saccade") -> str:
+    """A whole page without scripts; everything of the target's is escaped. `generator` is who made it, by version."""
+    return _rendered("page.html.j2", report, generator)
+
+
+def as_fragment(report: Report) -> str:
+    """What a notebook shows: with a ground of its own, as its inks follow the system and not the notebook's theme."""
+    style = "padding:1rem 1.25rem;color-scheme:light dark;background:light-dark(#fdfdfc,#111216)"
+    return f'<div style="{style}">{_rendered("report.html.j2", report, "Saccade")}</div>'
+
+
+def _rendered(template: str, report: Report, generator: str) -> str:
+    import jinja2
+
+    from ..checks import CHECKS
+
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    page = environment.get_template(template).render(
+        report=report, verdict=verdict(report), generator=generator,
+        css=(folder / "report.css").read_text(encoding="utf-8"), findings=[_finding(one) for one in report.findings],
+        checks={check.name: check for check in CHECKS}, counts=_counts(report),
+    )  # fmt: skip
+    return page.encode("utf-8", "replace").decode("utf-8")  # halves of surrogate pairs, which no file can hold
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity,
+        "word": _WORDS[finding.severity],
+        "family": label(finding),
+        "message": finding.message.rstrip(".") + ".",
+        "effect": finding.effect,
+        "mend": [(is_code(line), line) for line in finding.mend.splitlines()],
+        "place": place(finding.location) if finding.location else "",
+        "line": finding.location.line if finding.location else 0,
+        "code": finding.location.code if finding.location else "",
+        "evidence": json.dumps(plain(finding.evidence), ensure_ascii=False) if finding.evidence else "",
+    }
+
+
+def _counts(report: Report) -> dict[str, int]:
+    statuses = [outcome.status for outcome in report.outcomes]
+    return {"passed": statuses.count("passed"), "failed": statuses.count("failed"), "skipped": statuses.count("n/a")}

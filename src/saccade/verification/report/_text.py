@@ -1,0 +1,226 @@
+"""The report as lines of text: what was found first, then every check. A terminal colours the same lines."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..findings._finding import Finding, Location, Outcome
+from ..findings._words import shown_path
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+
+WIDTH = 100
+
+# As rich names them; without colours the words alone say everything.
+_STYLES = {
+    "": "", "error": "bold red", "warning": "bold yellow", "note": "bold cyan", "ok": "green", "bad": "bold red",
+    "n/a": "dim", "quiet": "dim", "title": "bold", "code": "bold", "mend": "green", "path": "blue",
+}  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """A run of text and what it is: a key of `_STYLES`."""
+
+    text: str
+    style: str = ""
+
+    @property
+    def rich(self) -> str:
+        """Its style as rich writes it."""
+        return _STYLES[self.style]
+
+
+Line = tuple[Piece, ...]
+
+
+def as_text(report: Report, width: int = WIDTH) -> str:
+    """The whole report without colours."""
+    return _joined_lines(report_lines(report, width))
+
+
+def finding_as_text(finding: Finding, width: int = WIDTH) -> str:
+    """One finding without colours."""
+    return _joined_lines(_clean(_finding(finding, width)))
+
+
+def report_lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
+    """The report line by line, each at most `width` columns where words allow it."""
+    return _clean(_lines(report, width))
+
+
+def _clean(lines: Iterable[Line]) -> Iterator[Line]:
+    """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
+    for line in lines:
+        yield tuple(Piece("".join(one if one.isprintable() else "?" for one in text), style) for text, style in line)
+
+
+def _lines(report: Report, width: int) -> Iterator[Line]:
+    yield from _filled(
+        (Piece(verdict(report), "title" if report.ok else "error" if report.errors else "warning"),), "", "", width
+    )
+    if report.called:
+        yield ()
+        yield from _how_called(report, width)
+    if report.outcomes:
+        yield ()
+        yield from _table(report, width)
+    for finding in report.findings:
+        yield ()
+        yield from _finding(finding, width)
+
+
+def _joined_lines(lines: Iterable[Line]) -> str:
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
+
+
+def verdict(report: Report) -> str:
+    """The report in a sentence."""
+    counts = {status: sum(one.status == status for one in report.outcomes) for status in ("passed", "failed", "n/a")}
+    errors = list(dict.fromkeys(label(one) for one in report.errors))
+    if not report.outcomes and errors:
+        return f"Nothing could be checked of {report.target}."
+    if errors:
+        promises = "a promise" if len(errors) == 1 else f"{len(errors)} promises"
+        return f"{report.target} breaks {promises} of attention: {joined(errors)}."
+    if "broke off" in report.untested:
+        return (
+            f"{report.target} could not be tested to the end: {report.untested}, which is a defect of Saccade's; "
+            f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed."
+        )
+    if not counts["passed"]:
+        return f"None of the checks applies to {report.target}."
+    if report.untested:
+        return f"No attention was seen in {report.target}: only checks that any layer may pass were passed."
+    others = [_counted(sum(one.severity == kind for one in report.findings), kind) for kind in ("warning", "note")]
+    also = joined([words for words in others if words])
+    passed = f"{counts['passed']} of {_counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
+    apply = f"; {counts['n/a']} {'does' if counts['n/a'] == 1 else 'do'} not apply to it" if counts["n/a"] else ""
+    return f"No error found in {report.target}: {passed}{apply}."
+
+
+def label(finding: Finding) -> str:
+    """The row that a finding belongs to: its check's name, or its family where that is another than its check's own."""
+    from ..checks import CHECKS
+
+    own = any(check.name == finding.check and check.family == finding.family for check in CHECKS)
+    return finding.check if own else finding.family
+
+
+def joined(words: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def place(location: Location) -> str:
+    """ "model.py:31 in forward"."""
+    where = f"{shown_path(location.path)}:{location.line}"
+    named = location.function and not location.function.startswith("<")
+    return f"{where} in {location.function}" if named else where
+
+
+# How it was called
+
+
+def _how_called(report: Report, width: int) -> Iterator[Line]:
+    yield from _filled((Piece(report.called),), "called   ", " " * 9, width)
+    for at, assumed in enumerate(report.assumed):
+        yield from _filled((Piece(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
+    if report.outcomes:
+        checks = _counted(len(report.outcomes), "check")
+        yield from _filled((Piece(f"{checks} in {report.seconds:.1f} s", "quiet"),), "run      ", " " * 9, width)
+
+
+# The table
+
+
+def _table(report: Report, width: int) -> Iterator[Line]:
+    """A row for each check; what does not apply says why, the others what was promised."""
+    wide = max(len(one.name) for one in report.outcomes)
+    for outcome in report.outcomes:
+        word, style = _result(outcome, report.findings)
+        first = wide + 2 + 7 + 2
+        told = _wrapped(outcome.reason if word in ("n/a", "stopped") else "", width - first)
+        told = told or _wrapped(outcome.promise.rstrip("."), width - first) or [""]
+        yield Piece(f"{outcome.name:{wide}}  "), Piece(f"{word:7}  ", style), Piece(told[0], "quiet")
+        for more in told[1:]:
+            yield (Piece(" " * first + more, "quiet"),)
+
+
+def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
+    if outcome.status == "failed":
+        own = any(label(one) == outcome.name and one.severity == "error" for one in findings)
+        return ("BROKEN", "bad") if own else ("stopped", "bad")  # by what is told under another family
+    if outcome.status == "n/a":
+        return "n/a", "n/a"
+    warned = any(one.check == outcome.name and one.severity == "warning" for one in findings)
+    return ("warning", "warning") if warned else ("ok", "ok")
+
+
+# One finding, as compilers write them
+
+
+def _finding(finding: Finding, width: int) -> Iterator[Line]:
+    severity = Piece(f"{finding.severity}: ", finding.severity)
+    yield from _filled(
+        (severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{label(finding)}]"
+    )
+    if finding.location is not None:
+        number = str(finding.location.line)
+        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(place(finding.location), "path")
+        if finding.location.code:
+            yield Piece(f"  {number} | ", "quiet"), Piece(finding.location.code, "code")
+    if finding.effect and finding.severity != "note":
+        yield from _filled((Piece(finding.effect),), "  why   ", " " * 8, width)
+    for at, line in enumerate(mend_lines(finding.mend, width - 8)):
+        yield from _filled((Piece(line, "mend"),), " " * 8 if at else "  mend  ", " " * 8, width)
+
+
+def mend_lines(mend: str, width: int) -> Iterator[str]:
+    """Its lines; the comment of code that is too long stands above it, so that the code stays whole."""
+    for line in mend.splitlines():
+        code, mark, comment = line.partition("  # ")
+        if mark and len(line) > width and is_code(line):
+            yield f"# {comment}"
+            yield code
+        else:
+            yield line
+
+
+def is_code(line: str) -> bool:
+    """Whether a line of a mend is code and not a sentence: an assignment, a call, a statement or a comment."""
+    target = r"[\w.]+(\[[^\]]*\])?"
+    return bool(
+        re.match(rf"\s*({target}(, {target})* [-+*/@]?= |[\w.]+\(|(return|assert|raise|for|if|with|def|del) |#)", line)
+    )
+
+
+def _filled(pieces: Sequence[Piece], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:
+    """Pieces of one paragraph broken into lines; `first` and `rest` stand before them, `tail` is quiet at the end."""
+    text = "".join(piece.text for piece in pieces) + tail
+    for at, line in enumerate(_wrapped(text, width - len(rest if first.isspace() or not first else first)) or [""]):
+        head = rest if at else first
+        yield Piece(head, "quiet"), *_styled(line, pieces, tail, is_first=at == 0)
+
+
+def _styled(line: str, pieces: Sequence[Piece], tail: str, *, is_first: bool) -> Iterator[Piece]:
+    if is_first and len(pieces) > 1 and line.startswith(pieces[0].text):
+        yield pieces[0]
+        line = line[len(pieces[0].text) :]
+    if tail and line.endswith(tail.strip()):
+        yield Piece(line.removesuffix(tail.strip()), pieces[-1].style)
+        yield Piece(tail.strip(), "quiet")
+    else:
+        yield Piece(line, pieces[-1].style)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}" if count else ""

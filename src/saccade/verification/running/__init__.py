@@ -1,0 +1,1 @@
+"""One verification as it runs: its job, the child process, how that ended, and what caused what."""

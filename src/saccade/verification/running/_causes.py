@@ -1,0 +1,148 @@
+"""One fault often breaks several promises. Here what follows from another finding becomes a note, the same error of
+the target is told once, and the findings are put in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..findings._finding import Finding, Outcome
+from ..target._check import Check
+
+_SIZES = {"batch", "length"}
+_SEVERITIES = ("error", "warning", "note", "n/a")
+
+
+def explained(
+    checks: Sequence[Check], findings: Sequence[Finding], outcomes: Sequence[Outcome]
+) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
+    """Findings with causes told apart from what follows, sorted; and outcomes that say so."""
+    once = _told_once(findings)
+    causes = _causes(checks, once)
+    sized = any(_is_of_size(one) for one in once)
+    why = [("robustness",) if sized and _only_stopped(one) else causes.get(one.check, ()) for one in once]
+    why = [by or _follows(one, once) for one, by in zip(once, why, strict=True)]
+    demoted = [_as_note(one, by) if by and _counts(one) else one for one, by in zip(once, why, strict=True)]
+    return _sorted(checks, demoted), tuple(_told(outcome, demoted, findings) for outcome in outcomes)
+
+
+def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    order = {check.name: at for at, check in enumerate(checks)}
+    return tuple(sorted(findings, key=lambda one: (_SEVERITIES.index(one.severity), order.get(one.check, len(order)))))
+
+
+# The same error of the target's in several checks
+
+
+def _told_once(findings: Sequence[Finding]) -> list[Finding]:
+    """An error that the target raised at one place is told by the check that looks for it, else by the first."""
+    told: list[Finding] = []
+    for one in findings:
+        same = next((at for at, other in enumerate(told) if _same(one, other)), None)
+        if same is None:
+            told.append(one)
+        elif _only_raised(told[same]) and not _only_raised(one):
+            told[same] = one
+    return told
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    if one.message == other.message and "traceback" in one.evidence:
+        return True  # the same defect of ours in two checks
+    if not (_only_raised(one) or _only_raised(other)) or one.severity != "error" or other.severity != "error":
+        return False
+    return _what(one) is not None and _what(one) == _what(other)
+
+
+def _only_raised(finding: Finding) -> bool:
+    """Whether it says no more than that a call failed; see `_run.raised`."""
+    return set(finding.evidence) == {"raised"} or "ended" in finding.evidence
+
+
+def _is_of_size(finding: Finding) -> bool:
+    """Whether it says that calls of another size raise, wherever they then do."""
+    return finding.severity == "error" and "raised" in finding.evidence and bool(_SIZES & set(finding.evidence))
+
+
+def _only_stopped(finding: Finding) -> bool:
+    return finding.severity == "error" and finding.family != "robustness" and set(finding.evidence) == {"raised"}
+
+
+def _what(finding: Finding) -> tuple[str, ...] | None:
+    """The kind of the error and its place; without a place its words, with sizes left out."""
+    if "ended" in finding.evidence:
+        words = f"{finding.evidence['ended']} {finding.evidence.get('number')}"
+    elif "raised" in finding.evidence:
+        words = str(finding.evidence["raised"])
+    else:
+        return None
+    if finding.location is not None:
+        return words.split(":")[0], finding.location.path, str(finding.location.line)
+    return (re.sub(r"\d+", "#", words),)
+
+
+# What follows from another finding
+
+
+def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
+    """For each check with errors, the checks whose errors explain them, near or far. Where two explain each other, the
+    first in the order of the checks is the cause."""
+    broken = [check for check in checks if any(one.check == check.name and _counts(one) for one in findings)]
+    families = {
+        check.name: {one.family for one in findings if one.check == check.name and _counts(one)} for check in broken
+    }
+    near = {
+        check.name: [
+            other.name for other in broken if other is not check and families[other.name] & set(check.follows_from)
+        ]
+        for check in broken
+    }
+    far = {name: _reached(name, near) for name in near}
+    order = list(near)
+    return {
+        name: tuple(
+            other for other in order
+            if other in far[name] and (name not in far[other] or order.index(other) < order.index(name))
+        )
+        for name in near
+    }  # fmt: skip
+
+
+def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """What one finding says of another: weights that ignore queries and keys leave their projections unused."""
+    if finding.family != "mixing" or "channels" not in finding.evidence:
+        return ()
+    return tuple(one.check for one in findings if one.evidence.get("depends_not_on") == "both" and _counts(one))
+
+
+def _counts(finding: Finding) -> bool:
+    return finding.severity == "error"
+
+
+def _reached(name: str, near: dict[str, list[str]]) -> set[str]:
+    seen: set[str] = set()
+    left = [*near[name]]
+    while left:
+        one = left.pop()
+        if one not in seen:
+            seen.add(one)
+            left += near[one]
+    return seen - {name}
+
+
+def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
+    words = causes[0] if len(causes) == 1 else f"{', '.join(causes[:-1])} and {causes[-1]}"
+    told = f"{finding.message.rstrip('.')}. Probably follows from {words}."
+    return replace(finding, severity="note", message=told, mend="")  # what mends the cause mends it
+
+
+def _told(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:
+    """A check whose error was told elsewhere, or follows from another, was not failed by itself."""
+    if outcome.status != "failed" or any(one.check == outcome.name and _counts(one) for one in findings):
+        return outcome
+    if any(one.check == outcome.name for one in findings):
+        return replace(outcome, status="n/a", reason="what it found probably follows from another error")
+    first = next(one for one in before if one.check == outcome.name and _counts(one))
+    told = next((one for one in findings if _same(one, first)), None)
+    return replace(outcome, status="n/a", reason=f"stopped by the error told under {told.check if told else 'another'}")

@@ -1,0 +1,87 @@
+"""How a child process ended without being asked to, in words, and where in the target's source."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+from ..findings._finding import Finding, Location, Outcome
+from ..findings._locate import is_own, line_of
+from ._job import Broken, Done, chosen
+
+ENTRY = "serve_in_child"  # the function below which a traceback is the child's own
+_SIGNALS = {
+    "SIGSEGV": "crashed: it read or wrote memory that is not its own (segmentation fault)",
+    "SIGABRT": "aborted the process (abort)",
+    "SIGFPE": "crashed in arithmetic of whole numbers (SIGFPE)",
+    "SIGILL": "crashed on an instruction that this processor lacks (SIGILL)",
+    "SIGBUS": "crashed: it read memory that is not there (SIGBUS)",
+    "SIGKILL": "was killed from outside, which is what systems do when memory runs out",
+    "SIGXCPU": "used up the time that the system allows it",
+}
+
+
+@dataclass(frozen=True)
+class Death:
+    """kind "time": killed after `seconds`; "signal": `number` ended it; "exit": it left with status `number`."""
+
+    kind: Literal["time", "signal", "exit"]
+    stage: str  # what it was doing: "starting", "loading", "calling", or a check
+    number: int = 0
+    seconds: float = 0.0
+    traceback: str = ""  # as faulthandler writes it
+
+    @property
+    def words(self) -> str:
+        if self.kind == "time":
+            return f"did not finish within {self.seconds:g} second{'' if self.seconds == 1 else 's'}"
+        if self.kind == "exit":
+            return f"ended the process with status {self.number} (os._exit, or a library that did)"
+        name = signal.Signals(self.number).name if self.number in set(signal.Signals) else f"signal {self.number}"
+        return _SIGNALS.get(name, f"was ended by {name}")
+
+
+def as_message(death: Death) -> Done | Broken:
+    location = where(death.traceback)
+    check = next(iter(chosen((death.stage,))), None)
+    if check is None:
+        return Broken(f"It {death.words}", location, death.stage)
+    finding = Finding(
+        check.name, "robustness", "error", f"It {death.words}, while '{check.name}' was tested",
+        _effect(death), _mend(death), {"ended": death.kind, "number": death.number, "during": check.name}, location,
+    )  # fmt: skip
+    reason = f"it {death.words}"
+    return Done(Outcome(check.name, check.family, check.promise, "failed", reason, death.seconds), (finding,))
+
+
+def left_out(name: str, reason: str) -> Done:
+    check = chosen((name,))[0]
+    return Done(Outcome(name, check.family, check.promise, "n/a", reason), ())
+
+
+def where(traceback: str) -> Location | None:
+    """The deepest line of the target's own source in what faulthandler wrote: frames stand deepest first, a block for
+    each thread."""
+    for block in re.split(r"^(?:Current t|T)hread .*$", traceback, flags=re.MULTILINE):
+        frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', block, flags=re.MULTILINE)
+        names = [name for _, _, name in frames]
+        if ENTRY in names:
+            own = [frame for frame in frames[: names.index(ENTRY)] if is_own(frame[0])]
+            return line_of(own[0][0], int(own[0][1]), own[0][2]) if own else None
+    return None
+
+
+def _effect(death: Death) -> str:
+    if death.kind == "time":
+        return "An endless loop, or work that grows far too fast with the length: training would stand still here."
+    return "It takes the whole program with it, without a Python error: a training run is lost."
+
+
+def _mend(death: Death) -> str:
+    if death.kind == "time":
+        return "Bound the loop by the length of the input; --time-limit allows more where it is only slow."
+    if death.kind == "exit":
+        return "raise RuntimeError(...)  # instead of ending the process"
+    return "Run the call under `python -X faulthandler`, and check indices and shapes before native code."

@@ -1,0 +1,159 @@
+"""One verification as a stream of messages: loading, discovering, and each check. The same in this process as in a
+child."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..findings._finding import Finding, Location, Outcome, TargetError, Undecided
+from ..findings._locate import error_in_words, is_own, line_of, location_of
+from ..target._check import Check
+from ..target._influence import dependence, direction_of, off_diagonal
+from ..target._reading import Hints, Promise, Reading
+from ..target._subject import Subject
+from ..target._words import call_in_words
+from ._run import run_check
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to verify. It pickles where `target` and `how` do."""
+
+    target: Any  # the object, or "path/to/file.py:Name", or "hf:DIR_OR_ID"
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of its constructor
+    how: Reading | Callable[..., Any] | str | None = None  # a string names an adapter in a file
+    hints: Hints = field(default_factory=Hints)
+    promise: Promise = field(default_factory=Promise)
+    names: tuple[str, ...] = ()  # of the checks to run
+    looks: bool = True  # whether to find out which way it looks
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is about to be done: "loading", "calling", "looking", or the name of a check."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Called:
+    """How the target is called, as `Report` tells it."""
+
+    called: str
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Which way it looks, found by trying."""
+
+    causal: bool | None  # None: neither the one nor the other
+    mixes: bool  # whether any output depends on another position's input
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one check went."""
+
+    outcome: Outcome
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The target cannot even be made or called: nothing more comes."""
+
+    error: str
+    location: Location | None
+    stage: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the user asked for cannot be done: an error to raise."""
+
+    error: Exception
+    traceback: str = ""  # of the process that it happened in
+
+
+DIRECTIONS = (
+    "it is bidirectional: every output depends on every input (otherwise --causal)",
+    "it is causal: no output depends on a later input (otherwise --bidirectional)",
+)
+Message = Stage | Called | Looks | Done | Broken | Refused
+
+
+def work(job: Job) -> Iterator[Message]:
+    """Do the job. Warnings of the target's are not shown: the report is what there is to read."""
+    from ..target.discovery._discover import discover
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stage = "loading"
+        try:
+            yield Stage(stage)
+            target = _loaded(job.target)
+            how = _loaded(job.how)
+            stage = "calling"
+            yield Stage(stage)
+            subject = discover(target, job.hints, job.promise, how, job.arguments)
+            yield Called(call_in_words(subject), subject.reading.assumed)
+        except Undecided as undecided:
+            yield Refused(undecided)
+            return
+        except TargetError as error:
+            yield Broken(error.error, error.location, stage)
+            return
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # exit, and classes of the target's own
+            yield _failed(error, stage)
+            return
+        if job.looks:
+            yield Stage("looking")
+            yield from _looks(subject)
+        for check in chosen(job.names):
+            yield Stage(check.name)
+            yield Done(*run_check(check, subject))
+
+
+def chosen(names: tuple[str, ...]) -> list[Check]:
+    from ..checks import CHECKS
+
+    return [check for check in CHECKS if check.name in names]
+
+
+def _loaded(named: Any) -> Any:
+    if not isinstance(named, str):
+        return named
+    from ..target._load import load
+
+    return load(named)
+
+
+def _looks(subject: Subject) -> Iterator[Looks]:
+    """Nothing where it cannot be seen: the checks will say what stands in the way."""
+    try:
+        sizes = dependence(subject, 7)
+    except (Exception, SystemExit):  # whatever it is, a check meets it again
+        return
+    mixes = bool(off_diagonal(sizes > 0).any())
+    yield Looks({"causal": True, "bidirectional": False}.get(direction_of(sizes)) if mixes else None, mixes)
+
+
+def _failed(error: BaseException, stage: str) -> Broken | Refused:
+    """What came through the target's own lines is its fault; the rest is for the user of `verify` or is ours."""
+    location = location_of(error)
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        location = line_of(error.filename, error.lineno or 0, "")
+    if location is None and isinstance(error, Exception):
+        # an exception of another package may not pickle
+        known = isinstance(error, Undecided) or type(error).__module__ == "builtins"
+        lines = "".join(traceback.format_exception(error))
+        return Refused(error if known else RuntimeError(error_in_words(error)), lines)
+    words = f"exit({error.code!r})" if isinstance(error, SystemExit) else error_in_words(error)
+    return Broken(words, location, stage)

@@ -1,0 +1,108 @@
+"""Runs a check on a subject and says how it went, whatever the target does."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from ..findings._finding import Finding, Inapplicable, Location, Outcome, TargetError
+from ..findings._locate import error_in_words, location_of
+from ..findings._words import GPU_WORDS, MEMORY_WORDS, plain
+from ..target._check import Check
+from ..target._subject import Subject
+
+
+def run_check(check: Check, subject: Subject) -> tuple[Outcome, tuple[Finding, ...]]:
+    """One check on a copy of its own. Whatever it raises ends in a finding; only Ctrl-C goes on."""
+    start = time.perf_counter()
+    found, reason = _run(check, subject)
+    findings = tuple(replace(one, evidence=plain(one.evidence)) for one in found)
+    outcome = Outcome(check.name, check.family, check.promise, _status(findings, reason), reason)
+    return replace(outcome, seconds=time.perf_counter() - start), findings
+
+
+def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "failed", "n/a"]:
+    if any(one.severity == "error" for one in findings):
+        return "failed"
+    return "n/a" if reason else "passed"
+
+
+def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
+    findings: list[Finding] = []
+    try:
+        findings.extend(check.run(_own(subject)))
+    except Inapplicable as reason:
+        return findings, "" if findings else str(reason)
+    except TargetError as error:
+        return [*findings, raised(check, error.error, error.location)], "a call of it raised an error"
+    except SystemExit as error:
+        return [*findings, raised(check, f"exit({error.code!r})", location_of(error))], "it called exit"
+    except Exception as error:
+        return [*findings, _broke_off(check, error)], f"the check broke off with {type(error).__name__}"
+    return findings, ""
+
+
+def _own(subject: Subject) -> Subject:
+    """A copy to change, or the subject itself where it cannot be copied: a child process is one already."""
+    try:
+        return subject.fresh()
+    except Inapplicable:
+        return subject
+
+
+def raised(check: Check | None, error: str, location: Location | None) -> Finding:
+    """What a target raised, as a finding: memory, exit and a missing GPU are of robustness whatever was tested."""
+    name = "robustness" if check is None else check.name
+    lowered, evidence = error.lower(), {"raised": error}
+    if lowered.startswith("exit("):
+        return Finding(
+            name, "robustness", "error", f"It called {error}, which would have ended your program",
+            "A library function that exits takes the training run with it, without a traceback.",
+            "raise ValueError(...)  # instead of exit: the caller can tell and handle it", evidence, location,
+        )  # fmt: skip
+    if any(words in lowered for words in MEMORY_WORDS):
+        return Finding(
+            name, "robustness", "error", f"It asked for more memory than the limit allows: {error}",
+            "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
+            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.", evidence,
+            location,
+        )  # fmt: skip
+    if any(words in lowered for words in GPU_WORDS):
+        return Finding(
+            name, "robustness", "error", f"It needs a device that this machine lacks: {error}",
+            "A hard-coded device works on one machine and breaks on every other, and on models split over devices.",
+            "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()", evidence, location,
+        )  # fmt: skip
+    mend = "Make the call work, or say with an option how it is called."
+    if "where its learned positions end" in lowered:
+        mend = "Build it for 7 positions or more (--arg NAME=64): checks need so many."
+    elif ": it takes at most" in lowered or "where (length, length) is expected" in lowered:
+        mend = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
+    elif ": it takes a batch of" in lowered:
+        mend = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
+    return Finding(
+        name, "robustness" if check is None else check.family, "error", f"A call of it raised {error}",
+        "Nothing more of this promise could be tested.", mend,
+        evidence, location,
+    )  # fmt: skip
+
+
+def _broke_off(check: Check, error: Exception) -> Finding:
+    """An error that no call of the target raised: of its code where a line of it is to blame, else of Saccade's."""
+    words = error_in_words(error)
+    location = location_of(error)
+    if location is not None or any(one in words.lower() for one in MEMORY_WORDS):
+        return raised(check, words, location)
+    return Finding(
+        check.name, check.family, "warning", f"This check broke off with {words}",
+        "This promise could not be tested to its end; it says nothing about your code.",
+        "A defect of Saccade: please report it with the target.", {"traceback": _ends(error)},
+    )  # fmt: skip
+
+
+def _ends(error: Exception) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]

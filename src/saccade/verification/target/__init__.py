@@ -1,0 +1,1 @@
+"""How what is to be verified is found, built, read and called."""

@@ -1,0 +1,26 @@
+"""A promise of attention, and how it is put to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..findings._finding import Finding
+from ._subject import Subject
+
+
+@dataclass(frozen=True)
+class Check:
+    """A promise, and how it is put to the test.
+
+    `run` yields findings; it yields none where the promise is kept and raises `Inapplicable` where it cannot be asked.
+    """
+
+    name: str
+    family: str
+    promise: str  # "Logits are q.k divided by the square root of the head width"
+    how: str  # how it is tested, a sentence
+    why: str  # what it costs when broken, a sentence
+    run: Callable[[Subject], Iterable[Finding]]
+    # Errors of these families, when there, explain errors of this one: they are then told as a note of what follows.
+    follows_from: tuple[str, ...] = ()

@@ -1,0 +1,309 @@
+"""Which outputs depend on which inputs, exactly: an input is changed and every output compared bit for bit.
+
+The shapes of the two calls are the same, so a right implementation gives the same bits wherever it promises not to
+look: a hidden key's weight is exactly 0, and adding 0 times a number changes nothing.
+
+Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Inapplicable, TargetError
+from ._inputs import Inputs, Side
+from ._operations import Operations
+
+if TYPE_CHECKING:
+    from ._subject import Subject
+
+Direction = Literal["causal", "bidirectional", "neither"]
+_SEED = 20
+# In targets that are not repeatable, differences up to this multiple of what equal calls differ by are no influence.
+_NOISES = 16
+# Changes below this part of the output may be rounding: of that nothing is left in float64, and all of what leaks.
+FAINT = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """A subject called so that equal calls give equal bits, as far as it can.
+
+    The random generator starts every call in the same state, so dropout draws the same. A target that remembers
+    earlier calls is called on a copy each time. What then still differs is `noise`.
+    """
+
+    subject: Subject
+    copied: bool
+    noise: float
+
+    def __call__(self, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
+        """(B, H or 1, Lq, D) output."""
+        subject = self.subject.fresh() if self.copied else self.subject
+        with seeded(), torch.no_grad():
+            return four(subject(inputs, pairs=pairs, padding=padding).out)
+
+
+def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | None:
+    """What `compute` gives of the target in float64; None where it is that already, raises, or rounds as now."""
+    if subject.dtype == torch.float64:
+        return None
+    seen = _Narrow()
+    try:
+        exact = in_double(subject)
+        with seen:
+            found = compute(exact)
+    except (Inapplicable, TargetError, RuntimeError):
+        return None
+    return None if seen.narrow else found
+
+
+class _Narrow(Operations):
+    """Whether some numbers are no float64, as those of a softmax that is always in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64 and out.dim() > 1:
+            self.narrow = True
+        return out
+
+
+def steady(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Steady:
+    """Find out how to call a subject repeatably."""
+    for copied in (False, True):
+        called = Steady(subject if copied else subject.fresh(), copied, 0.0)
+        first, second = (called(inputs, pairs=pairs, padding=padding) for _ in range(2))
+        if first.shape == second.shape and not difference(first, second).any():
+            return called
+    third = called(inputs, pairs=pairs, padding=padding)
+    noise = max(float(difference(first, one).max()) for one in (second, third) if one.shape == first.shape)
+    return replace(called, noise=noise)
+
+
+def effects(
+    called: Steady, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None,
+    side: Side = "key", positions: Sequence[int] | None = None, names: Sequence[str] | None = None,
+) -> Tensor:  # fmt: skip
+    """(B, H or 1, Lq, n) the largest change of each output when the input at one of n positions changes.
+
+    0 where not a bit differs, inf where one of the two is NaN. `positions`: of the side, None all. `names`: the
+    tensors that are changed, None all of the side.
+    """
+    if side == "key" or names:
+        inputs = apart(inputs)
+    length = inputs.key_length if side == "key" else inputs.length
+    before = called(inputs, pairs=pairs, padding=padding)
+    columns = []
+    for position in range(length) if positions is None else positions:
+        other = changed(inputs, [position], side, names=names)
+        columns.append(moved(called, inputs, other, before, pairs=pairs, padding=padding))
+    return _above(torch.stack(columns, -1), called.noise)
+
+
+def moved(
+    called: Steady, inputs: Inputs, other: Inputs, before: Tensor, *, pairs: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(B, H or 1, Lq) by how much `before`, which `inputs` give, changes with `other` inputs; 0 where only its rounding
+    does, as where a sum over all keys is divided out again."""
+    sizes = difference(before, called(other, pairs=pairs, padding=padding))
+    largest = float(before.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    if not ((sizes > 0) & (sizes <= FAINT * largest)).any():
+        return sizes
+
+    def again(exact: Subject) -> Tensor:
+        call, given = replace(called, subject=exact), (one.to(torch.float64) for one in (inputs, other))
+        return difference(*(call(one, pairs=pairs, padding=padding) for one in given))
+
+    return small_as_zero(sizes, exactly(called.subject, again), largest, before.dtype, inputs.key_length)
+
+
+def small_as_zero(sizes: Tensor, exact: Tensor | None, largest: float, dtype: torch.dtype, keys: int) -> Tensor:
+    """Changes of numbers up to `largest`, 0 where it is their rounding: where of the same change in float64,
+    `exact`, less than half is left, and no more than the dtype resolves. Without one: where they are below the rounding
+    of two sums over the keys, numerator and denominator, in two calls."""
+    eps = torch.finfo(dtype).eps
+    if exact is None:
+        rounded = sizes <= 4 * keys * eps * largest
+    else:
+        exact = exact.to(sizes.device)
+        rounded = (exact <= eps * largest) & (exact < sizes / 2)
+    return sizes.masked_fill((sizes <= FAINT * largest) & rounded, 0.0)
+
+
+def later(called: Steady, inputs: Inputs, cut: int, side: Side = "both") -> Tensor:
+    """(B, H or 1, cut + 1) the change of each output up to `cut` when all that stands after it changes at once."""
+    other = changed(inputs, range(cut + 1, inputs.length), side)
+    return _above(moved(called, inputs, other, called(inputs)), called.noise)[..., : cut + 1]
+
+
+def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -> Tensor:
+    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there,
+    where it is NaN or rounding."""
+    sizes = _gradients(subject, inputs, row, side)
+    largest = float(sizes.max())
+    if not ((sizes > 0) & (sizes <= FAINT * largest)).any():
+        return sizes
+    exact = exactly(subject, lambda one: _gradients(one, inputs.to(torch.float64), row, side))
+    return small_as_zero(sizes, exact, largest, subject.dtype, inputs.key_length)
+
+
+def _gradients(subject: Subject, inputs: Inputs, row: int, side: Side) -> Tensor:
+    with torch.enable_grad(), seeded():
+        given = leaves(inputs)
+        # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
+        out = four(subject.fresh()(given).out)
+        drawn = torch.Generator().manual_seed(_SEED)
+        weigh = torch.randn(out[..., row, :].shape, generator=drawn, dtype=torch.float64)
+        chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
+        found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
+    sizes = [_by_position(four(one)) for one in found if one is not None]
+    return torch.stack(sizes).amax(0) if sizes else torch.zeros(inputs.batch, inputs.length)
+
+
+def influence(
+    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None,
+    side: Side = "key",
+) -> Tensor:  # fmt: skip
+    """(Lq, Lk) booleans: whether output i changes when input j does, in any batch item, head or channel."""
+    called = steady(subject, inputs, pairs=pairs, padding=padding)
+    return (effects(called, inputs, pairs=pairs, padding=padding, side=side) > 0).flatten(0, 1).any(0)
+
+
+def direction(subject: Subject) -> Direction:
+    """ "causal": no output ever depends on a later input; "bidirectional": all do on all; "neither": in between."""
+    return direction_of(dependence(subject, 7))
+
+
+def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
+    """(B, H or 1, L, L) how much output i changes with input j of one sequence; for a module that takes a context too,
+    of its own sequence, and of the context where its own positions do not meet."""
+    inputs = subject.one_sequence(subject.inputs(batch, length))
+    called = steady(subject, inputs)
+    found = effects(called, inputs, side=sequence_side(subject))
+    if subject.form == "cross" and not off_diagonal(found > 0).any():
+        return effects(called, inputs, side="key")
+    return found
+
+
+def sequence_side(subject: Subject) -> Side:
+    """The side whose positions are those of the sequence that is attended to."""
+    return {"cross": "query", "self": "both", "tokens": "both"}.get(subject.form, "key")  # type: ignore[return-value]
+
+
+def direction_of(sizes: Tensor) -> Direction:
+    """Of (B, H, L, L) sizes or booleans: each head and item must agree."""
+    upper = above_diagonal(sizes > 0)
+    if not upper.any():
+        return "causal"
+    length = sizes.shape[-1]
+    everything = int(off_diagonal(sizes > 0).sum()) == upper[..., 0, 0].numel() * length * (length - 1)
+    return "bidirectional" if everything and not _one_sided(sizes) else "neither"
+
+
+def hides_most(sizes: Tensor) -> bool:
+    """Whether outputs are kept from more than half of what comes later, and see more of what comes before."""
+    seen = sizes > 0
+    length = sizes.shape[-1]
+    pairs = max(seen[..., 0, 0].numel() * length * (length - 1) // 2, 1)
+    after, before = int(above_diagonal(seen).sum()), int(above_diagonal(seen.mT).sum())
+    return (after < pairs / 2 and after < before) or _one_sided(sizes)
+
+
+def above_diagonal(seen: Tensor) -> Tensor:
+    """(..., L, L) what an output takes from later inputs; the rest False or 0."""
+    return seen.triu(1)
+
+
+def off_diagonal(seen: Tensor) -> Tensor:
+    """(..., L, L) with the diagonal False or 0."""
+    return seen.triu(1) + seen.tril(-1)
+
+
+def difference(before: Tensor, after: Tensor) -> Tensor:
+    """(B, H, L) the largest difference at each position, in float64; NaN equals NaN, and differs from a number by
+    inf."""
+    same = (before == after) | (before.isnan() & after.isnan())
+    size = (before.double() - after.double()).abs().nan_to_num(nan=torch.inf)
+    return size.masked_fill(same, 0.0).amax(-1)
+
+
+def changed(
+    inputs: Inputs, positions: Sequence[int], side: Side, *, item: int | None = None, names: Sequence[str] | None = None
+) -> Inputs:
+    """Fresh content at positions. Inputs that are one tensor under several names stay one."""
+    if side == "both" and _is_one(inputs):
+        first = next(iter(inputs.tensors))
+        alone = replace(inputs, tensors={first: inputs[first]})
+        return replace(inputs, tensors=dict.fromkeys(inputs.tensors, alone.changed(positions, item=item)[first]))
+    new = inputs.changed(positions, side, item=item)
+    if names is None:
+        return new
+    return replace(inputs, tensors={k: new[k] if k in names else v for k, v in inputs.tensors.items()})
+
+
+def apart(inputs: Inputs) -> Inputs:
+    """Inputs that are one tensor under several names as copies: nn.MultiheadAttention computes the two otherwise."""
+    return inputs.map(torch.clone) if _is_one(inputs) else inputs
+
+
+def in_double(subject: Subject) -> Subject:
+    exact = subject.to(torch.float64)
+    exact.__dict__["dtype"] = torch.float64  # of functions, too, which have no parameters to tell it
+    return exact
+
+
+def four(tensor: Tensor) -> Tensor:
+    """A module's (B, L, E) as (B, 1, L, E)."""
+    return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
+
+
+@contextmanager
+def seeded(seed: int = _SEED) -> Iterator[None]:
+    """The CPU's generator starts at a seed, and the caller's goes on afterwards as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def leaves(inputs: Inputs) -> Inputs:
+    """Copies that collect gradients; what is one tensor under several names stays one."""
+    if not _is_one(inputs):
+        return inputs.leaves()
+    first = next(iter(inputs.tensors))
+    leaf = replace(inputs, tensors={first: inputs[first]}).leaves()[first]
+    return replace(inputs, tensors=dict.fromkeys(inputs.tensors, leaf))
+
+
+def _is_one(inputs: Inputs) -> bool:
+    return len(inputs.tensors) > 1 and len({id(tensor) for tensor in inputs.tensors.values()}) == 1
+
+
+def _by_position(gradient: Tensor) -> Tensor:
+    """(B, H, L, D) to (B, L)."""
+    return gradient.detach().double().abs().nan_to_num(nan=0.0).amax((1, 3)).cpu()
+
+
+def _above(sizes: Tensor, noise: float) -> Tensor:
+    return sizes.masked_fill(sizes <= _NOISES * noise, 0.0) if noise else sizes
+
+
+def _one_sided(sizes: Tensor) -> bool:
+    """Whether later inputs count for less than a hundredth of what earlier ones do, in every head."""
+    heads = [head for head in sizes.double().movedim(1, 0) if above_diagonal(head).any()]
+    return all(bool(_middle(above_diagonal(head)) < 0.01 * _middle(above_diagonal(head.mT))) for head in heads)
+
+
+def _middle(sizes: Tensor) -> Tensor:
+    positive = sizes[sizes > 0]
+    return positive.median() if len(positive) else sizes.new_zeros(())

@@ -1,0 +1,136 @@
+"""The target that a string names: "path/to/file.py:Name" or "hf:DIR_OR_ID". The file's code is run by this, as pytest
+runs tests: call it only in the process that may."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from ..findings._finding import Undecided
+from ..findings._words import shown_path
+
+
+def load(named: str) -> Any:
+    """Import the file and give the function, class or instance of that name.
+
+    Without a name the file must hold one thing that looks like attention.
+
+    Raises:
+        ValueError: no such file or name; the message lists what is there.
+        Undecided: no name is given, and several things could be meant.
+    """
+    if named.startswith("hf:"):
+        from ._hugging import load as load_model
+
+        return load_model(named.removeprefix("hf:"))
+    path, name = split(named)
+    module = _imported(path)
+    return _named(module, path, name) if name else _only(module, path)
+
+
+def split(named: str) -> tuple[Path, str]:
+    """The file and the name, "" without one.
+
+    Raises:
+        ValueError: not of this form, or no such file.
+    """
+    path, colon, name = named.rpartition(":")
+    if not colon or name.endswith(".py") or "/" in name or "\\" in name:  # no name; C:\file.py has a colon of its own
+        path, name = named, ""
+    file = Path(path).expanduser()
+    if file.suffix != ".py":
+        raise ValueError(f'target {named!r}: expected "path/to/file.py:Name" or "hf:DIR_OR_ID"')
+    if not file.is_file():
+        near = sorted(one.name for one in file.parent.glob("*.py")) if file.parent.is_dir() else []
+        there = f"; the folder holds {', '.join(near[:8])}" if near else ""
+        raise ValueError(f"target {named!r}: there is no file {path}{there}")
+    return file.resolve(), name
+
+
+# Importing
+
+
+def _imported(path: Path) -> ModuleType:
+    """The file as a module. In a package it is imported under its full name, so that relative imports hold."""
+    folder, name = path.parent, path.stem
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    sys.path.insert(0, str(folder))
+    sys.argv = [str(path)]
+    if "." in name:
+        module = importlib.import_module(name.removesuffix(".__init__"))
+        if module.__file__ is not None and Path(module.__file__).resolve() == path:
+            return module
+    if name in sys.modules or name in sys.stdlib_module_names:
+        name = f"_verified_{path.stem}"  # a file of the user's may be called as one that Python needs
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and inspect look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _named(module: ModuleType, path: Path, name: str) -> Any:
+    try:
+        found = functools.reduce(getattr, name.split("."), module)
+    except AttributeError:
+        there = ", ".join(_candidates(module)) or "nothing that looks like attention"
+        raise ValueError(f"target {shown_path(str(path))}:{name}: there is no {name} in it; it holds {there}") from None
+    if not callable(found):
+        kind = type(found).__name__
+        raise ValueError(
+            f"target {shown_path(str(path))}:{name}: it is of type {kind}; expected a function, an nn.Module or a class"
+        )
+    return found
+
+
+def _only(module: ModuleType, path: Path) -> Any:
+    names = _candidates(module)
+    if len(names) == 1:
+        return getattr(module, names[0])
+    if not names:
+        raise ValueError(f"target {shown_path(str(path))}: nothing in it looks like attention; name it as {path}:Name")
+    raise Undecided(
+        f"target {shown_path(str(path))}: several things in it could be meant",
+        [(_kind(getattr(module, name)), f"{shown_path(str(path))}:{name}") for name in names],
+    )
+
+
+def _kind(found: Any) -> str:
+    return "class" if inspect.isclass(found) else "function" if inspect.isroutine(found) else "instance"
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """What may be attention: modules, their classes, and functions with three inputs or a telling name, made here."""
+    return [name for name, found in vars(module).items() if not name.startswith("_") and _may_be(found, name, module)]
+
+
+def _may_be(found: Any, name: str, module: ModuleType) -> bool:
+    if isinstance(found, nn.Module):
+        return True
+    if getattr(found, "__module__", None) != module.__name__:
+        return False
+    if inspect.isclass(found):
+        return issubclass(found, nn.Module)
+    if not inspect.isfunction(found):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    inputs = [one for one in inspect.signature(found).parameters.values() if one.kind in kinds]
+    return ("att" in name.lower() and len(inputs) > 0) or [one.name[:1].lower() for one in inputs[:3]] == [
+        "q",
+        "k",
+        "v",
+    ]

@@ -1,0 +1,350 @@
+"""What a target's source says: its lines, its docstrings and comments. Files, and notebooks through `linecache`."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..findings._finding import Location
+from ..findings._locate import is_own
+from ._subject import Subject
+
+
+@dataclass(frozen=True)
+class Source:
+    """The lines of one class or function."""
+
+    path: str
+    first: int
+    lines: tuple[str, ...]
+    name: str
+
+    def location(self, at: int) -> Location:
+        """Of the line at a place among these."""
+        return Location(self.path, self.first + at, self.lines[at].strip(), self.name)
+
+
+def sources(target: Any) -> tuple[Source, ...]:
+    """The classes of a module and of its parts, or a function, without what PyTorch, Python and Saccade define."""
+    found = [source for one in _parts(target) for source in _sources(one)]
+    return tuple(dict.fromkeys(found))
+
+
+def documentation(target: Any) -> str:
+    """Docstrings and comments of a target and its parts, as one text: what its author says of it."""
+    texts = []
+    for source in sources(target):
+        texts += _words(source)
+    if not texts:
+        texts = [inspect.getdoc(one) or "" for one in _parts(target)]
+    return "\n".join(text for text in texts if text)
+
+
+def line_with(subject: Subject, pattern: str) -> Location | None:
+    """The first line of code (no comment, no docstring) of the target that matches a regular expression."""
+    for source in sources(subject.target):
+        skipped = _without_code(source)
+        for at, line in enumerate(source.lines):
+            if at not in skipped and re.search(pattern, line.partition("#")[0]):
+                return source.location(at)
+    return None
+
+
+def definition(subject: Subject) -> Location | None:
+    """The line on which the target's call begins: `def forward`, or the function's own."""
+    return line_with(subject, r"def (forward|__call__)\b") or line_with(subject, r"^\s*(def|class) \w+")
+
+
+def return_of_several(subject: Subject) -> Location | None:
+    """The last `return a, b` of the target's own call: its `forward`, or the function."""
+    for source in sources(subject.target):
+        try:
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for function in sorted(functions, key=lambda one: one.name not in ("forward", "__call__")):
+            returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+            tuples = [node for node in returns if isinstance(node.value, ast.Tuple)]
+            if tuples:
+                return source.location(tuples[-1].lineno - 1)
+    return None
+
+
+def thrown_away(subject: Subject) -> Location | None:
+    """A line that computes something and does nothing with it: a submodule that is called, an operation of tensors."""
+    parts: set[str] = set()
+    for one in subject.module.modules() if subject.module is not None else ():
+        parts |= set(one._modules)
+    for source in sources(subject.target):
+        try:
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and _computes(node.value, parts):
+                return source.location(node.lineno - 1)
+    return None
+
+
+def _computes(node: ast.expr, parts: set[str]) -> bool:
+    if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp)):
+        return True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, owner = node.func.attr, node.func.value
+    if isinstance(owner, ast.Name) and owner.id == "self":
+        return name in parts
+    return name in _PURE
+
+
+# No names that sets, modules and the like have, too: `seen.add(1)` and `module.to(device)` do something.
+_PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous", "softmax", "mul", "div")
+
+
+def taken_twice(subject: Subject) -> list[tuple[str, Location]]:
+    """Names that are given the same part of something, with their lines: k = qkv[1], v = qkv[1]."""
+    found: list[tuple[str, Location]] = []
+    for source in sources(subject.target):
+        try:
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            given: dict[str, dict[str, int]] = {}
+            for name, value in _assigned(function):
+                if any(isinstance(one, (ast.Subscript, ast.Call)) for one in ast.walk(value)):
+                    given.setdefault(ast.dump(value), {})[name] = value.lineno - 1
+            twice = (names for names in given.values() if len(names) > 1)
+            found += [(name, source.location(at)) for names in twice for name, at in names.items()]
+    return found
+
+
+def _assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
+    """Names and what they are given, those of `a, b = c, d` one by one."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = node.targets[0]
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        yield from ((one.id, value) for one, value in pairs if isinstance(one, ast.Name))
+
+
+def block_around(subject: Subject, line: Location, *names: str) -> Location | None:
+    """The nearest `with` around a line that names one of these: `with torch.no_grad():`."""
+    for source in sources(subject.target):
+        at = line.line - source.first
+        if source.path != line.path or not 0 <= at < len(source.lines):
+            continue
+        try:
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
+        around = [node for node in blocks if node.lineno - 1 <= at < (node.end_lineno or node.lineno)]
+        for node in sorted(around, key=lambda one: -one.lineno):
+            if any(name in source.lines[node.lineno - 1] for name in names):
+                return source.location(node.lineno - 1)
+    return None
+
+
+def return_after(subject: Subject, line: Location) -> Location | None:
+    """The `return` that follows a line in its function."""
+    for source in sources(subject.target):
+        at = line.line - source.first
+        if source.path != line.path or not 0 <= at < len(source.lines):
+            continue
+        try:
+            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
+        except SyntaxError:
+            continue
+        around = [
+            node for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.lineno - 1 <= at < (node.end_lineno or node.lineno)
+        ]  # fmt: skip
+        if not around:
+            continue
+        own = max(around, key=lambda node: node.lineno)
+        returns = [node for node in _returns(own) if (node.end_lineno or 0) > at]
+        if returns:
+            return source.location(min(node.lineno for node in returns) - 1)
+    return None
+
+
+def _returns(node: ast.AST) -> Iterator[ast.Return]:
+    """Those of a function, without those of functions in it."""
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, ast.Return):
+            yield one
+        elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _returns(one)
+
+
+def _parts(target: Any) -> Iterator[Any]:
+    """Classes and functions that make up a target, itself first."""
+    target = _plain(target)
+    if isinstance(target, nn.Module):
+        for part in target.modules():
+            yield from (one for one in type(part).__mro__ if one not in (object, nn.Module))
+    elif inspect.isclass(target):
+        yield from (one for one in target.__mro__ if one not in (object, nn.Module))
+    elif inspect.isroutine(target):
+        yield target
+    else:
+        yield type(target)
+
+
+def _plain(target: Any) -> Any:
+    """Without functools.partial, and the function of a bound method as it stands."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return inspect.unwrap(target) if callable(target) and not isinstance(target, nn.Module) else target
+
+
+def _sources(one: Any) -> list[Source]:
+    """Of a class whose module is not known any more, its functions."""
+    whole = _source(one)
+    if whole is not None or not inspect.isclass(one):
+        return [] if whole is None else [whole]
+    return [source for own in vars(one).values() if inspect.isfunction(own) and (source := _source(own)) is not None]
+
+
+def _source(one: Any) -> Source | None:
+    try:
+        path = inspect.getsourcefile(one) or inspect.getfile(one)
+        lines, first = parsed_by(inspect.getsourcelines, one)
+    except (OSError, TypeError, IndentationError):
+        return None
+    if not is_own(path):
+        return None
+    return Source(path, max(1, first), tuple(line.rstrip("\n") for line in lines), getattr(one, "__qualname__", ""))
+
+
+def _tokens(source: Source) -> list[tokenize.TokenInfo]:
+    text = "\n".join(inspect.cleandoc("\n".join(["", *source.lines])).split("\n")) + "\n"
+    try:
+        return list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        return []
+
+
+def _words(source: Source) -> list[str]:
+    """Comments, and strings that stand as statements of their own."""
+    words = []
+    for token in _spoken(source):
+        words.append(token.string.lstrip("#").strip(" \n\"'"))
+    return words
+
+
+def _spoken(source: Source) -> Iterator[tokenize.TokenInfo]:
+    quiet = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT)
+    before, depth = tokenize.NEWLINE, 0
+    for token in _tokens(source):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in quiet and not depth):
+            yield token
+        if token.type == tokenize.OP:  # a string on a line of its own within brackets is an argument
+            depth += (token.string in "([{") - (token.string in ")]}")
+        before = token.type
+
+
+def _without_code(source: Source) -> set[int]:
+    """Places of lines that are all comment or docstring."""
+    lines: set[int] = set()
+    for token in _spoken(source):
+        if token.type == tokenize.STRING or not token.line.partition("#")[0].strip():
+            lines |= set(range(token.start[0] - 1, token.end[0]))
+    return lines
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A place where the target keeps a dropout rate."""
+
+    owner: str  # the submodule's path, "" for the target itself
+    name: str  # the attribute, "" for a dropout module
+    value: float
+
+    def __str__(self) -> str:
+        return ".".join(part for part in (self.owner, self.name) if part)
+
+
+def rates_of(subject: Subject) -> tuple[Rate, ...]:
+    """Every dropout module, and every number between 0 and 1 that is named as one."""
+    found = []
+    for path, one in (subject.module or nn.Module()).named_modules():
+        if isinstance(one, _DropoutNd):
+            found.append(Rate(path, "", one.p))
+            continue
+        for name, value in vars(one).items():
+            if "drop" in name.lower() and type(value) in (float, int) and 0 <= value < 1:
+                found.append(Rate(path, name, float(value)))
+    return tuple(found)
+
+
+def with_rates(subject: Subject, rates: tuple[Rate, ...], rate: float) -> Subject:
+    """A copy with these dropout rates set to another one."""
+    new = subject.fresh()
+    for one in rates:
+        assert new.module is not None
+        setattr(new.module.get_submodule(one.owner), one.name or "p", rate)
+    return new
+
+
+def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Location | None:
+    """The first or last line `self.<name> = ...` of the owner's class or of one it is derived from."""
+    own = rf"self\.{re.escape(name)}"
+    wanted = rf"{own}\b[^=()]*=[^=]|{own}\.\w+_\("
+    for kind in () if owner is None else type(owner).__mro__:
+        try:
+            lines, first = parsed_by(inspect.getsourcelines, kind)
+            path = inspect.getsourcefile(kind)
+        except (OSError, TypeError):
+            continue
+        if path is None or not is_own(path):
+            continue
+        numbered = list(enumerate(lines))
+        for at, line in reversed(numbered) if last else numbered:
+            if re.search(wanted, line) or f'"{name}"' in line:
+                return Location(path, first + at, line.strip(), "__init__")
+    return None
+
+
+def function_line(function: Any) -> Location | None:
+    """Where a function of the target's own begins."""
+    try:
+        lines, first = parsed_by(inspect.getsourcelines, function)
+        path = inspect.getsourcefile(function)
+    except (OSError, TypeError):
+        return None
+    if path is None or not is_own(path):
+        return None
+    at = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    return Location(path, first + at, lines[at].strip(), function.__name__)
+
+
+T = TypeVar("T")
+
+
+def parsed_by(parse: Callable[..., T], *given: Any) -> T:
+    """`parse(*given)`, where parse is ast.parse or one of inspect's functions that use it.
+
+    Some releases of Python 3.11 and 3.12 now and then raise "SystemError: AST constructor recursion depth mismatch" for
+    source that is well (github.com/python/cpython/issues/106905). Asked once more, they parse it.
+    """
+    try:
+        return parse(*given)
+    except SystemError:
+        return parse(*given)

@@ -1,0 +1,257 @@
+"""The target, called in one way whatever its own: what every check works with.
+
+Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Masks are boolean, True = attend.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..findings._finding import Inapplicable
+from ._calling import Given, call
+from ._influence import dependence, direction, hides_most
+from ._inputs import Inputs
+from ._reading import Promise, Reading, own_part
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a call gave. attention proper: out (B, H, Lq, Dv); modules: (B, Lq, E)."""
+
+    out: Tensor
+    weights: Tensor | None = None  # (B, H, Lq, Lk) as returned, where weights are; H = 1 if they are averaged
+    returned: Any = None  # all that the target returned, as it came
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A target, its reading, and what its author promises. In eval mode unless a check says otherwise."""
+
+    target: Any
+    reading: Reading
+    promise: Promise = field(default_factory=Promise)
+    flagged: bool | None = None  # what the causal flag is given, where there is one
+    again: Callable[[], nn.Module] | None = None  # makes another of its class, with other random numbers
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.target if isinstance(self.target, nn.Module) else None
+
+    @property
+    def form(self) -> str:
+        return self.reading.form
+
+    def inputs(
+        self, batch: int = 2, length: int = 7, key_length: int | None = None, *, seed: int = 0, spread: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> Inputs:  # fmt: skip
+        """Random normal inputs of standard deviation `spread`, in the target's dtype and on its device.
+
+        Form "qkv" gives three different tensors; `one_sequence` makes them the same one, as self-attention does.
+
+        Raises:
+            Inapplicable: a key length of its own for form "self" or "tokens".
+        """
+        reading, key_length = self.reading, key_length or length
+        generator = torch.Generator().manual_seed(seed)
+        if reading.form in ("self", "tokens") and key_length != length:
+            raise Inapplicable("queries and keys are of one sequence")
+        if reading.form == "tokens":
+            low = min(4, reading.vocabulary - 1)  # the first few may be special
+            tokens = torch.randint(low, reading.vocabulary, (batch, length), generator=generator)
+            return Inputs({"tokens": tokens.to(self.device)}, reading.vocabulary)
+        drawn = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64).mul(spread)
+            for name, shape in self._shapes(batch, length, key_length).items()
+        }
+        return Inputs({name: one.to(self.device, dtype or self.dtype) for name, one in drawn.items()})
+
+    def __call__(self, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Result:
+        """Call the target. `pairs` (Lq, Lk) or (B, H or 1, Lq, Lk) and `padding` (B, Lk): True = attend / is real.
+
+        Raises:
+            Inapplicable: the target takes no mask that can say this.
+            TargetError: the target raised.
+        """
+        first = next(iter(inputs.tensors.values()))
+        # A function has no parameters that say a dtype: what it is given in every call goes with its inputs.
+        reading = (
+            self.reading
+            if self.module is not None or inputs.vocabulary
+            else _as(self.reading, first.dtype, first.device)
+        )
+        return Result(*call(self.target, reading, Given(inputs, pairs, padding, self.flagged)))
+
+    def takes(self, axes: str) -> bool:
+        """Whether a mask that differs along these axes, of "B", "H", "Q", can be said: takes("Q") a causal one,
+        takes("B") padding."""
+        return any(all(letter in mask.axes for letter in axes) for mask in self.reading.masks)
+
+    @cached_property
+    def direction(self) -> str:
+        """ "causal", "bidirectional" or "neither", as found without a mask; see `_influence`."""
+        return direction(self)
+
+    @property
+    def is_causal(self) -> bool:
+        """By promise, else as found; one in between counts as what it is mostly."""
+        if self.promise.causal is not None:
+            return self.promise.causal
+        return self.direction == "causal" or (self.direction == "neither" and self._hides_most)
+
+    @cached_property
+    def _hides_most(self) -> bool:
+        return hides_most(dependence(self, 7))
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self._parameters() if p.is_floating_point()), torch.float32)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return next((p.device for p in self._parameters()), torch.device("cpu"))
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Train mode within."""
+        if self.module is None:
+            yield
+            return
+        modes = {name: one.training for name, one in self.module.named_modules()}
+        self.module.train()
+        try:
+            yield
+        finally:
+            for name, one in self.module.named_modules():
+                one.training = modes.get(name, False)
+
+    def fresh(self) -> Subject:
+        """A copy of its own to change: other dtype, training steps, hooks. Functions come as they are."""
+        return replace(self, target=_copied(self.module) if self.module is not None else self.target)
+
+    def remade(self) -> Subject | None:
+        """Another one of its class, with other random numbers; None where how it was made is not known."""
+        if self.again is None:
+            return None
+        made = self.again()
+        return replace(self, target=made.eval()) if type(made) is type(self.target) else None
+
+    def to(self, dtype: torch.dtype | None = None, device: str | None = None) -> Subject:
+        """A copy whose parameters, and tensors that are given in every call, have another dtype or device."""
+        new = self.fresh()
+        if new.module is not None:
+            new.module.to(device, dtype)
+        return replace(new, reading=_as(new.reading, dtype, device))
+
+    def with_flag(self, value: bool) -> Subject:
+        """The same with its causal flag given.
+
+        Raises:
+            Inapplicable: it has none.
+        """
+        if self.reading.causal_flag is None:
+            raise Inapplicable("it has no causal flag")
+        return replace(self, flagged=value, promise=replace(self.promise, causal=value))
+
+    def one_sequence(self, inputs: Inputs) -> Inputs:
+        """Form "qkv": key and value are the query tensor, which makes it self-attention.
+
+        Other forms as they are, and keys or values of a width of their own.
+        """
+        if self.form != "qkv" or len({one.shape[-1] for one in inputs.tensors.values()}) > 1:
+            return inputs
+        return replace(inputs, tensors=dict.fromkeys(inputs.tensors, inputs["query"]))
+
+    @cached_property
+    def own_part(self) -> Subject | None:
+        """Form "cross": its attention over the queries' own sequence, the context filled in; None without such masks.
+
+        Of form "self", with `Reading.own_masks` as its masks.
+        """
+        return replace(self, reading=own_part(self.reading)) if self.reading.own_masks else None
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return iter(()) if self.module is None else iter([*self.module.parameters(), *self.module.buffers()])
+
+    def _shapes(self, batch: int, length: int, key_length: int) -> dict[str, tuple[int, ...]]:
+        reading = self.reading
+        if reading.form == "self":
+            return {"x": (batch, length, reading.width)}
+        other = reading.context_width or reading.width
+        if reading.form == "cross":
+            return {"x": (batch, length, reading.width), "context": (batch, key_length, other)}
+        if reading.form == "qkv":
+            values = (key_length, reading.value_width or other)
+            sides = {"query": (length, reading.width), "key": (key_length, other), "value": values}
+            return {name: (batch, *shape) for name, shape in sides.items()}
+        heads = reading.heads or 1
+        kv_heads = reading.kv_heads or heads
+        return {
+            "query": (batch, heads, length, reading.width),
+            "key": (batch, kv_heads, key_length, reading.width),
+            "value": (batch, kv_heads, key_length, reading.value_width or reading.width),
+        }
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copied(module)
+    except Exception as error:  # what a target's own __deepcopy__ may raise is not known
+        raise Inapplicable(f"it cannot be copied ({type(error).__name__}: {error})") from error
+
+
+def _as(reading: Reading, dtype: torch.dtype | None, device: torch.device | str | None) -> Reading:
+    """The reading with its floating-point constants of a dtype, and all its tensors on a device."""
+    if not any(isinstance(one, Tensor) for one in reading.constants.values()):
+        return reading
+    constants = {
+        name: one.to(device, dtype if one.is_floating_point() else None) if isinstance(one, Tensor) else one
+        for name, one in reading.constants.items()
+    }
+    return replace(reading, constants=constants)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy. What a module keeps with a graph (the weights of its last call, say) is copied without it.
+
+    A function that a module keeps, and that reaches the module's parts as its variables, reaches the copy's:
+    `copy.deepcopy` leaves functions as they are, and the copy would compute with parts of the original.
+    """
+    held = [value for one in module.modules() for value in tree_leaves(dict(vars(one)))]
+    bound = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
+    memo: dict[int, Any] = {id(one): one.detach().clone() for one in bound}
+    new = copy.deepcopy(module, memo)
+    for part in new.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, FunctionType) and any(_kept(cell, memo) for cell in value.__closure__ or ()):
+                object.__setattr__(part, name, _rebound(value, memo))
+    return new
+
+
+def _kept(cell: CellType, memo: dict[int, Any]) -> bool:
+    """Whether a variable of a function is something that was copied."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # it is not bound
+        return False
+    return isinstance(value, (nn.Module, Tensor)) and id(value) in memo
+
+
+def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """The function over what was made of its variables."""
+    cells = tuple(
+        CellType(memo[id(cell.cell_contents)]) if _kept(cell, memo) else cell for cell in function.__closure__ or ()
+    )
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new

@@ -1,0 +1,138 @@
+"""Finds how a target is to be called: its form, layout, sizes, what it returns, and what its masks mean.
+
+An adapter or a whole `Reading` of the user's wins. Else its arguments' names say what they are, its source and
+documentation say how their axes stand, and trial calls decide the rest. What was not told is said in
+`Reading.assumed`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...findings._finding import TargetError, Undecided
+from .._construct import construct, guessed
+from .._kinds import check, unwrapped
+from .._layers import layer_subject
+from .._models import takes_tokens, token_subject
+from .._reading import Hints, Promise, Reading
+from .._subject import Subject, copied
+from ._adapters import adapted
+from ._caches import with_cache
+from ._documentation import Source
+from ._forms import Clues, is_pytorch, read
+from ._masks import with_masks, with_own_masks
+from ._signature import applied, arguments_of
+from ._trials import Trials, unnoticed
+from ._unknown import settled
+
+
+def discover(
+    target: Any, hints: Hints | None = None, promise: Promise | None = None, how: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Subject:  # fmt: skip
+    """The target as checks call it, in eval mode and on a copy of its own where it is a module.
+
+    Args:
+        target: a function, a module, a class of modules, or a model of transformers.
+        hints: what the user says of how to call it.
+        promise: what its author promises.
+        how: a `Reading`, `Hints`, or an adapter, as `saccade.verify` says.
+        arguments: of the class's constructor; those of another name are given in every call.
+
+    Raises:
+        Undecided: more than one way to call it fits, or none.
+        TargetError: it raises however it is called.
+        TypeError: it is nothing that can be called with tensors.
+    """
+    promise, given = promise or Promise(), dict(arguments or {})
+    hints = how if isinstance(how, Hints) else hints or Hints()
+    check(target)
+    target, wrapped = unwrapped(target)
+    again = None
+    if inspect.isclass(target) and issubclass(target, torch.autograd.Function):
+        target = applied(target)
+    elif inspect.isclass(target):
+        again = partial(_another, target, given, hints, promise)
+        wrapped = (*wrapped, *guessed(target, given, hints, promise))
+        target, given = construct(target, given, hints, promise)
+    if isinstance(target, nn.Module):
+        target = _own(target)
+    with unnoticed():
+        if isinstance(how, Reading):
+            return Subject(target, how, promise, again=again)
+        if callable(how):
+            return Subject(target, adapted(target, how, hints), promise, again=again)
+        subject = _known(target, hints, promise) or Subject(target, _found(target, hints, promise, given), promise)
+        assumed = (*wrapped, *subject.reading.assumed)
+        return replace(subject, reading=replace(subject.reading, assumed=assumed), again=again)
+
+
+def _another(target: type, given: Mapping[str, Any], hints: Hints, promise: Promise) -> nn.Module:
+    """One more of a class, with other random numbers."""
+    made: nn.Module = construct(target, given, hints, promise, seed=1)[0]
+    return made
+
+
+def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
+    """A whole model, or a layer of one of transformers' models; None for all else."""
+    scripted = isinstance(target, torch.jit.ScriptModule)
+    if hints.form in (None, "tokens") and not scripted and takes_tokens(target):
+        return token_subject(target, promise)
+    if hints.form in (None, "self") and isinstance(target, nn.Module) and not scripted:
+        return layer_subject(target, promise)
+    return None
+
+
+def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
+    trials = Trials(target)
+    _check_taken(target, given)
+    clues, assumed = settled(trials, Clues(target, arguments_of(target), Source.of(target), hints, given))
+    reading = with_masks(trials, clues, promise, read(trials, clues))
+    reading = with_own_masks(trials, clues, promise, reading)
+    reading = with_cache(trials, clues, replace(reading, assumed=(*assumed, *reading.assumed)))
+    return _with_flag(trials, clues, reading)
+
+
+def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
+    """An argument that neither the constructor nor a call takes is a slip of the pen, and is not let by."""
+    try:
+        parameters = inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters
+    except (TypeError, ValueError):
+        return
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in given:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise Undecided(
+                f"nothing takes the argument {name!r}: it is none of the constructor's, and a call takes {known}",
+                [("leave it out, or name one that is taken", "--arg NAME=VALUE")],
+            )
+
+
+def _with_flag(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """The reading with the argument that makes it causal, where a call takes it."""
+    flag = next((one.name for one in clues.arguments if one.role == "flag" and one.name not in clues.given), None)
+    if flag is None or is_pytorch(clues.target):
+        return reading
+    flagged = replace(reading, constants={**reading.constants, flag: True})
+    return reading if trials.returned(flagged) is None else replace(reading, causal_flag=flag)
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """A copy in eval mode; the module itself where it cannot be copied."""
+    try:
+        module = copied(module)
+    except Exception:  # what a target's own __deepcopy__ may raise is not known
+        return module.eval()
+    return module.eval()
+
+
+__all__ = ["TargetError", "Undecided", "discover"]

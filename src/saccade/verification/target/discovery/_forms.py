@@ -1,0 +1,460 @@
+"""Readings of a target without its masks: its form by the roles of its arguments, its sizes and layout by trying.
+
+Letters: B batch, H heads, L length, D width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...findings._finding import Inapplicable, TargetError, Undecided
+from .._learned_positions import ends_learned_positions
+from .._reading import Form, Hints, MaskReading, Meaning, Reading
+from .._subject import Subject
+from . import _sizes
+from ._documentation import Source
+from ._needed import Filled, by_place, constants, makers
+from ._packed import as_sequence, packed_in, packings, takes_images, unpackable
+from ._returns import with_returns
+from ._signature import Argument
+from ._squares import head_width, square_of
+from ._trials import Sizes, Trials, mixing_axes, tensors_in
+
+WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where it takes any
+
+
+@dataclass(frozen=True)
+class Clues:
+    """All that is known of a target before it is called."""
+
+    target: Any
+    arguments: tuple[Argument, ...]
+    source: Source
+    hints: Hints
+    given: Mapping[str, Any]  # keywords of the user, for the constructor or the call
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        """The arguments of these roles, in this order; empty where one is missing or goes by place."""
+        found = [next((one for one in self.arguments if one.role == role), None) for role in roles]
+        if any(one.is_open for one in self.arguments) and found == list(self.arguments[: len(found)]):
+            return ()  # what stands in *args comes by place, and so does all before it
+        return tuple(one.name for one in found if one) if all(one and not one.by_place for one in found) else ()
+
+    def has(self, *roles: str) -> bool:
+        return all(any(one.role == role for one in self.arguments) for role in roles)
+
+    def needs(self, role: str) -> bool:
+        return any(one.role == role and one.required for one in self.arguments)
+
+    @property
+    def is_module(self) -> bool:
+        return isinstance(self.target, nn.Module)
+
+    @property
+    def has_matrices(self) -> bool:
+        return self.is_module and any(one.dim() >= 2 for one in self.target.parameters())
+
+
+def read(trials: Trials, clues: Clues) -> Reading:
+    """The reading whose call works.
+
+    Raises:
+        Undecided: no call works, or the forms that do cannot be told apart.
+        TargetError: every call raises the same, so that it is not the way of calling that is wrong.
+    """
+    packed = packed_in(clues.arguments, clues.has_matrices)
+    for form in _forms(clues) if packed is None or packed[1] < 3 else ():
+        for reading in _candidates(clues, form):
+            found = _working(trials, clues, reading)
+            if found is not None:
+                return _settled(trials, clues, found)
+    if packed is not None:
+        return _packed(trials, clues, *packed)
+    found = _with_required_masks(trials, clues)
+    if found is not None:
+        return _settled(trials, clues, found)
+    raise (
+        _own_fault(trials, clues) or _of_a_square(trials, clues) or _of_other_sizes(trials, clues)
+        or _nothing_works(trials, clues)
+    )  # fmt: skip
+
+
+def _own_fault(trials: Trials, clues: Clues) -> TargetError | None:
+    """What a call raised that no other way of calling mends: a name or a module that is missing, an attribute that
+    tensors or the target do not have, a view of what lies apart in memory."""
+    owner = re.escape(type(clues.target).__name__) if clues.is_module else "Tensor"
+    missing = rf"AttributeError: '({owner}|Tensor)' object"
+    fault = rf"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError)\b|{missing}|.*view size is not compatible"
+    found = (one for one in trials.errors.values() if one.location is not None and re.match(fault, one.error))
+    return next(found, None)
+
+
+def _of_a_square(trials: Trials, clues: Clues) -> TargetError | None:
+    """What a mask raises that is as wide as a head, or as the model, and not as the sequence."""
+    readings = (reading for form in _forms(clues) for reading in islice(_candidates(clues, form), _LIKELY))
+    found = (square_of(trials, one, lambda trial, reading: _working(trial, clues, reading)) for one in readings)
+    return next((one for one in found if one is not None), None)
+
+
+def _of_other_sizes(trials: Trials, clues: Clues) -> TargetError | None:
+    """What a target raises whose own tensors are too small for the lengths that are tried, as a causal buffer of head
+    width x head width, or which takes one size of a batch; None where other sizes do not mend it."""
+    few = _fitting(trials, clues, Sizes(3, 2, 2))
+    for length in range(3, 18):
+        raised = None if few is None else _raised(trials, few, Sizes(3, length, length))
+        if few is not None and raised is not None:
+            words = f"{raised.error}, with {length} positions: it takes at most {length - 1}"
+            if ends_learned_positions(Subject(trials.target, few), trials.inputs(few, Sizes(3, length, length))):
+                words += ", where its learned positions end"
+            elif length - 1 == head_width(trials, few):
+                words += ": the mask is (head_size, head_size), where (length, length) is expected"
+            return TargetError(words, raised.location)
+    for batch in _sizes.batches(clues.target) if clues.is_module else ():
+        found = _fitting(trials, clues, Sizes(batch, 7, 7))
+        raised = None if found is None else _raised(trials, found, Sizes(batch + 1, 7, 7))
+        if raised is not None:
+            words = f"{raised.error}, with {batch + 1} batch items: it takes a batch of {batch} alone"
+            return TargetError(words, raised.location)
+    return None
+
+
+def _fitting(trials: Trials, clues: Clues, sizes: Sizes) -> Reading | None:
+    """The first reading of a module whose call works with inputs of these sizes."""
+    trial = replace(trials, forced=sizes, errors={})
+    forms = [form for form in _forms(clues) if form != "attention"]
+    likely = (reading for form in forms for reading in islice(_candidates(clues, form), _LIKELY))
+    return next((found for one in likely if (found := _working(trial, clues, one)) is not None), None)
+
+
+def _raised(trials: Trials, reading: Reading, sizes: Sizes) -> TargetError | None:
+    trial = replace(trials, forced=sizes, errors={})
+    trial.returned(reading, tried="it")
+    return trial.errors.get("it")
+
+
+def _packed(trials: Trials, clues: Clues, name: str, count: int) -> Reading:
+    """The reading of one that takes several inputs in one tensor: the packing under which values move along the
+    sequence.
+
+    Raises:
+        Undecided: no packing works; the message holds an adapter.
+    """
+    for reading in packings(count, _heads(clues), clues.hints.layout):
+        found = _working(trials, clues, reading)
+        if found is not None and mixing_axes(trials, found) == [found.layout.index("L")]:
+            said = (*_assumptions(clues, found), reading.call.in_words(found.layout, name))
+            return replace(found, assumed=said)
+    raise unpackable(name, count, [one.error for one in trials.errors.values()])
+
+
+def _with_required_masks(trials: Trials, clues: Clues) -> Reading | None:
+    """A reading that gives masks which hide nothing, for a target that must be given one; the likeliest sizes only."""
+    names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
+    for form in _forms(clues) if names else ():
+        for reading in _likely(clues, form):
+            for axes, meaning in product(_MASK_SHAPES, _MEANINGS):
+                masks = tuple(MaskReading(name, axes, meaning, required=True) for name in names)
+                found = _working(trials, clues, replace(reading, masks=masks))
+                if found is not None:
+                    return found
+    return None
+
+
+def _likely(clues: Clues, form: Form) -> Iterator[Reading]:
+    """The likeliest sizes; of attention proper, which takes any, every layout."""
+    found = _candidates(clues, form)
+    return found if form == "attention" else islice(found, _LIKELY)
+
+
+_LIKELY = 6
+_MASK_SHAPES = ("QK", "BK", "B1QK", "BQK", "B1K", "B11K", "BHQK")
+_MEANINGS: tuple[Meaning, ...] = ("attend", "additive")
+
+
+def _forms(clues: Clues) -> Iterable[Form]:
+    """By what its arguments are called."""
+    hint = clues.hints.form
+    if hint is not None:
+        return (hint,)
+    if clues.has("query", "key", "value"):
+        if clues.needs("heads") or clues.has("matrix_q"):
+            return ("qkv",)
+        return ("qkv", "attention") if clues.has_matrices else ("attention", "qkv")
+    if clues.has("packed") and not clues.has_matrices:
+        return ("attention",)
+    if clues.has("query") and (clues.has("key_value") or clues.has("context") or clues.has("key")):
+        return ("cross",)
+    if clues.has("x") and (clues.has("context") or clues.has("key_value")):
+        return ("cross", "self") if _prefers_context(clues) else ("self", "cross")
+    if any(not one.is_open for one in clues.arguments):
+        return ("self",)
+    return ("self", "qkv", "cross") if clues.is_module else ("attention", "self")
+
+
+def _prefers_context(clues: Clues) -> bool:
+    role = "context" if clues.has("context") else "key_value"
+    return clues.needs(role) or "cross" in type(clues.target).__name__.lower()
+
+
+def is_pytorch(target: Any) -> bool:
+    """PyTorch's own layers, whose documentation speaks of float masks first and whose `is_causal` is only a hint."""
+    target = getattr(target, "_orig_mod", target)
+    return isinstance(target, nn.Module) and type(target).__module__.startswith("torch.nn.")
+
+
+def input_names(clues: Clues, form: Form) -> tuple[str, ...]:
+    if form in ("attention", "qkv"):
+        return clues.names("query", "key", "value")
+    if form == "cross":
+        for pair in (
+            ("x", "context"),
+            ("query", "context"),
+            ("query", "key_value"),
+            ("x", "key_value"),
+            ("query", "key"),
+        ):
+            if names := clues.names(*pair):
+                return names
+        return ()
+    return clues.names("x") or clues.names("query")
+
+
+def _candidates(clues: Clues, form: Form) -> Iterator[Reading]:
+    names, heads = input_names(clues, form), _heads(clues)
+    if form == "attention":
+        yield from _proper(clues, names)
+        return
+    for width in _sizes.widths(clues.target, clues.hints.embed_dim):
+        others = (
+            _sizes.context_widths(clues.target, width) if form in ("cross", "qkv") and clues.is_module else iter([None])
+        )
+        for other in others:
+            for layout in _layouts(clues, names, "LBD" if _sequence_first(clues) else "BLD", "LD"):
+                yield Reading(
+                    form, layout, width, heads, _sizes.kv_heads(clues.target), _values(clues, form), other, names
+                )
+
+
+def _values(clues: Clues, form: Form) -> int | None:
+    """The width of values that is not the keys', as nn.MultiheadAttention says it."""
+    keys, values = (getattr(clues.target, name, None) for name in ("kdim", "vdim"))
+    return values if form == "qkv" and isinstance(values, int) and values != keys else None
+
+
+def _heads(clues: Clues) -> int | None:
+    """The user's, the module's, or the default of an argument."""
+    own = _sizes.heads(clues.target) if clues.is_module else None
+    told = [one.default for one in clues.arguments if one.role == "heads" and isinstance(one.default, int)]
+    given = [clues.given[one.name] for one in clues.arguments if one.role == "heads" and one.name in clues.given]
+    needed = [4] if clues.needs("heads") else []
+    return clues.hints.num_heads or own or next(iter([*given, *told, *needed]), None)
+
+
+def _proper(clues: Clues, names: tuple[str, ...]) -> Iterator[Reading]:
+    """Attention proper: four axes before three, because what takes four is said to be of heads.
+
+    A module that is known to have several heads and takes three axes splits them itself.
+    """
+    heads = _heads(clues)
+    told = clues.hints.embed_dim or next(_sizes.head_widths(clues.target), None)
+    for layout in _layouts(clues, names, "BHLD", "BLD", "LD"):
+        for width in [told] if told else [WIDTH, 24, 64]:
+            if "H" in layout or heads is None or heads == 1:
+                yield Reading("attention", layout, width, (heads or 3) if "H" in layout else 1, names=names)
+            elif width % heads == 0:
+                yield Reading("qkv", layout, width * heads if told else width, heads, names=names)
+
+
+def _layouts(clues: Clues, names: tuple[str, ...], *usual: str) -> list[str]:
+    """The layouts to try: the user's alone, else the documented one first."""
+    if clues.hints.layout is not None:
+        return [clues.hints.layout.upper()]
+    if is_pytorch(clues.target) or getattr(clues.target, "batch_first", None) is not None:
+        return list(usual)
+    first = names[0] if names else next((one.name for one in clues.arguments), "")
+    said = [axes for rank in (4, 3, 2) if (axes := clues.source.layout(first, rank)) in _KNOWN[rank]]
+    fitting = [axes for axes in said if any(len(axes) == len(one) for one in usual)]
+    return list(dict.fromkeys([*fitting, *usual]))
+
+
+_KNOWN = {4: ("BHLD", "BLHD", "LBHD"), 3: ("BLD", "LBD", "HLD"), 2: ("LD",)}
+
+
+def _sequence_first(clues: Clues) -> bool:
+    """PyTorch's modules say it with `batch_first`, theirs or that of the attention in them."""
+    holds = clues.target.modules() if is_pytorch(clues.target) else (clues.target,)
+    said = (getattr(one, "batch_first", None) for one in holds)
+    return next((one for one in said if isinstance(one, bool)), True) is False
+
+
+def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
+    """The reading with its constants and places of return, where its call works."""
+    heads = reading.heads if reading.form != "attention" else None
+    keywords = constants(clues.arguments, clues.given, reading.width, heads)
+    keywords = {name: value for name, value in keywords.items() if all(name != mask.argument for mask in reading.masks)}
+    made = {name: make for name, make in makers(clues.arguments).items() if name not in keywords}
+    placed = by_place(clues.arguments)
+    own = Filled(made, placed) if made else placed
+    reading = replace(reading, constants=keywords, call=own or reading.call)
+    inputs = trials.inputs(reading)
+    returned = trials.returned(reading, inputs, f"{reading.form} {reading.layout} of width {reading.width}")
+    if returned is None:
+        return None
+    if "B" not in reading.layout:
+        inputs = inputs.items([0])
+    return with_returns(reading, returned, inputs, clues.source, clues.hints)
+
+
+def _settled(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """The reading with the layout that its behaviour shows, and what it takes besides."""
+    reading = _by_behaviour(trials, clues, reading)
+    if reading.form == "attention" and "H" in reading.layout:
+        reading = _grouped(trials, clues, reading)
+    if reading.form == "attention":
+        told = replace(clues, given={**clues.given, **reading.constants})
+        narrow = _working(trials, told, replace(reading, value_width=VALUE_WIDTH))
+        # what gives another width than the values', or raises for it, keeps values as wide as keys
+        reading = reading if narrow is None or trials.out(narrow, trials.inputs(narrow)) is None else narrow
+    longest = _sizes.longest(clues.target) if clues.is_module else None
+    return replace(reading, max_length=longest, assumed=(*reading.assumed, *_assumptions(clues, reading)))
+
+
+def _grouped(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """With fewer key heads than query heads where the target takes them: two for six, which no broadcasting lets by."""
+    heads = 6 if reading.heads == 3 else reading.heads or 1
+    kv_heads = (_sizes.kv_heads(clues.target) if clues.is_module else None) or KV_HEADS
+    if heads % kv_heads or heads == kv_heads:
+        return reading
+    few = replace(reading, heads=heads, kv_heads=kv_heads)
+    flags = {one.name: True for one in clues.arguments if one.role == "gqa"}
+    groups = {one.name: heads // kv_heads for one in clues.arguments if one.role == "groups" and one.required}
+    told = replace(clues, given={**clues.given, **flags, **groups})
+    return _working(trials, told, few) or reading
+
+
+def _by_behaviour(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+    """Another order of the same axes where values move along another axis and nothing says otherwise."""
+    first = reading.names[0] if reading.names else ""
+    told = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
+    others = {"BHLD": ("BLHD", "LBHD"), "BLHD": ("BHLD", "LBHD"), "BLD": ("LBD",), "LBD": ("BLD",)}
+    if told or reading.layout not in others or getattr(clues.target, "batch_first", None) is not None:
+        return reading
+    moving = mixing_axes(trials, reading)
+    other = next((one for one in others[reading.layout] if moving == [one.index("L")]), None)
+    if other is None:
+        return reading
+    swapped = _working(trials, clues, replace(reading, layout=other, out=None, weights=None))
+    if swapped is None or mixing_axes(trials, swapped) != [other.index("L")]:
+        return reading
+    return swapped
+
+
+def _assumptions(clues: Clues, reading: Reading) -> Iterator[str]:
+    hints = clues.hints
+    if hints.layout is None:
+        yield f"its input is {WORDS.get(reading.layout, reading.layout)} (otherwise --layout)"
+    if hints.embed_dim is None and reading.form != "attention":
+        yield f"the model width is {reading.width} (otherwise --embed-dim)"
+    for name, value in reading.constants.items():
+        if name not in clues.given and value is not None:
+            shown = value if isinstance(value, (bool, int, float, str)) else "random numbers"
+            yield f"{name}={shown} in every call"
+    if isinstance(reading.call, Filled):
+        yield f"{', '.join(reading.call.makers)} made for positions from 0 on"
+
+
+WORDS = {
+    "BHLD": "(batch, heads, length, width)", "BLHD": "(batch, length, heads, width)", "BLD": "(batch, length, width)",
+    "LBD": "(length, batch, width)", "LD": "(length, width), one sequence",
+    "HLD": "(heads, length, width), one sequence",
+    "BL": "(batch, length)", "LBHD": "(length, batch, heads, width)",
+}  # fmt: skip
+
+
+# what PyTorch says where the sizes or the axes of an input are wrong
+_SHAPES = (
+    r"shape|size|dim|unpack|broadcast|match|expected|axis|axes|einsum|subscript|view|multipl|stack|cat|index|length"
+)
+
+
+def _one_length(trials: Trials, clues: Clues) -> int | None:
+    """The one length that it takes, by the sizes of its own tensors: windows of Swin, a mask of a fixed size."""
+    if not clues.is_module:
+        return None
+    parts = [value for part in clues.target.modules() for value in (*vars(part).values(), *part._parameters.values(),
+                                                                    *part._buffers.values())]  # fmt: skip
+    sizes = {size for one in parts if isinstance(one, Tensor) for size in one.shape}
+    sizes |= {one for one in parts if isinstance(one, int)}
+    tried = replace(trials, errors={})
+    for form in _forms(clues):
+        for reading in islice(_candidates(clues, form), _LIKELY):
+            for size in sorted(one for one in sizes if 1 < one <= _LONGEST and one != reading.width):
+                try:
+                    inputs = trials.inputs(reading, Sizes(3, size, size))
+                except Inapplicable:
+                    break
+                if tried.returned(reading, inputs) is not None:
+                    more = trials.inputs(reading, Sizes(3, size + 1, size + 1))
+                    return size if tried.returned(reading, more) is None else None
+    return None
+
+
+_LONGEST = 256
+
+
+def _of_no_position(trials: Trials, clues: Clues) -> str:
+    """What a call that works returns in the place of an output for each position, in words: ClassAttn of timm gives one
+    for the first alone."""
+    tried = replace(trials, errors={})
+    for form in _forms(clues):
+        for reading in islice(_candidates(clues, form), _LIKELY):
+            inputs = trials.inputs(reading)
+            returned = tried.returned(reading, inputs)
+            if returned is not None:
+                shapes = [list(one.shape) for _, one in tensors_in(returned)]
+                what = " and ".join(map(str, shapes)) or type(returned).__name__
+                given = list(next(iter(inputs.tensors.values())).shape)
+                return f"for an input {given} it returns {what}, no output for each of {inputs.length} positions"
+    return ""
+
+
+def _nothing_works(trials: Trials, clues: Clues) -> Exception:
+    if takes_images(clues.target):
+        return as_sequence()
+    errors = list(trials.errors.items())
+    words = {one.error for _, one in errors}
+    if len(words) == 1 and errors:
+        return errors[0][1]
+    shown = "; ".join(f"as {tried}: {error.error}" for tried, error in errors[:3])
+    first = errors[0][1] if errors else None
+    if first is not None and not re.search(_SHAPES, first.error, re.IGNORECASE):
+        return first
+    only = _one_length(trials, clues)
+    if only is not None:
+        return Undecided(
+            f"it takes inputs of {only} positions and of no other number, while every check compares lengths: nothing"
+            " can be asked of it as it is",
+            [(f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
+             ("a size of its constructor that is another number", "--arg NAME=VALUE")],
+        )  # fmt: skip
+    returned = _of_no_position(trials, clues)
+    if returned:
+        return Undecided(
+            f"{returned}, where every check compares outputs by position: nothing can be asked of it as it is",
+            [("a function of yours that gives an output for each position", "--adapter FILE.py:NAME")],
+        )
+    message = f"no way to call it was found ({shown})" if shown else "no way to call it was found"
+    options = [
+        ("its model width", "--embed-dim N"),
+        ("its number of heads", "--num-heads N"),
+        ("how the axes of its input stand", "--layout BLD|LBD|BHLD|BLHD|LD"),
+        ("what its inputs are", "--form attention|self|cross|qkv|tokens"),
+        ("a function of yours that calls it", "--adapter FILE.py:NAME"),
+    ]
+    return Undecided(message, options)

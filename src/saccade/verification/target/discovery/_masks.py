@@ -1,0 +1,302 @@
+"""The mask arguments of a target: which shapes each takes, and what it does with them.
+
+A key is hidden and then changed: where no other query notices, and they notice a change of the keys that were not
+hidden, the mask hid it.
+
+Letters: B batch, H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .._inputs import Inputs
+from .._reading import MaskReading, Meaning, Promise, Reading, own_part
+from ._documentation import documented, documented_axes
+from ._forms import Clues, is_pytorch
+from ._signature import Argument
+from ._trials import Sizes, Trials, differs, sizes_for
+
+BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
+BY_KEY = ("BK", "B1K", "B11K", "K")
+_FOR_KEYS = r".*(pad|key_mask|keys_mask|valid|kv_mask|context_mask|token_mask|seq_mask).*"
+_OWN = "tgt|trg|target|self|dec|x_mask|look_ahead|causal"  # of the queries' own sequence, beside a context
+_HIDDEN = 1e-6  # of the movement that a key makes which is not hidden: rounding, or the weight e^-14
+
+
+def with_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading) -> Reading:
+    """The reading with its mask arguments."""
+    required = {mask.argument for mask in reading.masks}
+    chosen = [one for one in clues.arguments if one.role in ("mask", "lengths") and one.name not in clues.given]
+    if clues.hints.mask is not None:
+        chosen = [one for one in clues.arguments if one.name == clues.hints.mask] or chosen
+    for one in sorted(chosen, key=_of_a_side):
+        # what is promised of masks is none of a bias beside them
+        promised = None if _is_bias(one) and not all(map(_is_bias, chosen)) else promise.mask
+        masks = _of_argument(trials, clues, promised, reading, one)
+        if one.name in required and masks:
+            masks = [replace(mask, required=True) for mask in masks]
+            reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != one.name))
+        reading = replace(
+            reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_told(one, masks, promised))
+        )
+    return reading
+
+
+def with_own_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading) -> Reading:
+    """Form "cross": the reading with the masks of the queries' own sequence, found while the context stays the same."""
+    own = [one for one in clues.arguments if one.role == "mask" and re.search(_OWN, one.name.lower())]
+    if reading.form != "cross" or not own or "B" not in reading.layout:
+        return reading
+    others = [one for one in clues.arguments if one.role not in ("mask", "lengths")]
+    told = replace(clues, arguments=(*others, *own), hints=replace(clues.hints, mask=None))
+    found = with_masks(trials, told, promise, replace(own_part(reading), masks=(), assumed=()))
+    return replace(reading, own_masks=found.masks, assumed=(*reading.assumed, *found.assumed))
+
+
+def _of_a_side(argument: Argument) -> bool:
+    """Beside a context its own mask comes first."""
+    return "memory" not in argument.name and re.search("tgt|trg|src", argument.name) is not None
+
+
+def _of_argument(
+    trials: Trials, clues: Clues, promised: Meaning | None, reading: Reading, argument: Argument
+) -> list[MaskReading]:
+    if reading.form == "cross" and of_queries(argument.name, clues):
+        return []
+    if reading.form == "self" and re.search("context|memory|mem_|cross|encoder_|additional", argument.name.lower()):
+        return []  # of a context, which is not given
+    names = [one.name for one in clues.arguments]
+    silent = is_pytorch(clues.target)
+    said, words = (None, "") if silent else documented(clues.source, argument.name, names)
+    shape = None if silent else documented_axes(clues.source, argument.name, names)
+    for lengths in _lengths(trials, reading):
+        # kernels take a boolean in its place, too: what is called a bias is first tried as one
+        is_bias = said is None and _is_bias(argument)
+        trial = _Trial(trials, reading, argument.name, said == "additive" or is_bias, lengths, is_bias)
+        found: list[MaskReading] = []
+        for axes in _axes(argument, reading, shape):
+            if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
+                continue
+            mask, nearest = trial.of(axes)
+            if mask is None and axes == "BHQK":
+                merged = trial.of(axes, merged=reading.heads or 0)[0] if (reading.heads or 0) > 1 else None
+                mask = merged if merged is not None and merged.behaves is not None else None
+            if mask is not None:
+                meaning = promised or said or mask.behaves or nearest or _usual(argument)
+                # PyTorch's documentation says of all of its boolean masks that True is ignored.
+                known = "ignore" if silent and mask.behaves == "ignore" else said
+                found.append(replace(mask, meaning=meaning, documented=known, words=words[:200]))
+        if found:
+            break
+    clear = [mask for mask in found if mask.behaves is not None]
+    return _kept(clear if argument.is_open else clear or found, shape)
+
+
+def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
+    """The documented shape and others of its rank; else one plain shape by pair, the richest by pair,
+    and one by key."""
+    if shape is not None and any(mask.axes == shape for mask in masks):
+        masks = sorted((mask for mask in masks if len(mask.axes) == len(shape)), key=lambda mask: mask.axes != shape)
+    pairs = [mask for mask in masks if mask.by_pair]
+    rich = [mask for mask in pairs if "B" in mask.axes]
+    keys = [mask for mask in masks if not mask.by_pair and "B" in mask.axes]
+    chosen = [*pairs[:1], *rich[:1], *[mask for mask in rich if "H" in mask.axes][:1], *keys[:1]]
+    return list({mask.axes: mask for mask in chosen}.values()) or masks[:1]
+
+
+def of_queries(name: str, clues: Clues) -> bool:
+    """Whether, beside a context, a mask is of one sequence alone: the queries' own, or the context's before it."""
+    lowered = name.lower()
+    if re.search(_OWN, lowered):
+        return True
+    beside = any(re.search("(memory|context|cross).*mask", one.name) for one in clues.arguments)
+    return re.search("src|source|enc", lowered) is not None and beside and "memory" not in lowered
+
+
+def _axes(argument: Argument, reading: Reading, shape: str | None) -> list[str]:
+    """The shapes to try, the documented one first."""
+    if argument.role == "lengths":
+        return ["B"]
+    if "B" not in reading.layout:
+        return ["QK", "1QK", "HQK", "K", "11QK"]
+    order = (*BY_KEY, *BY_PAIR) if _for_keys(argument, shape) else (*BY_PAIR, *BY_KEY)
+    return list(dict.fromkeys([*([shape] if shape else []), *order]))
+
+
+def _for_keys(argument: Argument, shape: str | None) -> bool:
+    """Whether its documented shape, or its name, says that it hides keys from all queries alike."""
+    return "Q" not in shape if shape else re.fullmatch(_FOR_KEYS, argument.name.lower()) is not None
+
+
+def _is_bias(argument: Argument) -> bool:
+    return re.search("bias|alibi", argument.name.lower()) is not None
+
+
+def _usual(argument: Argument) -> Meaning:
+    """PyTorch's `key_padding_mask` is True at the padding; most others call `mask` what may be seen."""
+    if _is_bias(argument):
+        return "additive"
+    return "ignore" if re.search("pad", argument.name.lower()) else "attend"
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """How much the outputs move when the hidden key changes, and when others do."""
+
+    hidden: float
+    others: float
+
+    @property
+    def hides(self) -> bool:
+        return 0 < self.others < math.inf and self.hidden <= _HIDDEN * self.others
+
+
+class _Trial:
+    """One argument, given masks of one shape after the other."""
+
+    def __init__(
+        self, trials: Trials, reading: Reading, argument: str, additive: bool, lengths: Sizes, is_bias: bool = False
+    ):
+        self.trials, self.argument, self.additive, self.is_bias = trials, argument, additive, is_bias
+        others = (mask for mask in reading.masks if mask.required and mask.argument != argument)
+        self.reading = replace(reading, masks=tuple(others))
+        self.crossed = reading.form != "self"
+        self.inputs = trials.inputs(reading, lengths)
+        out = trials.out(reading, self.inputs)
+        is_required = any(mask.argument == argument for mask in reading.masks)
+        self.plain = None if is_required else out  # the output without this mask, where it can be left out
+        self.shape = None if out is None else out.shape
+
+    def of(self, axes: str, *, merged: int = 0) -> tuple[MaskReading | None, Meaning | None]:
+        """The mask reading of a shape, with what it does, and where it hides nothing wholly, what comes nearest.
+
+        None where the shape is refused.
+        """
+        codes = [*self._codes(axes, self.additive), *self._codes(axes, not self.additive)]
+        codes = [replace(mask, merged=merged) for mask in codes]
+        moved: dict[MaskReading, _Moved] = {}
+        for mask in codes:
+            found = self._moved(mask)
+            if found is not None and found.hides and self._matters(mask):
+                return replace(mask, behaves=mask.meaning), None
+            if found is not None:
+                moved[mask] = found
+        if not moved:
+            return None, None
+        first = next(iter(moved))
+        return first, _nearest([(mask, one) for mask, one in moved.items() if mask.dtype == first.dtype])
+
+    def _codes(self, axes: str, additive: bool) -> Iterator[MaskReading]:
+        """Every way to code what is hidden."""
+        if axes == "B":
+            yield from () if additive else (MaskReading(self.argument, axes, "attend", "int64"),)
+        elif additive:
+            for fill in (float("-inf"), torch.finfo(torch.float32).min):
+                yield MaskReading(self.argument, axes, "additive", fill=fill)
+        else:
+            for dtype in ("bool", "int64", "float32"):
+                yield MaskReading(self.argument, axes, "attend", dtype)
+                yield MaskReading(self.argument, axes, "ignore", dtype)
+
+    def _moved(self, mask: MaskReading) -> _Moved | None:
+        """None where the mask is refused."""
+        before = self._out(mask, self.inputs)
+        if before is None or (mask.meaning == "additive" and not self._adds(mask)):
+            return None
+        at = self._hidden(mask)
+        rows = self._rows(at)
+        hidden = self._movement(mask, before, [at], rows)
+        # one key at a time, or the only one that is left would do; a neighbour, because windows see no other
+        others = [self._movement(mask, before, [one], rows[-1:]) for one in (rows[-1] - 1, 0)]
+        return _Moved(hidden, max(others))
+
+    def _matters(self, mask: MaskReading) -> bool:
+        """Whether the hidden key would move those rows if it were not hidden."""
+        if self.plain is None:
+            return True
+        at = self._hidden(mask)
+        after = self.trials.out(self.reading, self.inputs.changed([at], "key"))
+        return after is not None and bool(differs(self.plain, after)[..., self._rows(at), :].any())
+
+    def _rows(self, at: int) -> list[int]:
+        """The queries that are looked at: not the hidden key's own, nor the first, which a causal one leaves little."""
+        return [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
+
+    def _adds(self, mask: MaskReading) -> bool:
+        """Whether zeros are like no mask at all, as they are where a mask is added; a bias that is given may take the
+        place of the target's own, as T5's `position_bias` does."""
+        reading = replace(self.reading, masks=(replace(mask, required=True), *self.reading.masks))
+        zeros = self.trials.out(reading, self.inputs)
+        if self.plain is None or zeros is None or self.is_bias:
+            return zeros is not None
+        return zeros.shape == self.plain.shape and torch.allclose(zeros, self.plain, equal_nan=True)
+
+    def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
+        """The mean movement of these rows when these keys change; infinite where nothing finite is left."""
+        after = self._out(mask, self.inputs.changed(positions, "key"))
+        if after is None:
+            return float("inf")
+        moved = (after - before)[..., rows, :].abs()
+        finite = moved[moved.isfinite()]
+        return float(finite.mean()) if finite.numel() else float("inf")
+
+    def _out(self, mask: MaskReading, inputs: Inputs) -> Tensor | None:
+        """The output with the hidden key hidden; None where the call fails or the mask's shape spreads into it."""
+        reading = replace(self.reading, masks=(mask, *self.reading.masks))
+        if mask.by_pair:
+            pairs = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
+            pairs[:, self._hidden(mask)] = False
+            if "B" in mask.axes or "H" in mask.axes:
+                heads = (reading.heads or 1) if "H" in mask.axes else 1
+                pairs = pairs.expand(inputs.batch if "B" in mask.axes else 1, heads, *pairs.shape)
+            out = self.trials.out(reading, inputs, pairs=pairs)
+        else:
+            padding = torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)
+            padding[:, self._hidden(mask)] = False
+            out = self.trials.out(reading, inputs, padding=padding)
+        return out if out is not None and out.shape == self.shape else None
+
+    def _hidden(self, mask: MaskReading) -> int:
+        """A length hides from the end."""
+        return self.inputs.key_length - 1 if mask.axes == "B" else 1
+
+
+def _lengths(trials: Trials, reading: Reading) -> Iterator[Sizes]:
+    """More keys than queries, where the target takes them, so that a mask's axes are told apart; then as many."""
+    same = sizes_for(reading)
+    if reading.form in ("cross", "qkv", "attention"):
+        more = replace(same, key_length=same.length + 4)
+        out = trials.out(reading, trials.inputs(reading, more))
+        if out is not None and out.shape[-2] == more.length:
+            yield more
+    yield same
+
+
+def _nearest(moved: list[tuple[MaskReading, _Moved]]) -> Meaning | None:
+    """Of a mask that hides nothing wholly: the way under which the hidden key moves far less, if there is one."""
+    ratios = {mask.meaning: one.hidden / one.others for mask, one in moved if one.others and math.isfinite(one.others)}
+    ordered = sorted((ratio, meaning) for meaning, ratio in ratios.items() if math.isfinite(ratio))
+    return ordered[0][1] if len(ordered) > 1 and ordered[0][0] < 0.25 * ordered[1][0] else None
+
+
+def _told(argument: Argument, masks: list[MaskReading], promised: Meaning | None) -> Iterator[str]:
+    if not masks:
+        return
+    first = masks[0]
+    if first.axes == "B":
+        yield f"{argument.name} is the number of real positions of each batch item"
+        return
+    why = f'as documented ("{first.words}")' if first.documented else "by what it does"
+    if not first.documented and first.behaves is None:
+        why = "as is usual or nearest, because it hides no key wholly either way"
+    if first.meaning == promised and first.meaning not in (first.documented, first.behaves):
+        why = "as promised"
+    said = {"attend": "True = attend", "ignore": "True = ignore", "additive": "added to the scores"}[first.meaning]
+    yield f"{argument.name}: {said}, {why} (otherwise --mask-meaning)"

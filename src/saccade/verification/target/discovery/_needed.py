@@ -1,0 +1,152 @@
+"""What a target's other arguments are given: those with a known meaning, of one value or made for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...findings._finding import Undecided
+from ._signature import Argument
+
+INPUTS = ("query", "key", "value", "x", "context", "key_value", "packed")
+LATER = ("mask", "lengths", "flag", "cache", "use_cache")  # found by trying once it can be called
+
+
+@dataclass(frozen=True)
+class ByPlace:
+    """Calls the target with arguments that cannot be given by name at their places."""
+
+    arguments: tuple[Argument, ...]
+
+    def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
+        given = list(places)
+        for one in self.arguments:
+            if one.name not in keywords:
+                continue
+            at = len(places) if one.place is None else one.place
+            earlier = {other.place: other.default for other in self.arguments}
+            given += [earlier.get(place) for place in range(len(given), at)]
+            given.insert(at, keywords.pop(one.name))
+        return target(*given, **keywords)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Calls the target with what depends on the call's own lengths added: `makers` by argument."""
+
+    makers: Mapping[str, Callable[[Tensor, Any], Any]]
+    entering: ByPlace | None = None
+
+    def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
+        first = next(one for one in (*places, *keywords.values()) if isinstance(one, Tensor))
+        made = {name: make(first, target) for name, make in self.makers.items() if name not in keywords}
+        if self.entering is not None:
+            return self.entering(target, *places, **keywords, **made)
+        return target(*places, **keywords, **made)
+
+
+def constants(
+    arguments: tuple[Argument, ...], given: Mapping[str, Any], width: int, heads: int | None
+) -> dict[str, Any]:
+    """Keywords of every call: what the user gave, what asks for the weights, and what must be given.
+
+    Raises:
+        Undecided: an argument that must be given and whose name says nothing.
+    """
+    made = {name: value for name, value in given.items() if any(one.name == name for one in arguments)}
+    for one in arguments:
+        if one.name in made or one.role in INPUTS:
+            continue
+        if one.role == "weights_flag" and not one.default:
+            made[one.name] = True
+        elif one.role == "averaged" or (one.role == "training" and one.default):
+            made[one.name] = False
+        elif one.role == "dropout" and isinstance(one.default, float) and one.default > 0:
+            made[one.name] = 0.0  # that it drops unasked is told by its own check
+        elif one.required and one.role not in (*LATER, *_MADE):
+            made[one.name] = _value(one, width, heads)
+        elif one.required and one.role == "flag":
+            made[one.name] = False
+        elif one.required and one.role in ("mask", "cache", "lengths"):
+            made[one.name] = None
+        elif one.role == "use_cache" and (one.required or one.default is True):
+            made[one.name] = False  # what is kept of one trial is not to reach the next
+    return made
+
+
+def makers(arguments: tuple[Argument, ...]) -> dict[str, Callable[[Tensor, Any], Any]]:
+    """What must be made for each call."""
+    return {one.name: _MADE[one.role] for one in arguments if one.role in _MADE and one.required}
+
+
+def by_place(arguments: tuple[Argument, ...]) -> ByPlace | None:
+    """How those that are no inputs and cannot be given by name are given; None where all have names."""
+    placed = tuple(one for one in arguments if one.by_place and one.role not in INPUTS)
+    return ByPlace(placed) if placed else None
+
+
+def _value(argument: Argument, width: int, heads: int | None) -> Any:
+    head_width = width // heads if heads else width
+    simple: dict[str, Any] = {
+        "dropout": 0.0, "scale": max(head_width, 1) ** -0.5, "temperature": head_width**0.5,
+        "training": False, "inference": True,
+        "head_width": head_width, "width": width, "gqa": False, "groups": 1, "window": None, "start": 0,
+        "head_mask": None,
+        "heads": heads or 4, "kv_heads": heads or 4, "weights_flag": True,
+    }  # fmt: skip
+    if argument.role in simple:
+        return simple[argument.role]
+    if argument.role.startswith("matrix"):
+        generator = torch.Generator().manual_seed(sum(map(ord, argument.name)))
+        columns = 3 * width if argument.role == "matrix_qkv" else width
+        return torch.randn(width, columns, generator=generator) * width**-0.5
+    raise Undecided(
+        f"the argument {argument.name!r} must be given and its name does not say what it is",
+        [(f"give {argument.name} in every call", f"--arg {argument.name}=VALUE")],
+    )
+
+
+def _positions(first: Tensor, target: Any) -> Tensor:
+    return torch.arange(first.shape[1], device=first.device)[None].expand(first.shape[0], -1)
+
+
+def _angles(first: Tensor, target: Any) -> Tensor:
+    """(L, D / 2) in radians: position times 10000^(-2 i / D), as in RoFormer, arXiv 2104.09864."""
+    width = _head_width(first, target)
+    rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return torch.outer(torch.arange(first.shape[1], dtype=torch.float64), rates).to(first.device)
+
+
+def _head_width(first: Tensor, target: Any) -> int:
+    from . import _sizes
+
+    if isinstance(target, nn.Module):
+        named = next(_sizes._numbers(target, ("head_dim", "head_size", "d_head", "dim_head", "d_k")), None)
+        heads = _sizes.heads(target)
+        return named or first.shape[-1] // (heads or 1)
+    return first.shape[-1]
+
+
+def _cos_sin(first: Tensor, target: Any) -> tuple[Tensor, Tensor]:
+    """As transformers gives it: (1, L, D) each, the halves repeated."""
+    angles = _angles(first, target)
+    twice = torch.cat([angles, angles], -1)[None].expand(first.shape[0], -1, -1)
+    return twice.cos().to(first.dtype), twice.sin().to(first.dtype)
+
+
+def _freqs(first: Tensor, target: Any) -> Tensor:
+    angles = _angles(first, target)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+
+
+_MADE: dict[str, Callable[[Tensor, Any], Any]] = {
+    "positions": _positions,
+    "cos_sin": _cos_sin,
+    "cos": lambda first, target: _cos_sin(first, target)[0],
+    "sin": lambda first, target: _cos_sin(first, target)[1],
+    "freqs": _freqs,
+}

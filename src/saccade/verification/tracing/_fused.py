@@ -1,0 +1,91 @@
+"""Attention computed in one call, as scores and weights: F.scaled_dot_product_attention and Saccade's own.
+
+Shapes: U units (a head of a batch item each), Lq / Lk lengths, D / Dv widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._attention import attention_with_lse
+from ..._tap import AttentionCall
+from ..._weights import attention_weights
+from ._scores import Scores, rows_of
+from ._shadow import Shadow
+
+Known = Callable[[Any], Shadow | None]
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scores:
+    """A call of F.scaled_dot_product_attention."""
+    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+    query, key, value = given["query"], given["key"], given["value"]
+    tokens = [_tokens(of(query), query), _tokens(of(key), key)]
+    if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+        times = query.shape[-3] // key.shape[-3]
+        key, value, tokens[1] = (one.repeat_interleave(times, -3) for one in (key, value, tokens[1]))
+    scale = given.get("scale") or 1 / math.sqrt(query.shape[-1])
+    logits = query @ key.transpose(-2, -1) * scale
+    mask = given.get("attn_mask")
+    if given.get("is_causal"):
+        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
+    weights = logits.softmax(-1).masked_fill(logits.isneginf().all(-1, keepdim=True), 0.0)
+    whole = _Whole(first, tuple(logits.shape[:-2]), max(_depth(of(given[one])) for one in _NAMES[:3]))
+    made = whole.scores(query, key, value, tokens, logits, weights)
+    for shadow in (of(given["query"]), of(given["key"])):
+        if shadow is not None:
+            made.scaled, made.learned = made.scaled * shadow.scaled.by, made.learned or shadow.scaled.learned
+    return made
+
+
+def told(first: int, of: Known, call: AttentionCall) -> Scores:
+    """A call of Saccade's operator, which says itself what it was."""
+    query, key, value = call.query, call.key, call.value
+    weights = attention_weights(
+        query, key, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
+    )  # fmt: skip
+    _, lse = attention_with_lse(
+        query, key, value, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
+    )  # fmt: skip
+    tokens = [_tokens(of(query), query), _tokens(of(key), key)]
+    times = query.shape[1] // key.shape[1]
+    key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
+    whole = _Whole(first, tuple(weights.shape[:-2]), max(_depth(of(one)) for one in (call.query, call.key)))
+    return whole.scores(query, key, value, tokens, weights.log() + lse.to(weights.dtype).unsqueeze(-1), weights)
+
+
+class _Whole:
+    """Scores of which everything is known at once."""
+
+    def __init__(self, first: int, lead: tuple[int, ...], depth: int):
+        self.first, self.lead, self.depth = first, lead, depth
+
+    def scores(
+        self, query: Tensor, key: Tensor, value: Tensor, tokens: list[Tensor], logits: Tensor, weights: Tensor
+    ) -> Scores:
+        def units(tensor: Tensor) -> Tensor:
+            return tensor.detach().expand(*self.lead, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
+
+        left, right = (rows_of(one, torch.Size((*self.lead, *one.shape[-2:]))) for one in map(units, tokens))
+        return Scores(
+            self.first, units(query), units(key), left, right, self.depth, logits=units(logits),
+            softened=units(weights), weights=units(weights), values=units(value), normalised="right", keys="right",
+            source="F.scaled_dot_product_attention",
+        )  # fmt: skip
+
+
+def _tokens(shadow: Shadow | None, tensor: Tensor) -> Tensor:
+    found = None if shadow is None else shadow.tokens
+    return torch.full(tensor.shape, -1) if found is None else found
+
+
+def _depth(shadow: Shadow | None) -> int:
+    return 0 if shadow is None else shadow.depth

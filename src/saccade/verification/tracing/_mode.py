@@ -1,0 +1,455 @@
+"""The mode that sees every PyTorch function of a call, and follows the inputs' rows to scores, weights and values.
+
+While a mode is on, PyTorch's modules do not take their native fast path: on this thread alone.
+
+Shapes: U units (a head of a batch item each), I / J rows of left and right, C their width.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, has_torch_function
+
+from ..._tap import AttentionCall
+from ..findings._finding import Location
+from ..target._here import location_here
+from ._calls import (
+    CASTS,
+    EXP,
+    MASKS,
+    MINUS,
+    OVER,
+    PLUS,
+    SOFTMAX,
+    TIMES,
+    as_number,
+    axes_of,
+    axis_of,
+    is_kernel,
+    is_learned,
+    is_of_rows,
+    is_triangle,
+    kind_of,
+    name_of,
+    softmax_axis_of,
+    tensors_of,
+)
+from ._fused import Known, fused
+from ._products import Laid, Spelled, laid_out, outer, spelled
+from ._scores import Scores, rows_of
+from ._shadow import (
+    JOINS,
+    MOVES,
+    NORMS,
+    NOT_SCALED,
+    REDUCTIONS,
+    SHUFFLES,
+    UNKNOWN,
+    Shadow,
+    agreed_along,
+    elementwise,
+    joined,
+    moved,
+    unknown,
+    varies,
+)
+
+_MHA = inspect.unwrap(F.multi_head_attention_forward)
+_LARGEST = 2**24  # elements of scores that are followed
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of PyTorch on the way: its name ("view", "softmax"), the shapes in and out, and where."""
+
+    name: str
+    taken: tuple[tuple[int, ...], ...]
+    given: tuple[int, ...]
+    location: Location | None
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A tensor of numbers, no parameter, that rows of the inputs were multiplied by element for element."""
+
+    numbers: Tensor  # of the result's shape
+    tokens: Tensor  # of the same: whose rows
+    location: Location | None
+
+
+class Looking(TorchFunctionMode):
+    """Looks and changes nothing. What it cannot follow it lets go: a target is never disturbed by being looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.scores: list[Scores] = []
+        self.kernels: list[str] = []  # attention that cannot be looked into
+        self.factors: list[Factor] = []
+        self._shadows: dict[int, tuple[Tensor, Shadow]] = {}
+        self._pairs = 0
+
+    def know(self, tensor: Tensor, shadow: Shadow | None) -> None:
+        """Tensors are kept for as long as this is, so that no number is given to two of them."""
+        if shadow is not None:
+            self._shadows[id(tensor)] = (tensor, shadow)
+
+    def of(self, tensor: Any) -> Shadow | None:
+        """What is known of a tensor; nothing, if its shape is no longer what it was."""
+        found = self._shadows.get(id(tensor))
+        if found is None:
+            return None
+        known = found[1].pairs if found[1].pairs is not None else found[1].tokens
+        return found[1] if known is not None and known.shape == tensor.shape else None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return func(*args, **kwargs)
+        if func is _MHA or func is F.multi_head_attention_forward:
+            return self._entered(args, kwargs)
+        name = name_of(func)
+        before = self._logits(name, args, kwargs)
+        result = func(*args, **kwargs)
+        if name == "iter":
+            result = list(result)
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            try:
+                self._sees(func, name, args, kwargs, result, before)
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError):
+                self._lose(args, result)
+        return iter(result) if name == "iter" else result
+
+    def _entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
+        if has_torch_function([arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]):
+            return _MHA(*args, **kwargs)
+        names = {**_MHA.__globals__, "has_torch_function": lambda _: False}
+        entered = types.FunctionType(_MHA.__code__, names, _MHA.__name__, _MHA.__defaults__, _MHA.__closure__)
+        entered.__kwdefaults__ = _MHA.__kwdefaults__
+        with self:
+            return entered(*args, **kwargs)
+
+    def _logits(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """A copy of what enters a softmax, an exponential or a shift of rows, which may write over it."""
+        if name in SOFTMAX or name in EXP or (name in MINUS and len(args) > 1 and is_of_rows(*args[:2])):
+            given = args[0] if args else kwargs.get("input")
+            shadow = self.of(given)
+            if shadow is not None and shadow.pairs is not None:
+                with torch._C.DisableTorchFunction():
+                    return given.detach().clone()  # type: ignore[union-attr]
+        return None
+
+    def _lose(self, args: tuple[Any, ...], result: Any) -> None:
+        known = [shadow for shadow in map(self.of, tensors_of(args)) if shadow is not None]
+        for tensor in tensors_of([result]):
+            if known and id(tensor) not in self._shadows:
+                self.know(tensor, unknown(tensor.shape, max(shadow.depth for shadow in known)))
+
+    def _sees(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: Tensor | None
+    ) -> None:  # fmt: skip
+        given = tensors_of([*args, *kwargs.values()])
+        results = tensors_of([result])
+        if not results and name != "setitem":
+            return
+        where = location_here()
+        shape = tuple(results[0].shape) if results else ()
+        self.steps.append(Step(name, tuple(tuple(one.shape) for one in given), shape, where))
+        if is_kernel(func):
+            self.kernels.append(str(func))
+        if all(self.of(one) is None for one in given) or name.endswith("_like") or name.startswith("new_"):
+            return
+        if name == "scaled_dot_product_attention":
+            query = args[0] if args else kwargs["query"]
+            self._fused(fused(self._pairs, self.of, args, kwargs), self.of(query), result, where)
+        elif name == "setitem":
+            self._written(args, where)
+        elif (product := spelled(name, args, kwargs)) is not None:
+            self._product(product, self.of(product.left), self.of(product.right), result, where)
+        elif name == "vecdot":
+            shape_of = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            self._summed(args[0], args[1], shape_of, [len(shape_of) - 1], result, where)
+        elif name in MOVES and (name != "getitem" or self.of(args[0]) is not None):
+            self._moved(func, name, args, kwargs, result)
+        elif name in JOINS:
+            tensors = list(args[0] if args else kwargs["tensors"])
+            self.know(result, joined(func, tensors, [self.of(one) for one in tensors], args[1:], kwargs))
+        elif isinstance(result, Tensor) and result.dtype != torch.bool:
+            self._changed(name, args, kwargs, given, result, where, before)
+        elif not isinstance(result, Tensor):
+            self._lose(args, result)
+
+    def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        source = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        shadow = self.of(source)
+        if shadow is None:
+            return
+        if name == "iter":
+            func = _unbound
+        made = moved(func, name, args or (source,), kwargs, shadow)
+        for tensor, own in zip(tensors_of([result]), made if isinstance(made, list) else [made], strict=True):
+            self.know(tensor, own)
+
+    def _changed(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[Tensor], result: Tensor,
+        where: Location | None, before: Tensor | None,
+    ) -> None:  # fmt: skip
+        """A function that makes other numbers of its arguments, element by element or by sums."""
+        shadows = [shadow for shadow in map(self.of, given) if shadow is not None]
+        first = self.of(given[0])
+        if name in REDUCTIONS and len(given) == 1 and first is not None:
+            self._reduced(name, args, kwargs, given[0], first, result, where)
+        elif name == "embedding" and first is not None and first.tokens is not None:
+            self.know(result, Shadow(first.tokens.unsqueeze(-1).expand(result.shape)))
+        elif name in ("view_as_complex", "view_as_real") and first is not None:
+            real = name == "view_as_real"
+            self.know(result, first.map(lambda one: one.unsqueeze(-1).expand(result.shape) if real else one[..., 0]))
+        elif name == "conv1d" and first is not None and first.tokens is not None:
+            same = agreed_along(first.tokens, [-2], True)
+            fits = same.shape[-1] == result.shape[-1]
+            self.know(result, Shadow(same.expand(result.shape)) if fits else unknown(result.shape, first.depth))
+        else:
+            made = None if name in SHUFFLES else elementwise(result.shape, shadows)
+            if made is not None:
+                self._each(name, args, kwargs, given, shadows, result, where, before)
+                if name in TIMES | OVER:
+                    made = self._multiplied(name, made, args, result, where)
+                elif name in NORMS:
+                    made = replace(made, scaled=NOT_SCALED)
+            self.know(result, made or unknown(result.shape, max(shadow.depth for shadow in shadows)))
+
+    def _multiplied(
+        self, name: str, made: Shadow, args: tuple[Any, ...], result: Tensor, where: Location | None
+    ) -> Shadow:
+        factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and self.of(arg) is not None]
+        others = [arg for arg in args[:2] if not any(arg is one for one in factors)]
+        by = as_number(others[0]) if len(others) == 1 else None
+        if by is not None and len(factors) == 1:
+            by = 1 / by if name in OVER and by and others[0] is args[1] else by
+            kept, scaled = self.of(factors[0]), made.scaled.times(by, is_learned(others[0]), where)
+            return replace(made, scaled=scaled, outer=None if kept is None else kept.outer)
+        if len(others) == 1 and len(factors) == 1 and made.tokens is not None and not is_learned(others[0]):
+            self.factors.append(Factor(others[0].detach().expand(result.shape), made.tokens, where))
+            return made
+        if len(others) == 1 and is_learned(others[0]) and made.pairs is None and others[0].dim() > 1:
+            return replace(made, scaled=made.scaled.times(1.0, True, where))  # a temperature for each head
+        if len(factors) < 2 or any(self.of(one) is None for one in factors):
+            return made
+        if all(one.shape == result.shape and one.is_contiguous() for one in factors):
+            return made  # of the same rows
+        return replace(made, outer=(factors[0], factors[1]))
+
+    def _reduced(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Tensor, shadow: Shadow,
+        result: Tensor, where: Location | None,
+    ) -> None:  # fmt: skip
+        axes = axes_of(name, args, kwargs, given)
+        if shadow.outer is not None and name in ("sum", "mean") and result.dim() == given.dim() - len(axes):
+            self._summed(*shadow.outer, given.shape, axes, result, where)
+        elif shadow.pairs is not None:
+            if name in ("sum", "logsumexp", "norm", "vector_norm"):
+                for scores in self._scores(shadow):
+                    if scores.normalised is None and (scores.logits is not None or name != "sum"):
+                        scores.note("sum", where)
+                        scores.normalised = scores.along(shadow.pairs, axes[0])
+        elif shadow.tokens is not None:
+            keep = result.dim() == given.dim()
+            tokens = agreed_along(shadow.tokens, axes, keep)
+            known = tokens.shape == result.shape
+            self.know(result, Shadow(tokens, depth=shadow.depth) if known else unknown(result.shape, shadow.depth))
+
+    def _each(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[Tensor],
+        shadows: Sequence[Shadow], result: Tensor, where: Location | None, before: Tensor | None,
+    ) -> None:  # fmt: skip
+        """What a function of each element does to scores or weights."""
+        for scores, pairs in [(one, shadow.pairs) for shadow in shadows for one in self._scores(shadow)]:
+            assert pairs is not None
+            if before is not None and name in MINUS:
+                scores.unshifted = scores.gathered(before, pairs, -torch.inf)
+            elif before is not None and name in SOFTMAX:
+                axis = scores.along(pairs, softmax_axis_of(args, kwargs, given[0]))
+                weights = scores.gathered(result.exp() if name == "log_softmax" else result, pairs, 0.0)
+                scores.soften(scores.gathered(before, pairs, -torch.inf), weights, axis, where)
+            elif before is not None:
+                if scores.logits is None:
+                    own = scores.gathered(before, pairs, -torch.inf)
+                    scores.logits = own if scores.unshifted is None else scores.unshifted
+                    scores.note("softmax", where)
+            elif name == "normalize" and scores.normalised is None:
+                scores.normalised = scores.along(pairs, axis_of(args, kwargs, 2, 1) % result.dim())
+            elif name == "dropout":
+                scores.note("dropout", where)
+            elif name in MASKS:
+                scores.note("mask", where)
+            elif name in TIMES | OVER | PLUS:
+                what = kind_of(name, args)
+                scores.note("after" if what == "scale" and scores.softened is not None else what, where)
+                if name in PLUS and any(is_triangle(arg) for arg in args if self.of(arg) is None):
+                    scores.note("triangle", where)
+                if name in TIMES:
+                    for factor in tensors_of([arg for arg in args if self.of(arg) is None]):
+                        scores.times(factor, pairs, where)
+                if name in TIMES | OVER and scores.normalised is None:
+                    scores.learned |= any(is_learned(arg) for arg in args if self.of(arg) is None)
+            elif before is None and name not in CASTS:
+                scores.note("function", where)
+                # a convolution over the heads: what comes out is a sum of their scores
+                scores.mixed |= name in ("conv1d", "conv2d", "conv3d") and scores.softened is None
+
+    def _product(
+        self, product: Spelled, left: Shadow | None, right: Shadow | None, result: Tensor, where: Location | None
+    ) -> None:
+        if _is_score(right) and not _is_score(left):
+            product, left, right = product.turned(), right, left
+        sides = {id(product.left): varies(left), id(product.right): varies(right)}
+        laid = laid_out(product, lambda tensor, axis: sides[id(tensor)](tensor, axis))
+        depth = max(shadow.depth for shadow in (left, right) if shadow is not None)
+        made = None
+        if laid is not None and left is not None and _is_score(left):
+            made = self._after_scores(product, laid, left, right, where)
+        elif laid is not None:
+            made = self._before_scores(product, laid, left, right, where)
+        fits = made is not None and (made.pairs if made.pairs is not None else made.tokens).shape == result.shape  # type: ignore[union-attr]
+        self.know(result, made if fits else unknown(result.shape, depth))
+
+    def _before_scores(
+        self, product: Spelled, laid: Laid, left: Shadow | None, right: Shadow | None, where: Location | None
+    ) -> Shadow | None:
+        if left is None or right is None:
+            return _projected(laid, left, right)
+        one, other = laid.left(product.left), laid.right(product.right)
+        units = (laid.rows, laid.columns)
+        count = math.prod(laid.lead)
+        if count * units[0] * units[1] > _LARGEST:
+            return None
+        assert left.tokens is not None and right.tokens is not None
+        scores = Scores(
+            self._pairs,
+            one.detach().reshape(count, laid.rows, one.shape[-1]).clone(),
+            other.detach().reshape(count, laid.columns, other.shape[-1]).clone(),
+            rows_of(laid.left(left.tokens), one.shape), rows_of(laid.right(right.tokens), other.shape),
+            max(left.depth, right.depth), left.scaled.by * right.scaled.by, left.scaled.learned or right.scaled.learned,
+        )  # fmt: skip
+        scores.note("scores", where)
+        scores.note("scale", left.scaled.where or right.scaled.where)
+        pairs = torch.arange(scores.first, scores.first + scores.count).reshape(*laid.lead, *units)
+        self._pairs += scores.count
+        self.scores.append(scores)
+        return Shadow(None, laid.out(pairs), frozenset({len(self.scores) - 1}), depth=scores.depth)
+
+    def _after_scores(
+        self, product: Spelled, laid: Laid, left: Shadow, right: Shadow | None, where: Location | None
+    ) -> Shadow | None:
+        """Weights times values; what else is multiplied by scores is followed no further."""
+        chosen = [one for one in self._scores(left) if one.logits is not None or one.of_sequences]
+        if right is None and is_learned(product.right):
+            for scores in chosen:
+                scores.mixed |= scores.softened is None
+        if right is None or right.tokens is None or not chosen:
+            return None if right is None or right.tokens is None else _projected(laid, None, right)
+        assert left.pairs is not None
+        pairs = laid.left(left.pairs)
+        tokens = torch.full(pairs.shape[:-1], UNKNOWN)
+        for scores in chosen:
+            along = scores.along(pairs, -1)
+            if scores.weights is None:
+                scores.multiply(scores.gathered(product.left, left.pairs, 0.0))
+                scores.keys = "left" if along == "left" else "right"
+                if along in ("left", "right", "none"):
+                    scores.values = scores.rows_weighted(pairs, laid.right(product.right))
+                scores.note("values", where)
+            tokens = torch.where(tokens == UNKNOWN, scores.query_tokens(pairs[..., 0], along == "left"), tokens)
+        whole = tokens.unsqueeze(-1).expand(*laid.lead, laid.rows, laid.columns)
+        return Shadow(laid.out(whole), depth=1 + max(left.depth, right.depth))
+
+    def _summed(
+        self, left: Tensor, right: Tensor, shape: torch.Size, axes: Sequence[int], result: Tensor,
+        where: Location | None,
+    ) -> None:  # fmt: skip
+        """A product written as an elementwise product and a sum."""
+        product, *cuts = outer(left, right, shape, axes)
+        own = [self.of(left), self.of(right)]
+        if any(one is None for one in own):
+            return
+        one, other = (shadow.map(cut) for shadow, cut in zip(own, cuts, strict=True) if shadow is not None)
+        self._product(product, one, other, result, where)
+
+    def _written(self, args: tuple[Any, ...], where: Location | None) -> None:
+        """`tensor[index] = value`: the shadow is written to in the same way, so that its views see it, too."""
+        tensor, index, value = args
+        own, source = self.of(tensor), self.of(value)
+        if own is not None and own.pairs is not None and source is None:
+            for scores in self._scores(own):
+                scores.note("mask", where)
+        if source is None:
+            return
+        made = own or Shadow()
+        tokens = _stamped(made.tokens, tensor, index, source.tokens)
+        pairs = _stamped(made.pairs, tensor, index, source.pairs)
+        depth = max(made.depth, source.depth)
+        self.know(tensor, Shadow(tokens, pairs, made.scores | source.scores, depth=depth, scaled=source.scaled))
+
+    def _fused(self, scores: Scores, query: Shadow | None, result: Tensor, where: Location | None) -> None:
+        """Attention in one call, all of it on one line."""
+        if where is not None:
+            scores.lines = dict.fromkeys(("scores", "scale", "mask", "softmax", "dropout", "values"), where)
+        self._pairs += scores.count
+        self.scores.append(scores)
+        if query is not None and query.tokens is not None:
+            tokens = agreed_along(query.tokens, [-1], True).expand(result.shape)
+            self.know(result, Shadow(tokens, depth=scores.depth + 1))
+
+    def told(self, make: Callable[[int, Known, AttentionCall], Scores], call: AttentionCall) -> None:
+        """A call of Saccade's operator, which no function of PyTorch shows."""
+        if torch._C._are_functorch_transforms_active():
+            return
+        where = location_here()
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            scores = make(self._pairs, self.of, call)
+            self._fused(scores, self.of(call.query), call.out, where)
+
+    def _scores(self, shadow: Shadow) -> list[Scores]:
+        return [self.scores[number] for number in sorted(shadow.scores)] if shadow.pairs is not None else []
+
+
+def _is_score(shadow: Shadow | None) -> bool:
+    return shadow is not None and shadow.pairs is not None
+
+
+def _projected(laid: Laid, left: Shadow | None, right: Shadow | None) -> Shadow | None:
+    """Rows times a matrix of parameters: they stay the rows of their tokens."""
+    shadow = left if left is not None else right
+    if shadow is None or shadow.tokens is None:
+        return None
+    tokens = agreed_along((laid.left if left is not None else laid.right)(shadow.tokens), [-1], True)
+    tokens = tokens if left is not None else tokens.transpose(-2, -1)
+    return Shadow(laid.out(tokens.expand(*laid.lead, laid.rows, laid.columns)), depth=shadow.depth)
+
+
+def _stamped(own: Tensor | None, tensor: Tensor, index: Any, source: Tensor | None) -> Tensor | None:
+    if own is None and source is None:
+        return None
+    made = torch.full(tensor.shape, UNKNOWN) if own is None else own if _is_writable(own) else own.clone()
+    made[index] = UNKNOWN if source is None else source
+    return made
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    return 0 not in tensor.stride()
+
+
+def _unbound(tensor: Tensor) -> Sequence[Tensor]:
+    return tensor.unbind(0)

@@ -1,0 +1,41 @@
+"""The weights of attention proper, read from its outputs: with unit vectors as values, the outputs are the weights.
+
+Shapes: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..target._inputs import Inputs
+from ..target._subject import Subject
+from ._units import SeenAttention, summed_axis
+
+
+def probed(
+    subject: Subject, inputs: Inputs, out: Tensor, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> SeenAttention | None:
+    """The attention of a call that gave `out`, None where its outputs are not `weights @ value`."""
+    query, key, value = (inputs[name] for name in ("query", "key", "value"))
+    length, width = value.shape[-2:]
+    parts = []
+    for start in range(0, length, width):
+        block = torch.eye(length, dtype=value.dtype, device=value.device)[:, start : start + width]
+        units = torch.nn.functional.pad(block, (0, width - block.shape[1])).expand(value.shape).contiguous()
+        given = inputs.map(lambda _, units=units: units, ["value"])  # type: ignore[misc]
+        parts.append(subject(copied(given), pairs=pairs, padding=padding).out[..., : block.shape[1]])
+    weights = torch.cat(parts, -1)
+    heads = query.shape[1]
+    if weights.shape != (inputs.batch, heads, inputs.length, length) or heads % key.shape[1]:
+        return None
+    key, value = (one.repeat_interleave(heads // key.shape[1], 1) for one in (key, value))
+    if not torch.allclose(weights @ value, out, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return None
+    return SeenAttention(query, key, value, weights.log(), weights, summed_axis(weights), "probed")
+
+
+def copied(inputs: Inputs) -> Inputs:
+    """The same in memory of its own, for targets that write into what they are given. One tensor stays one."""
+    copies = {id(one): one.clone() for one in inputs.tensors.values()}
+    return inputs.map(lambda one: copies[id(one)])

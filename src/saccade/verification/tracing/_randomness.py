@@ -1,0 +1,194 @@
+"""Where a target draws random numbers, and what they reach: found by following every operation of one call.
+
+A dropout is whatever it is called: a draw whose result reaches the weights, the scores, or neither.
+
+Shapes: (..., Lq, Lk) of weights, as they enter the product with the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..findings._finding import Location
+from ..target._here import location_here
+from ..target._inputs import Inputs
+from ..target._operations import Operations
+from ..target._subject import Subject
+
+# Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.
+_LAYOUT = {
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "clone", "unsqueeze", "squeeze", "slice",
+    "select", "_to_copy", "detach", "alias",
+}  # fmt: skip
+UNIFORM = {"rand", "rand_like", "uniform_", "uniform", "_scaled_dot_product_flash_attention_for_cpu"}
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}
+_SOFTMAX = {"_softmax", "_safe_softmax"}
+_LIKE_EMPTY = {"empty_like", "zeros_like", "ones_like", "empty", "zeros", "ones", "new_empty", "new_zeros", "new_ones"}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One operation that drew random numbers."""
+
+    name: str  # "bernoulli_", "rand_like", "native_dropout"
+    location: Location | None
+
+
+def drops(draws: tuple[Draw, ...]) -> bool:
+    """Whether what is drawn is what dropout draws, and not noise."""
+    return any("bernoulli" in one.name or "dropout" in one.name or one.name in UNIFORM for one in draws)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Weights times values."""
+
+    weights: Tensor  # (..., Lq, Lk) that multiplied the values
+    clean: Tensor | None  # the same as the softmax gave them
+    draw: Draw | None  # what was drawn for the weights, after the softmax
+    on_values: Draw | None  # what was drawn for the values
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """One call, with what it drew."""
+
+    out: Tensor
+    draws: tuple[Draw, ...]
+    before_softmax: tuple[tuple[Draw, str], ...]  # draws that a softmax saw, and on what: "scores" or "product"
+    products: tuple[Product, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Label:
+    """What is known of a tensor."""
+
+    draw: Draw | None = None
+    through_product: bool = False  # the draw went into a product that gave this
+    clean: Tensor | None = None  # these are weights, and so they came out of the softmax
+    exponential: bool = False
+
+
+_NONE = _Label()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """PyTorch's generator set to a seed within, and as it was after."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def followed(subject: Subject, inputs: Inputs, *, seed: int = 0, **masks: Any) -> Followed:
+    """Call the subject, in the mode that it is in, with PyTorch's generator at `seed`."""
+    mode = _Follow(subject)
+    with torch.no_grad(), seeded(seed), mode:
+        out = subject(inputs, **masks).out
+    return Followed(out, tuple(mode.draws), tuple(mode.before_softmax), tuple(mode.products))
+
+
+class _Follow(Operations):
+    def __init__(self, subject: Subject):
+        super().__init__()
+        module = subject.module
+        tensors = () if module is None else (*module.parameters(), *module.buffers())
+        self._learned = {one.untyped_storage()._cdata for one in tensors}
+        self._labels: dict[int, _Label] = {}
+        self._alive: list[Tensor] = []  # an id means its tensor only as long as that lives
+        self.draws: list[Draw] = []
+        self.before_softmax: list[tuple[Draw, str]] = []
+        self.products: list[Product] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        taken = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        given = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        label = self._label(func, args, kwargs or {}, taken, given)
+        for one in given:
+            self._keep(one, label)
+        return result
+
+    def _keep(self, tensor: Tensor, label: _Label) -> None:
+        if label is not _NONE or id(tensor) in self._labels:
+            self._alive.append(tensor)
+            self._labels[id(tensor)] = label
+
+    def _label(self, func: Any, args: Any, kwargs: Any, taken: list[Tensor], given: list[Tensor]) -> _Label:
+        name = func.overloadpacket.__name__
+        labels = [self._labels.get(id(one), _NONE) for one in taken]
+        if name in _LIKE_EMPTY or not given:
+            return _NONE
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(name, args, kwargs):
+            return self._drawn(name, labels)
+        if name in _PRODUCTS or name.startswith("convolution"):
+            return self._product(taken, labels)
+        if name in _SOFTMAX:
+            return self._softmax(labels[0], given[0])
+        if name in _LAYOUT and len(taken) == 1:
+            clean = labels[0].clean
+            again = None if clean is None else func(clean, *args[1:], **kwargs)
+            return _Label(labels[0].draw, labels[0].through_product, again, labels[0].exponential)
+        return self._pointwise(name, labels, given[0])
+
+    def _drawn(self, name: str, labels: list[_Label]) -> _Label:
+        draw = Draw(name, location_here())
+        self.draws.append(draw)
+        clean = labels[0].clean if name == "native_dropout" else None
+        return _Label(draw, clean=clean)
+
+    def _product(self, taken: list[Tensor], labels: list[_Label]) -> _Label:
+        if any(one.untyped_storage()._cdata in self._learned for one in taken):
+            return _NONE
+        factors, labels = taken[-2:], labels[-2:]
+        for at, one in enumerate(labels):
+            if one.clean is not None:
+                other = labels[1 - at]
+                self.products.append(Product(factors[at], one.clean, one.draw, other.draw))
+                return _NONE
+        draw = next((one.draw for one in labels if one.draw is not None), None)
+        same = labels[0].draw is labels[1].draw  # the input itself was dropped, and nothing projected it
+        return _NONE if draw is None or same else _Label(draw, through_product=True)
+
+    def _softmax(self, label: _Label, out: Tensor) -> _Label:
+        if label.draw is not None:
+            self.before_softmax.append((label.draw, "product" if label.through_product else "scores"))
+        return _Label(clean=out)
+
+    def _pointwise(self, name: str, labels: list[_Label], out: Tensor) -> _Label:
+        if name in ("exp", "exp2", "exp_"):
+            return _Label(labels[0].draw, labels[0].through_product, exponential=True)
+        if name in ("div", "div_", "mul") and len(labels) == 2 and all(one.exponential for one in labels):
+            merged = _merged(labels)
+            return self._softmax(_Label(merged.draw, merged.through_product), out)
+        if name in ("_log_softmax", "logsumexp"):
+            return _NONE
+        merged = _merged(labels)
+        same = merged.clean is not None and merged.clean.shape == out.shape
+        return merged if same else replace(merged, clean=None)  # a mean of weights is no weights
+
+
+def _merged(labels: list[_Label]) -> _Label:
+    labels = [one for one in labels if one is not _NONE]
+    if not labels:
+        return _NONE
+    draw = next((one.draw for one in labels if one.draw is not None), None)
+    clean = next((one.clean for one in labels if one.clean is not None), None)
+    return _Label(draw, any(one.through_product for one in labels), clean, any(one.exponential for one in labels))
+
+
+def _draws(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation that may draw does so in this call."""
+    if name == "native_dropout":
+        return bool(args[2]) and args[1] > 0
+    if "scaled_dot_product" in name:
+        given = kwargs.get("dropout_p", next((one for one in args[3:] if type(one) is float), 0.0))
+        return bool(given > 0)
+    return True

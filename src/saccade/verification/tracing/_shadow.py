@@ -1,0 +1,195 @@
+"""What is known of each element of a tensor on its way through the target: the shadow that it casts.
+
+A function that only moves elements about is called once more, on the shadow: so it is known exactly where everything
+went, whatever views, splits, loops and buffers an implementation takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Location
+from ._products import varying
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What rows were multiplied by since they were made, or scores."""
+
+    by: float = 1.0
+    learned: bool = False  # whether a parameter was among it
+    where: Location | None = None  # the last line that did
+
+    def times(self, by: float, learned: bool, where: Location | None) -> Scaled:
+        """And by another number. Signs, as rotary positions have them, say nothing."""
+        return Scaled(self.by * abs(by), self.learned or learned, where)
+
+
+NOT_SCALED = Scaled()
+
+
+@dataclass(frozen=True, eq=False)
+class Shadow:
+    """`tokens` and `pairs` have the tensor's own shape.
+
+    Rows of queries, keys and values know their token: which position of which batch item of which input. Scores and
+    weights know their pair: which element of which product.
+    """
+
+    tokens: Tensor | None = None
+    pairs: Tensor | None = None
+    scores: frozenset[int] = frozenset()  # the products that its pairs are of
+    outer: tuple[Tensor, Tensor] | None = None  # the factors of a product that is not summed yet
+    depth: int = 0  # attention computations that it has been through
+    scaled: Scaled = NOT_SCALED
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Shadow:
+        """The same change to tokens and pairs."""
+        return replace(
+            self,
+            tokens=None if self.tokens is None else change(self.tokens),
+            pairs=None if self.pairs is None else change(self.pairs),
+            outer=None,
+        )
+
+
+def unknown(shape: Sequence[int], depth: int = 0) -> Shadow:
+    """Made of the inputs, nobody knows how."""
+    return Shadow(tokens=torch.full(tuple(shape), UNKNOWN), depth=depth)
+
+
+def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], shadow: Shadow) -> Any:
+    """Shadows of what a function gives that only moves the elements of its first argument, nested as its result is."""
+    if name == "pad":
+        args, kwargs = (*args[:2],), {"mode": "constant", "value": UNKNOWN}
+    rest = args[1:]
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("input", "self")}
+
+    def one(own: Tensor) -> Any:
+        try:
+            return func(own, *rest, **kwargs)
+        except RuntimeError:
+            if name not in ("view", "view_as"):
+                raise
+            return own.contiguous().view(*(rest[0].shape if name == "view_as" else rest))  # it may lie otherwise
+
+    found = [None if own is None else one(own) for own in (shadow.tokens, shadow.pairs)]
+    several = next((one for one in found if isinstance(one, (tuple, list))), None)
+    if several is None:
+        return replace(shadow, tokens=found[0], pairs=found[1], outer=None)
+    parts = [[None] * len(several) if one is None else one for one in found]
+    return [replace(shadow, tokens=one, pairs=other, outer=None) for one, other in zip(*parts, strict=True)]
+
+
+def joined(
+    func: Any, tensors: Sequence[Tensor], shadows: Sequence[Shadow | None], rest: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Shadow:  # fmt: skip
+    """The shadow of tensors put together by cat, stack and the like."""
+    kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
+
+    def one(which: str) -> Tensor | None:
+        own = [None if shadow is None else getattr(shadow, which) for shadow in shadows]
+        if all(part is None for part in own):
+            return None
+        filled = [
+            torch.full(tensor.shape, UNKNOWN) if part is None else part
+            for tensor, part in zip(tensors, own, strict=True)
+        ]
+        joined: Tensor = func(filled, *rest, **kwargs)
+        return joined
+
+    known = [shadow for shadow in shadows if shadow is not None]
+    return Shadow(
+        one("tokens"), one("pairs"), frozenset().union(*(shadow.scores for shadow in known)),
+        depth=max(shadow.depth for shadow in known),
+        scaled=next((shadow.scaled for shadow in known if shadow.scaled != NOT_SCALED), NOT_SCALED),
+    )  # fmt: skip
+
+
+def elementwise(shape: torch.Size, shadows: Sequence[Shadow]) -> Shadow | None:
+    """The shadow of a function of each element, with broadcasting; None where the shapes say that it is none."""
+    pairs = [shadow for shadow in shadows if shadow.pairs is not None and _fits(shadow.pairs, shape)]
+    tokens = [shadow for shadow in shadows if shadow.tokens is not None and _fits(shadow.tokens, shape)]
+    if not pairs and not tokens:
+        return None
+    known = [*pairs, *tokens]
+    return Shadow(
+        _agreed([shadow.tokens for shadow in tokens], shape),
+        None if not pairs else _first([shadow.pairs for shadow in pairs], shape),
+        frozenset().union(*(shadow.scores for shadow in pairs)),
+        depth=max(shadow.depth for shadow in shadows),
+        scaled=next((shadow.scaled for shadow in known if shadow.scaled != NOT_SCALED), NOT_SCALED),
+    )
+
+
+def _fits(tensor: Tensor, shape: torch.Size) -> bool:
+    if tensor.dim() > len(shape):
+        return False
+    return all(own in (1, size) for own, size in zip(tensor.shape[::-1], tuple(shape)[::-1], strict=False))
+
+
+def _first(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor:
+    parts = [part.expand(shape) for part in given if part is not None]
+    made = parts[0]
+    for part in parts[1:]:
+        made = torch.where(made == UNKNOWN, part, made)
+    return made
+
+
+def _agreed(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor | None:
+    """What all say that say anything; -1 where they differ."""
+    parts = [part.expand(shape) for part in given if part is not None]
+    if not parts:
+        return None
+    made = parts[0]
+    for part in parts[1:]:
+        differ = (made != part) & (made != UNKNOWN) & (part != UNKNOWN)
+        made = torch.where(made == UNKNOWN, part, made).masked_fill(differ, UNKNOWN)
+    return made
+
+
+def agreed_along(known: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    """What all elements along the axes say together, -1 where they differ."""
+    if known.numel() == 0:
+        return known.sum(list(axes), keepdim=keep)
+    low, high = known.amin(list(axes), keepdim=keep), known.amax(list(axes), keepdim=keep)
+    return low.masked_fill(low != high, UNKNOWN)
+
+
+def varies(shadow: Shadow | None) -> Callable[[Tensor, int], bool]:
+    """Whether the tokens or pairs of a factor differ along an axis."""
+
+    def differs(tensor: Tensor, axis: int) -> bool:
+        if shadow is None:
+            return tensor.shape[axis] > 1
+        known = shadow.pairs if shadow.pairs is not None else shadow.tokens
+        return known is not None and known.shape == tensor.shape and varying(known, axis)
+
+    return differs
+
+
+# Functions that move elements of their first argument about and change none.
+MOVES = frozenset({
+    "view", "reshape", "transpose", "permute", "T", "mT", "H", "mH", "t", "movedim", "moveaxis", "swapaxes", "swapdims",
+    "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "view_as", "reshape_as", "repeat",
+    "repeat_interleave", "tile", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "getitem", "select",
+    "narrow", "index_select", "gather", "take_along_dim", "flatten", "unflatten", "ravel", "flip", "roll", "diagonal",
+    "unfold", "as_strided", "hsplit", "vsplit", "dsplit", "unsafe_split", "unsafe_chunk", "pad", "iter",
+})  # fmt: skip
+JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"})
+REDUCTIONS = frozenset({
+    "sum", "mean", "amax", "max", "amin", "min", "logsumexp", "norm", "vector_norm", "var", "std", "prod", "nansum",
+    "nanmean", "argmax", "argmin", "all", "any", "median",
+})  # fmt: skip
+# After these it does not matter what rows were multiplied by before.
+NORMS = frozenset({"layer_norm", "rms_norm", "normalize", "group_norm", "batch_norm", "instance_norm"})
+# Of one tensor, but elements change places in a way that nobody follows.
+SHUFFLES = frozenset({"sort", "argsort", "topk", "cumsum", "cumprod", "fft", "ifft", "multinomial"})

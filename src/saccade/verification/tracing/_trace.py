@@ -1,0 +1,98 @@
+"""What attention a target forms inside: scores, softmax and weights, with the lines that form them.
+
+`measured` is what checks use: the weights of attention proper are read from its outputs, whatever it does inside; a
+module's are traced.
+
+Shapes: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ... import _tap
+from ..findings._finding import Inapplicable, Location
+from ..target._inputs import Inputs
+from ..target._subject import Result, Subject
+from ._fused import told
+from ._mode import Factor, Looking, Step
+from ._probe import copied, probed
+from ._units import SeenAttention, Tokens, attentions
+
+__all__ = ["SeenAttention", "Step", "Traced", "measured", "traced"]
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """One call of the target, looked into."""
+
+    result: Result
+    attentions: tuple[SeenAttention, ...]
+    steps: tuple[Step, ...]
+    kernels: tuple[str, ...] = ()  # attention kernels that were called by themselves, which nobody can look into
+    factors: tuple[Factor, ...] = ()
+    tokens: Tokens | None = None
+
+    def line(self, *names: str) -> Location | None:
+        """Where the last call of one of these names stands."""
+        found = [step.location for step in self.steps if step.name in names and step.location is not None]
+        return found[-1] if found else None
+
+
+def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Traced:
+    """Call the target and look at what it computes. Attention is listed in the order in which it was computed.
+
+    `attentions` is empty where none could be followed: a kernel of its own, or none at all. Keys that do not stand in
+    the inputs (a cache, a learned one) make Lk larger than the inputs' own.
+
+    Raises:
+        Inapplicable: the target takes no mask that can say this.
+        TargetError: the target raised.
+    """
+    inputs = copied(inputs)
+    tokens, looking = Tokens(inputs), Looking()
+    for tensor, shadow in tokens:
+        looking.know(tensor, shadow)
+    # with gradients, so that what depends on a parameter says so
+    with torch.enable_grad(), _tap.observed_by(lambda call: looking.told(told, call)), looking:
+        result = subject(inputs, pairs=pairs, padding=padding)
+    with torch.no_grad():
+        seen = attentions(looking.scores, tokens, inputs.batch)
+    return Traced(result, seen, tuple(looking.steps), tuple(looking.kernels), tuple(looking.factors), tokens)
+
+
+def measured(
+    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> tuple[SeenAttention, ...]:
+    """The attention of one call, probed or traced.
+
+    Raises:
+        Inapplicable: neither could be done; the message says what was missing.
+        TargetError: the target raised.
+    """
+    looked = traced(subject, inputs, pairs=pairs, padding=padding)
+    if subject.form == "attention":
+        with torch.no_grad():
+            found = probed(subject, inputs, looked.result.out.detach(), pairs=pairs, padding=padding)
+        if found is not None:
+            return (_with_what_was_seen(found, looked.attentions),)
+    if looked.attentions:
+        return looked.attentions
+    why = f": it calls {looked.kernels[0]}" if looked.kernels else ""
+    raise Inapplicable(f"no product of queries and keys with a softmax after it could be followed in it{why}")
+
+
+def _with_what_was_seen(probe: SeenAttention, seen: tuple[SeenAttention, ...]) -> SeenAttention:
+    """What was seen with the probe's weights, if that is one computation and gives the same, else its lines alone."""
+    if len({one.lines.get("scores") for one in seen}) != 1:
+        return probe
+    one, weights = seen[0], probe.weights
+    if len(seen) > 1 or one.weights.shape != weights.shape:
+        return replace(probe, lines=one.lines)
+    if not torch.allclose(one.weights.to(weights.dtype), weights, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return replace(probe, lines=one.lines)
+    normalised = probe.normalised if one.normalised == "unknown" else one.normalised
+    return replace(one, weights=weights, value=probe.value, normalised=normalised, source="probed")

@@ -1,0 +1,294 @@
+"""Scores that were followed, as attention computations: which unit is which head of which batch item.
+
+Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Location
+from ..target._inputs import Inputs
+from ._scores import Scores
+from ._shadow import UNKNOWN, Shadow
+
+Axis = Literal["key", "query", "head", "batch", "none", "unknown"]
+
+
+@dataclass(frozen=True, eq=False)
+class SeenAttention:
+    """One attention computation. Keys and values are expanded to the query heads."""
+
+    query: Tensor  # (B, H, Lq, D), as they entered the product, scaled or not
+    key: Tensor  # (B, H, Lk, D)
+    value: Tensor | None  # (B, H, Lk, Dv), None where nobody saw it
+    logits: Tensor | None  # (B, H, Lq, Lk) that entered the softmax, masked ones as they were; None: not seen
+    weights: Tensor  # (B, H, Lq, Lk) that multiplied the values
+    normalised: Axis  # the axis that the softmax ran over
+    source: Literal["by hand", "F.scaled_dot_product_attention", "probed"]
+    softened: Tensor | None = None  # (B, H, Lq, Lk) as they came out of softmax(), None where none was called
+    zeroed: Tensor | None = None  # (B, H, Lq, Lk) scores that were multiplied by 0, None where none was
+    scaled: float = 1.0  # what queries and keys had been multiplied by before the product
+    learned: bool = False  # whether queries, keys or logits were multiplied by a parameter
+    mixed: bool = False  # whether a map made the logits of the scores of several heads
+    # "scores" "scale" "mask" "softmax" "dropout" "values" and more
+    lines: Mapping[str, Location] = field(default_factory=dict)
+
+
+class Tokens:
+    """Numbers for the tokens of all inputs, and whose they are: -1 is nobody's."""
+
+    def __init__(self, inputs: Inputs):
+        self._shadows: list[tuple[Tensor, Shadow]] = []
+        item, head, position, length = [], [], [], []
+        side: list[Tensor] = []
+        count = 0
+        for tensor in {id(one): one for one in inputs.tensors.values()}.values():
+            shape = tensor.shape if inputs.vocabulary else tensor.shape[:-1]
+            numbers = torch.arange(count, count + shape.numel()).reshape(shape)
+            count += shape.numel()
+            self._shadows.append((tensor, Shadow(numbers if inputs.vocabulary else _widened(numbers, tensor))))
+            own = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
+            item.append(own[0].reshape(-1))
+            head.append((own[1] if len(shape) == 3 else torch.zeros_like(own[0])).reshape(-1))
+            position.append(own[-1].reshape(-1))
+            length.append(torch.full((shape.numel(),), shape[-1]))
+            side.append(torch.full((shape.numel(),), len(side)))
+        self.item, self.head, self.position, self.length, self.side = (
+            _with_nobody(one) for one in (item, head, position, length, side)
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Shadow]]:
+        return iter(self._shadows)
+
+
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """One matrix of weights: a head of a batch item, or some of its rows."""
+
+    item: int
+    head: int
+    rows: Tensor  # (rows,) positions of the queries, -1 unknown
+    columns: Tensor
+    lengths: tuple[int, int]  # of the sequences that queries and keys are of
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    logits: Tensor | None
+    weights: Tensor
+    softened: Tensor | None = None
+    zeroed: Tensor | None = None
+    tiled: bool = False  # whether its rows came in parts, each with some of the keys
+
+    @property
+    def places(self) -> Tensor | None:
+        """(rows, columns) the numbers of its pairs in the whole matrix, None where positions are not known."""
+        for known in (self.rows, self.columns):
+            if bool((known == UNKNOWN).any()) or len(known.unique()) != len(known):
+                return None
+        return self.rows[:, None] * self.lengths[1] + self.columns
+
+
+def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[SeenAttention, ...]:
+    """Those of all scores that became weights; what was computed in loops is put together."""
+    groups: dict[object, list[Scores]] = {}
+    softened = [scores for scores in found if scores.weights is not None or scores.softened is not None]
+    softened = [scores for scores in softened if not _features(scores)]
+    used = [scores for scores in softened if scores.weights is not None]
+    for scores in used or softened:  # what meets no values is no attention where something else does
+        groups.setdefault(_place(scores, tokens), []).append(scores)
+    made = [_together(group, tokens, batch) for group in groups.values()]
+    return tuple(one for one in made if one is not None)
+
+
+def _features(scores: Scores) -> bool:
+    """Whether these are random features, as in Performer (arXiv 2009.14794): exp of a product with a fixed matrix,
+    whose rows are nobody's tokens. A softmax over learned queries or keys is called as one."""
+    sides = (scores.left_tokens, scores.right_tokens)
+    return scores.softened is None and any(bool((side == UNKNOWN).all()) for side in sides)
+
+
+def _place(scores: Scores, tokens: Tokens) -> object:
+    """What computations have in common that a loop makes one attention of."""
+    lines = tuple(scores.lines.get(name) for name in ("scores", "softmax", "values"))
+    if lines[0] is None:
+        return id(scores)
+    sides = (tokens.side[scores.left_tokens[0, 0]].item(), tokens.side[scores.right_tokens[0, 0]].item())
+    return lines, scores.depth, sides, scores.left.shape[-1], scores.source, scores.keys, scores.logits is None
+
+
+def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttention | None:
+    units = [unit for scores in group for unit in _units(scores, tokens, batch)]
+    heads = [_heads([unit for unit in units if unit.item == item]) for item in range(batch)]
+    shapes = {tuple(head.weights.shape) for own in heads for head in own}
+    if len({len(own) for own in heads}) != 1 or len(shapes) != 1:
+        return None
+    first = group[0]
+    seen = SeenAttention(
+        _stacked([[head.query for head in own] for own in heads]),
+        _stacked([[head.key for head in own] for own in heads]),
+        _stacked_where_all([[head.value for head in own] for own in heads]),
+        _stacked_where_all([[head.logits for head in own] for own in heads]),
+        _stacked([[head.weights for head in own] for own in heads]),
+        "unknown", first.source, _stacked_where_all([[head.softened for head in own] for own in heads]),
+        _stacked_where_all([[head.zeroed for head in own] for own in heads]), first.scaled, first.learned,
+        first.mixed, dict(first.lines),
+    )  # fmt: skip
+    if any(head.tiled for own in heads for head in own):
+        return seen
+    return replace(seen, normalised=_axis(first, seen))
+
+
+def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
+    turned = scores.keys == "left"
+    weights = scores.weights if scores.weights is not None else scores.softened
+    assert weights is not None
+    sides = (scores.right, scores.left) if turned else (scores.left, scores.right)
+    names = (scores.right_tokens, scores.left_tokens) if turned else (scores.left_tokens, scores.right_tokens)
+    items = _items(tokens, names, batch)
+    for unit in range(scores.shape[0]):
+        rows, columns = (name[unit] for name in names)
+        own = [
+            None if one is None else one[unit].mT if turned else one[unit]
+            for one in (scores.logits, weights, scores.softened, scores.zeroed)
+        ]
+        assert own[1] is not None
+        yield _Unit(
+            int(items[unit]), _common(tokens.head[rows]), tokens.position[rows], tokens.position[columns],
+            (int(tokens.length[rows].max()), int(tokens.length[columns].max())), sides[0][unit], sides[1][unit],
+            None if scores.values is None else scores.values[unit], own[0], own[1], own[2],
+            own[3],
+        )  # fmt: skip
+
+
+def _items(tokens: Tokens, names: tuple[Tensor, Tensor], batch: int) -> Tensor:
+    """(U,) the batch item of each unit: its queries', else its keys', else by its place."""
+    units = names[0].shape[0]
+    sides = [tokens.item[name] for name in names]
+    for side in sides:
+        same = (side == side[:, :1]).all(-1) & (side[:, 0] != UNKNOWN)
+        if same.all():
+            return side[:, 0]
+    return torch.arange(units).div(max(1, units // batch), rounding_mode="floor")
+
+
+def _common(numbers: Tensor) -> int:
+    return int(numbers[0]) if (numbers == numbers[0]).all() else UNKNOWN
+
+
+def _heads(units: Sequence[_Unit]) -> list[_Unit]:
+    """The heads of one batch item. Units that have some of the pairs each are put together."""
+    groups: list[list[_Unit]] = []
+    for unit in units:
+        own = next((group for group in groups if _continues(group, unit)), None)
+        if own is None:
+            groups.append([unit])
+        else:
+            own.append(unit)
+    whole = [_whole(group) if len(group) > 1 else _in_order(group[0]) for group in groups]
+    known = [unit.head for unit in whole]
+    if len(set(known)) == len(known) and UNKNOWN not in known:
+        whole.sort(key=lambda unit: unit.head)
+    return whole
+
+
+def _continues(group: Sequence[_Unit], unit: _Unit) -> bool:
+    """Whether a unit has pairs of the same head that the group has not."""
+    places = [one.places for one in (*group, unit)]
+    if group[0].head != unit.head or unit.weights.numel() >= math.prod(unit.lengths):
+        return False
+    known = [one.reshape(-1) for one in places if one is not None]
+    return len(known) == len(places) and not bool(torch.isin(known[-1], torch.cat(known[:-1])).any())
+
+
+def _whole(group: Sequence[_Unit]) -> _Unit:
+    """One matrix of those that are parts of it. Of tiles, whose softmax goes on from tile to tile, the weights are what
+    the logits make of them."""
+    first, (rows, columns) = group[0], group[0].lengths
+    weights = first.weights.new_zeros(rows * columns)
+    logits = None if any(unit.logits is None for unit in group) else torch.full_like(weights, -math.inf)
+    query, key = first.query.new_zeros(rows, first.query.shape[-1]), first.key.new_zeros(columns, first.key.shape[-1])
+    values = (
+        None if any(unit.value is None for unit in group) else [unit.value for unit in group if unit.value is not None]
+    )
+    value = None if values is None else values[0].new_zeros(columns, values[0].shape[-1])
+    for at, unit in enumerate(group):
+        places = unit.places
+        assert places is not None
+        weights[places] = unit.weights
+        query[unit.rows], key[unit.columns] = unit.query, unit.key
+        if logits is not None and unit.logits is not None:
+            logits[places] = unit.logits.to(logits.dtype)
+        if value is not None and values is not None:
+            value[unit.columns] = values[at]
+    tiled = sum(len(unit.rows) for unit in group) > len(torch.cat([unit.rows for unit in group]).unique())
+    if tiled and logits is not None:
+        weights = logits.reshape(rows, columns).softmax(-1)
+    return _Unit(
+        first.item, first.head, torch.arange(rows), torch.arange(columns), first.lengths, query, key, value,
+        None if logits is None else logits.reshape(rows, columns), weights.reshape(rows, columns), tiled=tiled,
+    )  # fmt: skip
+
+
+def _in_order(unit: _Unit) -> _Unit:
+    """Rows and columns by their positions, where these are known and differ."""
+    rows, columns = _order(unit.rows), _order(unit.columns)
+    return replace(
+        unit, query=unit.query[rows], key=unit.key[columns], weights=unit.weights[rows][:, columns],
+        value=None if unit.value is None else unit.value[columns],
+        logits=None if unit.logits is None else unit.logits[rows][:, columns],
+        softened=None if unit.softened is None else unit.softened[rows][:, columns],
+        zeroed=None if unit.zeroed is None else unit.zeroed[rows][:, columns],
+    )  # fmt: skip
+
+
+def _order(positions: Tensor) -> Tensor:
+    known = bool((positions != UNKNOWN).all()) and len(positions.unique()) == len(positions)
+    return positions.argsort() if known else torch.arange(len(positions))
+
+
+def _stacked(rows: Sequence[Sequence[Tensor]]) -> Tensor:
+    return torch.stack([torch.stack(list(row)) for row in rows])
+
+
+def _stacked_where_all(rows: Sequence[Sequence[Tensor | None]]) -> Tensor | None:
+    known = [[one for one in row if one is not None] for row in rows]
+    return _stacked(known) if all(len(own) == len(row) for own, row in zip(known, rows, strict=True)) else None
+
+
+def _axis(scores: Scores, seen: SeenAttention) -> Axis:
+    """Which axis of the weights the softmax ran over: as it was called, else by what sums to one."""
+    along = scores.normalised
+    if along in ("left", "right"):
+        return "key" if along == (scores.keys or "right") else "query"
+    summing = summed_axis(seen.weights)
+    if along is None:
+        return "none" if scores.logits is None and summing == "unknown" else summing
+    if along == "unit":
+        return summing if summing in ("head", "batch") else "head" if seen.weights.shape[1] > 1 else "batch"
+    return "key" if along == "none" and seen.weights.shape[-1] == 1 else "unknown"
+
+
+def summed_axis(weights: Tensor) -> Axis:
+    """The axis along which weights (B, H, Lq, Lk) sum to one, "unknown" if they do along none."""
+    names: tuple[tuple[Axis, int], ...] = (("key", 3), ("query", 2), ("head", 1), ("batch", 0))
+    for name, axis in names:
+        sums = weights.double().sum(axis)
+        if torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-3):
+            return name
+    return "unknown"
+
+
+def _widened(numbers: Tensor, tensor: Tensor) -> Tensor:
+    return numbers.unsqueeze(-1).expand(tensor.shape)
+
+
+def _with_nobody(parts: Sequence[Tensor]) -> Tensor:
+    """Numbers by token, and -1 at the end, where the index -1 finds it."""
+    return torch.cat([*parts, torch.tensor([UNKNOWN])])

@@ -1,0 +1,141 @@
+"""Which keys each query gives weight to, inside the target: exact, for each head, its own position included.
+
+Shapes: B batch, H heads, L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Inapplicable, Location, TargetError
+from ..target._influence import seeded
+from ..target._inputs import Inputs
+from ..target._subject import Subject
+from ._trace import SeenAttention, Step, measured, traced
+
+_UNDERFLOW = 80.0  # exp(-88) is the smallest normal number of float32
+_HIDDEN = -5e3  # masks fill with -1e4 or less, or add it
+_HIDING = ("masked_fill", "masked_fill_", "where")
+_USED = (*_HIDING, "add", "add_", "mul", "mul_")
+_MADE = ("tril", "tril_", "triu", "triu_")
+# what makes a mask of positions, for a kernel that hides by itself
+_COMPARING = (
+    "le", "lt", "ge", "gt", "eq", "ne", "and", "or", "bitwise_and", "bitwise_or", "logical_and", "logical_or",
+)  # fmt: skip
+_ORDERING = ("le", "lt", "ge", "gt")
+_JOINING = (
+    "conv1d", "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
+    "batch_norm", "layer_norm", "softmax", "median", "logsumexp",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Visible:
+    """One attention over a sequence of its own."""
+
+    seen: SeenAttention
+    number: int  # among those of the call
+
+    @property
+    def weights(self) -> Tensor:
+        """(B, H, L, L) that multiplied the values."""
+        return self.seen.weights.double()
+
+    @property
+    def attends(self) -> Tensor:
+        """(B, H, L, L) booleans: see `attends`."""
+        return attends(self.seen)
+
+    def line(self, *kinds: str) -> Location | None:
+        """The source line of the first kind that is known."""
+        return next((self.seen.lines[kind] for kind in kinds if kind in self.seen.lines), None)
+
+
+def attends(seen: SeenAttention) -> Tensor:
+    """(B, H, Lq, Lk) booleans: a weight that is not 0, NaN included, or is 0 only because its logit, which nothing
+    hides, lies that far below its row's largest."""
+    if seen.logits is None or seen.logits.shape != seen.weights.shape:
+        return seen.weights != 0
+    below = seen.logits.amax(-1, keepdim=True) - seen.logits
+    return (seen.weights != 0) | ((below > _UNDERFLOW) & (seen.logits > _HIDDEN))
+
+
+def self_attentions(
+    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> tuple[Visible, ...]:
+    """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
+    try:
+        with seeded(), torch.no_grad():
+            # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
+            found = measured(subject.fresh(), inputs, pairs=pairs, padding=padding)
+    except (Inapplicable, TargetError):
+        return ()
+    length = inputs.length
+    return tuple(Visible(one, at) for at, one in enumerate(found) if one.weights.shape[-2:] == (length, length))
+
+
+def steps_of(
+    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> tuple[Step, ...]:
+    """What the target calls, in order; nothing where it could not be followed."""
+    try:
+        with seeded(), torch.no_grad():
+            return traced(subject.fresh(), inputs, pairs=pairs, padding=padding).steps
+    except (Inapplicable, TargetError):
+        return ()
+
+
+def masking_line(steps: Sequence[Step], inputs: Inputs, *, shape_first: bool = False) -> Location | None:
+    """Where the target hides keys, by the name of the call that does; `shape_first`: where the mask itself is made."""
+    shape = (inputs.length, inputs.key_length)
+    here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
+    made = [step for step in here if step.name in _MADE]
+    # a product or sum of two tensors; with a number it is the scale
+    used = [step for name in _USED for step in here if step.name == name and _of_two(step)]
+    compared = [step for step in here if step.name in _COMPARING][-1:]
+    anywhere = [step for step in steps if step.name in _HIDING and step.location is not None]
+    for found in (made, used, compared, anywhere) if shape_first else (used, made, compared, anywhere):
+        if found:
+            return found[0].location
+    return None
+
+
+def shaping_line(steps: Sequence[Step], inputs: Inputs) -> Location | None:
+    """Where the pattern of a mask over a sequence is made: the last triangle, else the last comparison of positions."""
+    shape = (inputs.length, inputs.key_length)
+    here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
+    for names in (_MADE, _ORDERING):
+        found = [step.location for step in here if step.name in names]
+        if found:
+            return found[-1]
+    return None
+
+
+def _of_two(step: Step) -> bool:
+    return step.name in _HIDING or len(step.taken) > 1
+
+
+def line_over_sequence(steps: Sequence[Step], length: int) -> Location | None:
+    """Where something other than attention joins positions: a mean, a deviation, a flip along the sequence."""
+    for step in steps:
+        if step.location is None or not step.taken or step.name not in _JOINING:
+            continue
+        before, after = step.taken[0], step.given
+        if step.name == "conv1d" and before[-1] == length and len(step.taken) > 1 and step.taken[1][-1] > 1:
+            return step.location
+        if before[-2:] == (length, length):  # scores
+            continue
+        lost = length in before and (length not in after or (len(after) == len(before) and after != before))
+        if lost or (length in before and step.name in ("flip", "roll", "cumsum", "cumprod", "batch_norm")):
+            return step.location
+    return None
+
+
+def one_sequence(subject: Subject, batch: int, length: int, *, spread: float = 1.0, seed: int = 0) -> Inputs:
+    """Inputs of one sequence; a context of another length, so that the two cannot be taken for each other."""
+    context = length + 3 if subject.form == "cross" else None
+    return subject.one_sequence(subject.inputs(batch, length, context, spread=spread, seed=seed))

@@ -1,0 +1,233 @@
+"""Which channel of which projection reaches which head: read from the graph of one call.
+
+A projection's result has a slot for every position and channel, whatever its shape. What the output projection is given
+("merged") has elements; each row of it belongs to a position. The gradient of an element with respect to the slots says
+what it was made from: its query from one position, keys and values from all that are seen.
+
+Shapes: L positions, C channels of all projections together, N elements of one merged row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Inapplicable, Location
+from ..target._inputs import Inputs
+from ..target._subject import Subject
+from ._flow import Flow, LinearMap, followed
+
+_MOST_ELEMENTS = 128  # of a row; of wider ones every so many are looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A linear map (or an input of attention proper) whose result at a position comes from that position alone."""
+
+    out: Tensor
+    slots: Tensor  # (L, channels) where in the flattened `out` they stand
+    name: str  # of its parameter, or of the input
+    place: int  # of its map among all; -1: an input
+    weight: Tensor | None
+    location: Location | None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one row of the merged heads was made from."""
+
+    position: int
+    elements: Tensor  # (N,) their order within the row
+    width: int  # of the row
+    made_from: Tensor  # (N, L, C) booleans
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """The first attention of a target."""
+
+    projections: tuple[Projection, ...]
+    rows: tuple[Row, ...]
+    merged: LinearMap | None  # the output projection; None: there is none, rows are of the output itself
+    flow: Flow
+    changed: tuple[Flow, ...]  # the same call with each position of each input changed
+    subject: Subject  # the copy that was followed
+    original: Subject  # of which it is a copy
+    inputs: Inputs
+
+    @property
+    def channels(self) -> list[tuple[int, int]]:
+        """(projection, channel) of each of the C."""
+        return [(p, c) for p, one in enumerate(self.projections) for c in range(one.slots.shape[1])]
+
+
+def wiring(subject: Subject, length: int) -> Wiring:
+    """Follow one call of `length` positions.
+
+    Raises:
+        Inapplicable: its linear maps are not those of attention as it is known.
+    """
+    original, subject = subject, ready(subject)
+    inputs = subject.inputs(1, length, dtype=subject.dtype if subject.module is not None else torch.float64).leaves()
+    flow = followed(subject, inputs)
+    if not flow.result.out.requires_grad:
+        raise Inapplicable("its output has no gradient to follow")
+    changed = _changed_flows(original, inputs, flow)
+    given = [_labels(flow, changed, place, "given") for place in range(len(flow.maps))]
+    end = next((place for place, label in enumerate(given) if (label.sum(-1) > 1).any()), len(flow.maps))
+    merged = _output_projection(flow, end, length)
+    projections = _projections(subject, flow, changed, end, length) or _leaves(subject, inputs)
+    rows = _merged_rows(flow, changed, merged, given, length)
+    made = tuple(_row(at, *rows[at], projections) for at in sorted({length - 1, length // 2}))
+    return Wiring(tuple(projections), made, merged, flow, tuple(changed), subject, original, inputs)
+
+
+def ready(subject: Subject) -> Subject:
+    """A copy whose parameters collect gradients."""
+    copy = subject.fresh()
+    for parameter in copy.module.parameters() if copy.module is not None else ():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return copy
+
+
+def _changed_flows(subject: Subject, inputs: Inputs, flow: Flow) -> list[Flow]:
+    """The call again for each position of each input, with that position changed."""
+    flows = []
+    for name, tensor in inputs.tensors.items():
+        for position in range(tensor.shape[1] if inputs.vocabulary else tensor.shape[-2]):
+            other = inputs.changed([position]).tensors[name]
+            new = followed(ready(subject), replace(inputs, tensors={**inputs.tensors, name: other}).leaves())
+            if [one.out.shape for one in new.maps] != [one.out.shape for one in flow.maps]:
+                raise Inapplicable("it computes something else for other numbers")
+            flows.append(new)
+    return flows
+
+
+def _output_projection(flow: Flow, end: int, length: int) -> LinearMap | None:
+    """The first map of what comes from many positions that gives a row for each; one that mixes the scores of heads
+    ("talking heads") gives more.
+
+    Raises:
+        Inapplicable: there are such maps, and none gives rows for positions.
+    """
+    later = flow.maps[end:]
+    fitting = [one for one in later if one.out.numel() == length * one.out.shape[-1]]
+    if later and not fitting:
+        raise Inapplicable("its output projection does not give one row for each position")
+    return fitting[0] if fitting else None
+
+
+def _labels(flow: Flow, changed: Sequence[Flow], place: int, what: str) -> Tensor:
+    """(elements, changes): which changes reach which elements of a map's `given` or `out`."""
+    before = getattr(flow.maps[place], what).detach().flatten()
+    return torch.stack([before != getattr(one.maps[place], what).detach().flatten() for one in changed], -1)
+
+
+def _projections(subject: Subject, flow: Flow, changed: Sequence[Flow], end: int, length: int) -> list[Projection]:
+    """The maps before `end` that nothing local follows."""
+    names = names_of(subject)
+    kept = []
+    for place, one in enumerate(flow.maps[:end]):
+        later = [other.given for other in flow.maps[place + 1 : end] if other.given.requires_grad]
+        if any(gradients_to(g.sum(), [one.out])[0] is not None for g in later):
+            continue
+        slots = _slots(_labels(flow, changed, place, "out"), length)
+        if slots is not None:
+            name = names.get(one.weight.untyped_storage().data_ptr(), "a parameter")
+            kept.append(Projection(one.out, slots, name, place, one.weight, one.location))
+    return kept
+
+
+def _slots(labels: Tensor, length: int) -> Tensor | None:
+    """(L, channels) elements by the one position that each comes from."""
+    if not bool((labels.sum(-1) == 1).all()):
+        return None
+    position = labels.int().argmax(-1) % length
+    if len(position) % length or (position.bincount(minlength=length) != len(position) // length).any():
+        return None
+    return position.argsort(stable=True).view(length, -1)
+
+
+def _leaves(subject: Subject, inputs: Inputs) -> list[Projection]:
+    """Inputs in place of projections, of a target that has none."""
+    if inputs.vocabulary:
+        raise Inapplicable("it has no projections")
+    found = []
+    for name, tensor in inputs.tensors.items():
+        order = torch.arange(tensor.numel()).view(tensor.shape)
+        slots = order[0] if tensor.dim() == 3 else order[0].transpose(0, 1).flatten(1)
+        found.append(Projection(tensor, slots, name, -1, None, None))
+    return found
+
+
+def _merged_rows(
+    flow: Flow, changed: Sequence[Flow], merged: LinearMap | None, given: list[Tensor], length: int
+) -> list[tuple[Tensor, Tensor]]:
+    """For each position: the tensor that holds its merged row, flat, and the elements."""
+    out = flow.result.out
+    if merged is None:
+        order = torch.arange(out.numel()).view(out.shape)[0]
+        by_position = order if out.dim() == 3 else order.transpose(0, 1).flatten(1)
+        return [(out.flatten(), by_position[at]) for at in range(length)]
+    results = merged.out.reshape(-1, merged.out.shape[-1])
+    rows = []
+    for at in _row_order(flow, merged, length):
+        weight = torch.linspace(1.0, 2.0, results.shape[-1], dtype=results.dtype)
+        (gradient,) = gradients_to((results[at] * weight).sum(), [merged.given])
+        reached = merged.given.new_zeros(0) if gradient is None else gradient.flatten()
+        rows.append((merged.given.flatten(), reached.nonzero().flatten()))
+    return rows
+
+
+def _row_order(flow: Flow, merged: LinearMap, length: int) -> list[int]:
+    """Which row of the output projection's result reaches output 0, 1, ...; in order where that is not one each."""
+    out = flow.result.out
+    order = []
+    for position in range(length):
+        target = out[0, ..., position, :]
+        weight = torch.linspace(1.0, 2.0, target.numel(), dtype=out.dtype).view(target.shape)
+        (gradient,) = gradients_to((target * weight).sum(), [merged.out])
+        if gradient is None:
+            return list(range(length))
+        order.append(gradient.reshape(length, -1).any(-1).nonzero().flatten().tolist())
+    single = [one[0] for one in order if len(one) == 1]
+    return single if sorted(single) == list(range(length)) else list(range(length))
+
+
+def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[Projection]) -> Row:
+    step = max(1, -(-len(elements) // _MOST_ELEMENTS))
+    chosen = torch.arange(0, len(elements), step)
+    outs = [one.out for one in projections]
+    made = []
+    for element in elements[chosen].tolist():
+        gradients = gradients_to(tensor[element], outs)
+        made.append(torch.cat([_reached(g, one.slots) for g, one in zip(gradients, projections, strict=True)], -1))
+    return Row(position, chosen, len(elements), torch.stack(made))
+
+
+def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of a number, None where no gradient leads: what was made under no_grad can give none."""
+    wanted = [one for one in outs if one.requires_grad]
+    try:
+        found = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    except RuntimeError as error:
+        raise Inapplicable("its backward pass raises, see gradients") from error
+    return [next(found) if one.requires_grad else None for one in outs]
+
+
+def _reached(gradient: Tensor | None, slots: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(slots, dtype=torch.bool)
+    if not torch.isfinite(gradient).all():
+        raise Inapplicable("its gradients are not finite")
+    return gradient.flatten()[slots] != 0
+
+
+def names_of(subject: Subject) -> dict[int, str]:
+    """Where the numbers of a parameter lie, and its name."""
+    if subject.module is None:
+        return {}
+    return {one.untyped_storage().data_ptr(): name for name, one in subject.module.named_parameters()}
