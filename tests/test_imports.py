@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import json
 import subprocess
@@ -46,12 +47,20 @@ PARTS = [
     "positions", "training", "variants", "verification", "viewer",
 ]  # fmt: skip
 
+ROOMS = ["findings", "target", "tracing", "checks", "running", "report", "_verify"]  # each imports those before it
+
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")
 
 
 def part_of(module: str) -> str:
     """`saccade.nn.decoder` -> `nn`; `saccade` -> `__init__`."""
     return [*module.split("."), "__init__"][1]
+
+
+def room_of(module: str) -> str:
+    """`saccade.verification.target._calling` -> `target`; what stands on top of the rooms -> `_verify`."""
+    part = [*module.split("."), "", ""][2]
+    return part if part in ROOMS else "_verify"
 
 
 def module_name(path: Path) -> str:
@@ -84,13 +93,31 @@ def sources() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_name)
-def test_imports_go_one_way(path):
-    own = part_of(module_name(path))
-    for name in imported(path):
-        other = part_of(name)
-        if other != own:
-            assert LAYER[other] < LAYER[own], f"{module_name(path)} imports {name}"
+def test_imports_go_one_way():
+    for path in sources():
+        own = part_of(module_name(path))
+        for name in imported(path):
+            other = part_of(name)
+            if other != own:
+                assert LAYER[other] < LAYER[own], f"{module_name(path)} imports {name}"
+
+
+def test_verification_goes_from_room_to_room():
+    order = {room: rank for rank, room in enumerate(ROOMS)}
+    for path in sorted((PACKAGE / "verification").rglob("*.py")):
+        own = room_of(module_name(path))
+        for name in imported(path):
+            if name.startswith("saccade.verification.") and (other := room_of(name)) != own:
+                assert order[other] < order[own], f"{module_name(path)} imports {name}"
+
+
+def test_no_two_files_import_each_other():
+    """Wherever in a file the import stands; masks alone may, since masks are made of masks."""
+    graph = {module_name(path): {name for name in imported(path) if name.count(".") > 1} for path in sources()}
+    for name, others in graph.items():
+        if name.startswith("saccade._masks."):
+            others.difference_update([other for other in others if other.startswith("saccade._masks.")])
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the circle
 
 
 def test_the_rule_reads_every_form_of_import(tmp_path, monkeypatch):

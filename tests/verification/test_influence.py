@@ -20,6 +20,7 @@ from saccade.verification.target._influence import (
     effects,
     gradients,
     influence,
+    is_causal,
     later,
     steady,
 )
@@ -106,7 +107,7 @@ def test_a_faint_leak_is_not_bidirectional() -> None:
         return scores.masked_fill(~torch.ones(L, L, dtype=BOOL).tril(), -14.0).softmax(-1) @ value
 
     one = Subject(faint, ATTENTION)
-    assert direction(one) == "neither" and one.is_causal
+    assert direction(one) == "neither" and is_causal(one)
 
 
 def test_decoders_are_causal_in_their_own_sequence() -> None:
@@ -123,12 +124,12 @@ def test_cross_attention_alone_is_judged_by_its_context() -> None:
             return F.scaled_dot_product_attention(x, context, context)
 
     one = Subject(Cross(), Reading("cross", "BLD", E))
-    assert direction(one) == "bidirectional" and not one.is_causal
+    assert direction(one) == "bidirectional" and not is_causal(one)
     assert dependence(one, L).gt(0).all()
 
 
 def test_a_promise_comes_before_what_is_found() -> None:
-    assert replace(subject(), promise=Promise(causal=True)).is_causal
+    assert is_causal(replace(subject(), promise=Promise(causal=True)))
 
 
 def test_dropout_draws_the_same_and_the_callers_generator_goes_on() -> None:

@@ -6,19 +6,18 @@ Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
 
 from .._backends import _kernels
 from .._hooks import mha_handled_by, sdpa_handled_by
 from ._answers import answer, answer_mha
-from ._thread import THREAD, Held
+from ._thread import THREAD, Held, Tally
 
 _LOCK = threading.RLock()  # one may be switched off by another thread than the one that it is on for
 
 
-class Acceleration:
+class Acceleration(Tally):
     """What `saccade.accelerate()` gives: a switch, and the count of what went where.
 
     As a context manager, or by `install()` and `uninstall()`, it is on for the calls of the thread that switched it on.
@@ -32,9 +31,7 @@ class Acceleration:
     """
 
     def __init__(self) -> None:
-        self.backends: Counter[str] = Counter()
-        self.left: Counter[str] = Counter()
-        self.traced = 0
+        super().__init__()
         self._held: Held | None = None
 
     @property

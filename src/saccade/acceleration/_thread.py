@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ._acceleration import Acceleration
+
+class Tally:
+    """What went where: calls taken, by backend; calls left, by the reason; how many of both a compiler traced."""
+
+    def __init__(self) -> None:
+        self.backends: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+        self.traced = 0
 
 
 class Held:
     """The accelerations that are on in one thread, and what is undone with the last one."""
 
     def __init__(self) -> None:
-        self.on: tuple[Acceleration, ...] = ()
+        self.on: tuple[Tally, ...] = ()
         self.blocks = ExitStack()
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from ._aggregates import Aggregate
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
-from ._file import load
 from ._kept import KeptCall
 from ._monitor import AttentionMonitor, Monitoring
 from ._monitor_log import Histogram, Log, TensorBoardLog
-from ._observations import Observations
+from ._observations import Observations, load
 from ._record import CallRecord, CallSite, GradientRecord, Unobserved
 from ._watch import Watched, watch
 

@@ -21,13 +21,13 @@ from ._aggregates import Running
 from ._alarms import Alarm
 from ._kept import KeptCall
 from ._masks_stored import Tensors, Unstorable, read_bias, read_mask, stored_bias, stored_mask
-from ._observations import Observations, Place
+from ._observed import Observed, Place
 from ._record import CallSite, Unobserved
 
 FORMAT, VERSION = "saccade-watched", 1
 
 
-def save(seen: Observations, path: str | Path) -> dict[str, str]:
+def write(seen: Observed, path: str | Path) -> dict[str, str]:
     """Write `seen` to `path`, whole or not at all. Gives what could not be stored, and why."""
     from safetensors.torch import save_file
 
@@ -50,16 +50,10 @@ def save(seen: Observations, path: str | Path) -> dict[str, str]:
     return left_out
 
 
-def load(path: str | Path) -> Observations:
-    """What `Observations.save` wrote, on the CPU: `table`, `weights`, `print`, ... work as they did.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, not of this format, or of a later version; the message names the file.
-    """
+def read(source: Path, seen: Observed) -> None:
+    """Read a file that `write` wrote into `seen`, which is empty so far; for errors see `load`."""
     import safetensors
 
-    source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file (expected one that saccade.watch(...).save wrote)")
     try:
@@ -74,7 +68,8 @@ def load(path: str | Path) -> Observations:
         contents = json.loads(header[FORMAT])
         version = contents["version"]
         if version == VERSION:
-            return _read(contents, tensors)
+            _read(contents, tensors, seen)
+            return
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"{source}: damaged, its header does not fit its tensors ({error!r})") from None
     raise ValueError(f"{source}: written in version {version} of the format, this Saccade reads {VERSION}")
@@ -125,8 +120,7 @@ def _read_counted(stored: Mapping[str, Any]) -> dict[str, Unobserved]:
     return {name: Unobserved(int(count), str(why)) for name, (count, why) in stored.items()}
 
 
-def _read(contents: Mapping[str, Any], tensors: Tensors) -> Observations:
-    seen = Observations()
+def _read(contents: Mapping[str, Any], tensors: Tensors, seen: Observed) -> None:
     seen.steps, seen.observed = int(contents["steps"]), int(contents["observed"])
     seen.passed_over = int(contents.get("passed_over", 0))
     seen.unobserved = _read_counted(contents["unobserved"])
@@ -135,7 +129,6 @@ def _read(contents: Mapping[str, Any], tensors: Tensors) -> Observations:
     for number, stored in enumerate(contents["places"]):
         place = _read_place(stored, str(number), tensors)
         seen._places[place.site.name] = place
-    return seen
 
 
 def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Place:

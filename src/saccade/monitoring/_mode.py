@@ -33,7 +33,7 @@ _MHA = inspect.unwrap(F.multi_head_attention_forward)
 SDPA = "F.scaled_dot_product_attention"
 
 
-class Sight(_tap.OnlyLooks, TorchFunctionMode):
+class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
     """Tells `_tap` of the attention calls among the functions that it sees."""
 
     def __init__(self) -> None:

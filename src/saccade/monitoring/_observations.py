@@ -1,128 +1,19 @@
-"""What was observed, whether it is being watched or was read from a file.
-
-Shapes: B batch, H query heads.
-"""
+"""What was observed, whether it is being watched or was read from a file, as it is printed and stored."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
-from .._weights import Chosen
-from ._aggregates import Aggregate, Running
-from ._alarms import Alarm
-from ._kept import KeptCall
-from ._record import CallSite, Counts
+from . import _show
+from ._file import read, write
+from ._observed import Observed
 
 
-@dataclass
-class Place:
-    """What is held for one call site."""
-
-    site: CallSite
-    heads: tuple[int, ...]  # the query heads that are watched, in the order of the columns below
-    of_all: int  # how many query heads there are
-    running: dict[str, Running] = field(default_factory=dict)  # by the kind of sample: "rows", "steps", "gradients"
-    kept: KeptCall | None = None
-
-    def add(self, kind: str, new: Running) -> None:
-        self.running[kind] = self.running[kind].join(new) if kind in self.running else new
-
-    def of_heads(self) -> list[dict[str, Aggregate]]:
-        """For each watched head, every statistic by name."""
-        parts = [part.of_heads() for part in self.running.values()]
-        return [{k: v for part in parts for k, v in part[column].items()} for column in range(len(self.heads))]
-
-
-class Observations(Counts):
+class Observations(Observed):
     """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
 
-    Printed, it is a summary; in a notebook a table.
-
-    Attributes:
-        calls: where attention was seen, in order of first appearance.
-        aggregates: `aggregates[call][head][statistic]`, an `Aggregate` (count, mean, spread, min, max).
-        kept: by call name, the latest call that was chosen to be kept.
-        alarms: what is wrong, in the order in which it was found.
-        unobserved: by name, what was not seen: how often, and why.
-        unknown: by call name, what is not known of calls that were seen: how often, and what.
-        steps, observed: forwards that were begun, and those of them that were observed.
+    Printed, it is a summary; in a notebook a table. See `Observed` for its attributes.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._places: dict[str, Place] = {}
-        self._alarms: list[Alarm] = []
-
-    @property
-    def alarms(self) -> list[Alarm]:
-        return list(self._alarms)
-
-    @property
-    def calls(self) -> list[CallSite]:
-        return [place.site for place in self._places.values()]
-
-    @property
-    def kept(self) -> dict[str, KeptCall]:
-        return {name: place.kept for name, place in self._places.items() if place.kept is not None}
-
-    @property
-    def aggregates(self) -> dict[str, dict[int, dict[str, Aggregate]]]:
-        return {
-            name: dict(zip(place.heads, place.of_heads(), strict=True)) for name, place in self._places.items()
-        }  # fmt: skip
-
-    def table(self, *, pandas: bool = False) -> Any:
-        """One line for each call, head and statistic.
-
-        Args:
-            pandas: a DataFrame instead of a list of dicts.
-
-        Returns:
-            Lines with "call", "layer", "head", "statistic", "count", "mean", "spread", "min", "max".
-
-        Raises:
-            ImportError: pandas is asked for and not installed.
-        """
-        lines = list(self._lines())
-        if not pandas:
-            return lines
-        try:
-            frame = importlib.import_module("pandas").DataFrame
-        except ImportError:
-            raise ImportError("table(pandas=True) needs pandas: pip install pandas") from None
-        return frame(lines, columns=["call", "layer", "head", "statistic", "count", "mean", "spread", "min", "max"])
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        for place in self._places.values():
-            for head, statistics in zip(place.heads, place.of_heads(), strict=True):
-                for name, aggregate in statistics.items():
-                    where = {"call": place.site.name, "layer": place.site.layer, "head": head, "statistic": name}
-                    yield where | asdict(aggregate)
-
-    def weights(self, call: str, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
-        """Exact weights of a kept call, of any part of its map, computed again.
-
-        Args:
-            call: its name.
-            head, rows, keys: an int, a slice, ints, ...: as in `saccade.attention_weights`; None is all.
-
-        Returns:
-            (B, rows, keys) for one head given as an int, otherwise (B, heads, rows, keys).
-
-        Raises:
-            KeyError: no such call was kept; the message names those that were.
-            IndexError: an index out of range.
-        """
-        if call not in self.kept:
-            kept = ", ".join(map(repr, self.kept)) or "none; choose them with watch(model, keep=...)"
-            raise KeyError(f"call: {call!r} was not kept. Kept: {kept}")
-        return self.kept[call].weights(head, rows, keys)
 
     def save(self, path: str | Path) -> dict[str, str]:
         """Write everything into one safetensors file, whole or not at all; `saccade.monitoring.load` reads it.
@@ -130,9 +21,7 @@ class Observations(Counts):
         Returns:
             What could not be stored, and why: kept calls with a mask or bias that is a function, and large.
         """
-        from ._file import save
-
-        return save(self, path)
+        return write(self, path)
 
     def grid(self, statistic: str = "entropy") -> str:
         """The mean of one statistic as text (in a notebook a table): a line for each call, a column for each head.
@@ -140,18 +29,24 @@ class Observations(Counts):
         Raises:
             ValueError: no such statistic was observed; the message names those that were.
         """
-        from ._show import grid
-
-        return grid(self, statistic)
+        return _show.grid(self, statistic)
 
     def __str__(self) -> str:
-        from ._show import text
-
-        return text(self)
+        return _show.text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from ._show import html
+        return _show.html(self)
 
-        return html(self)
+
+def load(path: str | Path) -> Observations:
+    """What `Observations.save` wrote, on the CPU: `table`, `weights`, `print`, ... work as they did.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, not of this format, or of a later version; the message names the file.
+    """
+    seen = Observations()
+    read(Path(path), seen)
+    return seen

@@ -10,13 +10,11 @@ import html as html_
 import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ._aggregates import Aggregate
-
-if TYPE_CHECKING:
-    from ._observations import Observations
-    from ._record import Unobserved
+from ._observed import Observed
+from ._record import Unobserved
 
 Head = dict[str, Aggregate]
 MOST_LINES = 12  # of alarms, and of what was not seen
@@ -70,7 +68,7 @@ class Line(NamedTuple):
     numbers: list[dict[int, float]]
 
 
-def lines_of(seen: Observations) -> tuple[list[Column], list[Line]]:
+def lines_of(seen: Observed) -> tuple[list[Column], list[Line]]:
     """The columns that any call has numbers for, and the calls."""
     held = [(place.site, heads) for place, heads in zip(
         seen._places.values(), seen.aggregates.values(), strict=True)]  # fmt: skip
@@ -85,7 +83,7 @@ def lines_of(seen: Observations) -> tuple[list[Column], list[Line]]:
     return columns, lines
 
 
-def headline(seen: Observations) -> str:
+def headline(seen: Observed) -> str:
     """How much was seen, in a sentence."""
     steps = f"{seen.observed} of {seen.steps} step{'s' * (seen.steps != 1)}"
     if not seen.steps:
@@ -103,7 +101,7 @@ def headline(seen: Observations) -> str:
     return f"{count} attention call{'s' * (count != 1)} a step, {steps} observed."
 
 
-def text(seen: Observations) -> str:
+def text(seen: Observed) -> str:
     """The summary that `print` shows."""
     parts = _wrapped([headline(seen), *_alarms(seen)])
     columns, lines = lines_of(seen)
@@ -154,7 +152,7 @@ def _extremes(columns: Sequence[Column], lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _alarms(seen: Observations) -> list[str]:
+def _alarms(seen: Observed) -> list[str]:
     if not seen.alarms:
         return []
     order = {"error": 0, "warning": 1, "note": 2}
@@ -166,11 +164,11 @@ def _alarms(seen: Observations) -> list[str]:
     return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
 
 
-def _unobserved(seen: Observations) -> list[str]:
+def _unobserved(seen: Observed) -> list[str]:
     return _counted("Not observed:", seen.unobserved, ".unobserved")
 
 
-def _unknown(seen: Observations) -> list[str]:
+def _unknown(seen: Observed) -> list[str]:
     return _counted("Not known:", seen.unknown, ".unknown")
 
 
@@ -200,7 +198,7 @@ class Grid(str):
         return f'<div style="overflow-x:auto">{table}</div>'
 
 
-def grid(seen: Observations, statistic: str) -> Grid:
+def grid(seen: Observed, statistic: str) -> Grid:
     """A line for each call, a column for each head."""
     names = {name for heads in seen.aggregates.values() for head in heads.values() for name in head}
     if statistic not in names:
@@ -252,7 +250,7 @@ _CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px s
 _LEFT = _CELL.replace("text-align:right", "text-align:left")
 
 
-def html(seen: Observations) -> str:
+def html(seen: Observed) -> str:
     """The same for a notebook: median, and least to greatest in grey."""
     columns, lines = lines_of(seen)
     parts = [f"<p>{html_.escape(headline(seen))}</p>", *_list(_alarms(seen)[1:])]

@@ -79,12 +79,10 @@ def heads_of_module() -> int | None:
     return next((heads for heads in found if isinstance(heads, int) and heads > 0), None)
 
 
-def begin(watcher: Watcher) -> None:
-    """Tell `watcher` of this thread's calls from here on."""
-    from ._mode import Sight
-
+def begin(watcher: Watcher, make_mode: Callable[[], TorchFunctionMode]) -> None:
+    """Tell `watcher` of this thread's calls from here on; the first one of the thread needs a mode."""
     if not THREAD.watchers:
-        THREAD.mode = Sight()
+        THREAD.mode = make_mode()
         _push_mode(THREAD.mode)
         _tap.THREAD.observers = (*_tap.THREAD.observers, tell)
     THREAD.watchers = (*THREAD.watchers, watcher)
@@ -103,14 +101,14 @@ def end(watcher: Watcher) -> None:
 @contextmanager
 def suspended() -> Iterator[None]:
     """As if nobody watched: for compiled code, which would be compiled anew for each watch, or not at all."""
-    watchers = THREAD.watchers
+    watchers, make_mode = THREAD.watchers, type(THREAD.mode)
     for watcher in watchers:
         end(watcher)
     try:
         yield
     finally:
         for watcher in watchers:
-            begin(watcher)
+            begin(watcher, make_mode)
 
 
 def _remove(mode: TorchFunctionMode) -> None:

@@ -24,8 +24,10 @@ from ._alarms_thresholds import Thresholds
 from ._gradients import Gradients
 from ._hugging import attention_functions
 from ._kept import kept_of
-from ._observations import Observations, Place
+from ._mode import AttentionCallsMode
+from ._observations import Observations
 from ._observe import Asked, Groups, observed, of_step, row_samples, step_samples
+from ._observed import Place
 from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
 from ._seen import real_keys, used_in
 from ._walk import Walk
@@ -53,7 +55,9 @@ class Watched(Observations):
     def __init__(self, model: nn.Module, asked: Asked, choice: Choice, alarms: Alarms | None) -> None:
         super().__init__()
         self._asked, self._choice, self._judge = asked, choice, alarms
-        self._walk = Walk(model, choice.every, self, lambda: _thread.begin(self), lambda: _thread.end(self))
+        self._walk = Walk(
+            model, choice.every, self, lambda: _thread.begin(self, AttentionCallsMode), lambda: _thread.end(self)
+        )
         self._gradients = Gradients(self._told_gradients, self.missed)
         self._open: contextlib.ExitStack | None = None
 

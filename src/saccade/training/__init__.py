@@ -5,10 +5,11 @@ from __future__ import annotations
 from .anomaly import find_anomaly
 from .data import Corpus, read_texts, split_tail
 from .evaluation import evaluate
+from .language_run import LanguageRun, Reporter
 from .loop import Diverged, Monitor, train
 from .norms import gradient_norms
 from .rising_rates import RangeTest, range_test
-from .run import LanguageRun, Reporter, train_language_model
+from .run import train_language_model
 from .schedule import learning_rate
 from .settings import Execution, Looks, Settings
 from .stopping import Stopped

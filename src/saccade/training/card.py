@@ -12,9 +12,9 @@ import torch
 
 from ..models import LanguageModel
 from .data import Corpus
+from .language_run import LanguageRun
 
 if TYPE_CHECKING:
-    from .run import LanguageRun
     from .settings import Settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import torch
@@ -17,13 +17,11 @@ from .data import Corpus
 from .evaluation import evaluate
 from .files import prune, write_checkpoint
 from .folder import ANOMALY, CURVE, FOLDER, LAST, OURS, unfinished_files
+from .language_run import LanguageRun, Reporter
 from .loop import Monitor
 from .resume import VERSION
 from .scalars import LOG, ScalarLog
 from .windows import whole_windows
-
-if TYPE_CHECKING:
-    from .run import LanguageRun, Reporter
 
 Tensors = dict[str, torch.Tensor]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from .._terminal._console import Console
 from ..models import LanguageModel
 from .data import Corpus
-from .run import LanguageRun, Reporter
+from .language_run import LanguageRun, Reporter
 
 
 class ConsoleReporter(Reporter):

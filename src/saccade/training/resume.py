@@ -6,15 +6,13 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..models.checkpoint import WEIGHTS
 from ..variants._parse import to_json
 from .files import DamagedCheckpoint, checkpoints, read_checkpoint
 from .folder import FOLDER, check_barely_begun, way_out
-
-if TYPE_CHECKING:
-    from .run import LanguageRun
+from .language_run import LanguageRun
 
 VERSION = 2
 

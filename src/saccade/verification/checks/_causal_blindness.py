@@ -82,7 +82,7 @@ def _judged(subject: Subject) -> Iterator[Finding]:
     longer = [one for one in sights if one.length > _BATCH]  # as many as items, and they are taken for positions
     if longer and all(one.distances() == [0] for one in longer) and _items_meet(subject):
         raise Inapplicable("no output depends on another position's input, but on other batch items, see mixing")
-    if subject.is_causal:
+    if influence.is_causal(subject):
         yield from _causal(subject, sights)
     else:
         yield from _bidirectional(subject, sights)

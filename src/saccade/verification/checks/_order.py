@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
+from ..target._influence import direction, is_causal
 from ..target._inputs import Inputs
 from ..target._source import thrown_away
 from ..target._steady import exact, steady, tolerance
@@ -42,10 +43,10 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if subject.form in ("cross", "qkv", "attention"):
         yield from _of_sides(plain)
         return
-    direction = subject.direction
-    if direction == "neither":
+    found = direction(subject)
+    if found == "neither":
         raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
-    if direction == "causal":
+    if found == "causal":
         yield from _judged(subject, _last_row(plain))
     else:
         yield from _judged(subject, _all_rows(plain))
@@ -120,7 +121,7 @@ def _swapped(subject: Subject, inputs: Inputs, at: int) -> float:
 
 def _of_sides(subject: Subject) -> Iterator[Finding]:
     """Keys and values in another order give the same outputs."""
-    if subject.form != "cross" and subject.is_causal:
+    if subject.form != "cross" and is_causal(subject):
         yield from _judged(subject, _last_row_of_sides(subject))
         return
     inputs = subject.inputs(2, _LENGTH)
@@ -149,7 +150,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
         yield Finding(
             _NAME, _NAME, "error",
             f"It has positions, `{table}`, and they have no effect: inputs in another order give the same outputs"
-            + (" for what comes after them." if subject.is_causal else " in that order."),
+            + (" for what comes after them." if is_causal(subject) else " in that order."),
             "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
             "x = x + self.positions(torch.arange(L, device=x.device))  # another row for each place, before attention",
             {"ratio": ratio, "table": table}, _line_of_loss(subject),
@@ -157,7 +158,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
         return
     if promised is None or promised == knows:
         if promised is None:
-            yield _told(knows, causal=subject.is_causal and subject.form != "cross")
+            yield _told(knows, causal=is_causal(subject) and subject.form != "cross")
         return
     if knows:
         yield Finding(

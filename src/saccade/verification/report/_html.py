@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..findings._finding import Finding
+from ..findings._results import Results
 from ..findings._words import plain
 from ._text import is_code, label, place, verdict
-
-if TYPE_CHECKING:
-    from ._report import Report
-
 
 _WORDS = {"error": "Error", "warning": "Warning", "note": "Note", "n/a": "Not applicable"}
 
 
-def as_page(report: Report, generator: str = "Saccade") -> str:
+def as_page(report: Results, generator: str = "Saccade") -> str:
     """A whole page without scripts; everything of the target's is escaped. `generator` is who made it, by version."""
     return _rendered("page.html.j2", report, generator)
 
 
-def as_fragment(report: Report) -> str:
+def as_fragment(report: Results) -> str:
     """What a notebook shows: with a ground of its own, as its inks follow the system and not the notebook's theme."""
     style = "padding:1rem 1.25rem;color-scheme:light dark;background:light-dark(#fdfdfc,#111216)"
     return f'<div style="{style}">{_rendered("report.html.j2", report, "Saccade")}</div>'
 
 
-def _rendered(template: str, report: Report, generator: str) -> str:
+def _rendered(template: str, report: Results, generator: str) -> str:
     import jinja2
 
     from ..checks import CHECKS
@@ -61,6 +58,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _counts(report: Report) -> dict[str, int]:
+def _counts(report: Results) -> dict[str, int]:
     statuses = [outcome.status for outcome in report.outcomes]
     return {"passed": statuses.count("passed"), "failed": statuses.count("failed"), "skipped": statuses.count("n/a")}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..findings._finding import Finding
+from ..findings._results import Results
 from ..findings._words import plain
-
-if TYPE_CHECKING:
-    from ._report import Report
 
 FORMAT = 1  # counts changes of the names and meanings below
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Results) -> dict[str, Any]:
     """A report as JSON values.
 
     format: 1; a change of the names or meanings below counts it up.

@@ -6,14 +6,14 @@ import re
 from xml.etree import ElementTree
 
 from ..findings._finding import Finding, Outcome
-from ._report import Report
+from ..findings._results import Results
 from ._text import finding_as_text, label, verdict
 
 # What XML 1.0 cannot hold, whatever the escape: most control characters, halves of surrogate pairs, two non-characters.
 _IMPOSSIBLE = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def as_junit(report: Report) -> str:
+def as_junit(report: Results) -> str:
     """Valid XML: broken checks are failures, those that do not apply are skipped, warnings and notes are output."""
     cases = [_case(outcome, report) for outcome in report.outcomes]
     named = {outcome.name for outcome in report.outcomes}
@@ -38,7 +38,7 @@ def as_junit(report: Report) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _case(outcome: Outcome, report: Report) -> ElementTree.Element:
+def _case(outcome: Outcome, report: Results) -> ElementTree.Element:
     own = [one for one in report.findings if one.check == outcome.name]
     errors = [one for one in own if one.severity == "error"]
     case = _failing(outcome.name, report, errors, outcome.seconds)
@@ -50,7 +50,7 @@ def _case(outcome: Outcome, report: Report) -> ElementTree.Element:
     return case
 
 
-def _failing(name: str, report: Report, errors: list[Finding], seconds: float) -> ElementTree.Element:
+def _failing(name: str, report: Results, errors: list[Finding], seconds: float) -> ElementTree.Element:
     case = _element("testcase", {"classname": report.target, "name": name, "time": f"{seconds:.3f}"})
     if errors:  # readers expect one failure for a case
         text = "\n\n".join(finding_as_text(one) for one in errors)

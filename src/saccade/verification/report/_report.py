@@ -1,48 +1,21 @@
-"""The report: what `verify` found."""
+"""The report: what `verify` found, as it is printed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..findings._finding import Finding, Outcome
+from ..findings._results import Results
 from ._html import as_fragment
 from ._text import as_text, verdict
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Results):
     """What `verify` found.
 
     `ok` is whether attention was put to the test and no error found; warnings and notes do not count. `str(report)`,
     and so `print`, give the table.
     """
-
-    target: str  # as the user named it
-    called: str  # how it is called, in words: "forward(x, mask) with x (batch, length, width)"
-    assumed: tuple[str, ...]  # what was found by trying and not told
-    causal: bool | None  # promised or found
-    findings: tuple[Finding, ...]
-    outcomes: tuple[Outcome, ...]
-    seconds: float = 0.0
-    printed: str = ""  # what the target wrote to its standard output and error
-
-    @property
-    def ok(self) -> bool:
-        return not self.errors and not self.untested
-
-    @property
-    def untested(self) -> str:
-        """Why the absence of errors would say too little, in words; "" where it does not."""
-        broken_off = sum("broke off" in one.reason for one in self.outcomes)
-        if broken_off:
-            return f"{broken_off} check{'s' if broken_off > 1 else ''} broke off"
-        if all(one.status == "n/a" for one in self.outcomes):
-            return "no check applies"
-        return "no attention was seen" if any(one.evidence.get("mixes") is False for one in self.findings) else ""
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.severity == "error")
 
     def __repr__(self) -> str:
         return f"<Report on {self.target}: {verdict(self)}>"

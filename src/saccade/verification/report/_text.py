@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..findings._finding import Finding, Location, Outcome
+from ..findings._results import Results
 from ..findings._words import shown_path
-
-if TYPE_CHECKING:
-    from ._report import Report
-
 
 WIDTH = 100
 
@@ -38,7 +35,7 @@ class Piece(NamedTuple):
 Line = tuple[Piece, ...]
 
 
-def as_text(report: Report, width: int = WIDTH) -> str:
+def as_text(report: Results, width: int = WIDTH) -> str:
     """The whole report without colours."""
     return _joined_lines(report_lines(report, width))
 
@@ -48,7 +45,7 @@ def finding_as_text(finding: Finding, width: int = WIDTH) -> str:
     return _joined_lines(_clean(_finding(finding, width)))
 
 
-def report_lines(report: Report, width: int = WIDTH) -> Iterator[Line]:
+def report_lines(report: Results, width: int = WIDTH) -> Iterator[Line]:
     """The report line by line, each at most `width` columns where words allow it."""
     return _clean(_lines(report, width))
 
@@ -59,7 +56,7 @@ def _clean(lines: Iterable[Line]) -> Iterator[Line]:
         yield tuple(Piece("".join(one if one.isprintable() else "?" for one in text), style) for text, style in line)
 
 
-def _lines(report: Report, width: int) -> Iterator[Line]:
+def _lines(report: Results, width: int) -> Iterator[Line]:
     yield from _filled(
         (Piece(verdict(report), "title" if report.ok else "error" if report.errors else "warning"),), "", "", width
     )
@@ -78,7 +75,7 @@ def _joined_lines(lines: Iterable[Line]) -> str:
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
-def verdict(report: Report) -> str:
+def verdict(report: Results) -> str:
     """The report in a sentence."""
     counts = {status: sum(one.status == status for one in report.outcomes) for status in ("passed", "failed", "n/a")}
     errors = list(dict.fromkeys(label(one) for one in report.errors))
@@ -126,7 +123,7 @@ def place(location: Location) -> str:
 # How it was called
 
 
-def _how_called(report: Report, width: int) -> Iterator[Line]:
+def _how_called(report: Results, width: int) -> Iterator[Line]:
     yield from _filled((Piece(report.called),), "called   ", " " * 9, width)
     for at, assumed in enumerate(report.assumed):
         yield from _filled((Piece(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
@@ -138,7 +135,7 @@ def _how_called(report: Report, width: int) -> Iterator[Line]:
 # The table
 
 
-def _table(report: Report, width: int) -> Iterator[Line]:
+def _table(report: Results, width: int) -> Iterator[Line]:
     """A row for each check; what does not apply says why, the others what was promised."""
     wide = max(len(one.name) for one in report.outcomes)
     for outcome in report.outcomes:

@@ -12,7 +12,7 @@ from typing import Any
 from ..findings._finding import Finding, Location, Outcome, TargetError, Undecided
 from ..findings._locate import error_in_words, is_own, line_of, location_of
 from ..target._check import Check
-from ..target._influence import dependence, direction_of, off_diagonal
+from ..target._influence import direction_of, off_diagonal, own_dependence
 from ..target._reading import Hints, Promise, Reading
 from ..target._subject import Subject
 from ..target._words import call_in_words
@@ -138,7 +138,7 @@ def _loaded(named: Any) -> Any:
 def _looks(subject: Subject) -> Iterator[Looks]:
     """Nothing where it cannot be seen: the checks will say what stands in the way."""
     try:
-        sizes = dependence(subject, 7)
+        sizes = own_dependence(subject)
     except (Exception, SystemExit):  # whatever it is, a check meets it again
         return
     mixes = bool(off_diagonal(sizes > 0).any())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..findings._finding import Inapplicable, Unreadable
 from ._calling import guarded
+from ._influence import is_causal
 from ._inputs import Inputs
 from ._steady import same_random_numbers
 from ._subject import Subject
@@ -33,7 +34,7 @@ class Decoder:
         if "B" not in subject.reading.layout:
             raise Inapplicable("it takes no batch")
         self._subject, self._cache = subject, subject.reading.cache
-        self._needs_mask = subject.form != "cross" and not subject.is_causal
+        self._needs_mask = subject.form != "cross" and not is_causal(subject)
         self.state: Any = None
         self.position = 0
         self.reset()

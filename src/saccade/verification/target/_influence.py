@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch import Tensor
 from ..findings._finding import Inapplicable, TargetError
 from ._inputs import Inputs, Side
 from ._operations import Operations
-
-if TYPE_CHECKING:
-    from ._subject import Subject
+from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
 _SEED = 20
@@ -181,8 +179,26 @@ def influence(
 
 
 def direction(subject: Subject) -> Direction:
-    """ "causal": no output ever depends on a later input; "bidirectional": all do on all; "neither": in between."""
-    return direction_of(dependence(subject, 7))
+    """ "causal": no output ever depends on a later input; "bidirectional": all do on all; "neither": in between.
+
+    As found without a mask.
+    """
+    return direction_of(own_dependence(subject))
+
+
+def is_causal(subject: Subject) -> bool:
+    """By promise, else as found; one in between counts as what it is mostly."""
+    if subject.promise.causal is not None:
+        return subject.promise.causal
+    found = direction(subject)
+    return found == "causal" or (found == "neither" and hides_most(own_dependence(subject)))
+
+
+def own_dependence(subject: Subject) -> Tensor:
+    """`dependence` of 7 positions, measured once for each subject."""
+    if "dependence" not in subject.measured:
+        subject.measured["dependence"] = dependence(subject, 7)
+    return subject.measured["dependence"]
 
 
 def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:

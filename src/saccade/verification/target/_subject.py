@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from ..findings._finding import Inapplicable
 from ._calling import Given, call
-from ._influence import dependence, direction, hides_most
 from ._inputs import Inputs
 from ._reading import Promise, Reading, own_part
 
@@ -42,6 +41,7 @@ class Subject:
     promise: Promise = field(default_factory=Promise)
     flagged: bool | None = None  # what the causal flag is given, where there is one
     again: Callable[[], nn.Module] | None = None  # makes another of its class, with other random numbers
+    measured: dict[str, Any] = field(default_factory=dict, init=False)  # what `_influence` has found already
 
     @property
     def module(self) -> nn.Module | None:
@@ -96,22 +96,6 @@ class Subject:
         """Whether a mask that differs along these axes, of "B", "H", "Q", can be said: takes("Q") a causal one,
         takes("B") padding."""
         return any(all(letter in mask.axes for letter in axes) for mask in self.reading.masks)
-
-    @cached_property
-    def direction(self) -> str:
-        """ "causal", "bidirectional" or "neither", as found without a mask; see `_influence`."""
-        return direction(self)
-
-    @property
-    def is_causal(self) -> bool:
-        """By promise, else as found; one in between counts as what it is mostly."""
-        if self.promise.causal is not None:
-            return self.promise.causal
-        return self.direction == "causal" or (self.direction == "neither" and self._hides_most)
-
-    @cached_property
-    def _hides_most(self) -> bool:
-        return hides_most(dependence(self, 7))
 
     @cached_property
     def dtype(self) -> torch.dtype:

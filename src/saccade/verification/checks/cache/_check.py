@@ -15,6 +15,7 @@ from torch import Tensor
 from ...findings._finding import Finding, Inapplicable, Location, TargetError, Unreadable
 from ...target._check import Check
 from ...target._decoder import Decoder, capacity, in_pieces, pieces
+from ...target._influence import is_causal
 from ...target._inputs import Inputs
 from ...target._steady import exact, steady, tolerance
 from ...target._subject import Subject
@@ -62,7 +63,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if subject.reading.cache is None:
         raise Inapplicable(subject.reading.unread_cache or "it has no cache that is known")
     # found once, as every copy would find it again
-    promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=subject.is_causal)
+    promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=is_causal(subject))
     plain = replace(exact(subject), promise=promise)
     whole = _whole(plain)
     for way in _ways(plain):
@@ -100,7 +101,7 @@ class _Parallel:
 
 
 def _whole(subject: Subject) -> _Parallel:
-    if subject.form != "cross" and not subject.is_causal:
+    if subject.form != "cross" and not is_causal(subject):
         if not subject.takes("Q"):
             raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
         return _Parallel(True)
@@ -111,7 +112,7 @@ def _ways(subject: Subject) -> Iterator[_Way]:
     yield _Way("one position at a time", (1,) * _LENGTH)
     yield _Way("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
     # a mask that must be given is made for the piece alone, which several positions of it would not go with
-    if (subject.is_causal or subject.form == "cross") and not any(one.required for one in subject.reading.masks):
+    if (is_causal(subject) or subject.form == "cross") and not any(one.required for one in subject.reading.masks):
         yield _Way("three positions at a time", (3, 3, 3, 2))
 
 

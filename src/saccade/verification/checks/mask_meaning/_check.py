@@ -15,6 +15,7 @@ from torch import Tensor
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...target import _influence as influence
 from ...target._check import Check
+from ...target._influence import is_causal
 from ...target._inputs import Inputs, Side
 from ...target._reading import MaskReading
 from ...target._source import line_with
@@ -152,7 +153,7 @@ def _without(steady: influence.Steady, mask: MaskReading, inputs: Inputs, side: 
 def _inputs(subject: Subject, batch: int, square: bool) -> Inputs:
     if subject.form in ("self", "tokens"):
         return subject.inputs(batch, _KEYS)
-    if square or subject.is_causal or subject.reading.causal_flag is not None:
+    if square or is_causal(subject) or subject.reading.causal_flag is not None:
         return subject.one_sequence(subject.inputs(batch, _KEYS))
     try:
         inputs = subject.inputs(batch, _QUERIES, _KEYS)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, Location, TargetError
+from ...target._influence import is_causal
 from ...target._inputs import Inputs
 from ...target._subject import Subject
 from ._common import Largest, error, fitting, given, judged, largest, output
@@ -23,7 +24,7 @@ _LONGEST_WINDOW = 64
 
 def caches(subject: Subject) -> Iterator[Finding]:
     """Token by token, a first part and then the rest at once, and a cache of fixed size where transformers has one."""
-    if subject.reading.cache is None or not subject.is_causal:
+    if subject.reading.cache is None or not is_causal(subject):
         return
     window = _window(subject)
     length = fitting(subject, 9 if window is None else window + 5)

@@ -12,6 +12,7 @@ import torch
 from ...findings._finding import Finding, Inapplicable
 from ...target._calling import guarded
 from ...target._check import Check
+from ...target._influence import is_causal
 from ...target._models import Patches
 from ...target._subject import Subject
 from ._cache import caches
@@ -37,7 +38,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _sees(subject: Subject) -> Iterator[Finding]:
-    if subject.is_causal:
+    if is_causal(subject):
         yield from leaks(subject)
     yield from blindness(subject)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding
+from ...target._influence import is_causal
 from ...target._inputs import Inputs
 from ...target._models import EncoderDecoder
 from ...target._subject import Subject
@@ -38,7 +39,7 @@ def padding(subject: Subject) -> Iterator[Finding]:
 
 def _content(subject: Subject, length: int) -> Iterator[Finding]:
     """Other tokens where the mask says padding."""
-    sides = ("right", "left") if subject.is_causal else ("right",)
+    sides = ("right", "left") if is_causal(subject) else ("right",)
     inputs = subject.inputs(3, length)
     for side in sides:
         real = _real(length, [length, length - 3, 2], side)
@@ -83,7 +84,7 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
 
 def _left(subject: Subject, length: int) -> Iterator[Finding]:
     """Padding in front, as batched generation has it: positions must then count real tokens alone."""
-    if not subject.is_causal or isinstance(subject.target, EncoderDecoder):
+    if not is_causal(subject) or isinstance(subject.target, EncoderDecoder):
         return
     inputs, ahead = subject.inputs(2, length), 3
     real = _real(length, [length - ahead] * 2, "left")

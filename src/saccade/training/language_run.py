@@ -1,0 +1,56 @@
+"""What a run of `saccade train lm` trains on what, and whom it tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ..models import LanguageModel
+from .data import Corpus
+from .settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageRun:
+    """What to train on what, and where to.
+
+    Args:
+        text: a text file, or a folder of `.txt` files.
+        out: the folder to write; one that exists is refused unless `overwrite`.
+        settings: of the training loop.
+        shape: fields of `ModelConfig` but `vocabulary`.
+        hold_out: files judged by instead of trained on; none is the last tenth of all text.
+        vocabulary: how many tokens the BPE is to have; None is single characters.
+        initial: a model folder whose weights and tokenizer the run starts from; its shape must be the same but for
+            the dropout. None starts from random weights.
+        resume: continue the run in `out` where it stopped; one that is over also with more steps than it had.
+    """
+
+    text: Path
+    out: Path
+    settings: Settings
+    shape: dict[str, Any]
+    hold_out: tuple[Path, ...] = ()
+    vocabulary: int | None = 2048
+    overwrite: bool = False
+    initial: Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise ValueError("resume: continues what is in the folder, overwrite replaces it; give one of them")
+
+
+class Reporter:
+    """What a run tells; every method may be overridden. This one says nothing."""
+
+    def started(self, lm: LanguageModel, corpus: Corpus) -> None: ...
+
+    def step(self, step: int, loss: float, norm: float, rate: float, tokens_per_second: float) -> None: ...
+
+    def looked(self, entry: dict[str, float], sample: str, best: bool) -> None: ...
+
+    def finished(self, validation_loss: float) -> None: ...
+
+    def warned(self, message: str) -> None: ...
