@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import saccade
 from saccade import _tap
-from saccade.monitoring import _thread
+from saccade.monitoring.calls import _thread
 
 B, L, H, D = 3, 7, 2, 5
 E = H * D

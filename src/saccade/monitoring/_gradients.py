@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ._record import CallSite, GradientRecord
-from ._seen import Used
+from .calls._seen import Used
 
 
 class _Call(NamedTuple):

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..variants import Mechanism
 from ._record import CallSite, Counts
-from ._thread import suspended
+from .calls._thread import suspended
 
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
 SCRIPTED = "TorchScript, and what it calls is not seen"

@@ -18,19 +18,19 @@ from torch import nn
 
 from .. import _tap
 from .._masks._data import describe, whole
-from . import _thread
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._gradients import Gradients
-from ._hugging import attention_functions
 from ._kept import kept_of
-from ._mode import AttentionCallsMode
 from ._observations import Observations
 from ._observe import Asked, Groups, observed, of_step, row_samples, step_samples
 from ._observed import Place
 from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
-from ._seen import real_keys, used_in
 from ._walk import Walk
+from .calls import _thread
+from .calls._hugging import attention_functions
+from .calls._mode import AttentionCallsMode
+from .calls._seen import real_keys, used_in
 
 Chosen = Callable[[CallSite, int], bool]
 NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"

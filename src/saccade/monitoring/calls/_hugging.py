@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _tap
+from ... import _tap
 from . import _thread
 from ._seen import SeenCall, Used
 
@@ -27,7 +27,7 @@ def attention_functions() -> Iterator[None]:
     if "transformers" not in sys.modules:  # then no model of it exists
         yield
         return
-    from .._hooks.transformers import functions_wrapped_by
+    from ..._hooks.transformers import functions_wrapped_by
 
     with functions_wrapped_by(_telling):
         yield
@@ -55,7 +55,7 @@ def _call(
     function: Function, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, given: Any,
     more: dict[str, Any],
 ) -> SeenCall:  # fmt: skip
-    from .._hooks.transformers import meaning_of
+    from ..._hooks.transformers import meaning_of
 
     meaning = meaning_of(module, query, key, value, attention_mask, **more)
     out = given[0]  # (B, Lq, Hq, Dv)

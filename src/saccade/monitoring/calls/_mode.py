@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, has_torch_function
 
-from .. import _tap
-from .._hooks import SdpaCall
-from .._masks import Mask, as_mask
+from ... import _tap
+from ..._hooks import SdpaCall
+from ..._masks import Mask, as_mask
 from . import _thread
 from ._by_hand import ByHand
 from ._origins import Origins

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .._masks import FromTensor, Mask, Padding
-from .._masks._algebra import And
+from ..._masks import FromTensor, Mask, Padding
+from ..._masks._algebra import And
 
 # Models hide keys with -inf, the least number of a dtype, -1e9 or -1e4, and scores may have been taken off of it.
 HIDDEN = -5e3

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._call import without_autocast
-from .._masks import FromTensor
+from ..._call import without_autocast
+from ..._masks import FromTensor
 from . import _thread
 from ._four_axes import Arranged, Layout, alike
 from ._origins import Origins

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .. import _tap
-from .._masks import Mask, Padding, as_mask, keys_seen
+from ... import _tap
+from ..._masks import Mask, Padding, as_mask, keys_seen
 
 
 class Used(NamedTuple):
