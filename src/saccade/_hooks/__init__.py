@@ -1,4 +1,8 @@
-"""Attention calls that models make without Saccade: seeing them, and answering them in PyTorch's place."""
+"""Attention calls that models make without Saccade: seeing them, and answering them in PyTorch's place.
+
+Begin with `_replaced.py`, which puts functions in the place of PyTorch's; `transformers` does it for that library.
+Imports masks.
+"""
 
 from __future__ import annotations
 

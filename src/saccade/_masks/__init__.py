@@ -1,4 +1,8 @@
-"""Masks: small values that say which keys a query may attend to. They compose with & | ~."""
+"""Masks: small values that say which keys a query may attend to. They compose with & | ~.
+
+Begin with `_mask.py`, the class that all are, and `_relative.py`, the commonest. Imports nothing of Saccade; its files
+may import each other, since masks are made of masks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Statistics of attention weights without the matrix of them."""
+"""Statistics of attention weights without the matrix of them.
+
+Begin with `_compute.py`, which chooses between `_fused` (native kernels), `_tiled` and `_dense`. Imports the operator.
+"""
 
 from __future__ import annotations
 

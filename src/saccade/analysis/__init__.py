@@ -1,4 +1,7 @@
-"""Studying a model over many texts: what its heads do, how that spreads, and what each layer knows."""
+"""Studying a model over many texts: what its heads do, how that spreads, and what each layer knows.
+
+Begin with `_corpus.py`. Imports `inspection`, which knows one text, and what that stands on.
+"""
 
 from __future__ import annotations
 

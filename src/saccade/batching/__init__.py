@@ -1,4 +1,7 @@
-"""Batches of sequences of unequal length: padded, packed into one row, nested, and grouped by length."""
+"""Batches of sequences of unequal length: padded, packed into one row, nested, and grouped by length.
+
+Begin with `packing.py`. Imports masks alone.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """What attention costs and what it is worth, measured: `attention` for `saccade bench`, `variants` and `tasks` for
-`saccade compare`."""
+`saccade compare`.
+
+Begin with `attention/cases.py`, `variants/measuring.py`, `tasks/running.py`. Imports everything that it measures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Saccade inside other frameworks: Hugging Face transformers (`transformers`, `trainer`), Lightning (`lightning`)."""
+"""Saccade inside other frameworks: Hugging Face transformers (`transformers`, `trainer`), Lightning (`lightning`).
+
+Each is a leaf: nothing imports it. They import the operator, `_hooks` and `monitoring`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Language models: a small decoder, its tokenizer, its files on disk, and generation."""
+"""Language models: a small decoder, its tokenizer, its files on disk, and generation.
+
+Begin with `language_model.py`. Imports `nn`, `positions` and `variants`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Modules: attention, blocks, stacks, the encoder-decoder, and the caches they decode with."""
+"""Modules: attention, blocks, stacks, the encoder-decoder, and the caches they decode with.
+
+Begin with `attention.py`, then `blocks.py` and `stacks.py`. Imports the operator, `positions`, `batching`, `variants`.
+"""
 
 from __future__ import annotations
 

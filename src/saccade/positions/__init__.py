@@ -2,6 +2,7 @@
 
 Added to embeddings: `Sinusoidal`, `Learned`. Turning queries and keys: `Rotary`. Added to logits: `AlibiBias`,
 `T5Bias`. Frozen values that name one of the last three in a configuration: `RotaryConfig`, `AlibiConfig`, `T5Config`.
+Begin with `rotary.py`. Imports biases and masks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Training language models on text. The command `saccade train` is a thin layer over this."""
+"""Training language models on text. The command `saccade train` is a thin layer over this.
+
+Begin with `run.py`, a whole run, and `loop.py`, its steps; `resume.py` continues one. Imports `models` and
+`monitoring`.
+"""
 
 from __future__ import annotations
 

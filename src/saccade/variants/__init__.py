@@ -1,4 +1,7 @@
-"""Attention in other forms: exact sparse patterns, and mechanisms in the place of softmax attention."""
+"""Attention in other forms: exact sparse patterns, and mechanisms in the place of softmax attention.
+
+Begin with `patterns.py` and `_mechanism.py`; each mechanism is one file with its paper. Imports the operator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers."""
+"""Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers.
+
+Begin with `_report.py`. Imports `inspection`.
+"""
 
 from __future__ import annotations
 
