@@ -69,26 +69,42 @@ def settings(quick: bool, models: list[str], lengths: list[int], dtypes: list[st
 
 def bert(setting: Setting) -> nn.Module:
     config = transformers.BertConfig(
-        vocab_size=1000, num_hidden_layers=setting.layers, max_position_embeddings=setting.length,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=1000,
+        num_hidden_layers=setting.layers,
+        max_position_embeddings=setting.length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
     return transformers.BertModel(config, add_pooling_layer=False)
 
 
 def gpt2(setting: Setting) -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=1000, n_layer=setting.layers, n_positions=setting.length, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, bos_token_id=1, eos_token_id=2, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=1000,
+        n_layer=setting.layers,
+        n_positions=setting.length,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_implementation="sdpa",
+    )
     return transformers.GPT2Model(config)
 
 
 def llama(setting: Setting) -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=1000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=setting.layers,
-        num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=setting.length,
+        vocab_size=1000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=setting.layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=setting.length,
         attn_implementation="sdpa",
-    )  # fmt: skip
+    )
     return transformers.LlamaModel(config)
 
 
@@ -144,9 +160,15 @@ class Clock:
         query, key, value = Enter.apply(self, *call[:3])
         began = self.now()
         out = F.scaled_dot_product_attention(
-            query, key, value, call.attn_mask, call.dropout_p, call.is_causal, scale=call.scale,
+            query,
+            key,
+            value,
+            call.attn_mask,
+            call.dropout_p,
+            call.is_causal,
+            scale=call.scale,
             enable_gqa=call.enable_gqa,
-        )  # fmt: skip
+        )
         self.seconds += self.now() - began
         return Leave.apply(self, out)
 
@@ -226,10 +248,15 @@ class Contest:
         plain, ours = plain[1:], ours[1:]
         ratios = [one / other for one, other in zip(plain, ours, strict=True)]
         return {
-            **dataclasses.asdict(self.setting), "plain": plain, "accelerated": ours,
-            "factor": statistics.median(ratios), "share": self.share(), "taken": counts.taken, "calls": counts.calls,
+            **dataclasses.asdict(self.setting),
+            "plain": plain,
+            "accelerated": ours,
+            "factor": statistics.median(ratios),
+            "share": self.share(),
+            "taken": counts.taken,
+            "calls": counts.calls,
             "left": dict(counts.left),
-        }  # fmt: skip
+        }
 
     def share(self) -> float:
         """Of the plain run's time, inside attention."""
@@ -298,10 +325,14 @@ def main(arguments: list[str] | None = None) -> None:
             found.append(Contest(setting, now).measure(rounds))
     data = options.out.with_suffix(".json")
     page = PAGE.format(
-        **seen, transformers=transformers.__version__, rounds=rounds, data=data.name,
+        **seen,
+        transformers=transformers.__version__,
+        rounds=rounds,
+        data=data.name,
         clock="CPU time of the one thread" if options.cpu_time else "wall-clock time",
-        command=command(options, rounds), lines="\n".join(map(line, found)),
-    )  # fmt: skip
+        command=command(options, rounds),
+        lines="\n".join(map(line, found)),
+    )
     data.write_text(json.dumps({"machine": seen, "settings": found}, indent=1) + "\n", encoding="utf-8")
     options.out.write_text(page, encoding="utf-8")
     print(page)

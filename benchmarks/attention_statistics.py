@@ -83,13 +83,22 @@ def eager(case: Case) -> Call:
         largest, at = weights.max(-1)
         best = weights.topk(TOP, -1)
         return {
-            "lse": torch.logsumexp(logits, -1), "entropy": -torch.xlogy(weights, weights).sum(-1), "largest": largest,
-            "largest_at": at, "distance": (weights * away).sum(-1), "self": weights.diagonal(0, -2, -1),
-            "previous": weights.diagonal(-1, -2, -1), "next": weights.diagonal(1, -2, -1), "first": weights[..., 0],
-            "received": weights.sum(-2), "top_weights": best.values, "top_keys": best.indices,
+            "lse": torch.logsumexp(logits, -1),
+            "entropy": -torch.xlogy(weights, weights).sum(-1),
+            "largest": largest,
+            "largest_at": at,
+            "distance": (weights * away).sum(-1),
+            "self": weights.diagonal(0, -2, -1),
+            "previous": weights.diagonal(-1, -2, -1),
+            "next": weights.diagonal(1, -2, -1),
+            "first": weights[..., 0],
+            "received": weights.sum(-2),
+            "top_weights": best.values,
+            "top_keys": best.indices,
             "lowest": logits.masked_fill(logits == -torch.inf, torch.inf).amin((-2, -1)),
-            "highest": logits.amax((-2, -1)), "smallest": weights.amin((-2, -1)),
-        }  # fmt: skip
+            "highest": logits.amax((-2, -1)),
+            "smallest": weights.amin((-2, -1)),
+        }
 
     return call
 
@@ -151,10 +160,11 @@ def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
 def times_table(rounds: int) -> list[str]:
     names = list(CONTENDERS)
     lines = [
-        "| L | mask | dtype | " + " | ".join(names[:1] + [f"{name} / forward" for name in names[1:]])
+        "| L | mask | dtype | "
+        + " | ".join(names[:1] + [f"{name} / forward" for name in names[1:]])
         + f" | stored weights / {EVERYTHING} |",
         "|---" * (4 + len(names)) + "|",
-    ]  # fmt: skip
+    ]
     for length in LENGTHS:
         for causal in (False, True):
             for dtype in DTYPES:
@@ -185,25 +195,27 @@ def memory_table(threads: int) -> list[str]:
 
 
 def page(rounds: int, threads: int) -> str:
-    return "\n".join([
-        "# Statistics of attention weights",
-        "",
-        f"One item, {HEADS} heads of width {WIDTH}. `statistics` is `saccade.statistics` on the native kernels without "
-        f"what keys receive and without the largest weights; `stored weights` forms them in float32 and reduces them. "
-        f"Medians of {rounds} rounds in which the contenders take turns; ratios are medians of the rounds' ratios.",
-        "",
-        f"PyTorch {torch.__version__}, {threads} thread(s), {_processor()}, instruction set "
-        f"{saccade._backends._kernels.instructions()}.",
-        "",
-        "    python benchmarks/attention_statistics.py",
-        "",
-        *times_table(rounds),
-        "",
-        "## Memory of one call, beyond its inputs",
-        "",
-        *memory_table(threads),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Statistics of attention weights",
+            "",
+            f"One item, {HEADS} heads of width {WIDTH}. `statistics` is `saccade.statistics` on the native kernels "
+            f"without what keys receive and without the largest weights; "
+            f"`stored weights` forms them in float32 and reduces them. Medians of {rounds} rounds in which the contenders take turns; ratios are medians of the rounds' ratios.",
+            "",
+            f"PyTorch {torch.__version__}, {threads} thread(s), {_processor()}, instruction set "
+            f"{saccade._backends._kernels.instructions()}.",
+            "",
+            "    python benchmarks/attention_statistics.py",
+            "",
+            *times_table(rounds),
+            "",
+            "## Memory of one call, beyond its inputs",
+            "",
+            *memory_table(threads),
+            "",
+        ]
+    )
 
 
 def _processor() -> str:

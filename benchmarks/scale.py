@@ -50,11 +50,16 @@ def measure(width: int, scaled: bool, samples: int = SAMPLES) -> Row:
     gradients = torch.autograd.grad(weights @ value, (query, key), normal())
     by_query, by_key = (one.square().mean(-1).sqrt() for one in gradients)
     return Row(
-        width, scaled, logits.var().item(), torch.special.entr(weights).sum(-1).mean().item(),
+        width,
+        scaled,
+        logits.var().item(),
+        torch.special.entr(weights).sum(-1).mean().item(),
         (weights.amax(-1) > 0.99).double().mean().item(),
-        by_query.median().item(), by_query.square().mean().sqrt().item(),
-        by_key.median().item(), by_key.square().mean().sqrt().item(),
-    )  # fmt: skip
+        by_query.median().item(),
+        by_query.square().mean().sqrt().item(),
+        by_key.median().item(),
+        by_key.square().mean().sqrt().item(),
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -62,12 +67,15 @@ def table(rows: list[Row]) -> str:
         "| d_k | scaled | variance | entropy | rows with a weight above .99 | to q: median, rms | to k: median, rms |"
     )
     lines = [
-        "# What 1/sqrt(d_k) does", "",
+        "# What 1/sqrt(d_k) does",
+        "",
         f"{SAMPLES} samples of {LENGTH} queries and keys, standard normal, float64; `python benchmarks/scale.py`.",
         f"Entropy in nats; evenly spread it would be {math.log(LENGTH):.2f}. Gradients are root mean squares of a",
-        "query's (a key's) elements, for an output gradient that is standard normal.", "",
-        head, "|---:|---|---:|---:|---:|---:|---:|",
-    ]  # fmt: skip
+        "query's (a key's) elements, for an output gradient that is standard normal.",
+        "",
+        head,
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
     for row in rows:
         gradients = f"{row.query_median:.2g}, {row.query_mean:.2g} | {row.key_median:.2g}, {row.key_mean:.2g}"
         numbers = f"{row.variance:.3g} | {row.entropy:.2f} | {row.certain:.2f} | {gradients}"

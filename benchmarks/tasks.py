@@ -66,9 +66,16 @@ def measure(kind: str, scheme: str, task: str, seed: int, tell: Any) -> Row:
     run = train(kind, SCHEMES[scheme], TASKS[task], seed, tell=tell)
     wall, own = time.perf_counter() - wall, time.process_time() - own
     return {
-        "model": kind, "scheme": scheme, "task": task, "seed": seed, "solved": run.solved, "steps": run.steps,
-        "right": right(run, task), "seconds": round(wall, 2), "cpu_seconds": round(own, 2),
-    }  # fmt: skip
+        "model": kind,
+        "scheme": scheme,
+        "task": task,
+        "seed": seed,
+        "solved": run.solved,
+        "steps": run.steps,
+        "right": right(run, task),
+        "seconds": round(wall, 2),
+        "cpu_seconds": round(own, 2),
+    }
 
 
 def right(run: Run, task: str) -> float:

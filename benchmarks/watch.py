@@ -38,9 +38,17 @@ from saccade.nn import AttentionConfig, BlockConfig, Decoder
 LAYERS, WIDTH, HEADS, ITEMS, LENGTH, EVERY = 6, 512, 8, 4, 512, 50
 # B, L, E: one thing changes at a time around (1, 256, 256).
 SHAPES = (
-    (1, 64, 256), (1, 128, 256), (1, 256, 256), (1, 512, 256), (1, 1024, 256),
-    (1, 256, 128), (1, 256, 512), (1, 256, 1024), (4, 256, 256), (16, 256, 256),
-)  # fmt: skip
+    (1, 64, 256),
+    (1, 128, 256),
+    (1, 256, 256),
+    (1, 512, 256),
+    (1, 1024, 256),
+    (1, 256, 128),
+    (1, 256, 512),
+    (1, 256, 1024),
+    (4, 256, 256),
+    (16, 256, 256),
+)
 PARTS = ("not watched", "every step", "every step, received and top 8")
 OUT = Path(__file__).parent / "results" / "watch.md"
 
@@ -65,9 +73,13 @@ def bert() -> tuple[nn.Module, Run]:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        vocab_size=64, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH,
+        max_position_embeddings=LENGTH,
+    )
     model = BertModel(config, add_pooling_layer=False)
     return model, lambda x: model(inputs_embeds=x).last_hidden_state
 
@@ -123,9 +135,13 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def measured(
-    model: nn.Module, ways: dict[str, Context], work: Callable[[], None], before: int, rounds: int,
+    model: nn.Module,
+    ways: dict[str, Context],
+    work: Callable[[], None],
+    before: int,
+    rounds: int,
     clock: Callable[[], float],
-) -> dict[str, list[float]]:  # fmt: skip
+) -> dict[str, list[float]]:
     """Seconds of one step in each way, round by round, after `before` steps that are not timed."""
     work()
     taken: dict[str, list[float]] = {name: [] for name in ways}

@@ -5,13 +5,28 @@ from __future__ import annotations
 from saccade.benchmark.variants import Comparison, Error, Line, Path, Point
 
 MACHINE = {
-    "processor": "Abacus", "cores": 3, "threads": 2, "last_level_cache": 2**21, "instruction_set": "avx2",
-    "torch": "2.0", "saccade": "0.1", "date": "2026-01-02T03:04:05", "load_before": 0.1,
-}  # fmt: skip
+    "processor": "Abacus",
+    "cores": 3,
+    "threads": 2,
+    "last_level_cache": 2**21,
+    "instruction_set": "avx2",
+    "torch": "2.0",
+    "saccade": "0.1",
+    "date": "2026-01-02T03:04:05",
+    "load_before": 0.1,
+}
 DATA = {
-    "source": "beads", "note": "", "unlimited": False, "batch": 1, "heads": 4, "kv_heads": 2, "head": 16,
-    "value_head": 16, "length": 512, "causal": True,
-}  # fmt: skip
+    "source": "beads",
+    "note": "",
+    "unlimited": False,
+    "batch": 1,
+    "heads": 4,
+    "kv_heads": 2,
+    "head": 16,
+    "value_head": 16,
+    "length": 512,
+    "causal": True,
+}
 
 
 def point(length, training, *, error=None, forward=None, decode=None, memory=None, spread=1.0, **more):
@@ -40,12 +55,15 @@ def full():
     """One of everything."""
     path = Path("exact", 1, (1, 2, 4), (1.0, 0.5, 0.0))
     some = Line(
-        "some", "reading", "approximation", "rank=3",
+        "some",
+        "reading",
+        "approximation",
+        "rank=3",
         points=(
             point(512, 0.5, forward=0.25, decode=1e-4, memory=3 * 2**20, error=0.06, kept=2**10, parameters=7),
             Point(1024, note="would form about 9.0 GiB"),
         ),
-    )  # fmt: skip
+    )
     other = Line("other", "reading", "other", "", points=(point(512, 0.1, error=4.0, no_decode="it has no past"),))
     refused = Line("late", "reading", "approximation", "", refused="cannot be causal: it mixes all tokens")
     layers = [line("attention", {512: 2.0, 1024: 8.0}, kind="layer", whole=True), line("GRU", {512: 1.0}, kind="layer")]

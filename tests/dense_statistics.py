@@ -80,9 +80,14 @@ def of_case(problem, standing=None) -> Dense:
     """Of a `problems.Problem`."""
     tensors = problem.tensors
     return Dense(
-        tensors["query"], tensors["key"], problem.seen(), bias=problem.to_dense(tensors), sink=tensors.get("sink"),
-        standing=standing, **problem.options,
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        problem.seen(),
+        bias=problem.to_dense(tensors),
+        sink=tensors.get("sink"),
+        standing=standing,
+        **problem.options,
+    )
 
 
 def bound(dense: Dense, query: Tensor, key: Tensor, dtype: torch.dtype, scale: float | None = None) -> float:

@@ -41,24 +41,44 @@ class Problem:
     def ours(self, tensors=None, backend="chunked", **more) -> tuple[Tensor, Tensor]:
         tensors = self.tensors if tensors is None else tensors
         return saccade.attention_with_lse(
-            tensors["query"], tensors["key"], tensors["value"], self.mask, bias=self.to_bias(tensors),
-            sink=tensors.get("sink"), backend=backend, **self.options, **more,
-        )  # fmt: skip
+            tensors["query"],
+            tensors["key"],
+            tensors["value"],
+            self.mask,
+            bias=self.to_bias(tensors),
+            sink=tensors.get("sink"),
+            backend=backend,
+            **self.options,
+            **more,
+        )
 
     def out(self, tensors=None, backend="chunked", **more) -> Tensor:
         tensors = self.tensors if tensors is None else tensors
         return saccade.attention(
-            tensors["query"], tensors["key"], tensors["value"], self.mask, bias=self.to_bias(tensors),
-            sink=tensors.get("sink"), backend=backend, **self.options, **more,
-        )  # fmt: skip
+            tensors["query"],
+            tensors["key"],
+            tensors["value"],
+            self.mask,
+            bias=self.to_bias(tensors),
+            sink=tensors.get("sink"),
+            backend=backend,
+            **self.options,
+            **more,
+        )
 
     def truth(self, tensors=None, factor=None) -> oracle.Attended:
         tensors = self.tensors if tensors is None else tensors
         dense = self.to_dense(tensors)
         return oracle.attend(
-            tensors["query"], tensors["key"], tensors["value"], self.see, factor=factor,
-            bias=None if dense is None else dense, sink=tensors.get("sink"), **self.options,
-        )  # fmt: skip
+            tensors["query"],
+            tensors["key"],
+            tensors["value"],
+            self.see,
+            factor=factor,
+            bias=None if dense is None else dense,
+            sink=tensors.get("sink"),
+            **self.options,
+        )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -97,9 +117,7 @@ def pull(outputs, inputs, cotangents, **options) -> list[Tensor]:
     kept = [(x, c) for x, c in zip(outputs, cotangents, strict=True) if x.requires_grad]
     if not kept:
         return [torch.zeros_like(x) for x in inputs]
-    found = torch.autograd.grad(
-        [x for x, _ in kept], inputs, [c for _, c in kept], allow_unused=True, **options
-    )  # fmt: skip
+    found = torch.autograd.grad([x for x, _ in kept], inputs, [c for _, c in kept], allow_unused=True, **options)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
 
 

@@ -38,14 +38,38 @@ LAYERS = [
 ]
 LAYER = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 COMPUTING = {
-    "accelerate", "conllu", "jinja2", "lightning", "matplotlib", "numpy", "pandas", "rich", "safetensors", "sklearn",
-    "tensorboard", "tokenizers", "torch", "transformers",
-}  # fmt: skip
+    "accelerate",
+    "conllu",
+    "jinja2",
+    "lightning",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "tensorboard",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
 HEAVY = COMPUTING - {"numpy", "safetensors", "torch"} | {"typer"}
 PARTS = [
-    "acceleration", "analysis", "batching", "benchmark", "inspection", "integrations", "models", "monitoring", "nn",
-    "positions", "training", "variants", "verification", "viewer",
-]  # fmt: skip
+    "acceleration",
+    "analysis",
+    "batching",
+    "benchmark",
+    "inspection",
+    "integrations",
+    "models",
+    "monitoring",
+    "nn",
+    "positions",
+    "training",
+    "variants",
+    "verification",
+    "viewer",
+]
 
 ROOMS = ["findings", "target", "tracing", "checks", "running", "report", "_verify"]  # each imports those before it
 

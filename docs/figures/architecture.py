@@ -162,9 +162,13 @@ def draw() -> str:
             "<title>The parts of Saccade, and the way of a query and a mask</title>",
             f"<style>{STYLE}</style>",
             '<marker id="head" markerWidth="7" markerHeight="7" refX="6" refY="3" orient="auto">'
-            '<polygon points="0,0 6,3 0,6" fill="#9aa7b8"/></marker>', *titles, *lines, *boxes, "</svg>\n",
+            '<polygon points="0,0 6,3 0,6" fill="#9aa7b8"/></marker>',
+            *titles,
+            *lines,
+            *boxes,
+            "</svg>\n",
         ]
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

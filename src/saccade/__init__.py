@@ -44,15 +44,38 @@ __all__ = [
 # Names and parts are imported when they are first used: `saccade --help` does without PyTorch, and `saccade.nn` needs
 # no import of its own. Type checkers read the imports below; a test holds them and these tables together.
 _PARTS = (
-    "acceleration", "analysis", "batching", "benchmark", "inspection", "integrations", "models", "monitoring", "nn",
-    "positions", "training", "variants", "verification", "viewer",
-)  # fmt: skip
+    "acceleration",
+    "analysis",
+    "batching",
+    "benchmark",
+    "inspection",
+    "integrations",
+    "models",
+    "monitoring",
+    "nn",
+    "positions",
+    "training",
+    "variants",
+    "verification",
+    "viewer",
+)
 _HOMES = {  # of all names but the masks
-    "ALiBi": "_biases", "Acceleration": "acceleration", "Dropout": "_dropout", "Plan": "_explain",
-    "RelativeBias": "_biases", "Statistics": "_statistics", "accelerate": "acceleration", "attention": "_attention",
-    "attention_weights": "_weights", "attention_with_lse": "_attention", "explain": "_explain", "merge": "_attention",
-    "statistics": "_statistics", "verify": "verification", "watch": "monitoring",
-}  # fmt: skip
+    "ALiBi": "_biases",
+    "Acceleration": "acceleration",
+    "Dropout": "_dropout",
+    "Plan": "_explain",
+    "RelativeBias": "_biases",
+    "Statistics": "_statistics",
+    "accelerate": "acceleration",
+    "attention": "_attention",
+    "attention_weights": "_weights",
+    "attention_with_lse": "_attention",
+    "explain": "_explain",
+    "merge": "_attention",
+    "statistics": "_statistics",
+    "verify": "verification",
+    "watch": "monitoring",
+}
 
 TYPE_CHECKING = False  # not from `typing`: until the command's `main` is reached, Ctrl-C is a traceback
 if TYPE_CHECKING:

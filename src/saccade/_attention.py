@@ -47,10 +47,19 @@ BACKENDS: dict[str, Any] = {
 
 @named
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
-    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", **unknown: NoReturn,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout: float | Dropout = 0.0,
+    backend: str = "auto",
+    **unknown: NoReturn,
+) -> Tensor:
     """Scaled dot-product attention.
 
     With `mask=Causal()` and fewer queries than keys the queries are the last ones (bottom-right), as in decoding::
@@ -85,9 +94,18 @@ def attention(
         raise refused(attention, unknown)
     if _tap.THREAD.observers:
         return _told(
-            query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
-            backend=backend, needs_lse=False,
-        )[0]  # fmt: skip
+            query,
+            key,
+            value,
+            mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            sink=sink,
+            dropout=dropout,
+            backend=backend,
+            needs_lse=False,
+        )[0]
     if (
         backend == "auto"
         and bias is None
@@ -99,19 +117,26 @@ def attention(
         quickly = native.quick(query, key, value, mask, scale)
         if quickly is not None:
             return quickly
-    call = make_call(
-        query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout
-    )  # fmt: skip
+    call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
     out, _ = choose(call, backend)[0].run(call)
     return out
 
 
 @named
 def attention_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
-    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", **unknown: NoReturn,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout: float | Dropout = 0.0,
+    backend: str = "auto",
+    **unknown: NoReturn,
+) -> tuple[Tensor, Tensor]:
     """`attention` and the log of each row's softmax denominator.
 
     Args and errors: as `attention`.
@@ -124,27 +149,51 @@ def attention_with_lse(
         raise refused(attention_with_lse, unknown)
     if _tap.THREAD.observers:
         return _told(
-            query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout,
-            backend=backend, needs_lse=True,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            sink=sink,
+            dropout=dropout,
+            backend=backend,
+            needs_lse=True,
+        )
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=True
-    )  # fmt: skip
+    )
     return choose(call, backend)[0].run(call)
 
 
 def _told(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, *, backend: str, needs_lse: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    *,
+    backend: str,
+    needs_lse: bool,
     **meaning: Any,
-) -> tuple[Tensor, Any]:  # fmt: skip
+) -> tuple[Tensor, Any]:
     """A call, and then the observers of this thread are told of it."""
     with _tap.aside() as observers:
         call = make_call(query, key, value, mask, **meaning, needs_lse=needs_lse)
         out, lse = choose(call, backend)[0].run(call)
         seen = _tap.AttentionCall(
-            call.query, call.key, call.value, call.mask, call.bias, call.scale, call.softcap, call.sink,
-            call.dropout or 0.0, out, "saccade.attention",
-        )  # fmt: skip
+            call.query,
+            call.key,
+            call.value,
+            call.mask,
+            call.bias,
+            call.scale,
+            call.softcap,
+            call.sink,
+            call.dropout or 0.0,
+            out,
+            "saccade.attention",
+        )
         for observer in observers:
             observer(seen)
     return out, lse

@@ -22,9 +22,18 @@ _LAYOUT = {"query": "(B, Hq, Lq, D)", "key": "(B, Hkv, Lk, D)", "value": "(B, Hk
 
 
 def make_call(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, *, bias: Tensor | Bias | None,
-    scale: float | None, softcap: float | None, sink: Tensor | None, dropout: float | Dropout, needs_lse: bool = False,
-) -> Call:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    *,
+    bias: Tensor | Bias | None,
+    scale: float | None,
+    softcap: float | None,
+    sink: Tensor | None,
+    dropout: float | Dropout,
+    needs_lse: bool = False,
+) -> Call:
     """Check every argument against the contract; nothing is computed and no value inside a tensor is looked at."""
     query, key, value = check_inputs(query, key, value)
     batch, heads, length_q, width = query.shape
@@ -34,9 +43,17 @@ def make_call(
         mask._check(batch, heads, length_q, length_k, query.device)
     checked_bias = _check_bias(bias, query, length_k)
     return Call(
-        query, key, value, mask, checked_bias, _scale(scale, width), _softcap(softcap), _sink(sink, query),
-        as_dropout(dropout), needs_lse,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        mask,
+        checked_bias,
+        _scale(scale, width),
+        _softcap(softcap),
+        _sink(sink, query),
+        as_dropout(dropout),
+        needs_lse,
+    )
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,11 +61,20 @@ class Plan:
 
 @_foreign.named
 def explain(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
-    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, dropout: float | Dropout = 0.0, backend: str = "auto", lse: bool = False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout: float | Dropout = 0.0,
+    backend: str = "auto",
+    lse: bool = False,
     **unknown: NoReturn,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Which backend `attention` (with `lse=True`: `attention_with_lse`) would take for these arguments, and why.
 
     Args and errors: as `attention`. Nothing is computed; printing the plan gives a few readable lines.
@@ -76,16 +85,23 @@ def explain(
         dropout = Dropout(dropout, 0)  # explaining a call must not draw from the caller's generator
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=lse
-    )  # fmt: skip
+    )
     _, name, reason = choose(call, backend)
     work = _work(call, name)
     pairs = work * call.batch * call.heads * call.length_q * call.length_k
     flops = int(2 * pairs * (call.query.shape[3] + call.value.shape[3]))
     refused = {other: why for other, module in BACKENDS.items() if (why := module.refuses(call)) is not None}
     return Plan(
-        name, reason, work, flops, _peak_bytes(call, name), refused, _derivatives(name), _lacks(call, name),
+        name,
+        reason,
+        work,
+        flops,
+        _peak_bytes(call, name),
+        refused,
+        _derivatives(name),
+        _lacks(call, name),
         _kernels.instructions(),
-    )  # fmt: skip
+    )
 
 
 def _work(call: Call, name: str) -> float:

@@ -28,10 +28,19 @@ Chosen = int | slice | range | Sequence[int] | Tensor | None
 
 @named
 def attention_weights(
-    query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, rows: Chosen = None, keys: Chosen = None,
-    heads: Chosen = None, bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, **unknown: NoReturn,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    rows: Chosen = None,
+    keys: Chosen = None,
+    heads: Chosen = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    **unknown: NoReturn,
+) -> Tensor:
     """The weights p_ij = exp(s_ij - lse_i) of a slice; each lse runs over all keys, in linear memory.
 
     Args:
@@ -52,7 +61,7 @@ def attention_weights(
     value = key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=0.0, needs_lse=True
-    )  # fmt: skip
+    )
     chosen_rows = _indices(rows, call.length_q, "rows")
     chosen_keys = _indices(keys, call.length_k, "keys")
     chosen_heads = _indices(heads, call.heads, "heads")
@@ -125,9 +134,14 @@ def _totals(problem: Problem, *given: Tensor | None) -> tuple[Tensor]:
 
 
 def _weights(
-    problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor, rest: Tensor | None,
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    parameter: Tensor | None,
+    lse: Tensor,
+    rest: Tensor | None,
     at_keys: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     count, length = query.shape[2], key.shape[2]
     row_ids = torch.arange(count, device=query.device) if problem.rows is None else _tensor(problem.rows, query.device)
     key_ids = torch.arange(length, device=query.device) if at_keys is None else at_keys

@@ -96,9 +96,12 @@ class TestTaken:
 
         def gradients(model, dtype):
             out = model(
-                x[:, :5].to(dtype), memory.to(dtype), tgt_mask=causal.to(dtype), tgt_is_causal=True,
+                x[:, :5].to(dtype),
+                memory.to(dtype),
+                tgt_mask=causal.to(dtype),
+                tgt_is_causal=True,
                 memory_key_padding_mask=padded,
-            )  # fmt: skip
+            )
             return torch.autograd.grad(out.square().sum() / 2 + out[..., 0].sum(), list(model.parameters()))
 
         plain, exact = gradients(decoder, torch.float32), gradients(copy.deepcopy(decoder).double(), torch.float64)

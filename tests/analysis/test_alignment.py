@@ -75,8 +75,11 @@ def test_a_file_that_does_not_match_is_refused():
     missing.add("s2", ["one", "!", "two", "?"], align(Deaf([[evenly]]), text, split_words(text)))
     missing.check()  # 2 of 74
     missing.add("s3", ["one", "!", "two", "?"], align(Deaf([[evenly]]), text, split_words(text)))
-    with pytest.raises(ValueError, match=r"bank.conllu: does not match the tokens of deaf: 4 of 78 words have no "
-                                         r"token, the first is sentence s2, token 2 '!'"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"bank.conllu: does not match the tokens of deaf: 4 of 78 words have no "
+        r"token, the first is sentence s2, token 2 '!'",
+    ):
         missing.check()
 
 

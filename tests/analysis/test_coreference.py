@@ -61,7 +61,7 @@ def test_the_head_word_of_a_mention_may_be_given(tmp_path):
         ('{"text": "a b", "clusters": [[[0, 1]], [[2, 3]]]}', r"nothing is mentioned twice in it"),
         ('{"text": "a b", "clusters": [[[0, true]]]}', r"a mention is"),
     ],
-)  # fmt: skip
+)
 def test_damaged_lines_are_refused_with_the_place(tmp_path, content, words):
     path = tmp_path / "coref.jsonl"
     path.write_text(content + "\n")
@@ -121,11 +121,16 @@ def test_damaged_brackets_are_refused_with_the_place(tmp_path, misc, words):
 
 def test_of_a_mention_in_parts_the_first_stands_for_it(tmp_path):
     path = write(
-        tmp_path, line(1, "Ann", 0, "root", "Entity=(e1-x-1)"), line(2, "both", 1, "dep", "Entity=(e1[1/2]-x-1"),
-        line(3, "of", 1, "dep", "Entity=e1[1/2])"), line(4, "it", 1, "dep"),
-        line(5, "them", 1, "dep", "Entity=(e1[2/2]-x-1)"), line(6, "so", 1, "dep", "Entity=(e1[2/2]-x-1"),
-        line(7, "on", 1, "dep", "Entity=e1[2/2])"), "",
-    )  # fmt: skip
+        tmp_path,
+        line(1, "Ann", 0, "root", "Entity=(e1-x-1)"),
+        line(2, "both", 1, "dep", "Entity=(e1[1/2]-x-1"),
+        line(3, "of", 1, "dep", "Entity=e1[1/2])"),
+        line(4, "it", 1, "dep"),
+        line(5, "them", 1, "dep", "Entity=(e1[2/2]-x-1)"),
+        line(6, "so", 1, "dep", "Entity=(e1[2/2]-x-1"),
+        line(7, "on", 1, "dep", "Entity=e1[2/2])"),
+        "",
+    )
     (found,) = read_coreference(path)
     assert [(m.first, m.last) for m in found.mentions] == [(0, 0), (1, 2)]
 
@@ -136,9 +141,13 @@ def document(*, text=TEXT, mentions=None):
         words.append((at, at + len(word)))
         at += len(word) + 1
     known = (
-        Mention(0, 0, 0, "A", "name"), Mention(2, 2, 2, "B", "name"), Mention(4, 4, 4, "A", "pronoun"),
-        Mention(6, 6, 6, "B", "pronoun"), Mention(7, 9, 9, "C", "other"), Mention(11, 11, 11, "B", "name"),
-    )  # fmt: skip
+        Mention(0, 0, 0, "A", "name"),
+        Mention(2, 2, 2, "B", "name"),
+        Mention(4, 4, 4, "A", "pronoun"),
+        Mention(6, 6, 6, "B", "pronoun"),
+        Mention(7, 9, 9, "C", "other"),
+        Mention(11, 11, 11, "B", "name"),
+    )
     return Document("d", text, tuple(words), known if mentions is None else mentions)
 
 

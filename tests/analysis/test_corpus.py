@@ -64,8 +64,13 @@ def test_texts_that_are_too_long_are_refused():
 
 
 def test_roles_are_those_of_a_look():
-    model_roles = [("previous", previous), ("self", itself), ("first", first), ("broad", evenly),
-                   ("repeat induction", inducing)]  # fmt: skip
+    model_roles = [
+        ("previous", previous),
+        ("self", itself),
+        ("first", first),
+        ("broad", evenly),
+        ("repeat induction", inducing),
+    ]
     found = study([head for _, head in model_roles])
     assert [found.role(0, k)[0] for k in range(5)] == [role for role, _ in model_roles]
     assert found.role(0, 0) == ("previous", "previous")
@@ -81,9 +86,16 @@ def test_above_chance_is_zero_for_chance_and_one_for_always():
 
 @pytest.mark.parametrize(
     ("layers", "expected"),
-    [(1, [1]), (2, [0, 2]), (3, [0, 1, 2]), (4, [0, 1, 1, 2]), (5, [0, 0, 1, 2, 2]), (6, [0, 0, 1, 1, 2, 2]),
-     (12, [0] * 4 + [1] * 4 + [2] * 4)],
-)  # fmt: skip
+    [
+        (1, [1]),
+        (2, [0, 2]),
+        (3, [0, 1, 2]),
+        (4, [0, 1, 1, 2]),
+        (5, [0, 0, 1, 2, 2]),
+        (6, [0, 0, 1, 1, 2, 2]),
+        (12, [0] * 4 + [1] * 4 + [2] * 4),
+    ],
+)
 def test_thirds_of_the_layers(layers, expected):
     assert [third_of(layer, layers) for layer in range(layers)] == expected
 

@@ -23,9 +23,15 @@ def call_of(mask=None, bias=None, softcap=None, sink=None, scale=None, dtype=tor
 
 def lse_of(call):
     return saccade.attention_with_lse(
-        call.query, call.key, call.value, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap,
+        call.query,
+        call.key,
+        call.value,
+        call.mask,
+        bias=call.bias,
+        scale=call.scale,
+        softcap=call.softcap,
         sink=call.sink,
-    )[1]  # fmt: skip
+    )[1]
 
 
 def dense(call):

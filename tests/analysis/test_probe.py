@@ -114,7 +114,7 @@ def test_a_probe_finds_what_is_there_and_nothing_in_noise(planted):
 
 def test_the_same_seed_gives_the_same_probe(planted):
     model, given = planted
-    assert study_probe(model, given, seed=1).layers == study_probe(model, given, seed=1).layers  # fmt: skip
+    assert study_probe(model, given, seed=1).layers == study_probe(model, given, seed=1).layers
     assert study_probe(model, given, seed=1).layers != study_probe(model, given, seed=2).layers
 
 
@@ -192,8 +192,11 @@ def test_labels_that_do_not_match_the_tokens_are_refused():
             ids, spans = super().encode(text)
             return type(super().encode(text))(ids[:3], spans[:3])
 
-    with pytest.raises(ValueError, match=r"x.tsv: does not match the tokens of pretend: 12 of 18 words have no token, "
-                                         r"the first is sentence s0, token 4 'w"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"x.tsv: does not match the tokens of pretend: 12 of 18 words have no token, "
+        r"the first is sentence s0, token 4 'w",
+    ):
         study_probe(Deaf([[evenly]]), sentences(2), source="x.tsv")
 
 

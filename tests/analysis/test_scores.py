@@ -104,8 +104,13 @@ def test_scores_are_the_definitions_on_any_weights(kind, special):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_heads_with_a_habit_score_one_for_it(causal):
-    habits = {"previous": previous, "self": itself, "first": first, "repeat induction": inducing,
-              "repeat duplicate": duplicating}  # fmt: skip
+    habits = {
+        "previous": previous,
+        "self": itself,
+        "first": first,
+        "repeat induction": inducing,
+        "repeat duplicate": duplicating,
+    }
     model = PretendModel([list(habits.values())], causal=causal)
     _, found = measured(model)
     for head, name in enumerate(habits):

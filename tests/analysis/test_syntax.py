@@ -13,12 +13,24 @@ from saccade.analysis._syntax import ALL, DIRECTIONS
 UP, DOWN = DIRECTIONS
 # (form, head counted from 1, relation)
 TREES = [
-    [("the", 2, "det"), ("cat", 3, "nsubj"), ("saw", 0, "root"), ("a", 6, "det"), ("big", 6, "amod"),
-     ("dog", 3, "obj")],
+    [
+        ("the", 2, "det"),
+        ("cat", 3, "nsubj"),
+        ("saw", 0, "root"),
+        ("a", 6, "det"),
+        ("big", 6, "amod"),
+        ("dog", 3, "obj"),
+    ],
     [("dogs", 2, "nsubj"), ("bark", 0, "root"), (".", 2, "punct")],
-    [("the", 3, "det"), ("old", 3, "amod"), ("man", 4, "nsubj"), ("ate", 0, "root"), ("it", 4, "obj"),
-     (".", 4, "punct")],
-]  # fmt: skip
+    [
+        ("the", 3, "det"),
+        ("old", 3, "amod"),
+        ("man", 4, "nsubj"),
+        ("ate", 0, "root"),
+        ("it", 4, "obj"),
+        (".", 4, "punct"),
+    ],
+]
 
 
 def bank(tmp_path, trees=TREES):
@@ -129,8 +141,9 @@ def test_words_of_several_tokens(tmp_path):
 
 
 def test_words_that_share_tokens_are_left_out_and_counted(tmp_path):
-    path = write(tmp_path, line("1-2", "du"), line(1, "de", 3, "case"), line(2, "le", 1, "fixed"),
-                 line(3, "pain", 0, "root"), "")  # fmt: skip
+    path = write(
+        tmp_path, line("1-2", "du"), line(1, "de", 3, "case"), line(2, "le", 1, "fixed"), line(3, "pain", 0, "root"), ""
+    )
     found = study_syntax(PretendModel([[following]]), read_treebank(path))
     assert found.together == 1
     assert ("fixed", UP) not in found.tallies

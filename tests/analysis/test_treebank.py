@@ -52,9 +52,14 @@ def test_words_and_their_characters(tmp_path):
 
 def test_words_that_do_not_spell_their_range_share_it(tmp_path):
     path = write(
-        tmp_path, "# text = du pain", line("1-2", "du", misc="_"), line(1, "de", 3, "case"), line(2, "le", 3, "det"),
-        line(3, "pain", 0, "root"), "",
-    )  # fmt: skip
+        tmp_path,
+        "# text = du pain",
+        line("1-2", "du", misc="_"),
+        line(1, "de", 3, "case"),
+        line(2, "le", 3, "det"),
+        line(3, "pain", 0, "root"),
+        "",
+    )
     (sentence,) = read_treebank(path)
     assert [(w.start, w.stop) for w in sentence.words] == [(0, 2), (0, 2), (3, 7)]
     assert sentence.name == f"{path}:1"
@@ -98,7 +103,7 @@ def test_several_sentences_and_line_ends(tmp_path):
             r"sentence s9: .* from token 3 'sat' on they give",
         ),
     ],
-)  # fmt: skip
+)
 def test_damaged_files_are_refused_with_the_place(tmp_path, lines, words):
     with pytest.raises(ValueError, match=words):
         read_treebank(write(tmp_path, *lines))

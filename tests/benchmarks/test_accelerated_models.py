@@ -28,9 +28,14 @@ def script(monkeypatch):
 
     def tiny(setting):
         config = transformers.BertConfig(
-            vocab_size=1000, hidden_size=24, num_hidden_layers=setting.layers, num_attention_heads=4,
-            intermediate_size=40, max_position_embeddings=setting.length, attn_implementation="sdpa",
-        )  # fmt: skip
+            vocab_size=1000,
+            hidden_size=24,
+            num_hidden_layers=setting.layers,
+            num_attention_heads=4,
+            intermediate_size=40,
+            max_position_embeddings=setting.length,
+            attn_implementation="sdpa",
+        )
         return transformers.BertModel(config, add_pooling_layer=False)
 
     monkeypatch.setitem(module.MODELS, "BERT", tiny)
@@ -41,8 +46,19 @@ def script(monkeypatch):
 @pytest.fixture
 def arguments(tmp_path):
     threads = str(torch.get_num_threads())
-    return ["--quick", "--rounds", "2", "--models", "BERT", "--lengths", "19", "--threads", threads, "--out",
-            str(tmp_path / "page.md")]  # fmt: skip
+    return [
+        "--quick",
+        "--rounds",
+        "2",
+        "--models",
+        "BERT",
+        "--lengths",
+        "19",
+        "--threads",
+        threads,
+        "--out",
+        str(tmp_path / "page.md"),
+    ]
 
 
 def test_a_row_for_each_setting(script, arguments, tmp_path, capsys):

@@ -60,8 +60,22 @@ def test_bigram_by_hand():
 def test_a_word_is():
     text = "\"Don't,\" said _he_ -- 42 o'clock.\n\nOh!"
     assert kneser_ney.words_of(text) == [
-        '"', "Don't", ',"', "said", "_", "he", "_", "--", "42", "o'clock", ".", "\n", "\n", "Oh", "!",
-    ]  # fmt: skip
+        '"',
+        "Don't",
+        ',"',
+        "said",
+        "_",
+        "he",
+        "_",
+        "--",
+        "42",
+        "o'clock",
+        ".",
+        "\n",
+        "\n",
+        "Oh",
+        "!",
+    ]
 
 
 def test_unknown_words_have_a_probability_only_where_words_are_spelled():

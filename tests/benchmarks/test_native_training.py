@@ -147,8 +147,11 @@ def test_the_page_has_losses_times_and_shares(backend, tiny, tmp_path, capsys):
     for curve, (heading, steps, exact) in settings:
         table, losses = rows(text, f"Context {heading}"), curve["losses"]
         assert {name: len(made) for name, made in losses.items()} == {
-            "native": steps, "chunked": steps, "sdpa": steps, "float64": exact,
-        }  # fmt: skip
+            "native": steps,
+            "chunked": steps,
+            "sdpa": steps,
+            "float64": exact,
+        }
         assert table["chunked"][1] == table["chunked"][3] == "1.00"
         for name in training.BACKENDS:
             step, inside, share = (float(table[name][k].split()[0]) for k in (0, 2, 4))

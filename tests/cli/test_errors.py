@@ -189,9 +189,16 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         listed = rest.partition("Commands:\n")[2].split("\n\n")[0]
         assert "..." not in listed, listed
     assert usages == {
-        "": "COMMAND [ARGS]...", "look": "[TEXT]...", "generate": "PROMPT", "verify": "TARGET", "bench": "",
-        "compare": "", "train": "COMMAND [ARGS]...", "train lm": "TEXT", "train rate": "TEXT",
-    }  # fmt: skip
+        "": "COMMAND [ARGS]...",
+        "look": "[TEXT]...",
+        "generate": "PROMPT",
+        "verify": "TARGET",
+        "bench": "",
+        "compare": "",
+        "train": "COMMAND [ARGS]...",
+        "train lm": "TEXT",
+        "train rate": "TEXT",
+    }
 
 
 @pytest.mark.parametrize("later", ["view", "serve"])

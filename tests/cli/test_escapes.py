@@ -30,9 +30,10 @@ def commands_in(text: str) -> set[str]:
     """By Unicode's categories and bidirectional classes, an oracle of its own."""
     overrides = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     return {
-        c for c in text
+        c
+        for c in text
         if (unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n") or unicodedata.bidirectional(c) in overrides
-    }  # fmt: skip
+    }
 
 
 def test_every_command_is_replaced_and_nothing_else():
@@ -161,11 +162,15 @@ def test_no_other_console_is_made():
     for path in Path(saccade.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         theirs = [
-            node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "rich.console"
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            and node.module == "rich.console"
             and any(alias.name == "Console" for alias in node.names)
-        ]  # fmt: skip
+        ]
         made = [
-            node for node in ast.walk(tree) if isinstance(node, ast.Call)
-            and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Console"
-        ]  # fmt: skip
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Console"
+        ]
         assert not (theirs and made), path

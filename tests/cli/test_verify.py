@@ -142,26 +142,68 @@ def test_colours_are_for_terminals_and_not_for_those_who_say_no(capsys, monkeypa
 
 def test_every_option_reaches_verify(capsys, seen):
     run(
-        capsys, "theirs.py:Causal", "--arg", "width=24", "--arg", "name=plain words", "--arg", "sizes=(1, 2)",
-        "--causal", "--window", "3", "--no-positions", "--scale", "0.5", "--mask-meaning", "ignore", "--embed-dim",
-        "24", "--num-heads", "2", "--form", "self", "--layout", "LBD", "--mask", "attn_mask", "--skip", "model",
-        "--skip", "cache", "--time-limit", "7", "--memory-limit", "2.5",
-    )  # fmt: skip
+        capsys,
+        "theirs.py:Causal",
+        "--arg",
+        "width=24",
+        "--arg",
+        "name=plain words",
+        "--arg",
+        "sizes=(1, 2)",
+        "--causal",
+        "--window",
+        "3",
+        "--no-positions",
+        "--scale",
+        "0.5",
+        "--mask-meaning",
+        "ignore",
+        "--embed-dim",
+        "24",
+        "--num-heads",
+        "2",
+        "--form",
+        "self",
+        "--layout",
+        "LBD",
+        "--mask",
+        "attn_mask",
+        "--skip",
+        "model",
+        "--skip",
+        "cache",
+        "--time-limit",
+        "7",
+        "--memory-limit",
+        "2.5",
+    )
     ((target, options),) = seen
     assert target == "theirs.py:Causal"
     assert options.pop("progress")
     assert options == {
-        "embed_dim": 24, "num_heads": 2, "arguments": {"width": 24, "name": "plain words", "sizes": (1, 2)},
-        "how": Hints("self", "LBD", 24, 2, "attn_mask"), "promise": Promise(True, 3, False, 0.5, "ignore"),
-        "checks": [check for check in CHECKS if check.name not in ("model", "cache")], "limits": Limits(7.0, 2.5),
-    }  # fmt: skip
+        "embed_dim": 24,
+        "num_heads": 2,
+        "arguments": {"width": 24, "name": "plain words", "sizes": (1, 2)},
+        "how": Hints("self", "LBD", 24, 2, "attn_mask"),
+        "promise": Promise(True, 3, False, 0.5, "ignore"),
+        "checks": [check for check in CHECKS if check.name not in ("model", "cache")],
+        "limits": Limits(7.0, 2.5),
+    }
 
 
 def test_an_adapter_is_named_and_loaded_in_the_child(capsys):
     status, out, _ = run(
-        capsys, "theirs.py:Causal", "--arg", "width=24", "--embed-dim", "24", "--adapter", "theirs.py:adapter",
-        "--only", "causal-leak",
-    )  # fmt: skip
+        capsys,
+        "theirs.py:Causal",
+        "--arg",
+        "width=24",
+        "--embed-dim",
+        "24",
+        "--adapter",
+        "theirs.py:adapter",
+        "--only",
+        "causal-leak",
+    )
     assert status == 0, out
     assert "it is called through the adapter" in out
 

@@ -35,18 +35,28 @@ def computed(call: SdpaCall) -> torch.Tensor:
     meaning = call.meaning()
     assert not isinstance(meaning, str), meaning
     out = saccade.attention(
-        meaning.query, meaning.key, meaning.value, meaning.mask, bias=meaning.bias, scale=meaning.scale,
+        meaning.query,
+        meaning.key,
+        meaning.value,
+        meaning.mask,
+        bias=meaning.bias,
+        scale=meaning.scale,
         backend="reference",
-    )  # fmt: skip
+    )
     return meaning.shaped(out)
 
 
 def dense(call: SdpaCall) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(
-            call.query, call.key, call.value, attn_mask=call.attn_mask, is_causal=call.is_causal, scale=call.scale,
+            call.query,
+            call.key,
+            call.value,
+            attn_mask=call.attn_mask,
+            is_causal=call.is_causal,
+            scale=call.scale,
             enable_gqa=call.enable_gqa,
-        )  # fmt: skip
+        )
 
 
 def agree(call: SdpaCall) -> None:

@@ -18,18 +18,26 @@ LINES = [
 def bert(folder, *, context=41, layers=2, heads=3, **more):
     """[CLS] text [SEP], in WordPieces of lower case; every word sees every other."""
     config = transformers.BertConfig(
-        hidden_size=10 * heads, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=37,
-        max_position_embeddings=context, **more,
-    )  # fmt: skip
+        hidden_size=10 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=37,
+        max_position_embeddings=context,
+        **more,
+    )
     return _saved(folder, transformers.BertModel, config, _word_pieces())
 
 
 def roberta(folder, *, context=41):
     """<s> text </s>, in bytes; positions begin behind the padding index."""
     config = transformers.RobertaConfig(
-        hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37,
-        max_position_embeddings=context, pad_token_id=1,
-    )  # fmt: skip
+        hidden_size=30,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=37,
+        max_position_embeddings=context,
+        pad_token_id=1,
+    )
     tokenizer = _bytes(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -46,9 +54,14 @@ def gpt2(folder, *, context=43, layers=2, heads=5, **more):
 def llama(folder, *, context=47, layers=3, heads=6, kv_heads=2, **more):
     """<s> before the text, sentencepiece-like pieces with bytes for what is unknown; grouped heads."""
     config = transformers.LlamaConfig(
-        hidden_size=8 * heads, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
-        intermediate_size=29, max_position_embeddings=context, **more,
-    )  # fmt: skip
+        hidden_size=8 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=29,
+        max_position_embeddings=context,
+        **more,
+    )
     return _saved(folder, transformers.LlamaModel, config, _sentence_pieces())
 
 
@@ -70,9 +83,16 @@ def falcon(folder):
 def gpt_oss(folder):
     """A sink in every head: weights of a row miss its share."""
     config = transformers.GptOssConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, head_dim=10,
-        intermediate_size=32, num_local_experts=2, num_experts_per_tok=1, sliding_window=5,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=10,
+        intermediate_size=32,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=5,
+    )
     return _saved(folder, transformers.GptOssModel, config, _sentence_pieces())
 
 

@@ -206,5 +206,14 @@ def test_names_of_repeated_words_and_ordinals():
     seen = collect(PretendLM([[broad]]), "The hen saw the owl.")
     assert [name_of(seen, i) for i in (0, 1, 2, 4)] == ["'<s>'", "the first 'The'", "'hen'", "the second 'the'"]
     assert [_ordinal(n) for n in (1, 10, 11, 12, 13, 21, 22, 23, 111, 121)] == [
-        "first", "tenth", "11th", "12th", "13th", "21st", "22nd", "23rd", "111th", "121st",
-    ]  # fmt: skip
+        "first",
+        "tenth",
+        "11th",
+        "12th",
+        "13th",
+        "21st",
+        "22nd",
+        "23rd",
+        "111th",
+        "121st",
+    ]

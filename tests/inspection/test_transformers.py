@@ -99,9 +99,14 @@ def test_words_and_weights_are_those_of_transformers(folder, name, implementatio
 
 @pytest.mark.parametrize(
     ("name", "before", "after", "context"),
-    [("bert", ["[CLS]"], ["[SEP]"], 41), ("roberta", ["<s>"], ["</s>"], 39), ("gpt2", [], [], 43),
-     ("llama", ["<s>"], [], 47), ("t5", [], ["</s>"], None)],
-)  # fmt: skip
+    [
+        ("bert", ["[CLS]"], ["[SEP]"], 41),
+        ("roberta", ["<s>"], ["</s>"], 39),
+        ("gpt2", [], [], 43),
+        ("llama", ["<s>"], [], 47),
+        ("t5", [], ["</s>"], None),
+    ],
+)
 def test_what_stands_around_a_text_and_how_long_it_may_be(folder, name, before, after, context):
     model = open_model(str(folder(name)))
     written = [[model.written(token) for token in around] for around in (model.before, model.after)]
@@ -124,9 +129,14 @@ def test_what_stands_around_a_text_and_how_long_it_may_be(folder, name, before, 
 def test_special_tokens_spelled_in_a_text_are_themselves(folder):
     seen = collect(open_model(folder("bert")), "The cat [SEP] the dog")
     assert [(w.text, w.special) for w in seen.words] == [
-        ("[CLS]", True), ("The", False), ("cat", False), ("[SEP]", True), ("the", False), ("dog", False),
+        ("[CLS]", True),
+        ("The", False),
+        ("cat", False),
         ("[SEP]", True),
-    ]  # fmt: skip
+        ("the", False),
+        ("dog", False),
+        ("[SEP]", True),
+    ]
     assert seen.pieces == 4 and list(seen.ordinary) == [1, 2, 4, 5]
 
 
@@ -370,11 +380,14 @@ def test_parts_of_a_configuration_are_looked_at(monkeypatch):
 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
-    [("num_hidden_layers", 10**9, "num_hidden_layers is 1,000,000,000, and its weights are 29 tensors"),
-     ("hidden_size", 6 * 10**6, r"it asks for [\d,]+ numbers, and its weights hold [\d,]+"),
-     ("intermediate_size", 10**400, ": "), ("num_attention_heads", 7, "configuration: "),
-     ("vocab_size", float("nan"), "configuration: ")],
-)  # fmt: skip
+    [
+        ("num_hidden_layers", 10**9, "num_hidden_layers is 1,000,000,000, and its weights are 29 tensors"),
+        ("hidden_size", 6 * 10**6, r"it asks for [\d,]+ numbers, and its weights hold [\d,]+"),
+        ("intermediate_size", 10**400, ": "),
+        ("num_attention_heads", 7, "configuration: "),
+        ("vocab_size", float("nan"), "configuration: "),
+    ],
+)
 def test_sizes_that_cannot_be_are_told_before_the_model_is_made(asks, field, value, told, meta_device, monkeypatch):
     if "weights" in told:
         monkeypatch.setattr(transformers.AutoModel, "from_pretrained", lambda *_, **__: pytest.fail("made"))
@@ -385,13 +398,16 @@ def test_sizes_that_cannot_be_are_told_before_the_model_is_made(asks, field, val
 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
-    [("num_labels", 3 * 10**9, "num_labels is 3,000,000,000; expected at most 1,000,000$"),
-     ("num_labels", 10**400, r"num_labels is \[401 digits\]; expected at most"),
-     ("text_config", {"num_hidden_layers": 10**10}, "num_hidden_layers is 10,000,000,000, and its weights are 29 "),
-     ("model_type", 10**400, r"configuration: .*\[401 digits\]"), ("model_type", "x" * 10**4, "configuration: .*xx"),
-     ("attn_implementation", "x" * 10**4, "; expected one of eager, sdpa, flex_attention"),
-     ("attn_implementation", "x/" * 10**4, "code on the hub, which is not run; expected one of eager")],
-)  # fmt: skip
+    [
+        ("num_labels", 3 * 10**9, "num_labels is 3,000,000,000; expected at most 1,000,000$"),
+        ("num_labels", 10**400, r"num_labels is \[401 digits\]; expected at most"),
+        ("text_config", {"num_hidden_layers": 10**10}, "num_hidden_layers is 10,000,000,000, and its weights are 29 "),
+        ("model_type", 10**400, r"configuration: .*\[401 digits\]"),
+        ("model_type", "x" * 10**4, "configuration: .*xx"),
+        ("attn_implementation", "x" * 10**4, "; expected one of eager, sdpa, flex_attention"),
+        ("attn_implementation", "x/" * 10**4, "code on the hub, which is not run; expected one of eager"),
+    ],
+)
 def test_what_a_configuration_says_is_told_in_short_and_not_worked_through(asks, field, value, told):
     with pytest.raises(ValueError, match=told) as raised:
         open_model(asks("llama", **{field: value}))
@@ -409,9 +425,10 @@ def test_a_configuration_that_is_nested_too_deeply(folder, tmp_path, text):
 def test_a_folder_is_opened_without_the_hub(folder, monkeypatch):
     inner, seen = transformers.AutoTokenizer.from_pretrained, []
     monkeypatch.setattr(
-        transformers.AutoTokenizer, "from_pretrained",
+        transformers.AutoTokenizer,
+        "from_pretrained",
         lambda *a, **k: seen.append(huggingface_hub.constants.HF_HUB_OFFLINE) or inner(*a, **k),
-    )  # fmt: skip
+    )
     before = huggingface_hub.constants.HF_HUB_OFFLINE
     open_model(folder("bert"))
     assert seen == [True] and before == huggingface_hub.constants.HF_HUB_OFFLINE
@@ -423,8 +440,11 @@ def test_a_hub_that_cannot_be_reached(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PATH": "", "PYTHONPATH": ":".join(sys.path), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     told = done.stderr.strip().splitlines()[-1]
     assert told.startswith(f"ValueError: {TOLD[0]}") and told.endswith(TOLD[1])
 

@@ -164,8 +164,9 @@ def check(said, full, tokens, words, w, model):
     length = words[-1].last
     link = re.fullmatch(
         rf"('\S+' \(word \S+?\)) looks (mostly at|most at|back at|ahead at|at) ('\S+' \(word \S+?\)) \({NUMBER}\) "
-        r"in layer (\d+) head (\d+)(?:, the word after (.*))?", said,
-    )  # fmt: skip
+        r"in layer (\d+) head (\d+)(?:, the word after (.*))?",
+        said,
+    )
     average = re.fullmatch(rf"Layer (\d+) head (\d+) (.*): {NUMBER} of its weight on average", said)
     gathers = re.fullmatch(rf"Layer (\d+) head (\d+) gathers at (.*): {NUMBER} of the weight of the (.*)", said)
     rests = re.fullmatch(r"(\d+) of (\d+) heads rests? on (.*?)(?:: .*)? (?:gets|they get) more than half", said)

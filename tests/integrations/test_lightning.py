@@ -70,9 +70,16 @@ def data(count=4):
 def trainer(pl, tmp_path, callback, logger=False, **options):
     options = {"max_epochs": 1, **options}
     return pl.Trainer(
-        accelerator="cpu", logger=logger, callbacks=[callback], default_root_dir=tmp_path, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, log_every_n_steps=1, **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=logger,
+        callbacks=[callback],
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        log_every_n_steps=1,
+        **options,
+    )
 
 
 def hooks(model):

@@ -98,8 +98,12 @@ def test_a_step_of_several_batches_is_one(tmp_path):
     whole, parts = Kept(), Kept()
     trainer(gpt2(), tmp_path, AttentionCallback(whole, every=1), max_steps=1, per_device_train_batch_size=6).train()
     trainer(
-        gpt2(), tmp_path, AttentionCallback(parts, every=1), max_steps=1, gradient_accumulation_steps=2,
-    ).train()  # fmt: skip
+        gpt2(),
+        tmp_path,
+        AttentionCallback(parts, every=1),
+        max_steps=1,
+        gradient_accumulation_steps=2,
+    ).train()
     assert list(parts.steps) == [1]
     assert parts.steps[1] == pytest.approx(whole.steps[1], rel=1e-4)
 

@@ -206,11 +206,23 @@ def predicate(draw, Lq, Lk):
 
 
 LEAVES = {
-    "Causal": causal, "Window": window, "Prefix": prefix, "Strided": strided, "Fixed": fixed, "Dilated": dilated,
-    "Chunks": chunks, "Columns": columns, "Global": global_, "Edges": edges, "Blocks": blocks,
-    "RandomBlocks": random_blocks, "Padding": padding, "Documents": documents, "FromTensor": from_tensor,
+    "Causal": causal,
+    "Window": window,
+    "Prefix": prefix,
+    "Strided": strided,
+    "Fixed": fixed,
+    "Dilated": dilated,
+    "Chunks": chunks,
+    "Columns": columns,
+    "Global": global_,
+    "Edges": edges,
+    "Blocks": blocks,
+    "RandomBlocks": random_blocks,
+    "Padding": padding,
+    "Documents": documents,
+    "FromTensor": from_tensor,
     "Predicate": predicate,
-}  # fmt: skip
+}
 
 
 def leaf(draw, Lq: int, Lk: int) -> Case:

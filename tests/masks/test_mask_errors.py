@@ -114,9 +114,12 @@ COMBINING = [
     (ValueError, "must have step 1", lambda: cut(slice(0, 4, 2), (0, 4))),
     (TypeError, "slice, a range or (start, stop), got 3 (int)", lambda: cut(3, (0, 4))),
     (ValueError, "relative to a length", lambda: Padding([3]).slice(slice(None), slice(0, 2))),
-    (ValueError, "lengths (9, 9) are not those of this slice, (3, 4)", lambda: cut((0, 3), (0, 4)).slice(
-        (0, 1), (0, 1), lengths=(9, 9))),
-]  # fmt: skip
+    (
+        ValueError,
+        "lengths (9, 9) are not those of this slice, (3, 4)",
+        lambda: cut((0, 3), (0, 4)).slice((0, 1), (0, 1), lengths=(9, 9)),
+    ),
+]
 
 FITTING = [
     ("a length of 8 keys is beyond the 7 keys there are", Padding([3, 8])),

@@ -151,10 +151,27 @@ def test_damage_is_named_in_one_line(folder, case, meta_device):
 
 
 HOSTILE = [
-    10**400, -(10**400), 2**63, -1, 0, float("inf"), float("nan"), "", "x" * 10_000, "a\nb", [], {}, None, True,
-    [10**400], {"a": 10**400}, {"name": "x" * 10_000}, {"name": "performer", "features": -(10**400)},
-    {"name": "performer", "kind": "x" * 10_000}, {"name": "gated", "headwise": 10**400},
-]  # fmt: skip
+    10**400,
+    -(10**400),
+    2**63,
+    -1,
+    0,
+    float("inf"),
+    float("nan"),
+    "",
+    "x" * 10_000,
+    "a\nb",
+    [],
+    {},
+    None,
+    True,
+    [10**400],
+    {"a": 10**400},
+    {"name": "x" * 10_000},
+    {"name": "performer", "features": -(10**400)},
+    {"name": "performer", "kind": "x" * 10_000},
+    {"name": "gated", "headwise": 10**400},
+]
 
 
 @pytest.mark.parametrize("field", [*(field.name for field in dataclasses.fields(ModelConfig)), "x" * 10_000])

@@ -73,11 +73,12 @@ REAL = torch.arange(L) < torch.tensor([L, 3, 5])[:, None]
 PADDED = {
     "F.sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, REAL[:, None, None]), H),
     "F.sdpa, groups": (
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, REAL[:, None, None], enable_gqa=True), 2
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, REAL[:, None, None], enable_gqa=True),
+        2,
     ),
     "saccade.attention": (lambda q, k, v: saccade.attention(q, k, v, saccade.Padding(REAL, REAL)), H),
     "by hand": (lambda q, k, v: (q @ k.mT).masked_fill(~REAL[:, None, None], -1e9).softmax(-1) @ v, H),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PADDED)

@@ -307,7 +307,8 @@ EINSUM = {
         "bhjd,bhij->bhid", v, torch.einsum("bhjd,bhid->bhij", k, q).softmax(-1)
     ),
     "heads inside": lambda q, k, v: torch.einsum(
-        "bhij,bjhd->bihd", torch.einsum("bihd,bjhd->bhij", q.transpose(1, 2), k.transpose(1, 2)).softmax(-1),
+        "bhij,bjhd->bihd",
+        torch.einsum("bihd,bjhd->bhij", q.transpose(1, 2), k.transpose(1, 2)).softmax(-1),
         v.transpose(1, 2),
     ).transpose(1, 2),
     "batch and heads in one": lambda q, k, v: torch.bmm(
@@ -317,7 +318,7 @@ EINSUM = {
         F.softmax(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(B, H, L, L), -1).view(B * H, L, L),
         v.flatten(0, 1),
     ).view(B, H, L, D),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EINSUM)
@@ -451,9 +452,11 @@ def test_accelerated_models_are_seen_once():
     model, x = Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), torch.randn(B, L, E)
     query, key, _ = model.parts(x)
     for first, second in ((accelerate, None), (None, accelerate)):
-        with first() if first else torch.enable_grad(), saccade.watch(model) as seen, (
-            second() if second else torch.enable_grad()
-        ):  # fmt: skip
+        with (
+            first() if first else torch.enable_grad(),
+            saccade.watch(model) as seen,
+            second() if second else torch.enable_grad(),
+        ):
             model(x)
         assert len(seen.calls) == 1
         check(seen, "", dense(query, key, causal()))

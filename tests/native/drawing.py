@@ -64,10 +64,13 @@ def laid_out(shape: tuple[int, ...], layout: str, draw: torch.Generator, dtype: 
     if layout == "one item":
         return torch.randn(1, heads, length, width, generator=draw).to(dtype).expand(shape)
     full = {
-        "contiguous": shape, "unaligned": shape, "wide rows": (*shape[:3], width + 5),
-        "(B, L, H, D)": (batch, length, heads, width), "(L, B, H, D)": (length, batch, heads, width),
+        "contiguous": shape,
+        "unaligned": shape,
+        "wide rows": (*shape[:3], width + 5),
+        "(B, L, H, D)": (batch, length, heads, width),
+        "(L, B, H, D)": (length, batch, heads, width),
         "cache": (batch + 1, heads, length + 7, width),
-    }[layout]  # fmt: skip
+    }[layout]
     memory = torch.full((math.prod(full) + 1,), math.nan, dtype=dtype)[1 if layout == "unaligned" else 0 :]
     memory = memory[: math.prod(full)].view(full)
     if layout in ("(B, L, H, D)", "(L, B, H, D)"):

@@ -66,9 +66,15 @@ class Draw:
             bias = saccade.RelativeBias(leaves["table"], **self.relative)
         run = saccade.attention_with_lse if lse else saccade.attention
         found = run(
-            leaves["query"], leaves["key"], leaves["value"], self.mask, bias=bias, sink=leaves.get("sink"),
-            backend=backend, **self.options,
-        )  # fmt: skip
+            leaves["query"],
+            leaves["key"],
+            leaves["value"],
+            self.mask,
+            bias=bias,
+            sink=leaves.get("sink"),
+            backend=backend,
+            **self.options,
+        )
         return found if lse else (found,)
 
     def dense(self, leaves: dict[str, Tensor]) -> Tensor | None:
@@ -253,10 +259,12 @@ def magnitudes(draw: Draw, lse: bool, given: list[Tensor]) -> tuple[dict[str, fl
     exponents = logits.abs().clamp(min=scale * (query @ wide_key.mT)) + total.abs()[..., None]
     top = exponents[exponents.isfinite()].max().item() if exponents.isfinite().any() else 0.0
     found = {
-        "out": out, "lse": torch.where(total.isfinite(), total.abs(), 0.0) + 1.0, "d query": scale * slopes @ wide_key,
+        "out": out,
+        "lse": torch.where(total.isfinite(), total.abs(), 0.0) + 1.0,
+        "d query": scale * slopes @ wide_key,
         "d key": (scale * slopes.mT @ query).unflatten(1, (-1, group)).sum(2),
         "d value": (kept.mT @ d_out).unflatten(1, (-1, group)).sum(2),
-    }  # fmt: skip
+    }
     if "sink" in leaves:
         share = torch.exp(leaves["sink"][None, :, None] - total)[..., None]
         found["d sink"] = (share * rest).sum((0, 2, 3))

@@ -49,9 +49,16 @@ def ask(question: Question, received: bool = True) -> NativeStatistics:
     elif "table" in leaves:
         bias = RelativeBias(leaves["table"], **draw.relative)
     call = make_call(
-        leaves["query"], leaves["key"], leaves["value"], draw.mask, bias=bias, scale=draw.options.get("scale"),
-        softcap=draw.options.get("softcap"), sink=leaves.get("sink"), dropout=0.0,
-    )  # fmt: skip
+        leaves["query"],
+        leaves["key"],
+        leaves["value"],
+        draw.mask,
+        bias=bias,
+        scale=draw.options.get("scale"),
+        softcap=draw.options.get("softcap"),
+        sink=leaves.get("sink"),
+        dropout=0.0,
+    )
     assert _native_statistics.refuses(call, question.top) is None
     placement = question.placement if isinstance(question.placement, int) else question.placed()
     return _native_statistics.run(
@@ -111,9 +118,12 @@ def truth(question: Question, of: Dense) -> dict[str, tuple[Tensor, Tensor]]:
         "lse": (lse, e + 4 * U * torch.where(some, lse.abs(), 0.0)),
         "sink": (torch.where(some, share, 0.0), e + 4 * U),
         "entropy": (entropy, e * (1 + 2 * entropy) + 200 * TINY * draw.sizes[3]),
-        "distance": sums(away.abs()), "own": sums(away == 0), "previous": sums(away == -1), "next": sums(away == 1),
+        "distance": sums(away.abs()),
+        "own": sums(away == 0),
+        "previous": sums(away == -1),
+        "next": sums(away == 1),
         "first": sums(keys == question.first[:, None, None, None]),
-    }  # fmt: skip
+    }
     if draw.sizes[3]:
         found["largest"] = p.amax(-1), e * p.amax(-1) + TINY
         least = torch.where(some, torch.where(seen, p, math.inf).amin(-1), 0.0)

@@ -20,9 +20,15 @@ from saccade._backends import _kernels, native
 def explained(problem, dtype=torch.float32, **more):
     tensors = {name: tensor.to(dtype) for name, tensor in problem.tensors.items()}
     return saccade.explain(
-        tensors["query"], tensors["key"], tensors["value"], problem.mask, bias=problem.to_bias(tensors),
-        sink=tensors.get("sink"), **problem.options, **more,
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        tensors["value"],
+        problem.mask,
+        bias=problem.to_bias(tensors),
+        sink=tensors.get("sink"),
+        **problem.options,
+        **more,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

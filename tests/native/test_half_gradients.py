@@ -16,9 +16,15 @@ import saccade
 
 # B, Hq, Hkv, Lq, Lk, D, Dv; the first two are the sample inputs PyTorch tests its own function with.
 SHAPES = [
-    (4, 4, 4, 3, 6, 8, 8), (4, 1, 1, 3, 6, 8, 8), (2, 6, 3, 5, 7, 13, 3), (1, 2, 1, 9, 1, 3, 5), (3, 1, 1, 1, 9, 7, 7),
-    (1, 2, 2, 49, 95, 5, 11), (1, 3, 1, 50, 96, 16, 17), (1, 1, 1, 7, 49, 129, 33),
-]  # fmt: skip
+    (4, 4, 4, 3, 6, 8, 8),
+    (4, 1, 1, 3, 6, 8, 8),
+    (2, 6, 3, 5, 7, 13, 3),
+    (1, 2, 1, 9, 1, 3, 5),
+    (3, 1, 1, 1, 9, 7, 7),
+    (1, 2, 2, 49, 95, 5, 11),
+    (1, 3, 1, 50, 96, 16, 17),
+    (1, 1, 1, 7, 49, 129, 33),
+]
 
 
 def drawn(shape, dtype, spread):
@@ -100,7 +106,7 @@ def test_every_way_to_a_logit_and_the_sinks_gradient(dtype, instructions):
         slopes = torch.linspace(0.1, 1, 6).to(dtype).to(q.dtype)
         out, lse = saccade.attention_with_lse(
             q, k, v, mask, bias=saccade.ALiBi(slopes), sink=sink, backend=backend, **options
-        )  # fmt: skip
+        )
         c_out = torch.linspace(-1, 1, out.numel()).view(out.shape).to(dtype).to(out.dtype)
         found.append(torch.autograd.grad([out, lse], list(leaves.values()), [c_out, torch.ones_like(lse) / 8]))
     unit = torch.finfo(dtype).eps * (4 if instructions == "avx512_bf16" and dtype == torch.bfloat16 else 1)

@@ -72,8 +72,10 @@ def block_of(made, b, h, rows, start, count):
 
 def kinds(bits, grains):
     """Of each block of (Lq, Lk) booleans."""
-    cut = [[bits[q : q + grains[0], k : k + grains[1]] for k in range(0, bits.shape[1], grains[1])]
-           for q in range(0, bits.shape[0], grains[0])]  # fmt: skip
+    cut = [
+        [bits[q : q + grains[0], k : k + grains[1]] for k in range(0, bits.shape[1], grains[1])]
+        for q in range(0, bits.shape[0], grains[0])
+    ]
     return np.array([[EMPTY if not t.any() else FULL if t.all() else PARTIAL for t in row] for row in cut])
 
 
@@ -126,11 +128,15 @@ def check_blocks(made, b, h, dense, grains, exact):
         assert made.kind(b, h, rows, keys) in (true[q, k], PARTIAL)
         assert not exact or made.kind(b, h, rows, keys) == true[q, k]
     for q in range(true.shape[0]):
-        within(np.nonzero(dense[q * grains[0] : (q + 1) * grains[0]].any(0))[0],
-               made.keys_of(b, h, (q * grains[0], (q + 1) * grains[0])))  # fmt: skip
+        within(
+            np.nonzero(dense[q * grains[0] : (q + 1) * grains[0]].any(0))[0],
+            made.keys_of(b, h, (q * grains[0], (q + 1) * grains[0])),
+        )
     for k in range(true.shape[1]):
-        within(np.nonzero(dense[:, k * grains[1] : (k + 1) * grains[1]].any(1))[0],
-               made.rows_of(b, h, (k * grains[1], (k + 1) * grains[1])))  # fmt: skip
+        within(
+            np.nonzero(dense[:, k * grains[1] : (k + 1) * grains[1]].any(1))[0],
+            made.rows_of(b, h, (k * grains[1], (k + 1) * grains[1])),
+        )
 
 
 def within(found, hull):
@@ -214,10 +220,11 @@ LARGE = {
     "either padding": Causal() & (Padding([100, 30]) | Padding([7, 90])),
     "predicate": Predicate(lambda b, h, q, k: (q * k + b) % (h + 3) == 0, batch=2, heads=3),
     "predicate in a window": Predicate(lambda b, h, q, k: (q + k) % 3 == 0) & Window(40, 0),
-    "predicate, sliced": Predicate(lambda b, h, q, k: (q + 2 * k) % 5 == 0).slice((64, 64 + LQ), (30, 30 + LK),
-                                                                                  lengths=(300, 310)),
+    "predicate, sliced": Predicate(lambda b, h, q, k: (q + 2 * k) % 5 == 0).slice(
+        (64, 64 + LQ), (30, 30 + LK), lengths=(300, 310)
+    ),
     "predicate, moved": (Causal() & ~Predicate(lambda b, h, q, k: (q * 3 + k) % 7 == 0)).at([5, 90]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -225,9 +232,28 @@ def test_over_many_words_and_blocks(name):
     check(LARGE[name], LQ, LK, [(48, 48), (16, 96)])
 
 
-@pytest.mark.parametrize("name", ["causal", "moved", "window", "causal window", "prefixes", "random", "blocks", "edges",
-                                  "padding", "padding, left", "tensor", "two sequences", "global", "dilated, far",
-                                  "chunks", "chunks, far and near", "columns"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "causal",
+        "moved",
+        "window",
+        "causal window",
+        "prefixes",
+        "random",
+        "blocks",
+        "edges",
+        "padding",
+        "padding, left",
+        "tensor",
+        "two sequences",
+        "global",
+        "dilated, far",
+        "chunks",
+        "chunks, far and near",
+        "columns",
+    ],
+)
 def test_lists_of_these_are_exact(name):
     check(LARGE[name], LQ, LK, [(48, 48), (7, 5)], exact=True)
 
@@ -317,7 +343,9 @@ def test_a_list_of_every_block_is_one_piece():
     last = (length - 64, length)
     count = length // 64
     assert native.pieces(made, (length, length), (64, 64), (0, 0), last, False) == [
-        (0, count - 1, True), (count - 1, count, False)]  # fmt: skip
+        (0, count - 1, True),
+        (count - 1, count, False),
+    ]
     assert native.pieces(made, (length, length), (64, 64), (0, 0), (0, 64), True) == [(0, 1, False), (1, count, True)]
     assert native.pieces(None, (length, length), (64, 64), (0, 0), last, False) == [(0, count, True)]
 
@@ -330,15 +358,18 @@ def test_nothing_sees_nothing():
         assert made.keys_of(0, 0, (0, Lq)) == (0, 0)
 
 
-@pytest.mark.parametrize("mask, number", [
-    (Causal() & Padding(list(range(17))), 1),
-    (Causal() & Padding(torch.arange(LK) >= torch.arange(17)[:, None]), 1),
-    ((Causal() & Padding([3, 2, 5])).at([7, 11, 7]), 2),
-    (Causal() | Padding([3, 2, 3]), 2),
-    (PerHead([Window(3, 0), Causal(), Window(3, 0)]) & Padding([3, 5]), 2),
-    (Prefix([3, 5, 3, 5, 5]), 2),
-    (FromTensor(seeded(2, 3, LQ, LK)), 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mask, number",
+    [
+        (Causal() & Padding(list(range(17))), 1),
+        (Causal() & Padding(torch.arange(LK) >= torch.arange(17)[:, None]), 1),
+        ((Causal() & Padding([3, 2, 5])).at([7, 11, 7]), 2),
+        (Causal() | Padding([3, 2, 3]), 2),
+        (PerHead([Window(3, 0), Causal(), Window(3, 0)]) & Padding([3, 5]), 2),
+        (Prefix([3, 5, 3, 5, 5]), 2),
+        (FromTensor(seeded(2, 3, LQ, LK)), 6),
+    ],
+)
 def test_items_and_heads_that_see_the_same_share_a_list(mask, number):
     """Lengths of each item are a clip and no list of their own."""
     assert built(lower(mask, LQ, LK), LQ, LK).distinct_lists(48, 48) == number
@@ -352,8 +383,11 @@ def test_the_object_is_remembered():
     assert other is not first and other.length_q == 7
 
 
-@pytest.mark.parametrize("mask", [Padding([3, 5]), Causal(), FromTensor(seeded(5, 7)), Documents([0] * 7),
-                                  Causal() & Padding([3, 5])], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "mask",
+    [Padding([3, 5]), Causal(), FromTensor(seeded(5, 7)), Documents([0] * 7), Causal() & Padding([3, 5])],
+    ids=repr,
+)
 def test_a_copy_does_not_carry_the_object(mask):
     native_mask(mask, 5, 7)
     copies = [copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))]
@@ -424,8 +458,22 @@ def test_a_mask_of_another_class_is_worked_out():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["prefixes", "longformer", "random, moved", "blocks", "edges", "documents by item",
-                                  "padding, holes", "tensor", "heads", "sliced", "either padding"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prefixes",
+        "longformer",
+        "random, moved",
+        "blocks",
+        "edges",
+        "documents by item",
+        "padding, holes",
+        "tensor",
+        "heads",
+        "sliced",
+        "either padding",
+    ],
+)
 def test_a_compiled_graph_carries_it(name):
     mask = LARGE[name]
     batch, heads = mask._shape()
@@ -455,24 +503,30 @@ def test_lists_built_by_several_threads_at_once():
         check_blocks(made, 2, 4, dense[2, 4], (48, 48), exact=False)
 
 
-@pytest.mark.parametrize("program, tensors, message", [
-    ([], [], "it ends too early"),
-    ([Operation.WINDOW, 1], [], "it ends too early"),
-    ([99], [], "no such operation"),
-    ([Operation.WINDOW, 1, 1, 1], [], "numbers are left over"),
-    ([Operation.PADDING, 0, -1], [], "no such table"),
-    ([Operation.PADDING, 0, -1], [torch.zeros(2, 3, dtype=torch.int64)], "another number of axes"),
-    ([Operation.TENSOR, 0], [torch.zeros(1, 1, 2, 2, dtype=torch.int64)], "another dtype"),
-    ([Operation.STRIDED, 0], [], "a number is too small"),
-    ([Operation.DILATED, 0], [], "a number is too small"),
-    ([Operation.CHUNKS, 3, -1, 0], [], "a number is too small"),
-    ([Operation.COLUMNS, 3, 4], [], "more columns than the stride"),
-    ([Operation.DOCUMENTS, 0, -1], [torch.zeros(6, dtype=torch.int64)], "fewer ids than keys"),
-    ([Operation.TENSOR, 0], [torch.zeros(1, 1, 4, 7, dtype=torch.bool)], "fewer rows"),
-    ([Operation.ALL, 2, Operation.PREFIX, 1, 0, Operation.PREFIX, 1, 1],
-     [torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)], "different numbers of items"),
-    ([Operation.HEADS, 1, 2, 0, 1, Operation.WINDOW, 1, 1], [], "no such part"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "program, tensors, message",
+    [
+        ([], [], "it ends too early"),
+        ([Operation.WINDOW, 1], [], "it ends too early"),
+        ([99], [], "no such operation"),
+        ([Operation.WINDOW, 1, 1, 1], [], "numbers are left over"),
+        ([Operation.PADDING, 0, -1], [], "no such table"),
+        ([Operation.PADDING, 0, -1], [torch.zeros(2, 3, dtype=torch.int64)], "another number of axes"),
+        ([Operation.TENSOR, 0], [torch.zeros(1, 1, 2, 2, dtype=torch.int64)], "another dtype"),
+        ([Operation.STRIDED, 0], [], "a number is too small"),
+        ([Operation.DILATED, 0], [], "a number is too small"),
+        ([Operation.CHUNKS, 3, -1, 0], [], "a number is too small"),
+        ([Operation.COLUMNS, 3, 4], [], "more columns than the stride"),
+        ([Operation.DOCUMENTS, 0, -1], [torch.zeros(6, dtype=torch.int64)], "fewer ids than keys"),
+        ([Operation.TENSOR, 0], [torch.zeros(1, 1, 4, 7, dtype=torch.bool)], "fewer rows"),
+        (
+            [Operation.ALL, 2, Operation.PREFIX, 1, 0, Operation.PREFIX, 1, 1],
+            [torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)],
+            "different numbers of items",
+        ),
+        ([Operation.HEADS, 1, 2, 0, 1, Operation.WINDOW, 1, 1], [], "no such part"),
+    ],
+)
 def test_what_is_no_program_is_refused(program, tensors, message):
     with pytest.raises(ValueError, match=message):
         built(Lowered(program, tensors), 5, 7)

@@ -71,11 +71,16 @@ def kernels(query, key, value, mask, bias) -> None:
 
 
 SIZES = {
-    "tails": (1, 2, 1, 5, 53, 7, 9), "tiny": (1, 1, 1, 1, 1, 1, 1), "one block": (2, 4, 2, 48, 48, 64, 64),
-    "odd": (1, 3, 3, 49, 97, 47, 49), "narrow": (1, 2, 2, 3, 101, 3, 2), "decode": (2, 4, 2, 2, 517, 64, 64),
-    "decode odd": (1, 2, 2, 1, 523, 33, 97), "decode narrow": (1, 1, 1, 3, 259, 1, 5),
+    "tails": (1, 2, 1, 5, 53, 7, 9),
+    "tiny": (1, 1, 1, 1, 1, 1, 1),
+    "one block": (2, 4, 2, 48, 48, 64, 64),
+    "odd": (1, 3, 3, 49, 97, 47, 49),
+    "narrow": (1, 2, 2, 3, 101, 3, 2),
+    "decode": (2, 4, 2, 2, 517, 64, 64),
+    "decode odd": (1, 2, 2, 1, 523, 33, 97),
+    "decode narrow": (1, 1, 1, 3, 259, 1, 5),
     "whole vectors": (1, 2, 2, 50, 61, 32, 16),
-}  # fmt: skip
+}
 
 
 def over_edges(size: str, dtype: torch.dtype) -> None:
@@ -123,9 +128,12 @@ def run(code: str) -> None:
     """In a new process, which ends by a signal where something is read that may not be."""
     header = f"import sys\nsys.path[:0] = {sys.path!r}\n{HEADER}    "
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", header + code], capture_output=True, text=True,
-        timeout=240, env=os.environ,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", header + code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ,
+    )
     assert done.returncode == 0, f"after {done.stdout.split()}: {done.stderr[-3000:]}"
 
 

@@ -21,9 +21,13 @@ every_poison = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], i
 
 # (Lq, Lk, D, Dv): a row of values of 64 is read in place, others are copied; both ends of a block of 48; decoding.
 SIZES = {
-    "in place": (61, 103, 64, 64), "copied": (53, 107, 31, 37), "one tail": (7, 53, 16, 5), "decode": (4, 523, 64, 64),
-    "decode narrow": (3, 301, 5, 3), "decode odd": (2, 1031, 67, 33),
-}  # fmt: skip
+    "in place": (61, 103, 64, 64),
+    "copied": (53, 107, 31, 37),
+    "one tail": (7, 53, 16, 5),
+    "decode": (4, 523, 64, 64),
+    "decode narrow": (3, 301, 5, 3),
+    "decode odd": (2, 1031, 67, 33),
+}
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
@@ -83,9 +87,12 @@ def halves(rows: int, keys: int) -> Documents:
 
 
 MASKS = {
-    "causal": Causal(), "window": Window(19, 0), "tensor": holes, "documents": halves,
+    "causal": Causal(),
+    "window": Window(19, 0),
+    "tensor": holes,
+    "documents": halves,
     "global": Global([0, 1]) | Window(11, 0),
-}  # fmt: skip
+}
 every_mask = pytest.mark.parametrize("mask", MASKS)
 
 
@@ -234,8 +241,11 @@ def test_sizes_of_zero(zero, masked, dtype):
     sizes[zero] = 0
     batch, rows, keys, value_width = sizes.values()
     shapes = {
-        "query": (batch, 4, rows, 7), "key": (batch, 2, keys, 7), "value": (batch, 2, keys, value_width), "sink": (4,),
+        "query": (batch, 4, rows, 7),
+        "key": (batch, 2, keys, 7),
+        "value": (batch, 2, keys, value_width),
+        "sink": (4,),
         "bias": (1, 1, 1, keys),
-    }  # fmt: skip
+    }
     leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
     check(Draw(leaves, Causal() if masked else None))

@@ -36,9 +36,11 @@ def problem(way: str, dtype: torch.dtype, **more) -> Draw:
     draw = torch.Generator().manual_seed(7)
     lengths = [keys - 7 * n % keys for n in range(batch)]
     shapes = {
-        "query": (batch, heads, rows, width), "key": (batch, kv_heads, keys, width),
-        "value": (batch, kv_heads, keys, value_width), "sink": (heads,),
-    }  # fmt: skip
+        "query": (batch, heads, rows, width),
+        "key": (batch, kv_heads, keys, width),
+        "value": (batch, kv_heads, keys, value_width),
+        "sink": (heads,),
+    }
     leaves = {name: torch.randn(shape, generator=draw).to(dtype) for name, shape in shapes.items()}
     return Draw(leaves, Causal() & Padding(lengths), options=more, seed=11)
 
@@ -152,7 +154,9 @@ def test_lse_or_not(threads):
     for way in WAYS:
         call = problem(way, torch.float32)
         out = saccade.attention(
-            *(call.leaves[name] for name in ("query", "key", "value")), call.mask, sink=call.leaves["sink"],
+            *(call.leaves[name] for name in ("query", "key", "value")),
+            call.mask,
+            sink=call.leaves["sink"],
             backend="native",
-        )  # fmt: skip
+        )
         assert torch.equal(out, ours(call)["out"]), way

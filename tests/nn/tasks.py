@@ -153,7 +153,7 @@ class Run:
 
 def train(
     kind: str, scheme: Scheme, task: Task, seed: int, recipe: Recipe = Recipe(), tell: Callable[[int], object] = id
-) -> Run:  # fmt: skip
+) -> Run:
     """Train until sure of every symbol of 769 fresh words at three looks in a row, or out of steps.
 
     One look would stop where a rate that is still large has been lucky.

@@ -224,9 +224,15 @@ def test_each_dropout_has_its_place_in_pytorch(kind):
     of = {"bias": True, "output_bias": True, "dropout": WEIGHTS}
     decoder = kind is nn.TransformerDecoderLayer
     config = BlockConfig(
-        AttentionConfig(WIDTH, HEADS, **of), cross=AttentionConfig(WIDTH, HEADS, **of) if decoder else None,
-        hidden=HIDDEN, activation="relu", norm="layer", bias=True, dropout=RESIDUAL, feed_forward_dropout=INSIDE,
-    )  # fmt: skip
+        AttentionConfig(WIDTH, HEADS, **of),
+        cross=AttentionConfig(WIDTH, HEADS, **of) if decoder else None,
+        hidden=HIDDEN,
+        activation="relu",
+        norm="layer",
+        bias=True,
+        dropout=RESIDUAL,
+        feed_forward_dropout=INSIDE,
+    )
     block = DecoderBlock(config) if decoder else EncoderBlock(config)
     layer = to_torch(block)
     assert type(layer) is kind
@@ -333,11 +339,13 @@ ATTENTION_WEIGHTS = ("projection.weight", "projection.bias", "output.weight", "o
     [
         (["self_attn"], {f"attention.{name}" for name in ATTENTION_WEIGHTS}),
         (["self_attn.in_proj_bias", "norm2.weight"], {"attention.projection.bias", "feed_forward_norm.weight"}),
-        (["self_attn.out_proj.weight", "linear1"], {"attention.output.weight", "feed_forward.up.weight",
-                                                    "feed_forward.up.bias"}),
+        (
+            ["self_attn.out_proj.weight", "linear1"],
+            {"attention.output.weight", "feed_forward.up.weight", "feed_forward.up.bias"},
+        ),
     ],
     ids=lambda names: ", ".join(sorted(names)),
-)  # fmt: skip
+)
 def test_what_is_frozen_stays_so_and_nothing_else(frozen, expected):
     theirs = build(nn.TransformerEncoder, nn.TransformerEncoderLayer(**LAYER), 2)
     for name, parameter in theirs.layers[1].named_parameters():

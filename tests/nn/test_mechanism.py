@@ -534,9 +534,17 @@ def test_what_stands_around_a_mechanism_is_not_refused():
 def test_every_field_is_either_outside_of_a_mechanism_or_checked():
     """A new field of AttentionConfig has to be thought of here."""
     outside = {
-        "width", "heads", "head_width", "value_head_width", "out_width", "fused", "bias", "output_bias", "qk_norm",
+        "width",
+        "heads",
+        "head_width",
+        "value_head_width",
+        "out_width",
+        "fused",
+        "bias",
+        "output_bias",
+        "qk_norm",
         "eps",
-    }  # fmt: skip
+    }
     checked = {
         "kv_heads",
         "context_width",

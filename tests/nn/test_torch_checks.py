@@ -333,8 +333,11 @@ CROSS = replace(BLOCK, cross=ATTENTION)
 )
 def test_attention_that_pytorch_does_not_have_is_named(changed, message):
     odd = replace(ATTENTION, **changed)
-    calls = [lambda: MultiHeadAttention(odd), lambda: EncoderBlock(replace(BLOCK, attention=odd)),
-             lambda: Encoder(replace(BLOCK, attention=odd), 2)]  # fmt: skip
+    calls = [
+        lambda: MultiHeadAttention(odd),
+        lambda: EncoderBlock(replace(BLOCK, attention=odd)),
+        lambda: Encoder(replace(BLOCK, attention=odd), 2),
+    ]
     if "positions" not in changed:
         calls.append(lambda: DecoderBlock(replace(BLOCK, cross=odd)))
     for make in calls:

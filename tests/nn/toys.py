@@ -172,6 +172,10 @@ class NothingConfig(ExactConfig):
 
     name = "nothing"
     traits = Traits(
-        **TOY, causal="all tokens are mixed", cross="it is made of one sequence", masks="no pairs are formed",
-        cached="keys are mixed", grouped="heads are alone",
-    )  # fmt: skip
+        **TOY,
+        causal="all tokens are mixed",
+        cross="it is made of one sequence",
+        masks="no pairs are formed",
+        cached="keys are mixed",
+        grouped="heads are alone",
+    )

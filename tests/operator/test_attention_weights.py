@@ -13,9 +13,14 @@ from recording import Largest
 
 def weights(problem, **slices):
     return saccade.attention_weights(
-        problem.tensors["query"], problem.tensors["key"], problem.mask, bias=problem.to_bias(problem.tensors),
-        sink=problem.tensors.get("sink"), **problem.options, **slices,
-    )  # fmt: skip
+        problem.tensors["query"],
+        problem.tensors["key"],
+        problem.mask,
+        bias=problem.to_bias(problem.tensors),
+        sink=problem.tensors.get("sink"),
+        **problem.options,
+        **slices,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

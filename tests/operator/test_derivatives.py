@@ -86,9 +86,13 @@ def test_forward_over_reverse(kind, twice_differentiated):
     problem = small(kind)
     given = list(problems.leaves(problem.tensors).values())
     assert torch.autograd.gradgradcheck(
-        results(problem, twice_differentiated), given, check_fwd_over_rev=True, check_rev_over_rev=False,
-        check_undefined_grad=False, fast_mode=True,
-    )  # fmt: skip
+        results(problem, twice_differentiated),
+        given,
+        check_fwd_over_rev=True,
+        check_rev_over_rev=False,
+        check_undefined_grad=False,
+        fast_mode=True,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,9 +16,15 @@ BACKENDS = ("reference", "chunked", "native", "sdpa", "flex")
 def explained(problem, tensors=None, **more):
     tensors = problem.tensors if tensors is None else tensors
     return saccade.explain(
-        tensors["query"], tensors["key"], tensors["value"], problem.mask, bias=problem.to_bias(tensors),
-        sink=tensors.get("sink"), **problem.options, **more,
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        tensors["value"],
+        problem.mask,
+        bias=problem.to_bias(tensors),
+        sink=tensors.get("sink"),
+        **problem.options,
+        **more,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -42,10 +42,12 @@ def check(mask, expected):
 
 @settings(max_examples=60)
 @given(
-    tokens=st.sets(positions, max_size=8), edges=st.sets(st.tuples(positions, positions), max_size=30),
+    tokens=st.sets(positions, max_size=8),
+    edges=st.sets(st.tuples(positions, positions), max_size=30),
     offset=st.sampled_from(BASES) | st.lists(st.sampled_from(BASES), min_size=BATCH, max_size=BATCH),
-    key=st.sampled_from(BASES) | st.none(), causal=st.booleans(),
-)  # fmt: skip
+    key=st.sampled_from(BASES) | st.none(),
+    causal=st.booleans(),
+)
 def test_tokens_and_edges_far_away(tokens, edges, offset, key, causal):
     mask = Global(sorted(tokens)) | Edges([q for q, _ in edges], [k for _, k in edges])
     mask = mask & Causal() if causal else mask

@@ -108,18 +108,28 @@ def test_attention_with_lse_and_attention_agree(backend):
 
 
 sizes = st.tuples(
-    st.integers(1, 3), st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2), (6, 3)]), st.integers(1, 17),
-    st.integers(1, 19), st.integers(1, 9), st.integers(1, 9),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2), (6, 3)]),
+    st.integers(1, 17),
+    st.integers(1, 19),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
-    size=sizes, seed=st.integers(0, 2**20), offset=st.one_of(st.none(), st.integers(-9, 9)), with_sink=st.booleans(),
-    left=st.one_of(st.none(), st.integers(0, 7)), right=st.one_of(st.none(), st.integers(0, 3)),
-    softcap=st.one_of(st.none(), st.floats(0.5, 5.0)), scale=st.one_of(st.none(), st.floats(-2.0, 2.0)),
-    lengths=st.lists(st.integers(0, 19), min_size=3, max_size=3), padded=st.booleans(),
-)  # fmt: skip
+    size=sizes,
+    seed=st.integers(0, 2**20),
+    offset=st.one_of(st.none(), st.integers(-9, 9)),
+    with_sink=st.booleans(),
+    left=st.one_of(st.none(), st.integers(0, 7)),
+    right=st.one_of(st.none(), st.integers(0, 3)),
+    softcap=st.one_of(st.none(), st.floats(0.5, 5.0)),
+    scale=st.one_of(st.none(), st.floats(-2.0, 2.0)),
+    lengths=st.lists(st.integers(0, 19), min_size=3, max_size=3),
+    padded=st.booleans(),
+)
 def test_any_problem(small_tiles, size, seed, offset, with_sink, left, right, softcap, scale, lengths, padded):
     batch, (heads, kv_heads), rows, keys, width, value_width = size
     named = problems.tensors(batch, heads, kv_heads, rows, keys, width, value_width, seed=seed)

@@ -44,8 +44,13 @@ def strided(tensor, layout):
 
 
 LAYOUTS = (
-    "(B, L, H, D)", "(L, B, H, D)", "inside a wider tensor", "every other row", "last stride 2", "last axis first"
-)  # fmt: skip
+    "(B, L, H, D)",
+    "(L, B, H, D)",
+    "inside a wider tensor",
+    "every other row",
+    "last stride 2",
+    "last axis first",
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

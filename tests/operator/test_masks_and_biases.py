@@ -109,8 +109,15 @@ def test_decoding_one_token_at_a_time_is_the_whole(backend):
 
 
 BIAS_SHAPES = [
-    (11, 13), (1, 1, 11, 13), (2, 1, 11, 13), (1, 6, 11, 13), (2, 6, 11, 13), (2, 1, 1, 13), (1, 6, 11, 1), (2, 6, 1, 1)
-]  # fmt: skip
+    (11, 13),
+    (1, 1, 11, 13),
+    (2, 1, 11, 13),
+    (1, 6, 11, 13),
+    (2, 6, 11, 13),
+    (2, 1, 1, 13),
+    (1, 6, 11, 1),
+    (2, 6, 1, 1),
+]
 
 
 @pytest.mark.parametrize("shape", BIAS_SHAPES)

@@ -15,10 +15,25 @@ import saccade
 from problems import CASES, assert_close
 
 MERGED = (
-    "wide_causal", "tall_causal_has_empty_rows", "causal_placed_per_item", "window", "keys_padded", "queries_padded",
-    "cache", "causal_documents", "boolean_matrix", "window_or_first_key", "no_keys_in_one_item", "softcap", "plain",
-    "alibi", "sink", "sink_with_empty_rows", "everything", "bias_matrix",
-)  # fmt: skip
+    "wide_causal",
+    "tall_causal_has_empty_rows",
+    "causal_placed_per_item",
+    "window",
+    "keys_padded",
+    "queries_padded",
+    "cache",
+    "causal_documents",
+    "boolean_matrix",
+    "window_or_first_key",
+    "no_keys_in_one_item",
+    "softcap",
+    "plain",
+    "alibi",
+    "sink",
+    "sink_with_empty_rows",
+    "everything",
+    "bias_matrix",
+)
 
 
 def part(problem, tensors, start, stop, carries_sink, backend="chunked", rows=slice(None)):
@@ -32,9 +47,15 @@ def part(problem, tensors, start, stop, carries_sink, backend="chunked", rows=sl
     if isinstance(bias, torch.Tensor):
         bias = bias[..., start:stop] if bias.shape[-2] == 1 else bias[..., rows, start:stop]
     return saccade.attention_with_lse(
-        tensors["query"][:, :, rows], tensors["key"][:, :, start:stop], tensors["value"][:, :, start:stop], mask,
-        bias=bias, sink=tensors.get("sink") if carries_sink else None, backend=backend, **problem.options,
-    )  # fmt: skip
+        tensors["query"][:, :, rows],
+        tensors["key"][:, :, start:stop],
+        tensors["value"][:, :, start:stop],
+        mask,
+        bias=bias,
+        sink=tensors.get("sink") if carries_sink else None,
+        backend=backend,
+        **problem.options,
+    )
 
 
 def merged(problem, tensors, cuts, carrier, backend="chunked"):

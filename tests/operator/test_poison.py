@@ -103,10 +103,23 @@ def test_empty_rows_never_pass_poison_on(name, bad, exact):
 
 
 PAIRWISE = (
-    "square_causal", "wide_causal", "tall_causal_has_empty_rows", "causal_placed_per_item", "window", "keys_padded",
-    "causal_documents", "boolean_matrix", "boolean_per_item_and_head", "window_or_first_key", "bias_with_hidden_pairs",
-    "alibi", "relative_backwards", "sink_with_empty_rows", "everything", "plain",
-)  # fmt: skip
+    "square_causal",
+    "wide_causal",
+    "tall_causal_has_empty_rows",
+    "causal_placed_per_item",
+    "window",
+    "keys_padded",
+    "causal_documents",
+    "boolean_matrix",
+    "boolean_per_item_and_head",
+    "window_or_first_key",
+    "bias_with_hidden_pairs",
+    "alibi",
+    "relative_backwards",
+    "sink_with_empty_rows",
+    "everything",
+    "plain",
+)
 
 
 WHERE = [(("key",), math.nan), (("key",), math.inf), (("value",), -math.inf), (("key", "value"), math.nan)]

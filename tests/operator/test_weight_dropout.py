@@ -164,11 +164,15 @@ def test_split_and_merged_is_the_whole_with_the_same_seed(exact):
     query, key, value = problem.tensors.values()
     parts = [
         saccade.attention_with_lse(
-            query, key[:, :, a:b], value[:, :, a:b], problem.mask.slice(slice(0, 11), slice(a, b), lengths=(11, 13)),
-            dropout=dropout, backend=exact,
+            query,
+            key[:, :, a:b],
+            value[:, :, a:b],
+            problem.mask.slice(slice(0, 11), slice(a, b), lengths=(11, 13)),
+            dropout=dropout,
+            backend=exact,
         )
         for a, b in ((0, 5), (5, 6), (6, 13))
-    ]  # fmt: skip
+    ]
     out, lse = saccade.merge(parts)
     assert_close(out, whole)
     assert_close(lse, whole_lse)

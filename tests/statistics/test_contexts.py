@@ -35,8 +35,12 @@ def same(left, right):
 
 def run(named, backend="auto", **more):
     options = {
-        "value": named["value"], "bias": named.get("bias"), "sink": named.get("sink"), "top": 2, "histograms": True
-    }  # fmt: skip
+        "value": named["value"],
+        "bias": named.get("bias"),
+        "sink": named.get("sink"),
+        "top": 2,
+        "histograms": True,
+    }
     return saccade.statistics(named["query"], named["key"], saccade.Causal(), backend=backend, **options | more)
 
 
@@ -162,7 +166,7 @@ def test_the_biases_own_placement_is_used_where_the_mask_has_none():
     got = saccade.statistics(named["query"], named["key"], bias=placed)
     same_place = saccade.statistics(
         named["query"], named["key"], saccade.Window(None, None).at(5), bias=saccade.ALiBi(placed.parameter)
-    )  # fmt: skip
+    )
     assert torch.equal(got.distance, same_place.distance)
     assert not torch.equal(got.distance, saccade.statistics(named["query"], named["key"]).distance)
 

@@ -16,9 +16,16 @@ def observed(name, backend):
     problem = problems.CASES[name]()
     tensors = problem.tensors
     got = saccade.statistics(
-        tensors["query"], tensors["key"], problem.mask, value=tensors["value"], bias=problem.to_bias(tensors),
-        sink=tensors.get("sink"), histograms=True, backend=backend, **problem.options,
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        problem.mask,
+        value=tensors["value"],
+        bias=problem.to_bias(tensors),
+        sink=tensors.get("sink"),
+        histograms=True,
+        backend=backend,
+        **problem.options,
+    )
     return got, dense_statistics.of_case(problem), tensors
 
 
@@ -61,9 +68,7 @@ def test_of_logits_and_weights(name, backend):
 def test_only_those_asked_for(backend):
     named = problems.tensors()
     for asked in ((), ("key",), ["logits"], {"weights", "query"}, "value"):
-        got = saccade.statistics(
-            named["query"], named["key"], value=named["value"], histograms=asked, backend=backend
-        )  # fmt: skip
+        got = saccade.statistics(named["query"], named["key"], value=named["value"], histograms=asked, backend=backend)
         have = {what for what, found in got.heads.items() if "counts" in found}
         assert have == ({asked} if isinstance(asked, str) else set(asked))
 

@@ -59,8 +59,9 @@ def test_padding_on_either_side_is_the_sequence_alone(side, backend):
     assert (got.rows_counted, got.rows_padded, got.rows_empty) == (6 * 20, 6 * 6, 0)
     for item in range(2):
         tokens = kept[item]
-        alone = saccade.statistics(query[item : item + 1, :, tokens], key[item : item + 1, :, tokens], saccade.Causal(),
-                                   backend=backend)  # fmt: skip
+        alone = saccade.statistics(
+            query[item : item + 1, :, tokens], key[item : item + 1, :, tokens], saccade.Causal(), backend=backend
+        )
         for name in ("lse", "entropy", "largest", "distance"):
             close(getattr(got, name)[item : item + 1, :, tokens], getattr(alone, name))
         for name in alone.mass:
@@ -149,9 +150,14 @@ def test_a_sink_leaves_empty_rows_empty(backend):
 def test_nothing(sizes, backend):
     named = problems.tensors(**sizes)
     got = saccade.statistics(
-        named["query"], named["key"], value=named["value"], top=2, histograms=True, backend=backend,
+        named["query"],
+        named["key"],
+        value=named["value"],
+        top=2,
+        histograms=True,
+        backend=backend,
         groups={"some": torch.ones(named["key"].shape[2], dtype=torch.bool)},
-    )  # fmt: skip
+    )
     rows = named["query"].shape[:3]
     assert got.shape == (*rows, named["key"].shape[2])
     assert got.entropy.shape == got.counted.shape == got.mass["some"].shape == rows
@@ -170,8 +176,12 @@ def test_one_head_one_query_one_key(backend):
     want = {"entropy": 0, "evenness": 0, "largest": 1, "largest_at": 0, "distance": 0, "received": 1, "top_keys": 0}
     assert {name: getattr(got, name).item() for name in want} == want
     assert {name: mass.item() for name, mass in got.mass.items()} == {
-        "self": 1, "previous": 0, "next": 0, "first": 1, "sink": 0,
-    }  # fmt: skip
+        "self": 1,
+        "previous": 0,
+        "next": 0,
+        "first": 1,
+        "sink": 0,
+    }
 
 
 def test_distances_far_out(backend):

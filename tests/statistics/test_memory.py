@@ -21,9 +21,7 @@ def draw(length, heads=1):
 def observed(length, mask=None, **more):
     named = draw(length)
     groups = {"even": torch.arange(length) % 2 == 0}
-    return saccade.statistics(
-        named["query"], named["key"], mask, value=named["value"], groups=groups, top=5, **more
-    )  # fmt: skip
+    return saccade.statistics(named["query"], named["key"], mask, value=named["value"], groups=groups, top=5, **more)
 
 
 MASKS = {

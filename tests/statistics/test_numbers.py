@@ -27,12 +27,18 @@ def draw(name, backend, **more):
     judge = dense_statistics.of_case(problem, STANDING.get(name))
     group = torch.rand(*tensors["key"].shape[::2], generator=torch.Generator().manual_seed(5)) < 0.4
     got = saccade.statistics(
-        tensors["query"], tensors["key"], problem.mask, value=tensors["value"], bias=problem.to_bias(tensors),
-        sink=tensors.get("sink"), groups={"some": group}, backend=backend, **problem.options, **more,
-    )  # fmt: skip
-    off = dense_statistics.bound(
-        judge, tensors["query"], tensors["key"], got.lse.dtype, problem.options.get("scale")
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        problem.mask,
+        value=tensors["value"],
+        bias=problem.to_bias(tensors),
+        sink=tensors.get("sink"),
+        groups={"some": group},
+        backend=backend,
+        **problem.options,
+        **more,
+    )
+    off = dense_statistics.bound(judge, tensors["query"], tensors["key"], got.lse.dtype, problem.options.get("scale"))
     return got, judge, off, group
 
 

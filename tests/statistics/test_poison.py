@@ -34,9 +34,15 @@ def assert_same(left, right):
 
 def observed(tensors, mask, backend, **more):
     return saccade.statistics(
-        tensors["query"], tensors["key"], mask, value=tensors["value"], top=3, backend=backend,
-        histograms=("query", "key", "value"), **more,
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        mask,
+        value=tensors["value"],
+        top=3,
+        backend=backend,
+        histograms=("query", "key", "value"),
+        **more,
+    )
 
 
 @pytest.mark.parametrize("poison", POISON)

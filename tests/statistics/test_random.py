@@ -26,9 +26,16 @@ def observed(draw, backend, **more):
         bias = saccade.RelativeBias(leaves["table"], **draw.relative)
     options = {name: option for name, option in draw.options.items() if name != "dropout"}
     return saccade.statistics(
-        leaves["query"], leaves["key"], draw.mask, value=leaves["value"], bias=bias, sink=leaves.get("sink"),
-        backend=backend, **options, **more,
-    )  # fmt: skip
+        leaves["query"],
+        leaves["key"],
+        draw.mask,
+        value=leaves["value"],
+        bias=bias,
+        sink=leaves.get("sink"),
+        backend=backend,
+        **options,
+        **more,
+    )
 
 
 def judged(draw):

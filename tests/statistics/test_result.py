@@ -23,9 +23,17 @@ def everything():
     problem = problems.CASES["everything"]()
     tensors = problem.tensors
     got = saccade.statistics(
-        tensors["query"], tensors["key"], problem.mask, value=tensors["value"], bias=problem.to_bias(tensors),
-        sink=tensors["sink"], groups={"odd": torch.arange(13) % 2 == 1}, top=2, histograms=True, **problem.options,
-    )  # fmt: skip
+        tensors["query"],
+        tensors["key"],
+        problem.mask,
+        value=tensors["value"],
+        bias=problem.to_bias(tensors),
+        sink=tensors["sink"],
+        groups={"odd": torch.arange(13) % 2 == 1},
+        top=2,
+        histograms=True,
+        **problem.options,
+    )
     return got, dense_statistics.of_case(problem, [1, -2])
 
 
@@ -44,11 +52,18 @@ def test_means_are_over_counted_rows(everything):
     got, judge = everything
     assert not judge.counted.all()
     rows = {
-        "lse": judge.lse, "entropy": judge.entropy, "largest": judge.largest, "distance": judge.distance,
-        "keys_seen": judge.keys_seen.double(), "mass.self": judge.beside(0), "mass.previous": judge.beside(-1),
-        "mass.next": judge.beside(1), "mass.first": judge.first, "mass.sink": judge.sink,
+        "lse": judge.lse,
+        "entropy": judge.entropy,
+        "largest": judge.largest,
+        "distance": judge.distance,
+        "keys_seen": judge.keys_seen.double(),
+        "mass.self": judge.beside(0),
+        "mass.previous": judge.beside(-1),
+        "mass.next": judge.beside(1),
+        "mass.first": judge.first,
+        "mass.sink": judge.sink,
         "mass.odd": judge.on(torch.arange(13) % 2 == 1),
-    }  # fmt: skip
+    }
     assert set(got.names) == {*rows, "evenness"}
     for name, want in rows.items():
         assert got.mean(name).tolist() == pytest.approx(judge.mean(want), abs=1e-12), name

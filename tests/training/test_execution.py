@@ -124,8 +124,16 @@ def test_bad_options_are_one_line_and_leave_nothing(story, tmp_path, capsys, opt
 def test_help_shows_options_by_theme(capsys):
     assert cli.main(["train", "lm", "--help"]) == 0
     told = capsys.readouterr().out
-    headings = ["Arguments:", "Files and folders:", "Text and tokens:", "Model:", "Learning:", "Memory and speed:",
-                "Looking and keeping:", "Options:"]  # fmt: skip
+    headings = [
+        "Arguments:",
+        "Files and folders:",
+        "Text and tokens:",
+        "Model:",
+        "Learning:",
+        "Memory and speed:",
+        "Looking and keeping:",
+        "Options:",
+    ]
     places = [told.index(f"\n{heading}\n") for heading in headings]
     assert places == sorted(places)
     assert told.index("--accumulate") > told.index("Memory and speed:")

@@ -142,8 +142,11 @@ def test_what_a_kill_leaves_before_the_first_checkpoint_is_begun_anew_and_overwr
         run = make_run(out=tmp_path / next(iter(way)), **way)
         put(run.out, {"tensorboard/events.out.tfevents.1700000000.000000": ""})
         (run.out / "checkpoints").mkdir()
-        for name in ("checkpoints/.000000000.checkpoint.abcde_12", "checkpoints/.saccade-can-write",
-                     ".config.json.abcde_12"):  # fmt: skip
+        for name in (
+            "checkpoints/.000000000.checkpoint.abcde_12",
+            "checkpoints/.saccade-can-write",
+            ".config.json.abcde_12",
+        ):
             (run.out / name).write_text("broken off")
         train_language_model(run)
         names = ("model.safetensors", "last.safetensors", "config.json")

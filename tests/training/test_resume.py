@@ -160,14 +160,16 @@ def test_another_configuration_is_named_field_by_field(run, story, tmp_path, who
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     asked = run("whole", resume=True)
     cases = [
-        ({"settings": dataclasses.replace(asked.settings, batch=5, rate=0.5)},
-         "000000007.checkpoint is of another run: batch 5 .asked for. / 3 .in the checkpoint.; "
-         "rate 0.5 .asked for. / 0.001 .in the checkpoint.$"),
+        (
+            {"settings": dataclasses.replace(asked.settings, batch=5, rate=0.5)},
+            "000000007.checkpoint is of another run: batch 5 .asked for. / 3 .in the checkpoint.; "
+            "rate 0.5 .asked for. / 0.001 .in the checkpoint.$",
+        ),
         ({"shape": {**asked.shape, "width": 16}}, "width 16 .asked for. / 12 .in the checkpoint.$"),
         ({"shape": {**asked.shape, "kv_heads": 1}}, "kv_heads 1 .asked for. / None .in the checkpoint.$"),
         ({"vocabulary": None}, "vocabulary characters .asked for. / 283 .in the checkpoint.$"),
         ({"initial": whole}, "from [0-9a-f]{12} .asked for. / random weights .in the checkpoint.$"),
-    ]  # fmt: skip
+    ]
     for change, message in cases:
         with pytest.raises(ValueError, match=message):
             train_language_model(dataclasses.replace(asked, **change))

@@ -39,20 +39,22 @@ def formula(query, key, value, lq1, lk1, lq2, lk2, weight, mask=None, **options)
         g = h // group
         maps = [
             saccade.attention(
-                query[:, 2 * h + m : 2 * h + m + 1], key[:, 2 * g + m : 2 * g + m + 1], value[:, g : g + 1], mask,
-                backend="reference", **options,
+                query[:, 2 * h + m : 2 * h + m + 1],
+                key[:, 2 * g + m : 2 * g + m + 1],
+                value[:, g : g + 1],
+                mask,
+                backend="reference",
+                **options,
             )
             for m in range(2)
-        ]  # fmt: skip
+        ]
         difference = maps[0] - taken * maps[1]
         heads.append(difference / torch.sqrt(difference.square().mean(-1, keepdim=True) + 1e-5) * weight)
     return (1 - INITIAL) * torch.cat(heads, 1)
 
 
 @pytest.mark.parametrize("kv_heads", [H, 2, 1])
-@pytest.mark.parametrize(
-    "mask", [None, Causal(), Causal() & Padding([11, 4], queries=[7, 2]), Window(2, 3)], ids=repr
-)  # fmt: skip
+@pytest.mark.parametrize("mask", [None, Causal(), Causal() & Padding([11, 4], queries=[7, 2]), Window(2, 3)], ids=repr)
 @pytest.mark.parametrize("options", [{}, dict(scale=0.3, softcap=1.7)], ids=str)
 def test_the_formula_and_all_its_gradients(kv_heads, mask, options):
     given = inputs(kv_heads)
@@ -69,9 +71,7 @@ def test_a_bias_is_of_the_heads_of_the_output():
     out = ours(*given, bias=ALiBi(slopes))
     distance = (torch.arange(LK) - torch.arange(LQ)[:, None] - (LK - LQ)).abs()
     dense = -slopes[:, None, None] * distance
-    alone = [
-        formula(*given, bias=dense[None, h : h + 1])[:, h] for h in range(H)
-    ]  # fmt: skip
+    alone = [formula(*given, bias=dense[None, h : h + 1])[:, h] for h in range(H)]
     torch.testing.assert_close(out, torch.stack(alone, 1))
 
 
@@ -122,8 +122,12 @@ def test_parameters_as_the_paper_starts_them():
     torch.manual_seed(0)
     module = DifferentialConfig(2).build(Heads(4096, 2, 2, 1024, 2048))
     assert [name for name, _ in module.named_parameters()] == [
-        "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "weight",
-    ]  # fmt: skip
+        "lambda_q1",
+        "lambda_k1",
+        "lambda_q2",
+        "lambda_k2",
+        "weight",
+    ]
     for vector in module.vectors:
         assert abs(vector.std() - 0.1) < 5 * 0.1 / (2 * 1024) ** 0.5  # five standard errors
         assert abs(vector.mean()) < 5 * 0.1 / 1024**0.5

@@ -73,9 +73,12 @@ def test_taylor_is_the_polynomial():
 
 @pytest.mark.parametrize(
     "nu, kind, words",
-    [(0, ValueError, "nu: expected at least 1, got 0"), (1.5, TypeError, "nu: expected an int, got float"),
-     (True, TypeError, "nu: expected an int, got bool")],
-)  # fmt: skip
+    [
+        (0, ValueError, "nu: expected at least 1, got 0"),
+        (1.5, TypeError, "nu: expected an int, got float"),
+        (True, TypeError, "nu: expected an int, got bool"),
+    ],
+)
 def test_dpfp_refuses(nu, kind, words):
     with pytest.raises(kind, match=words):
         Dpfp(nu)

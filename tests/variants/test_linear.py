@@ -111,10 +111,15 @@ def test_any_feature_map(feature_map, mask):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.integers(0, 90), keys=st.integers(0, 90), group=st.integers(1, 3), kv_heads=st.integers(1, 2),
-    width=st.integers(1, 9), value_width=st.integers(1, 9), causal=st.booleans(),
+    rows=st.integers(0, 90),
+    keys=st.integers(0, 90),
+    group=st.integers(1, 3),
+    kv_heads=st.integers(1, 2),
+    width=st.integers(1, 9),
+    value_width=st.integers(1, 9),
+    causal=st.booleans(),
     real=st.lists(st.integers(0, 90), min_size=2, max_size=2),
-)  # fmt: skip
+)
 def test_every_shape_and_padding(rows, keys, group, kv_heads, width, value_width, causal, real):
     tensors = inputs(2, kv_heads * group, kv_heads, rows, keys, width, value_width)
     lengths = torch.tensor([min(n, keys) for n in real])
@@ -315,9 +320,14 @@ def test_scales_of_keys(length, normalise):
         )
         unit = scale[..., :cut].amax(-1) if cut else None
         second, _ = _causal.read_causally(
-            q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], state if cut else None, normalise=normalise,
-            log_scale=scale[..., cut:], state_scale=unit,
-        )  # fmt: skip
+            q[:, :, cut:],
+            k[:, :, cut:],
+            v[:, :, cut:],
+            state if cut else None,
+            normalise=normalise,
+            log_scale=scale[..., cut:],
+            state_scale=unit,
+        )
         return torch.cat([first, second], 2)
 
     def expected(q, k, v):

@@ -41,9 +41,7 @@ def projections(heads=3, *, of_value=None, dtype=torch.float64):
 
 
 def call(t, E, F, mask=None, **options):
-    return linformer_attention(
-        t["query"], t["key"], t["value"], mask, key_projection=E, value_projection=F, **options
-    )  # fmt: skip
+    return linformer_attention(t["query"], t["key"], t["value"], mask, key_projection=E, value_projection=F, **options)
 
 
 # --- the formula ------------------------------------------------------------------------------------------------------
@@ -229,8 +227,9 @@ def test_a_padded_item_gives_what_it_gives_alone(places, heads, bad):
     out = call(mine, mine["E"], mine["F"], saccade.Padding(kept))
     theirs = problems.leaves(t | {"E": E, "F": F})
     alone = {n: theirs[n][1:, :, : 4 if n != "query" else None] for n in t}
-    want = torch.cat((dense(*(theirs[n][:1] for n in t), theirs["E"], theirs["F"]),
-                      dense(*alone.values(), theirs["E"], theirs["F"])))  # fmt: skip
+    want = torch.cat(
+        (dense(*(theirs[n][:1] for n in t), theirs["E"], theirs["F"]), dense(*alone.values(), theirs["E"], theirs["F"]))
+    )
     assert_close(out, want)
     got = dict(zip(mine, torch.autograd.grad(out.square().sum(), list(mine.values())), strict=True))
     expected = dict(zip(theirs, torch.autograd.grad(want.square().sum(), list(theirs.values())), strict=True))

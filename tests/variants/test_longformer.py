@@ -42,9 +42,11 @@ def by_rows(
     own = {
         name: layer(tokens).unflatten(-1, (-1, width)).transpose(1, 2)
         for name, layer, width in (
-            ("query", module.global_query, D), ("key", module.global_key, D), ("value", module.global_value, DV)
+            ("query", module.global_query, D),
+            ("key", module.global_key, D),
+            ("value", module.global_value, DV),
         )
-    }  # fmt: skip
+    }
     rows = []
     for item in range(query.shape[0]):
         for head in range(HQ):
@@ -224,9 +226,12 @@ def test_it_is_what_transformers_has(padded):
     longformer_model = pytest.importorskip("transformers.models.longformer.modeling_longformer")
     heads, width, length, window = 4, 24, 32, 8
     settings = transformers.LongformerConfig(
-        hidden_size=width, num_attention_heads=heads, attention_window=[window], num_hidden_layers=1,
+        hidden_size=width,
+        num_attention_heads=heads,
+        attention_window=[window],
+        num_hidden_layers=1,
         attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    )
     torch.manual_seed(4)
     theirs = longformer_model.LongformerSelfAttention(settings, 0).double().eval()
     for parameter in theirs.parameters():
@@ -265,17 +270,26 @@ def test_it_is_what_transformers_has(padded):
 @pytest.mark.parametrize(
     "error, words, make",
     [
-        (ValueError, "window: half of it lies on each side of the query, so it must be even, got 5",
-         lambda: LongformerConfig(5)),
+        (
+            ValueError,
+            "window: half of it lies on each side of the query, so it must be even, got 5",
+            lambda: LongformerConfig(5),
+        ),
         (ValueError, "window must be at least 2, got 0", lambda: LongformerConfig(0)),
         (ValueError, "dilation must be at least 1, got 0", lambda: LongformerConfig(4, dilation=0)),
         (ValueError, "global_tokens must be at least 0, got -1", lambda: LongformerConfig(4, global_tokens=(-1,))),
-        (TypeError, "global_tokens: expected positions, a tuple of ints, got 3",
-         lambda: LongformerConfig(4, global_tokens=3)),
-        (ValueError, "dilation: 3 of them, but there are 4 query heads",
-         lambda: LongformerConfig(4, dilation=(1, 2, 3)).build(Heads(E, HQ, HKV, D, DV))),
+        (
+            TypeError,
+            "global_tokens: expected positions, a tuple of ints, got 3",
+            lambda: LongformerConfig(4, global_tokens=3),
+        ),
+        (
+            ValueError,
+            "dilation: 3 of them, but there are 4 query heads",
+            lambda: LongformerConfig(4, dilation=(1, 2, 3)).build(Heads(E, HQ, HKV, D, DV)),
+        ),
     ],
-)  # fmt: skip
+)
 def test_parameters_without_sense_are_refused_by_name(error, words, make):
     with pytest.raises(error, match=words.replace("(", r"\(")):
         make()

@@ -100,10 +100,13 @@ def streaming_set(window, sinks):
 def drawings(seed, size, count, blocks):
     """Which earlier blocks each block drew, read from single queries that look at one key of each."""
     return [
-        {J for J in range(P) if saccade.RandomBlocks(seed, 1, count).tile((P, P + 1), (J, J + 1), blocks, blocks).kind
-         == "full"}
+        {
+            J
+            for J in range(P)
+            if saccade.RandomBlocks(seed, 1, count).tile((P, P + 1), (J, J + 1), blocks, blocks).kind == "full"
+        }
         for P in range(blocks)
-    ]  # fmt: skip
+    ]
 
 
 DRAWN = drawings(5, 1, 2, 62)
@@ -116,11 +119,10 @@ CASES = {
     "longformer dilated": (longformer(6, dilation=3), longformer_set(6, 3)),
     "longformer dilated causal": (longformer(10, dilation=2, causal=True), longformer_set(10, 2, causal=True)),
     "longformer global": (longformer(4, global_tokens=[0, 11, 12]), longformer_set(4, tokens=(0, 11, 12))),
-    "longformer global dilated": (
-        longformer(4, dilation=3, global_tokens=(2, 17)), longformer_set(4, 3, (2, 17))
-    ),
+    "longformer global dilated": (longformer(4, dilation=3, global_tokens=(2, 17)), longformer_set(4, 3, (2, 17))),
     "longformer global causal": (
-        longformer(4, global_tokens=[1, 7], causal=True), longformer_set(4, tokens=(1, 7), causal=True)
+        longformer(4, global_tokens=[1, 7], causal=True),
+        longformer_set(4, tokens=(1, 7), causal=True),
     ),
     "strided 1": (sparse_strided(1), strided_set(1)),
     "strided 5": (sparse_strided(5), strided_set(5)),
@@ -130,23 +132,23 @@ CASES = {
     "fixed 5, 3": (sparse_fixed(5, 3), fixed_set(5, 3)),
     "fixed, local": (sparse_fixed_heads(5, 2)[0], fixed_set(5, 2, summaries=False)),
     "fixed, columns": (sparse_fixed_heads(5, 2)[1], fixed_set(5, 2, local=False)),
-    "bigbird": (
-        bigbird(3, window_blocks=3, global_blocks=2, random_blocks=2, seed=5), bigbird_set(3, 3, 2, DRAWN)
-    ),
+    "bigbird": (bigbird(3, window_blocks=3, global_blocks=2, random_blocks=2, seed=5), bigbird_set(3, 3, 2, DRAWN)),
     "bigbird causal": (
         bigbird(3, window_blocks=5, global_blocks=1, random_blocks=2, seed=5, causal=True),
         bigbird_set(3, 5, 1, DRAWN, causal=True),
     ),
     "bigbird of single tokens": (
-        bigbird(1, window_blocks=1, global_blocks=0, random_blocks=2, seed=5), bigbird_set(1, 1, 0, DRAWN)
+        bigbird(1, window_blocks=1, global_blocks=0, random_blocks=2, seed=5),
+        bigbird_set(1, 1, 0, DRAWN),
     ),
     "bigbird without chance": (
-        bigbird(7, window_blocks=3, global_blocks=1, random_blocks=0), bigbird_set(7, 3, 1, [set()] * 62)
+        bigbird(7, window_blocks=3, global_blocks=1, random_blocks=0),
+        bigbird_set(7, 3, 1, [set()] * 62),
     ),
     "streaming": (streaming(5), streaming_set(5, 4)),
     "streaming, no sinks": (streaming(3, sinks=0), streaming_set(3, 0)),
     "streaming, many sinks": (streaming(2, 11), streaming_set(2, 11)),
-}  # fmt: skip
+}
 
 
 def bits_of(keys, Lq, Lk):
@@ -237,10 +239,16 @@ def test_a_window_reaches_further_with_every_layer():
 
 def test_keys_of_a_row_are_as_many_as_promised():
     L = 211
-    counts = {name: mask.dense(L, L)[0, 0].sum(1) for name, mask in {
-        "sliding": sliding_window(13), "longformer": longformer(12, global_tokens=[5, 100]),
-        "strided": sparse_strided(14), "fixed": sparse_fixed(14, 2), "streaming": streaming(9, 4),
-    }.items()}  # fmt: skip
+    counts = {
+        name: mask.dense(L, L)[0, 0].sum(1)
+        for name, mask in {
+            "sliding": sliding_window(13),
+            "longformer": longformer(12, global_tokens=[5, 100]),
+            "strided": sparse_strided(14),
+            "fixed": sparse_fixed(14, 2),
+            "streaming": streaming(9, 4),
+        }.items()
+    }
     assert counts["sliding"].max() == 13
     assert counts["longformer"].sort().values[-3:].tolist() == [15, L, L]
     assert counts["strided"].max() <= 14 + 1 + L / 14
@@ -271,9 +279,16 @@ def test_extra_tokens_of_bigbird_that_fill_no_blocks():
     assert bits[:3].all() and bits[:, :3].all() and not bits[8:12, 3:4].any() and bits[8:12, 4:16].all()
 
 
-CAUSAL = [sliding_window(5), longformer(6, dilation=2, global_tokens=[3], causal=True), sparse_strided(5),
-          *sparse_strided_heads(5), sparse_fixed(5, 2), *sparse_fixed_heads(5, 2), streaming(4, 2),
-          bigbird(3, causal=True, seed=3)]  # fmt: skip
+CAUSAL = [
+    sliding_window(5),
+    longformer(6, dilation=2, global_tokens=[3], causal=True),
+    sparse_strided(5),
+    *sparse_strided_heads(5),
+    sparse_fixed(5, 2),
+    *sparse_fixed_heads(5, 2),
+    streaming(4, 2),
+    bigbird(3, causal=True, seed=3),
+]
 
 
 @pytest.mark.parametrize("mask", CAUSAL, ids=repr)
@@ -288,12 +303,24 @@ def test_decoding_token_by_token_sees_what_training_saw(mask):
 
 B, H, D = 2, 4, 16
 ATTENDED = {
-    **{name: CASES[name][0] for name in ("window 7", "longformer global dilated", "strided 5", "strided, columns",
-                                         "fixed 5, 3", "fixed, columns", "bigbird", "bigbird causal", "streaming")},
+    **{
+        name: CASES[name][0]
+        for name in (
+            "window 7",
+            "longformer global dilated",
+            "strided 5",
+            "strided, columns",
+            "fixed 5, 3",
+            "fixed, columns",
+            "bigbird",
+            "bigbird causal",
+            "streaming",
+        )
+    },
     "by head": longformer(12, dilation=(1, 2, 3, 1), global_tokens=[0, 100]),
     "factorised": PerHead([*sparse_strided_heads(11), *sparse_fixed_heads(13, 2)]),
     "large bigbird": bigbird(16, seed=2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("backend", ["native", "chunked"])
@@ -343,8 +370,11 @@ def test_a_global_key_in_the_window_counts_once():
         (ValueError, "size must be at least 1, got 0", lambda: sliding_window(0)),
         (TypeError, "size", lambda: sliding_window(2.0)),
         (ValueError, "window must be at least 2, got 0", lambda: longformer(0)),
-        (ValueError, "window: half of it lies on each side of the query, so it must be even, got 5",
-         lambda: longformer(5)),
+        (
+            ValueError,
+            "window: half of it lies on each side of the query, so it must be even, got 5",
+            lambda: longformer(5),
+        ),
         (ValueError, "dilation must be at least 1, got 0", lambda: longformer(4, dilation=0)),
         (ValueError, "dilation must be at least 1, got -2", lambda: longformer(4, dilation=[1, -2])),
         (ValueError, "dilation: expected one for each query head, got none", lambda: longformer(4, dilation=[])),
@@ -355,8 +385,11 @@ def test_a_global_key_in_the_window_counts_once():
         (ValueError, "columns must be at most stride 3, got 4", lambda: sparse_fixed(3, 4)),
         (ValueError, "columns must be at most stride 3, got 4", lambda: sparse_fixed_heads(3, 4)),
         (ValueError, "columns must be at least 1, got 0", lambda: sparse_fixed_heads(3, 0)),
-        (ValueError, "window_blocks: the query's own and as many on each side are odd, got 2",
-         lambda: bigbird(4, window_blocks=2)),
+        (
+            ValueError,
+            "window_blocks: the query's own and as many on each side are odd, got 2",
+            lambda: bigbird(4, window_blocks=2),
+        ),
         (ValueError, "block must be at least 1, got 0", lambda: bigbird(0)),
         (ValueError, "global_blocks must be at least 0, got -1", lambda: bigbird(4, global_blocks=-1)),
         (ValueError, "random_blocks must be at least 0, got -1", lambda: bigbird(4, random_blocks=-1)),
@@ -365,14 +398,22 @@ def test_a_global_key_in_the_window_counts_once():
         (ValueError, "window must be at least 1, got 0", lambda: streaming(0)),
         (ValueError, "sinks must be at least 0, got -3", lambda: streaming(4, -3)),
     ],
-)  # fmt: skip
+)
 def test_parameters_without_sense_are_refused_by_name(error, words, make):
     with pytest.raises(error, match=re.escape(words)):
         make()
 
 
-DRAWN_IN = [sliding_window, longformer, sparse_strided, sparse_strided_heads, sparse_fixed, sparse_fixed_heads, bigbird,
-            streaming]  # fmt: skip
+DRAWN_IN = [
+    sliding_window,
+    longformer,
+    sparse_strided,
+    sparse_strided_heads,
+    sparse_fixed,
+    sparse_fixed_heads,
+    bigbird,
+    streaming,
+]
 
 
 @pytest.mark.parametrize("function", DRAWN_IN, ids=lambda function: function.__name__)

@@ -225,7 +225,7 @@ def test_padding_is_not_read_and_not_counted_in_any_scale(kind, causal, poison):
         assert not ours[1, :, real:].any()
     alone = performer_attention(
         *(one[1:, :, :real] for one in clean), Causal() if causal else None, projection=vectors(), kind=kind
-    )  # fmt: skip
+    )
     torch.testing.assert_close(run(*clean)[0][1:, :, :real], alone, rtol=0, atol=1e-5)
 
 
@@ -241,7 +241,7 @@ def test_padding_has_no_part_in_what_is_taken_out_of_exponents(kind, causal):
     out = performer_attention(query, key, value, mask, projection=vectors(), kind=kind)
     alone = performer_attention(
         *(one[1:, :, 23:] for one in (query, key, value)), Causal() if causal else None, projection=vectors(), kind=kind
-    )  # fmt: skip
+    )
     torch.testing.assert_close(out[1:, :, 23:], alone, rtol=0, atol=1e-3)
     assert alone.any(-1).all()
 
@@ -493,9 +493,7 @@ def test_what_is_computed_again_in_backward_sees_the_same_vectors(reentrant):
         module = PerformerConfig(features=8, redraw_every=1).build(HEADS)
         leaves = inputs(7, 7)
         # Three passes, each with vectors of its own, before the first of them is computed again.
-        outs = [
-            checkpoint(module, *leaves, use_reentrant=reentrant) if again else module(*leaves) for _ in range(3)
-        ]  # fmt: skip
+        outs = [checkpoint(module, *leaves, use_reentrant=reentrant) if again else module(*leaves) for _ in range(3)]
         torch.stack(outs).square().sum().backward()
         assert not torch.equal(outs[0], outs[1])
         return [one.grad for one in leaves], module.projection, int(module.passes)

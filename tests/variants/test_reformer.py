@@ -74,9 +74,13 @@ def test_one_bucket_and_one_chunk_is_dense_attention_to_all_others(causal):
     everyone = ~torch.eye(L, dtype=torch.bool).expand(B, H, L, L)
     everyone = everyone.tril() if causal else everyone
     found = lsh_attention(
-        query, value, Causal() if causal else None, hashes=torch.zeros(B, H, 2, L, dtype=torch.int64), chunk=L,
+        query,
+        value,
+        Causal() if causal else None,
+        hashes=torch.zeros(B, H, 2, L, dtype=torch.int64),
+        chunk=L,
         scale=0.7,
-    )  # fmt: skip
+    )
     agree(found, dense(query, value, everyone, 0.7), (query, value))
 
 
@@ -136,8 +140,9 @@ def test_rounds_that_show_the_same_pairs_count_them_once():
     torch.testing.assert_close(
         lsh_attention(query, value, hashes=once.expand(-1, -1, 5, -1), chunk=4),
         lsh_attention(query, value, hashes=once, chunk=4),
-        rtol=0, atol=0,
-    )  # fmt: skip
+        rtol=0,
+        atol=0,
+    )
 
 
 @pytest.mark.parametrize("first", [1, 17, 36])

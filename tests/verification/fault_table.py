@@ -58,9 +58,7 @@ def found(jobs: int = 1, progress: Callable[[int, int], None] = lambda done, of:
         alarms = [pool.submit(_alarms, index) for index in range(count)]
         for done, _ in enumerate(as_completed([*verdicts, *alarms]), 1):
             progress(done, len(faults) + count)
-    return Results(
-        dict(zip(faults, (one.result() for one in verdicts), strict=True)), [one.result() for one in alarms]
-    )  # fmt: skip
+    return Results(dict(zip(faults, (one.result() for one in verdicts), strict=True)), [one.result() for one in alarms])
 
 
 def _verdict(index: int) -> harness.Verdict:

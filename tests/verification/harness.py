@@ -61,10 +61,14 @@ def run(fault: Fault) -> Report:
     with loaded(fault.source, fault.style.file) as names:
         arguments = fault.style.arguments if fault.arguments is None else fault.arguments
         return _verify(
-            names, fault.target or fault.style.target, arguments,
+            names,
+            fault.target or fault.style.target,
+            arguments,
             fault.style.causal if fault.causal is None else fault.causal,
-            fault.promise or fault.style.promise, fault.style, fault.compiled,
-        )  # fmt: skip
+            fault.promise or fault.style.promise,
+            fault.style,
+            fault.compiled,
+        )
 
 
 def run_right(style: Style, compiled: bool = False) -> Report:
@@ -125,9 +129,14 @@ def _verify(
     how = {} if style.how is None else {"how": style.how}
     with nullcontext() if compiled else without_compile():
         return saccade.verify(
-            made(names, target), causal, style.embed_dim, arguments=dict(arguments) or None, promise=promise,
-            isolated=False, **how,
-        )  # fmt: skip
+            made(names, target),
+            causal,
+            style.embed_dim,
+            arguments=dict(arguments) or None,
+            promise=promise,
+            isolated=False,
+            **how,
+        )
 
 
 @contextmanager
@@ -201,8 +210,11 @@ def _right(options: argparse.Namespace) -> int:
         clean = report.ok and not broken_off(report)
         wrong += not clean
         name = f"{style.file} {style.target}"
-        print(f"{' ' if clean else '!'} {name:60.60} {time.perf_counter() - start:5.1f}s  "
-              f"{' '.join(one.family for one in report.errors)}", flush=True)  # fmt: skip
+        print(
+            f"{' ' if clean else '!'} {name:60.60} {time.perf_counter() - start:5.1f}s  "
+            f"{' '.join(one.family for one in report.errors)}",
+            flush=True,
+        )
         if options.full or not clean:
             _findings(report)
     print(f"{len(styles)} right ones, {wrong} with an error")

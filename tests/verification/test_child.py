@@ -90,8 +90,10 @@ def test_what_ends_a_program_is_a_finding_and_the_others_go_on(target, words, li
     assert words in found.message
     assert found.effect and found.mend
     assert [(one.name, one.status) for one in report.outcomes] == [
-        ("first", "passed"), ("second", "failed"), ("third", "passed"),
-    ]  # fmt: skip
+        ("first", "passed"),
+        ("second", "failed"),
+        ("third", "passed"),
+    ]
     if line:
         assert found.location.path == misbehaving.__file__
         near = line_in(target, line)
@@ -373,9 +375,12 @@ def test_interrupting_or_killing_this_process_ends_the_child(number):
     """
     folder = str(Path(misbehaving.__file__).parent)
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(code), folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     try:
         # An interrupt that comes while Python forks or imports may be lost: this one comes while the child is at work.
         assert parent.stdout.readline()

@@ -24,8 +24,16 @@ class Keeps(nn.Module):
 
 class Usual(Keeps):
     def __init__(self, d_in, d_out, context_length, dropout, num_heads, num_kv_heads, head_dim, qkv_bias=False):
-        super().__init__(d_in=d_in, d_out=d_out, context_length=context_length, dropout=dropout, num_heads=num_heads,
-                         num_kv_heads=num_kv_heads, head_dim=head_dim, qkv_bias=qkv_bias)  # fmt: skip
+        super().__init__(
+            d_in=d_in,
+            d_out=d_out,
+            context_length=context_length,
+            dropout=dropout,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            qkv_bias=qkv_bias,
+        )
 
 
 class Defaulted(Keeps):

@@ -222,10 +222,14 @@ def unpacked_as_meant(query, key, value):
 @pytest.mark.parametrize(
     ("target", "layout"),
     [
-        (over_the_batch, "BLD"), (over_the_queries, "BLD"), (batch_items_shared, "BHLD"), (over_the_heads, "BLHD"),
-        (forgets_to_transpose, "BLHD"), (unpacked_as_meant, "BHLD"),
+        (over_the_batch, "BLD"),
+        (over_the_queries, "BLD"),
+        (batch_items_shared, "BHLD"),
+        (over_the_heads, "BLHD"),
+        (forgets_to_transpose, "BLHD"),
+        (unpacked_as_meant, "BHLD"),
     ],
-)  # fmt: skip
+)
 def test_broken_functions_are_read_as_they_were_meant(target, layout):
     assert discover(target).reading.layout == layout
 

@@ -191,7 +191,7 @@ RIGHT = {
     PositionsOfTheCaller: NUMBERED,
     PositionsRequired: NUMBERED,
     RequiredMask: CacheReading("passed", "past_kv", 1, flag="use_cache", out=0),
-}  # fmt: skip
+}
 
 
 def found(kind: type[nn.Module]) -> list[Finding]:
@@ -259,14 +259,17 @@ class NotEmptied(Kept):
         self.past_k = self.past_k
 
 
-@pytest.mark.parametrize("kind, words, line", [
-    (Halved, "they are 0.5 times those", "torch.cat([past[0], k]"),
-    (NewestFirst, "its value at place 1", "torch.cat([past[0], k]"),
-    (JoinedBehind, "comes later in the same piece", "torch.cat([k, past_kv[0]]"),
-    (FallsInSteps, "positions end with RuntimeError", "k, v = torch.cat"),
-    (OnlyTheLast, "it depends on positions", "self.past = (k[:, :, -1:], v[:, :, -1:])"),
-    (NotEmptied, "this is a second sequence", "self.past_k = self.past_k"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, words, line",
+    [
+        (Halved, "they are 0.5 times those", "torch.cat([past[0], k]"),
+        (NewestFirst, "its value at place 1", "torch.cat([past[0], k]"),
+        (JoinedBehind, "comes later in the same piece", "torch.cat([k, past_kv[0]]"),
+        (FallsInSteps, "positions end with RuntimeError", "k, v = torch.cat"),
+        (OnlyTheLast, "it depends on positions", "self.past = (k[:, :, -1:], v[:, :, -1:])"),
+        (NotEmptied, "this is a second sequence", "self.past_k = self.past_k"),
+    ],
+)
 def test_a_broken_cache_is_named_with_its_line(kind: type[nn.Module], words: str, line: str) -> None:
     (finding,) = found(kind)
     assert finding.severity == "error" and words in finding.message
@@ -310,13 +313,16 @@ class RotationsOfTheCaller(Base):
         return (out, kept) if use_cache else out
 
 
-@pytest.mark.parametrize("kind, words", [
-    (OneArgumentEach, "no way to use k_cache, v_cache, use_cache was found"),
-    (OfAnObject, "no way to use kv_cache was found"),
-    (MadeBeforehand, "--arg NAME=True"),
-    (GivenAway, "no way to use return_kv was found"),
-    (RotationsOfTheCaller, "which cos, sin a later step is given, only its caller knows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        (OneArgumentEach, "no way to use k_cache, v_cache, use_cache was found"),
+        (OfAnObject, "no way to use kv_cache was found"),
+        (MadeBeforehand, "--arg NAME=True"),
+        (GivenAway, "no way to use return_kv was found"),
+        (RotationsOfTheCaller, "which cos, sin a later step is given, only its caller knows"),
+    ],
+)
 def test_what_is_not_found_is_told_and_accuses_nobody(kind: type[nn.Module], words: str) -> None:
     with pytest.raises(Inapplicable, match=words):
         found(kind)

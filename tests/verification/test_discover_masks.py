@@ -125,8 +125,21 @@ def test_shapes_and_meaning_are_found_by_what_is_hidden(target, argument, meanin
     assert {mask.meaning for mask in masks} == {mask.behaves for mask in masks} == {meaning}
 
 
-@pytest.mark.parametrize("target", [kept_where_one, hidden_where_true, added, times_a_large_number, one_minus, required,
-                                    by_lengths, both, Encoder(), CausalWithPadding()])  # fmt: skip
+@pytest.mark.parametrize(
+    "target",
+    [
+        kept_where_one,
+        hidden_where_true,
+        added,
+        times_a_large_number,
+        one_minus,
+        required,
+        by_lengths,
+        both,
+        Encoder(),
+        CausalWithPadding(),
+    ],
+)
 def test_padding_is_hidden_through_the_reading(target):
     subject = discover(target)
     inputs = subject.inputs(2, 6)
@@ -243,7 +256,8 @@ def test_words_of_a_meaning(words, meaning):
     assert meaning_of(words) == meaning
 
 
-TWO = Source('''
+TWO = Source(
+    '''
 def f(x, src_mask=None, pad=None):
     """A layer.
 
@@ -254,8 +268,11 @@ def f(x, src_mask=None, pad=None):
         pad (Tensor): (batch, length), True at
             the padding.
     """
-''', "")  # fmt: skip
-COMMENTED = Source('''
+''',
+    "",
+)
+COMMENTED = Source(
+    """
 def f(
     x,
     mask=None,  # (b, n): 1 = real token
@@ -263,7 +280,8 @@ def f(
 ):
     # bias is added to the logits
     return x
-''', '''
+""",
+    """
 def f(
     x,
     mask=None,  # (b, n): 1 = real token
@@ -271,7 +289,8 @@ def f(
 ):
     # bias is added to the logits
     return x
-''')  # fmt: skip
+""",
+)
 
 
 def test_each_argument_has_its_own_words():
@@ -315,9 +334,14 @@ class Delegating(Encoder):
 
 @pytest.mark.parametrize(
     ("target", "argument", "meaning"),
-    [(only_by_place, "mask", "attend"), (among_more, "more", "ignore"), (all_by_place, "given", "attend"),
-     (among_keywords, "attn_mask", "ignore"), (Delegating(), "given", "attend")],
-)  # fmt: skip
+    [
+        (only_by_place, "mask", "attend"),
+        (among_more, "more", "ignore"),
+        (all_by_place, "given", "attend"),
+        (among_keywords, "attn_mask", "ignore"),
+        (Delegating(), "given", "attend"),
+    ],
+)
 def test_masks_that_have_no_name_are_found_by_place(target, argument, meaning):
     subject = discover(target)
     assert {(mask.argument, mask.meaning) for mask in subject.reading.masks} == {(argument, meaning)}

@@ -16,7 +16,7 @@ from saccade.verification.target._subject import Subject
 WRONG_LINE = "scores = torch.matmul(q, k.transpose(-2, -1))"
 NO_SCALE = Fault(
     "no scale", ("scale", "softmax"), TEXTBOOK, f"{WRONG_LINE} / math.sqrt(d_k)", WRONG_LINE, "does not scale"
-)  # fmt: skip
+)
 
 
 def finding(family, severity="error", code=""):

@@ -67,9 +67,7 @@ def drops_unless_told(query: Tensor, key: Tensor, value: Tensor, p: float = 0.1)
     return nn.functional.dropout(weights, p) @ value
 
 
-def drops_in_training(
-    query: Tensor, key: Tensor, value: Tensor, p: float = 0.1, training: bool = True
-) -> Tensor:  # fmt: skip
+def drops_in_training(query: Tensor, key: Tensor, value: Tensor, p: float = 0.1, training: bool = True) -> Tensor:
     weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
     return nn.functional.dropout(weights, p, training) @ value
 

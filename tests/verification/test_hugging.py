@@ -16,8 +16,14 @@ from saccade.verification.target._hugging import load
 from saccade.verification.target._models import token_subject
 
 CONFIG = {
-    "vocab_size": 97, "n_embd": 20, "n_layer": 2, "n_head": 5, "n_positions": 43, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 97,
+    "n_embd": 20,
+    "n_layer": 2,
+    "n_head": 5,
+    "n_positions": 43,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -67,14 +67,13 @@ def average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 IGNORING = [
     (rows_times_mask, "both", "multiplied by 0, a mask that is False", "scores = scores * mask.unsqueeze(-1)"),
-    (some_rows_times_mask, "both", "of queries 4 to 6 (of 7)",
-     "return (scores * mask.unsqueeze(-1)).softmax(-1) @ v"),
+    (some_rows_times_mask, "both", "of queries 4 to 6 (of 7)", "return (scores * mask.unsqueeze(-1)).softmax(-1) @ v"),
     (columns_times_mask, "both", "multiplied by 0 and not hidden", "return (scores * mask).softmax(-1) @ v"),
     (keys_of_keys, "query", "do not depend on the queries", "scores = k @ k.mT * q.shape[-1] ** -0.5"),
     (queries_of_queries, "key", "do not depend on the keys", "scores = q @ q.mT * q.shape[-1] ** -0.5"),
     (same_keys, "both", "neither queries nor keys", "return F.scaled_dot_product_attention(q, k, v)"),
     (average, "both", "neither queries nor keys", "return v.mean(-2, keepdim=True).expand(*q.shape[:-1], -1)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("attend", "side", "words", "line"), IGNORING)

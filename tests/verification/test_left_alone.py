@@ -30,12 +30,17 @@ def plain(q, k, v, scale=None):
     ("target", "said"),
     [
         (plain, "it takes no mask"),
-        (attend, "it takes no mask that was recognised: the argument keep was left out; if one is a mask, say "
-                 "--mask keep"),
-        (twice, "it takes no mask that was recognised: the arguments keep, extra were left out; if one is a mask, say "
-                "--mask keep"),
+        (
+            attend,
+            "it takes no mask that was recognised: the argument keep was left out; if one is a mask, say --mask keep",
+        ),
+        (
+            twice,
+            "it takes no mask that was recognised: the arguments keep, extra were left out; if one is a mask, say "
+            "--mask keep",
+        ),
     ],
-)  # fmt: skip
+)
 def test_names_what_was_left_out(target, said):
     assert no_mask(Subject(target, Reading("attention", "BHLD", 8))) == said
 

@@ -84,9 +84,11 @@ def test_without_a_name_several_are_listed(file, monkeypatch):
     with pytest.raises(Undecided) as raised:
         load(str(file))
     assert raised.value.candidates == (
-        ("class", "theirs.py:Head"), ("function", "theirs.py:attend"), ("function", "theirs.py:self_attention"),
+        ("class", "theirs.py:Head"),
+        ("function", "theirs.py:attend"),
+        ("function", "theirs.py:self_attention"),
         ("instance", "theirs.py:made"),
-    )  # fmt: skip
+    )
 
 
 def test_without_anything_like_attention(tmp_path):

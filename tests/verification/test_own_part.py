@@ -18,8 +18,9 @@ class Attention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x, other, mask=None, real=None):
-        split = [one.unflatten(-1, (3, -1)).transpose(1, 2) for one in (self.query(x), self.key(other),
-                                                                        self.value(other))]  # fmt: skip
+        split = [
+            one.unflatten(-1, (3, -1)).transpose(1, 2) for one in (self.query(x), self.key(other), self.value(other))
+        ]
         scores = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1])
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)

@@ -67,9 +67,17 @@ def of_no_usual_way(qkv):
 
 @pytest.mark.parametrize(
     ("target", "layout", "axis"),
-    [(flash, "BLHD", 2), (stacked_first, "BHLD", 0), (by_index, "BHLD", 1), (any_heads, "BHLD", 2),
-     (side_by_side, "BLD", 2), (side_by_side_of_heads, "BLD", 2), (keys_and_values, "BLHD", 2), (Inner(), "BLHD", 2)],
-)  # fmt: skip
+    [
+        (flash, "BLHD", 2),
+        (stacked_first, "BHLD", 0),
+        (by_index, "BHLD", 1),
+        (any_heads, "BHLD", 2),
+        (side_by_side, "BLD", 2),
+        (side_by_side_of_heads, "BLD", 2),
+        (keys_and_values, "BLHD", 2),
+        (Inner(), "BLHD", 2),
+    ],
+)
 def test_a_packing_is_found_by_what_it_computes(target, layout, axis):
     subject = discover(target)
     assert (subject.reading.layout, subject.reading.call.axis) == (layout, axis)

@@ -19,11 +19,15 @@ from saccade.verification.findings._words import plain
 from saccade.verification.report._text import is_code, mend_lines, verdict
 
 LEAK = Finding(
-    "causal-leak", "causal-leak", "error", "Output 3 changes by 0.12 when input 5, which comes later, changes",
-    "In training the model reads the answer in its input.", 'scores = scores.masked_fill(~mask, float("-inf"))',
+    "causal-leak",
+    "causal-leak",
+    "error",
+    "Output 3 changes by 0.12 when input 5, which comes later, changes",
+    "In training the model reads the answer in its input.",
+    'scores = scores.masked_fill(~mask, float("-inf"))',
     {"output": 3, "input": 5, "change": 0.12},
     Location("/home/me/model.py", 31, "att = F.softmax(att, dim=-1)", "forward"),
-)  # fmt: skip
+)
 PADDED = Finding("padding", "padding", "warning", "An item that is all padding gives NaN", "A loss over it is NaN.")
 KNOWS = Finding("order", "order", "note", "It knows the order of its input.", "Nothing.", "")
 OUTCOMES = (
@@ -35,19 +39,32 @@ OUTCOMES = (
 BROKEN_OFF = Outcome("scale", "scale", "Logits are scaled.", "n/a", "the check broke off with KeyError", 0.1)
 UNMIXED = Finding("causal-blindness", "causal-blindness", "warning", "No output depends", evidence={"mixes": False})
 REPORT = Report(
-    "model.py:Attention", "forward(x) with x (batch, length, 64)", ("the model width is 64 (otherwise --embed-dim)",),
-    True, (LEAK, PADDED, KNOWS), OUTCOMES, 2.345, "hello\n",
-)  # fmt: skip
+    "model.py:Attention",
+    "forward(x) with x (batch, length, 64)",
+    ("the model width is 64 (otherwise --embed-dim)",),
+    True,
+    (LEAK, PADDED, KNOWS),
+    OUTCOMES,
+    2.345,
+    "hello\n",
+)
 RIGHT = replace(REPORT, findings=(), outcomes=OUTCOMES[1:], printed="")
 # What a target may put into its errors, its name or its output: markup, all that XML forbids, what moves a cursor.
 NASTY = "<script>alert(1)</script> & \"quoted\" 'single' ]]> {{ 7 * 7 }} [bold]"
 NASTY += " \x00\x01\x08\x0b\x1b[31m\x1f\x7f\x9f \ufffe \ud800"
 HOSTILE = Report(
-    NASTY, NASTY, (NASTY,), None,
-    (Finding("scale", "scale", "error", NASTY, NASTY, NASTY, {NASTY: NASTY}, Location(NASTY, 3, NASTY, NASTY)),
-     Finding("scale", "scale", "note", NASTY)),
-    (Outcome("scale", "scale", NASTY, "failed", NASTY), Outcome("cache", "cache", NASTY, "n/a", NASTY)), 1.0, NASTY,
-)  # fmt: skip
+    NASTY,
+    NASTY,
+    (NASTY,),
+    None,
+    (
+        Finding("scale", "scale", "error", NASTY, NASTY, NASTY, {NASTY: NASTY}, Location(NASTY, 3, NASTY, NASTY)),
+        Finding("scale", "scale", "note", NASTY),
+    ),
+    (Outcome("scale", "scale", NASTY, "failed", NASTY), Outcome("cache", "cache", NASTY, "n/a", NASTY)),
+    1.0,
+    NASTY,
+)
 
 
 # Text
@@ -84,21 +101,29 @@ note: It knows the order of its input. [order]"""
     ("report", "words"),
     [
         (RIGHT, "No error found in model.py:Attention: 2 of 3 checks passed; 1 does not apply to it."),
-        (replace(RIGHT, findings=(PADDED, KNOWS)),
-         "No error found in model.py:Attention: 2 of 3 checks passed, with 1 warning and 1 note; 1 does not apply to "
-         "it."),
+        (
+            replace(RIGHT, findings=(PADDED, KNOWS)),
+            "No error found in model.py:Attention: 2 of 3 checks passed, with 1 warning and 1 note; 1 does not apply "
+            "to it.",
+        ),
         (replace(RIGHT, outcomes=OUTCOMES[1:2]), "No error found in model.py:Attention: 1 of 1 check passed."),
-        (replace(RIGHT, findings=(UNMIXED,)),
-         "No attention was seen in model.py:Attention: only checks that any layer may pass were passed."),
-        (replace(RIGHT, outcomes=(*OUTCOMES[1:3], BROKEN_OFF)),
-         "model.py:Attention could not be tested to the end: 1 check broke off, which is a defect of Saccade's; 2 of 3 "
-         "checks passed."),
+        (
+            replace(RIGHT, findings=(UNMIXED,)),
+            "No attention was seen in model.py:Attention: only checks that any layer may pass were passed.",
+        ),
+        (
+            replace(RIGHT, outcomes=(*OUTCOMES[1:3], BROKEN_OFF)),
+            "model.py:Attention could not be tested to the end: 1 check broke off, which is a defect of Saccade's; "
+            "2 of 3 checks passed.",
+        ),
         (replace(RIGHT, outcomes=OUTCOMES[3:]), "None of the checks applies to model.py:Attention."),
         (replace(REPORT, outcomes=()), "Nothing could be checked of model.py:Attention."),
-        (replace(REPORT, findings=(LEAK, replace(LEAK, family="scale"), replace(LEAK, family="cache"))),
-         "model.py:Attention breaks 3 promises of attention: causal-leak, scale and cache."),
+        (
+            replace(REPORT, findings=(LEAK, replace(LEAK, family="scale"), replace(LEAK, family="cache"))),
+            "model.py:Attention breaks 3 promises of attention: causal-leak, scale and cache.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_is_a_sentence(report, words):
     assert verdict(report) == words
 
@@ -185,34 +210,68 @@ def test_a_target_cannot_move_the_cursor():
 def test_json_has_names_that_stay():
     told = json.loads(json.dumps(as_json(REPORT), allow_nan=False))
     assert list(told) == [
-        "format", "target", "ok", "untested", "called", "assumed", "causal", "seconds", "errors", "warnings", "notes",
-        "findings", "checks", "printed",
-    ]  # fmt: skip
+        "format",
+        "target",
+        "ok",
+        "untested",
+        "called",
+        "assumed",
+        "causal",
+        "seconds",
+        "errors",
+        "warnings",
+        "notes",
+        "findings",
+        "checks",
+        "printed",
+    ]
     assert (told["format"], told["ok"], told["errors"], told["warnings"], told["notes"]) == (1, False, 1, 1, 1)
     assert told["seconds"] == 2.345
     assert told["findings"][0] == {
-        "check": "causal-leak", "family": "causal-leak", "severity": "error", "message": LEAK.message,
-        "effect": LEAK.effect, "mend": LEAK.mend, "evidence": {"output": 3, "input": 5, "change": 0.12},
+        "check": "causal-leak",
+        "family": "causal-leak",
+        "severity": "error",
+        "message": LEAK.message,
+        "effect": LEAK.effect,
+        "mend": LEAK.mend,
+        "evidence": {"output": 3, "input": 5, "change": 0.12},
         "location": {
-            "path": "/home/me/model.py", "line": 31, "code": "att = F.softmax(att, dim=-1)", "function": "forward",
+            "path": "/home/me/model.py",
+            "line": 31,
+            "code": "att = F.softmax(att, dim=-1)",
+            "function": "forward",
         },
-    }  # fmt: skip
+    }
     assert told["findings"][1]["location"] is None
     assert told["checks"][3] == {
-        "name": "cache", "family": "cache", "promise": "Steps give what the whole gives.", "status": "n/a",
-        "reason": "it has no cache", "seconds": 0.0,
-    }  # fmt: skip
+        "name": "cache",
+        "family": "cache",
+        "promise": "Steps give what the whole gives.",
+        "status": "n/a",
+        "reason": "it has no cache",
+        "seconds": 0.0,
+    }
 
 
 def test_any_evidence_becomes_json():
     given = {
-        3: torch.tensor([1.5, float("nan")]), "big": float("inf"), "set": {7}, "pair": (1, None, True),
-        "location": Location("a.py", 2, "x"), "type": torch.float16, "scalar": torch.tensor(5),
-    }  # fmt: skip
+        3: torch.tensor([1.5, float("nan")]),
+        "big": float("inf"),
+        "set": {7},
+        "pair": (1, None, True),
+        "location": Location("a.py", 2, "x"),
+        "type": torch.float16,
+        "scalar": torch.tensor(5),
+    }
     assert plain(given) == {
-        "3": [1.5, "nan"], "big": "inf", "set": [7], "pair": [1, None, True],
-        "location": {"path": "a.py", "line": 2, "code": "x", "function": ""}, "type": "torch.float16", "scalar": 5,
-    }  # fmt: skip
+        "3": [1.5, "nan"],
+        "big": "inf",
+        "set": [7],
+        "pair": [1, None, True],
+        "location": {"path": "a.py", "line": 2, "code": "x", "function": ""},
+        "type": "torch.float16",
+        "scalar": 5,
+    }
 
 
 def test_anything_hostile_is_json():
@@ -282,8 +341,18 @@ def test_the_page_says_all():
     page = Tags(as_page(REPORT))
     assert page.open == []
     text = " ".join(page.text.split())
-    for words in (verdict(REPORT), LEAK.message, LEAK.effect, LEAK.mend, "/home/me/model.py:31 in forward",
-                  LEAK.location.code, REPORT.called, REPORT.assumed[0], "it has no cache", "hello"):  # fmt: skip
+    for words in (
+        verdict(REPORT),
+        LEAK.message,
+        LEAK.effect,
+        LEAK.mend,
+        "/home/me/model.py:31 in forward",
+        LEAK.location.code,
+        REPORT.called,
+        REPORT.assumed[0],
+        "it has no cache",
+        "hello",
+    ):
         assert " ".join(words.split()) in text, words
     assert page.tags.count("tr") == 1 + len(OUTCOMES)
     assert page.tags.count("article") == 3
@@ -323,8 +392,9 @@ def test_a_phone_shows_the_whole_width():
     assert not re.search(r"(?<!-)width: max-content", css)
     kept = re.findall(r"([^{}]*)\{[^{}]*white-space: nowrap", wide)
     assert [one.strip() for one in kept] == [
-        ".saccade-verify tbody th, .saccade-verify thead th", ".saccade-verify td.result"
-    ]  # fmt: skip
+        ".saccade-verify tbody th, .saccade-verify thead th",
+        ".saccade-verify td.result",
+    ]
     assert re.search(r"tbody th \{[^{}]*white-space: normal", narrow)
 
 
@@ -358,14 +428,21 @@ def test_each_promise_fits_its_row_of_the_table():
     assert [one.name for one in CHECKS if len(one.promise.rstrip(".")) > room] == []
 
 
-@pytest.mark.parametrize(("check", "family", "row"), [
-    ("dtype and device", "robustness", "dtype and device"), ("compile", "robustness", "compile"),
-    ("robustness", "robustness", "robustness"), ("padding", "robustness", "robustness"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("check", "family", "row"),
+    [
+        ("dtype and device", "robustness", "dtype and device"),
+        ("compile", "robustness", "compile"),
+        ("robustness", "robustness", "robustness"),
+        ("padding", "robustness", "robustness"),
+    ],
+)
 def test_header_tag_and_row_say_the_same_name(check: str, family: str, row: str):
     found = replace(LEAK, check=check, family=family)
-    rows = tuple(Outcome(name, "robustness", "It does.", "failed" if name == row else "passed")
-                 for name in ("robustness", "dtype and device", "compile"))  # fmt: skip
+    rows = tuple(
+        Outcome(name, "robustness", "It does.", "failed" if name == row else "passed")
+        for name in ("robustness", "dtype and device", "compile")
+    )
     lines = str(replace(REPORT, findings=(found,), outcomes=rows)).splitlines()
     assert lines[0].endswith(f"breaks a promise of attention: {row}.")
     assert [line.split("  ")[0] for line in lines if "BROKEN" in line] == [row]

@@ -115,9 +115,16 @@ TORCH = (
 )
 
 SIZES = {
-    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": H, "intermediate_size": 37,
-    "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
-}  # fmt: skip
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "intermediate_size": 37,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
 T5_SIZES = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_heads": H}
 
 
@@ -160,8 +167,10 @@ def granite() -> nn.Module:
 TRANSFORMERS = (
     Right("BertModel", bert, always=True),
     Right("BertForMaskedLM", lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))),
-    Right("BertForSequenceClassification",
-          lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))),
+    Right(
+        "BertForSequenceClassification",
+        lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)),
+    ),
     Right("RobertaModel", lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES))),
     Right("GPT2LMHeadModel", gpt2),
     Right("LlamaForCausalLM", llama),
@@ -179,19 +188,25 @@ TRANSFORMERS = (
     Right("ViTAttention", lambda: vit().layers[0].attention),
     Right("T5Attention", lambda: t5().encoder.block[0].layer[0].SelfAttention),
     Right("T5Block of the decoder", lambda: t5().decoder.block[0]),
-)  # fmt: skip
+)
 
 SMALL = {"dim": W, "heads": H, "attn_dim_head": 8}
 THIRD_PARTY = (
     Right("Attention", lambda: x_transformers.Attention(dim=W, heads=H, dim_head=8)),
     Right("Attention, causal", lambda: x_transformers.Attention(dim=W, heads=H, dim_head=8, causal=True)),
-    Right("language model",
-          lambda: x_transformers.TransformerWrapper(
-              num_tokens=61, max_seq_len=64, attn_layers=x_transformers.Decoder(depth=2, **SMALL))),
-    Right("encoder of tokens",
-          lambda: x_transformers.TransformerWrapper(
-              num_tokens=61, max_seq_len=64, attn_layers=x_transformers.Encoder(depth=2, **SMALL))),
-)  # fmt: skip
+    Right(
+        "language model",
+        lambda: x_transformers.TransformerWrapper(
+            num_tokens=61, max_seq_len=64, attn_layers=x_transformers.Decoder(depth=2, **SMALL)
+        ),
+    ),
+    Right(
+        "encoder of tokens",
+        lambda: x_transformers.TransformerWrapper(
+            num_tokens=61, max_seq_len=64, attn_layers=x_transformers.Encoder(depth=2, **SMALL)
+        ),
+    ),
+)
 
 PROMISES = {
     positions.T5Style: UNSCALED,
@@ -215,8 +230,12 @@ def written_here(module: Any) -> list[Right]:
 
 HERE = tuple(itertools.chain.from_iterable(map(written_here, (functions, modules, positions, language))))
 KINDS = {
-    "saccade": SACCADE, "torch": TORCH, "transformers": TRANSFORMERS, "x-transformers": THIRD_PARTY, "here": HERE,
-}  # fmt: skip
+    "saccade": SACCADE,
+    "torch": TORCH,
+    "transformers": TRANSFORMERS,
+    "x-transformers": THIRD_PARTY,
+    "here": HERE,
+}
 
 
 def parameters() -> list[Any]:

@@ -37,8 +37,9 @@ class Base(nn.Module):
         # masked_fill( stands in this comment only
         return torch.einsum(
             "ble,bme->blm",
-            q, q,
-        )  # fmt: skip
+            q,
+            q,
+        )
 
 
 class Attention(Base):

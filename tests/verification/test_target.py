@@ -44,10 +44,15 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize(
     ("target", "what"),
-    [(3, "an int cannot be called"), (None, "None cannot be called"), (math, "the Python module 'math' cannot"),
-     (torch.zeros(3, 4), "a tensor of shape [3, 4] cannot"), ([attention], "a list cannot"),
-     (int, "instances of the class int cannot be called")],
-)  # fmt: skip
+    [
+        (3, "an int cannot be called"),
+        (None, "None cannot be called"),
+        (math, "the Python module 'math' cannot"),
+        (torch.zeros(3, 4), "a tensor of shape [3, 4] cannot"),
+        ([attention], "a list cannot"),
+        (int, "instances of the class int cannot be called"),
+    ],
+)
 def test_what_cannot_be_called_is_refused(target, what):
     with pytest.raises(TypeError) as raised:
         saccade.verify(target)

@@ -25,24 +25,31 @@ MUTATIONS = {
     "polarity": ("masked_fill(future,", "masked_fill(~future,", "causal-leak causal-blindness mask-meaning"),
     "heads split without transposing": (
         "x.view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)",
-        "x.view(batch, self.num_heads, length, self.head_dim)", "mixing causal-leak",
+        "x.view(batch, self.num_heads, length, self.head_dim)",
+        "mixing causal-leak",
     ),
     "heads merged without transposing": (
-        "(weights @ value).transpose(1, 2).reshape", "(weights @ value).reshape", "mixing causal-leak",
+        "(weights @ value).transpose(1, 2).reshape",
+        "(weights @ value).reshape",
+        "mixing causal-leak",
     ),
     "keys by the query's projection": ("self.key(x)", "self.query(x)", "mixing gradients"),
     "one projection for two": ("self.value = nn.Linear(embed_dim, embed_dim)", "self.value = self.key", "mixing"),
     "no output projection": ("return self.output(merged)", "return merged", "mixing gradients"),
     "dropout before the softmax": (
-        "self.dropout(scores.softmax(dim=-1))", "self.dropout(scores).softmax(dim=-1)", "dropout",
+        "self.dropout(scores.softmax(dim=-1))",
+        "self.dropout(scores).softmax(dim=-1)",
+        "dropout",
     ),
     "dropout in evaluation": (
-        "self.dropout(scores.softmax(dim=-1))", "nn.functional.dropout(scores.softmax(dim=-1), 0.1)", "dropout",
+        "self.dropout(scores.softmax(dim=-1))",
+        "nn.functional.dropout(scores.softmax(dim=-1), 0.1)",
+        "dropout",
     ),
     "no gradient": ("query @ key.transpose", "query.detach() @ key.transpose", "gradients"),
     "a constant that overflows": ('float("-inf")', "-1e20", "precision"),
     "the batch size": ("x.view(batch, length, self", "x.view(2, -1, self", "robustness mixing"),
-}  # fmt: skip
+}
 ALWAYS = ("no scale", "one key ahead", "heads merged without transposing")
 
 

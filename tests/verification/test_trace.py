@@ -215,10 +215,30 @@ def stacked_by_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 RIGHT = [
-    plain, by_einsum, heads_last, with_dots, flat_heads, heads_before_items, added_product, by_elements, loop_of_heads,
-    loop_of_items, loop_of_both, loop_into_a_buffer, loop_of_queries, softmax_by_hand, softmax_in_place, by_logarithms,
-    by_logsumexp, by_tensordot, keys_first, by_linear, fused, grouped, stacked_by_view,
-]  # fmt: skip
+    plain,
+    by_einsum,
+    heads_last,
+    with_dots,
+    flat_heads,
+    heads_before_items,
+    added_product,
+    by_elements,
+    loop_of_heads,
+    loop_of_items,
+    loop_of_both,
+    loop_into_a_buffer,
+    loop_of_queries,
+    softmax_by_hand,
+    softmax_in_place,
+    by_logarithms,
+    by_logsumexp,
+    by_tensordot,
+    keys_first,
+    by_linear,
+    fused,
+    grouped,
+    stacked_by_view,
+]
 
 
 @pytest.mark.parametrize("core", RIGHT, ids=lambda core: core.__name__)
@@ -283,10 +303,16 @@ def sigmoid(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 AXES = {
-    wrong_axis: "query", over_heads: "head", over_items: "batch", chosen_by_pytorch: "head",
-    over_keys_and_queries: "unknown", turned: "query", wrong_axis_by_hand: "query", none_at_all: "none",
+    wrong_axis: "query",
+    over_heads: "head",
+    over_items: "batch",
+    chosen_by_pytorch: "head",
+    over_keys_and_queries: "unknown",
+    turned: "query",
+    wrong_axis_by_hand: "query",
+    none_at_all: "none",
     sigmoid: "none",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("core", AXES, ids=lambda core: core.__name__)
@@ -357,8 +383,12 @@ def test_masks_are_seen_where_they_stand():
         filled = logits.masked_fill(LATER, hidden[core]) if core in hidden else logits
         torch.testing.assert_close(seen.logits, filled)
         assert seen.normalised == "key"
-        mark = {masked_after: "masked_fill", renormalised: "~LATER", masked_before: "[:, :, LATER]",
-                multiplied: "torch.tril"}  # fmt: skip
+        mark = {
+            masked_after: "masked_fill",
+            renormalised: "~LATER",
+            masked_before: "[:, :, LATER]",
+            multiplied: "torch.tril",
+        }
         assert mark[core] in seen.lines["mask"].code
 
 

@@ -64,8 +64,9 @@ def test_a_report_says_what_was_found_and_how_it_was_called(with_checks):
     assert report.called == f"right(q, k, v) with q, k and v each (batch, heads, length, {WIDTH}), {HEADS} heads"
     assert (report.causal, report.assumed) == (False, ())
     assert [(one.name, one.family, one.promise, one.status) for one in report.outcomes] == [
-        ("scale", "scale", "scale holds", "failed"), ("softmax", "softmax", "softmax holds", "passed"),
-    ]  # fmt: skip
+        ("scale", "scale", "scale holds", "failed"),
+        ("softmax", "softmax", "softmax holds", "passed"),
+    ]
     assert report.errors == report.findings
     assert report.findings[0].evidence == {"ratio": 2.0}
     assert 0 < sum(one.seconds for one in report.outcomes) < report.seconds
@@ -143,8 +144,9 @@ def test_a_target_that_cannot_be_copied_is_verified_as_it_is(with_checks):
     with_checks(*checks(scale=called, precision=copied))
     report = verify(Stubborn(), False, how=MODULE_READING)
     assert [(one.status, one.reason) for one in report.outcomes] == [
-        ("passed", ""), ("n/a", "it cannot be copied (RuntimeError: no copies)"),
-    ]  # fmt: skip
+        ("passed", ""),
+        ("n/a", "it cannot be copied (RuntimeError: no copies)"),
+    ]
 
 
 def test_what_breaks_off_in_a_check_is_not_laid_to_the_target(with_checks):
@@ -353,8 +355,10 @@ def test_a_call_that_raised_follows_from_sizes_that_are_not_taken():
     sized = finding("robustness", evidence={"raised": "RuntimeError: invalid for input", "batch": 1})
     told, outcomes = explain(made, [stopped, finding("padding"), sized])
     assert [(one.check, one.severity) for one in told] == [
-        ("robustness", "error"), ("padding", "error"), ("causal-leak", "note")
-    ]  # fmt: skip
+        ("robustness", "error"),
+        ("padding", "error"),
+        ("causal-leak", "note"),
+    ]
     assert "follows from robustness" in told[-1].message
     assert outcomes[0].status == "n/a"
     told, _ = explain(made, [stopped, finding("robustness", evidence={"draws": []})])
@@ -383,12 +387,21 @@ def test_a_circle_with_a_cause_outside_is_explained_by_it():
 
 def test_findings_are_sorted_by_weight_and_then_by_check():
     made = chain(scale=(), softmax=(), padding=())
-    mixed = [finding("padding", "note"), finding("padding"), finding("softmax", "warning"), finding("scale", "note"),
-             finding("softmax")]  # fmt: skip
+    mixed = [
+        finding("padding", "note"),
+        finding("padding"),
+        finding("softmax", "warning"),
+        finding("scale", "note"),
+        finding("softmax"),
+    ]
     told, _ = explain(made, mixed)
     assert [(one.severity, one.check) for one in told] == [
-        ("error", "softmax"), ("error", "padding"), ("warning", "softmax"), ("note", "scale"), ("note", "padding"),
-    ]  # fmt: skip
+        ("error", "softmax"),
+        ("error", "padding"),
+        ("warning", "softmax"),
+        ("note", "scale"),
+        ("note", "padding"),
+    ]
 
 
 def test_the_same_error_of_a_call_is_told_once(with_checks):
@@ -404,8 +417,11 @@ def test_the_same_error_of_a_call_is_told_once(with_checks):
     report = verify(right, False, how=READING)
     assert [(one.family, one.location.line) for one in report.errors] == [("scale", 7), ("padding", 8)]
     assert [(one.name, one.status) for one in report.outcomes] == [
-        ("scale", "failed"), ("softmax", "n/a"), ("padding", "failed"), ("order", "passed"),
-    ]  # fmt: skip
+        ("scale", "failed"),
+        ("softmax", "n/a"),
+        ("padding", "failed"),
+        ("order", "passed"),
+    ]
     assert report.outcomes[1].reason == "stopped by the error told under scale"
 
 

@@ -24,14 +24,23 @@ class Mixed(nn.Module):
     ("module", "reading", "expected"),
     [
         (Cross(), Reading("cross", "BLD", 24), "with x and context each (batch, length, 24)"),
-        (Cross(), Reading("cross", "BLD", 24, context_width=20),
-         "with x (batch, length, 24) and context (batch, length, 20)"),
-        (Mixed(), Reading("qkv", "LBD", 24, context_width=20),
-         "with query (length, batch, 24) and key and value each (length, batch, 20)"),
-        (Mixed(), Reading("qkv", "BLD", 24, context_width=20, value_width=13),
-         "with query (batch, length, 24) and key (batch, length, 20) and value (batch, length, 13)"),
+        (
+            Cross(),
+            Reading("cross", "BLD", 24, context_width=20),
+            "with x (batch, length, 24) and context (batch, length, 20)",
+        ),
+        (
+            Mixed(),
+            Reading("qkv", "LBD", 24, context_width=20),
+            "with query (length, batch, 24) and key and value each (length, batch, 20)",
+        ),
+        (
+            Mixed(),
+            Reading("qkv", "BLD", 24, context_width=20, value_width=13),
+            "with query (batch, length, 24) and key (batch, length, 20) and value (batch, length, 13)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_widths(module, reading, expected):
     assert call_in_words(Subject(module, reading)).endswith(expected)
 

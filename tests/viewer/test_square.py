@@ -105,8 +105,10 @@ def test_narrow_cells_show_a_numbered_square():
     top = next(i for i, line in enumerate(lines) if line.startswith("   1 2 3"))
     above = [lines[top - 1].ljust(34)[2 * k : 2 * k + 2] for k in range(17)]  # numbers of columns run downward
     assert [(tens + lines[top].ljust(34)[2 * k + 1]).split() for k, tens in enumerate(above)] == [
-        [], *([str(i)] if i < 10 else [f"{i // 10}{i % 10}"] for i in range(1, 16)), []
-    ]  # fmt: skip
+        [],
+        *([str(i)] if i < 10 else [f"{i // 10}{i % 10}"] for i in range(1, 16)),
+        [],
+    ]
     for q, word in enumerate(seen.seen.words):
         row = lines[top + 1 + q]
         assert row.endswith((f"{q:>2} " if not word.special else "   ") + word.label)

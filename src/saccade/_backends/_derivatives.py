@@ -39,9 +39,16 @@ Tensors = tuple[Tensor, ...]
 
 
 def backward(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, out: Tensor, lse: Tensor,
-    d_out: Tensor, d_lse: Tensor,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor,
+    d_lse: Tensor,
+) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv, dparameter | None) from the cotangents of out and lse. Empty rows' cotangents are never read."""
     empty = lse == NEGATIVE
     d_out = torch.where(empty[..., None], 0.0, d_out)
@@ -274,9 +281,18 @@ def _double_backward(problem: Problem, *given: Tensor | None) -> Tensors:
 
 
 def tangent(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, d_query: Tensor,
-    d_key: Tensor, d_value: Tensor, d_parameter: Tensor | None, out: Tensor, lse: Tensor,
-) -> Tensors:  # fmt: skip
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None,
+    d_query: Tensor,
+    d_key: Tensor,
+    d_value: Tensor,
+    d_parameter: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+) -> Tensors:
     """lse' = sum p s',  out' = sum p (s' v + v') - lse' out."""
     key_spans = problem.key_spans()
     outs, lses = [torch.zeros_like(out.narrow(2, 0, 0))], [torch.zeros_like(lse.narrow(2, 0, 0))]

@@ -63,9 +63,14 @@ class Settings(NamedTuple):
 
 
 def forward(
-    settings: Settings, needs_lse: bool, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None,
+    settings: Settings,
+    needs_lse: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None,
     sink: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """out, and where it is asked for the lse without the sink: (2, B, Hq, Lq), the lse and what rounding took from it.
 
     Beside logits of -1e9 in a whole row (what some write for a mask) the second part is all that tells n keys from one.
@@ -80,9 +85,14 @@ def forward(
 
 
 def backward(
-    settings: Settings, given: Tensors, wanted: tuple[bool, ...], out: Tensor, lse: Tensor, d_out: Tensor | None,
+    settings: Settings,
+    given: Tensors,
+    wanted: tuple[bool, ...],
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor | None,
     d_lse: Tensor | None,
-) -> Tensors:  # fmt: skip
+) -> Tensors:
     """Gradients of query, key, value, the bias's parameter and the sink; None for what is not wanted.
 
     Args:
@@ -100,10 +110,20 @@ def backward(
     d_key, d_value = (like(key), like(value)) if wanted[1] or wanted[2] else (None, None)
     delta, lse = _row_numbers(query), lse.contiguous()
     module.backward(
-        _shared(settings, query, key, value, bias, sink), _at(query), _at(key), _at(value), _at(out), _at(d_out),
-        lse.data_ptr(), _address(d_lse), _at(d_query), _at(d_key), _at(d_value), delta.data_ptr(),
+        _shared(settings, query, key, value, bias, sink),
+        _at(query),
+        _at(key),
+        _at(value),
+        _at(out),
+        _at(d_out),
+        lse.data_ptr(),
+        _address(d_lse),
+        _at(d_query),
+        _at(d_key),
+        _at(d_value),
+        delta.data_ptr(),
         0 if d_scores is None or bias is None else (d_scores.data_ptr(), bias.gradient_strides(d_scores)),
-    )  # fmt: skip
+    )
     d_parameter = torch.zeros_like(parameter) if wanted[3] and parameter is not None else None
     if d_scores is not None and bias is not None:
         d_parameter = bias.pull(d_scores)
@@ -163,10 +183,18 @@ def _shared(
 ) -> tuple[Any, ...]:
     """What native/bindings.cpp calls Shared."""
     return (
-        query.shape, key.shape, value.shape, TYPES[query.dtype], settings.scale, settings.softcap or 0.0,
-        settings.lowered, None if bias is None else bias.fields(), _dropped(settings), _address(sink),
+        query.shape,
+        key.shape,
+        value.shape,
+        TYPES[query.dtype],
+        settings.scale,
+        settings.softcap or 0.0,
+        settings.lowered,
+        None if bias is None else bias.fields(),
+        _dropped(settings),
+        _address(sink),
         torch.get_num_threads(),
-    )  # fmt: skip
+    )
 
 
 def _dropped(settings: Settings) -> tuple[Any, ...] | None:

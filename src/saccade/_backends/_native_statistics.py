@@ -22,9 +22,19 @@ MOST_TOP = 32  # keys kept of each row, at most
 
 # In the order of native/call.h, Statistics::Number.
 _NUMBERS = (
-    "lse", "sink", "entropy", "largest", "smallest", "distance", "own", "previous", "next", "first", "lowest",
+    "lse",
+    "sink",
+    "entropy",
+    "largest",
+    "smallest",
+    "distance",
+    "own",
+    "previous",
+    "next",
+    "first",
+    "lowest",
     "highest",
-)  # fmt: skip
+)
 
 
 class NativeStatistics(NamedTuple):
@@ -67,9 +77,14 @@ def refuses(call: Call, top: int = 0) -> str | None:
 
 
 def run(
-    call: Call, placement: Placement, *, first: Tensor | None = None, groups: Tensor | None = None,
-    received: bool = False, top: int = 0,
-) -> NativeStatistics:  # fmt: skip
+    call: Call,
+    placement: Placement,
+    *,
+    first: Tensor | None = None,
+    groups: Tensor | None = None,
+    received: bool = False,
+    top: int = 0,
+) -> NativeStatistics:
     """The statistics of a call that `refuses` takes; its value and its dropout are not looked at.
 
     Args:
@@ -82,19 +97,32 @@ def run(
     query, key = readable(call.query.detach()), readable(call.key.detach())
     bias, seen = call.bias, native.lowered(call.mask, query, key)
     settings = Settings(
-        call.mask, seen, None if bias is None else bias.form(), 0 if bias is None else call.placement, call.scale,
-        call.softcap, None, (0, 0),
-    )  # fmt: skip
+        call.mask,
+        seen,
+        None if bias is None else bias.form(),
+        0 if bias is None else call.placement,
+        call.scale,
+        call.softcap,
+        None,
+        (0, 0),
+    )
     scores, sink = _Scores.of(settings, query, key, None if bias is None else bias.parameter), _float(call.sink)
     placed = (placement, None) if isinstance(placement, int) else (0, _per_item(placement, call.batch))
     first = None if first is None else _per_item(first, call.batch)
     groups = None if groups is None else groups.contiguous()
     made = _Memory(query, key.shape[2], 0 if groups is None else len(groups), received, top)
     _kernels.module.statistics(
-        _shared(settings, query, key, key, scores, sink), _at(query), _at(key), placed[0], _address(placed[1]),
-        _address(first), _members(groups, made.groups), tuple(map(_address, (made.numbers, *made.places))),
-        (top, _address(made.top_weights), _address(made.top_keys)), _address(made.received),
-    )  # fmt: skip
+        _shared(settings, query, key, key, scores, sink),
+        _at(query),
+        _at(key),
+        placed[0],
+        _address(placed[1]),
+        _address(first),
+        _members(groups, made.groups),
+        tuple(map(_address, (made.numbers, *made.places))),
+        (top, _address(made.top_weights), _address(made.top_keys)),
+        _address(made.received),
+    )
     return made.named()
 
 
@@ -132,6 +160,12 @@ class _Memory:
         numbers = dict(zip(_NUMBERS, self.numbers.unbind(0), strict=True))
         largest_at, nonfinite, nonfinite_at = self.places
         return NativeStatistics(
-            **numbers, largest_at=largest_at, nonfinite=nonfinite, nonfinite_at=nonfinite_at, groups=self.groups,
-            received=self.received, top_weights=self.top_weights, top_keys=self.top_keys,
-        )  # fmt: skip
+            **numbers,
+            largest_at=largest_at,
+            nonfinite=nonfinite,
+            nonfinite_at=nonfinite_at,
+            groups=self.groups,
+            received=self.received,
+            top_weights=self.top_weights,
+            top_keys=self.top_keys,
+        )

@@ -59,10 +59,22 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         seed = dropout.seed if isinstance(dropout, Drawn) else torch.tensor([_signed(dropout.seed)])
         origin = origin if mask is None else mask._origin()
     out, _, lse = torch.ops.saccade.attention(
-        call.query, call.key, call.value, None if bias is None else bias.parameter, call.sink, program, tables,
-        _form(bias), placement if placements is None else 0, placements, call.scale, call.softcap or 0.0,
-        0.0 if dropout is None else dropout.p, seed, list(origin),
-    )  # fmt: skip
+        call.query,
+        call.key,
+        call.value,
+        None if bias is None else bias.parameter,
+        call.sink,
+        program,
+        tables,
+        _form(bias),
+        placement if placements is None else 0,
+        placements,
+        call.scale,
+        call.softcap or 0.0,
+        0.0 if dropout is None else dropout.p,
+        seed,
+        list(origin),
+    )
     return out, lse
 
 
@@ -152,9 +164,23 @@ def _pull(ctx: Any, d_out: Tensor | None, _: Tensor | None, d_lse: Tensor | None
     program, form, placement, scale, softcap, p, origin = ctx.numbers
     wanted = list(ctx.needs_input_grad[:_LEAVES])
     found = torch.ops.saccade.attention_backward(
-        *leaves, program, tables, form, placement, placements, scale, softcap, p, seed, origin, out, kept, d_out,
-        d_lse, wanted,
-    )  # fmt: skip
+        *leaves,
+        program,
+        tables,
+        form,
+        placement,
+        placements,
+        scale,
+        softcap,
+        p,
+        seed,
+        origin,
+        out,
+        kept,
+        d_out,
+        d_lse,
+        wanted,
+    )
     grads = [gradient if want else None for gradient, want in zip(found, wanted, strict=True)]
     return (*grads, None, [None] * len(tables), *[None] * (_COUNT - _LEAVES - 2))
 

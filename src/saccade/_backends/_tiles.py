@@ -52,9 +52,19 @@ class Problem:
         bias = None if call.bias is None else call.bias.form()
         placement = 0 if call.bias is None else call.placement
         return cls(
-            call.mask, bias, call.scale, call.softcap, call.dropout, call.length_q, call.length_k,
-            call.accumulator, call.device, placement, guarded=False, batch=(0, call.batch),
-        ).guard_if(*call.tensors())  # fmt: skip
+            call.mask,
+            bias,
+            call.scale,
+            call.softcap,
+            call.dropout,
+            call.length_q,
+            call.length_k,
+            call.accumulator,
+            call.device,
+            placement,
+            guarded=False,
+            batch=(0, call.batch),
+        ).guard_if(*call.tensors())
 
     def group(self, start: int, stop: int) -> Problem:
         placement = self.placement
@@ -163,9 +173,14 @@ class Sight:
 
 
 def look(
-    problem: Problem, rows: Span, keys: Span, kind: str, scores: Tensor | None, bad: tuple[Tensor | None, ...],
+    problem: Problem,
+    rows: Span,
+    keys: Span,
+    kind: str,
+    scores: Tensor | None,
+    bad: tuple[Tensor | None, ...],
     heads: int,
-) -> Sight:  # fmt: skip
+) -> Sight:
     """What is to be seen in a tile: `scores` is its bias, `bad` where its queries, keys and values are not finite."""
     visible = problem.visible(rows, keys, kind)
     bad_q, bad_k, bad_v = bad

@@ -90,9 +90,14 @@ def _forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parame
 
 
 def _forward_rows(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, rows: Span,
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None,
+    rows: Span,
     key_spans: list[Span],
-) -> Pair:  # fmt: skip
+) -> Pair:
     q, bad_q = problem.block(query, rows)
     top = q.new_full(q.shape[:3], NEGATIVE)
     total = torch.zeros_like(top)

@@ -51,9 +51,15 @@ def attend(call: Call, flex_attention: Callable[..., Any]) -> tuple[Tensor, Tens
         shown = _by_kv_head(seen[..., None], call)
         key, value = torch.where(shown, key, 0.0), torch.where(shown, value, 0.0)
     out, aux = flex_attention(
-        query, key, value, score_mod=_score_mod(call), block_mask=_block_mask(call), scale=call.scale,
-        enable_gqa=call.heads != call.kv_heads, return_aux=AuxRequest(lse=True),
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        score_mod=_score_mod(call),
+        block_mask=_block_mask(call),
+        scale=call.scale,
+        enable_gqa=call.heads != call.kv_heads,
+        return_aux=AuxRequest(lse=True),
+    )
     empty = aux.lse == float("-inf")
     out = torch.where(empty[..., None], 0.0, out)
     out, lse = add_sink(out.to(call.accumulator), aux.lse, call.sink)

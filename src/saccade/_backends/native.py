@@ -64,10 +64,15 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         return _operator.run(call)
     bias, mask = call.bias, call.mask
     settings = Settings(
-        mask, lowered(mask, call.query, call.key), None if bias is None else bias.form(),
-        0 if bias is None else call.placement, call.scale, call.softcap, call.dropout,
+        mask,
+        lowered(mask, call.query, call.key),
+        None if bias is None else bias.form(),
+        0 if bias is None else call.placement,
+        call.scale,
+        call.softcap,
+        call.dropout,
         (0, 0) if mask is None or call.dropout is None else mask._origin(),
-    )  # fmt: skip
+    )
     parameter = None if bias is None else bias.parameter
     return attend(settings, call.needs_lse, call.query, call.key, call.value, parameter, call.sink)
 
@@ -113,9 +118,13 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
         return None
     problem = (*shapes, TYPES[dtype], scale, 0.0, seen, None, None, 0, torch.get_num_threads())
     _kernels.module.forward(
-        problem, (query.data_ptr(), strides[0]), (key.data_ptr(), strides[1]), (value.data_ptr(), strides[2]),
-        (out.data_ptr(), out_strides), 0,
-    )  # fmt: skip
+        problem,
+        (query.data_ptr(), strides[0]),
+        (key.data_ptr(), strides[1]),
+        (value.data_ptr(), strides[2]),
+        (out.data_ptr(), out_strides),
+        0,
+    )
     return out
 
 
@@ -159,9 +168,14 @@ def lowered(mask: Mask | None, query: Tensor, key: Tensor) -> Any:
 
 
 def attend(
-    settings: Settings, needs_lse: bool, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None = None,
+    settings: Settings,
+    needs_lse: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None = None,
     sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """out and, where needed, lse; through autograd only where somebody may ask for a gradient."""
     given = (query, key, value, parameter, sink)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
@@ -217,8 +231,18 @@ def _by_chunked(
 
 def _chunked(settings: Settings, query: Any, key: Any, value: Any, parameter: Any, sink: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(
-        settings.mask, settings.bias, settings.scale, settings.softcap, settings.dropout, query.shape[2],
-        key.shape[2], torch.float32, query.device, settings.placement, guarded=False, batch=(0, query.shape[0]),
-    ).guard_if(query, key, value, parameter)  # fmt: skip
+        settings.mask,
+        settings.bias,
+        settings.scale,
+        settings.softcap,
+        settings.dropout,
+        query.shape[2],
+        key.shape[2],
+        torch.float32,
+        query.device,
+        settings.placement,
+        guarded=False,
+        batch=(0, query.shape[0]),
+    ).guard_if(query, key, value, parameter)
     out, lse = add_sink(*chunked.attend(problem, query, key, value, parameter), sink)
     return out.to(query.dtype), lse

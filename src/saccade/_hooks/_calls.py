@@ -33,9 +33,16 @@ class SdpaCall(NamedTuple):
 
     @staticmethod
     def of(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-    ) -> SdpaCall:  # fmt: skip
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> SdpaCall:
         """Positional and by keyword, as PyTorch takes them. TypeError where PyTorch would raise one."""
         return SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 

@@ -34,11 +34,22 @@ BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _d
 @uncompiled("saccade.statistics looks at the values of tensors, which a graph cannot: call it outside")
 @named
 def statistics(
-    query: Tensor, key: Tensor, mask: Mask | Tensor | None = None, *, value: Tensor | None = None,
-    bias: Tensor | Bias | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, groups: Mapping[str, Tensor] | None = None, received: bool = True, top: int = 0,
-    histograms: Collection[str] | bool | None = None, backend: str = "auto", **unknown: NoReturn,
-) -> Statistics:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    value: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    groups: Mapping[str, Tensor] | None = None,
+    received: bool = True,
+    top: int = 0,
+    histograms: Collection[str] | bool | None = None,
+    backend: str = "auto",
+    **unknown: NoReturn,
+) -> Statistics:
     """Exact statistics of the attention weights of one call, in memory linear in its lengths.
 
         p_ij = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))      s_ij = softcap(scale * q_i.k_j) + bias_ij
@@ -67,9 +78,17 @@ def statistics(
         raise refused(statistics, unknown)
     with torch.no_grad():
         call = make_call(
-            query, key, _value_or_none(key, value), mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
-            dropout=0.0, needs_lse=True,
-        )  # fmt: skip
+            query,
+            key,
+            _value_or_none(key, value),
+            mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            sink=sink,
+            dropout=0.0,
+            needs_lse=True,
+        )
         if call.device.type == "meta":
             raise ValueError("statistics: query is on meta, where tensors have no values")
         call = _alone(call)

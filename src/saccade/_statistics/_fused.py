@@ -22,9 +22,7 @@ def refuses(call: Call, asked: Asked) -> str | None:
 
 def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
     groups = None if asked.members is None else asked.members.transpose(0, 1)
-    found = _native_statistics.run(
-        call, standing, first=first, groups=groups, received=asked.received, top=asked.top
-    )  # fmt: skip
+    found = _native_statistics.run(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
     lse = found.lse if call.sink is None else _with_sink(found.lse, call.sink)
     mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
     mass |= {"sink": found.sink, **dict(zip(asked.groups, found.groups.unbind(0), strict=True))}

@@ -85,7 +85,7 @@ def walks(call: Call, asked: Asked, standing: Placement, first: Tensor) -> list[
     members = None if asked.members is None else asked.members.transpose(1, 2).to(call.accumulator)
     whole = Walk(
         Problem.of(call), call.query, call.key, parameter, call.sink, standing, first, asked.groups, members, asked.top
-    )  # fmt: skip
+    )
     return [_items(whole, start, min(start + size, call.batch)) for start in range(0, max(1, call.batch), size)]
 
 

@@ -61,9 +61,18 @@ def _told(meaning: Meaning) -> Tensor | str:
         if isinstance(out, str):
             return out
         seen = _tap.AttentionCall(
-            meaning.query, meaning.key, meaning.value, meaning.mask, meaning.bias, meaning.scale, None, None,
-            meaning.dropout, out, "F.scaled_dot_product_attention",
-        )  # fmt: skip
+            meaning.query,
+            meaning.key,
+            meaning.value,
+            meaning.mask,
+            meaning.bias,
+            meaning.scale,
+            None,
+            None,
+            meaning.dropout,
+            out,
+            "F.scaled_dot_product_attention",
+        )
         for observer in observers:
             observer(seen)
     return out

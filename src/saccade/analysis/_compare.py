@@ -63,10 +63,16 @@ class Comparison:
                 at = layer, head
                 found.append(
                     Change(
-                        layer, head, name, float(before[at]), float(after[at]), float(average[at]),
-                        float(wide[at]), bool(abs(average[at]) > strict[at]),
+                        layer,
+                        head,
+                        name,
+                        float(before[at]),
+                        float(after[at]),
+                        float(average[at]),
+                        float(wide[at]),
+                        bool(abs(average[at]) > strict[at]),
                     )
-                )  # fmt: skip
+                )
         return sorted(found, key=lambda change: (-abs(change.difference), change[:3]))
 
     def thirds(self, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -69,9 +69,17 @@ def study_coreference(
         raise ValueError(f"{source}: no mention with an antecedent that {model.name} reads at once")
     reach = sum(len(_anaphora(d.mentions)) for d in documents) - found.tallies[EVERY].total
     return Coreference(
-        model.name, model.heads, len(documents), len(pieces), missing.words, missing.missing, reach,
-        found.tallies, found.baseline("nearest"), found.baseline("same word"),
-    )  # fmt: skip
+        model.name,
+        model.heads,
+        len(documents),
+        len(pieces),
+        missing.words,
+        missing.missing,
+        reach,
+        found.tallies,
+        found.baseline("nearest"),
+        found.baseline("same word"),
+    )
 
 
 class _Piece(NamedTuple):

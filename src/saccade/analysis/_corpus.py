@@ -20,8 +20,13 @@ from ._uncertainty import half_width
 SHORTEST = 2 * FEW  # tokens of a text: below that, too few rows see more than FEW keys
 THIRDS = ("early", "middle", "late")
 # The roles and thresholds of one text's look; the delimiters of these are line ends and separators alone.
-_AS = {"repeat": ("repeat induction",), "duplicate": ("repeat duplicate",), "sink": ("first",),
-       "delimiter": ("delimiter", "punctuation"), "previous": ("previous", "next")}  # fmt: skip
+_AS = {
+    "repeat": ("repeat induction",),
+    "duplicate": ("repeat duplicate",),
+    "sink": ("first",),
+    "delimiter": ("delimiter", "punctuation"),
+    "previous": ("previous", "next"),
+}
 ROLES = tuple(
     rule._replace(roles=tuple(name for role in rule.roles for name in _AS.get(role, (role,)))) for rule in RULES
 )

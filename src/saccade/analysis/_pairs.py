@@ -30,9 +30,16 @@ def pair_weights(call: AttentionCall, lse: Tensor, rows: Tensor, keys: Tensor) -
         (Hq, P) in the dtype of `lse`; 0 where the row does not see the key.
     """
     asked = make_call(
-        call.query, call.key, call.value, call.mask,
-        bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink, dropout=0.0,
-    )  # fmt: skip
+        call.query,
+        call.key,
+        call.value,
+        call.mask,
+        bias=call.bias,
+        scale=call.scale,
+        softcap=call.softcap,
+        sink=call.sink,
+        dropout=0.0,
+    )
     if asked.batch != 1:
         raise ValueError(f"call: expected one text, got a batch of {asked.batch}")
     rows, keys = rows.to(asked.device), keys.to(asked.device)

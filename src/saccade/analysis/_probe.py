@@ -72,9 +72,14 @@ class _Examples(NamedTuple):
 
 
 def study_probe(
-    model: TextModel, sentences: Sequence[Labelled], *, seed: int = 0, most: int = 10_000, source: str = "labels",
+    model: TextModel,
+    sentences: Sequence[Labelled],
+    *,
+    seed: int = 0,
+    most: int = 10_000,
+    source: str = "labels",
     progress: Progress | None = None,
-) -> Probe:  # fmt: skip
+) -> Probe:
     """Probe every layer of `model` for the labels of words.
 
     Args:
@@ -108,11 +113,18 @@ def study_probe(
     words = sum(len(sentences[i].words) for i in taken)
     tested = len(np.unique(examples.groups[held_out]))
     return Probe(
-        model.name, tuple(sorted(set(examples.labels.tolist()))), str(majority), float(right[0].sum() / right[1].sum()),
-        over_groups(*right, seed), layers, (int((~held_out).sum()), int(held_out.sum())),
-        (len(np.unique(examples.groups)) - tested, tested), len(order) - len(fits),
-        words - len(examples.labels), len(fits) - len(taken),
-    )  # fmt: skip
+        model.name,
+        tuple(sorted(set(examples.labels.tolist()))),
+        str(majority),
+        float(right[0].sum() / right[1].sum()),
+        over_groups(*right, seed),
+        layers,
+        (int((~held_out).sum()), int(held_out.sum())),
+        (len(np.unique(examples.groups)) - tested, tested),
+        len(order) - len(fits),
+        words - len(examples.labels),
+        len(fits) - len(taken),
+    )
 
 
 def _aligned(model: TextModel, sentences: Sequence[Labelled], source: str) -> list[Aligned]:
@@ -135,9 +147,7 @@ def _first_words(order: Sequence[int], sentences: Sequence[Labelled], most: int)
     return taken
 
 
-def _collect(
-    model: TextModel, texts: Sequence[tuple[Labelled, Aligned]], told: Callable[[int], None]
-) -> _Examples:  # fmt: skip
+def _collect(model: TextModel, texts: Sequence[tuple[Labelled, Aligned]], told: Callable[[int], None]) -> _Examples:
     """The vectors of all labelled words: of each layer the mean over the word's tokens."""
     vectors: list[list[np.ndarray]] = []
     labels, forms, groups = [], [], []
@@ -161,9 +171,7 @@ def _collect(
     return _Examples([np.stack(held) for held in vectors], np.array(labels), np.array(forms), np.array(groups))
 
 
-def _learn(
-    examples: _Examples, held_out: np.ndarray, seed: int, told: Callable[[int], None]
-) -> tuple[Knows, ...]:  # fmt: skip
+def _learn(examples: _Examples, held_out: np.ndarray, seed: int, told: Callable[[int], None]) -> tuple[Knows, ...]:
     groups = examples.groups[held_out]
     control = _control(examples, held_out, seed)
     found: list[Knows] = []
@@ -178,10 +186,15 @@ def _learn(
         gain_by, _ = _by_group(right.astype(int) - first.astype(int), groups)
         found.append(
             Knows(
-                layer, float(right.mean()), over_groups(right_by, count, seed), float(right.mean() - first.mean()),
-                over_groups(gain_by, count, seed), float(remembered.mean()), converged,
+                layer,
+                float(right.mean()),
+                over_groups(right_by, count, seed),
+                float(right.mean() - first.mean()),
+                over_groups(gain_by, count, seed),
+                float(remembered.mean()),
+                converged,
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 

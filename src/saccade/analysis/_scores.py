@@ -179,9 +179,16 @@ def _on_repeats(model: TextModel, tokens: Marked, draw: np.random.Generator) -> 
 
 def _seen(call: AttentionCall, groups: dict[str, Tensor]) -> Statistics:
     return statistics(
-        call.query, call.key, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink,
-        groups={name: mask.to(call.query.device) for name, mask in groups.items()}, received=False,
-    )  # fmt: skip
+        call.query,
+        call.key,
+        call.mask,
+        bias=call.bias,
+        scale=call.scale,
+        softcap=call.softcap,
+        sink=call.sink,
+        groups={name: mask.to(call.query.device) for name, mask in groups.items()},
+        received=False,
+    )
 
 
 def _rows(seen: Statistics, is_text: Tensor) -> Tensor:

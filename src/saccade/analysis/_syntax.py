@@ -137,9 +137,17 @@ class _Found:
             why = f"{self.too_long} of {sentences} sentences are too long for it" if self.too_long else "it has none"
             raise ValueError(f"{self.source}: no relation that {self.model.name} could be asked about: {why}")
         return Syntax(
-            self.model.name, self.model.causal, self.model.heads, sentences - self.too_long, self.too_long,
-            self.missing.words, self.missing.missing, self.together, self.tallies, self.ahead,
-        )  # fmt: skip
+            self.model.name,
+            self.model.causal,
+            self.model.heads,
+            sentences - self.too_long,
+            self.too_long,
+            self.missing.words,
+            self.missing.missing,
+            self.together,
+            self.tallies,
+            self.ahead,
+        )
 
 
 class _Case(NamedTuple):

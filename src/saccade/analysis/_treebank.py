@@ -147,10 +147,15 @@ def _words(name: str, tokens: Any, spans: dict[int, tuple[int, int]]) -> tuple[W
         start, stop = spans[place]
         words.append(
             Word(
-                token["form"], start, stop, None if head is None else head - 1, _known(token.get("deprel")),
-                _known(token.get("upos")), token.get("misc") or {},
+                token["form"],
+                start,
+                stop,
+                None if head is None else head - 1,
+                _known(token.get("deprel")),
+                _known(token.get("upos")),
+                token.get("misc") or {},
             )
-        )  # fmt: skip
+        )
     return tuple(words)
 
 

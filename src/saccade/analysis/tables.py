@@ -34,9 +34,16 @@ def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int,
     """A bar on standard error where that is a terminal; what it gives is told how many of how many are done."""
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), console=console, disable=quiet or not console.is_terminal, transient=True,
-    )  # fmt: skip
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+        transient=True,
+    )
     with bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -165,8 +172,14 @@ def print_syntax(console: Console, study: Syntax) -> None:
             tally = study.tallies.get((name, direction))
             if tally is not None:
                 offset, answer = tally.best_offset
-                table.add_row(name, WAYS[direction], *_best(tally), f"{offset:+d}", _short(answer.share),
-                              _short(tally.held_out[1].share))  # fmt: skip
+                table.add_row(
+                    name,
+                    WAYS[direction],
+                    *_best(tally),
+                    f"{offset:+d}",
+                    _short(answer.share),
+                    _short(tally.held_out[1].share),
+                )
     console.print(table)
     _note(console, "anew: the best of one half of the sentences, asked about the other half")
     for text in _left_out(study, len(names)):
@@ -198,8 +211,14 @@ def print_coreference(console: Console, study: Coreference) -> None:
     table = _table("mention", "cases", "head", "right", "95 %", "anew", "offset", "right", "nearest", "same word")
     for kind, tally in sorted(study.tallies.items(), key=lambda entry: (-entry[1].total, entry[0])):
         offset, answer = tally.best_offset
-        table.add_row(kind, *_best(tally), f"{offset:+d}", _short(answer.share), _short(study.nearest[kind].share),
-                      _short(study.same_word[kind].share))  # fmt: skip
+        table.add_row(
+            kind,
+            *_best(tally),
+            f"{offset:+d}",
+            _short(answer.share),
+            _short(study.nearest[kind].share),
+            _short(study.same_word[kind].share),
+        )
     console.print(table)
     _note(console, "anew: the best of one half of the texts, asked about the other half")
     _note(console, "nearest: the mention before; same word: the one before with the same head word")

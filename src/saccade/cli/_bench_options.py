@@ -135,12 +135,15 @@ def settings_of(measuring: Measuring, *, memory: bool) -> Settings:
 def cases_of(given: Cases, cache: int, *, quick: bool) -> list[Case]:
     """The product of all lists, lengths ascending within each of the rest; each case once."""
     axes = (
-        listed(given.stage, "pass", str), listed(given.dtype, "dtype", str), listed(given.mask, "mask", str),
-        listed(given.batch, "batch", int), listed(given.heads, "heads", int),
+        listed(given.stage, "pass", str),
+        listed(given.dtype, "dtype", str),
+        listed(given.mask, "mask", str),
+        listed(given.batch, "batch", int),
+        listed(given.heads, "heads", int),
         [None] if given.kv_heads is None else listed(given.kv_heads, "kv-heads", int),
         listed(given.width, "width", int),
         [None] if given.value_width is None else listed(given.value_width, "value-width", int),
-    )  # fmt: skip
+    )
     found: dict[Case, None] = {}
     for stage, dtype, mask, batch, heads, kv_heads, width, value_width in itertools.product(*axes):
         shape = (mask, stage, dtype, batch, heads, kv_heads or heads, width, value_width or width)

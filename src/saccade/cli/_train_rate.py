@@ -50,8 +50,13 @@ def learning_rate(
     with rates_shown(trial.steps, quiet=as_json) as told:
         result = range_test_of(run, low=trial.low, high=trial.high, told=told)
     found = {"suggestion": result.suggestion, "edge": result.edge, "steepest": result.steepest}
-    whole = {**found, "diverged": result.diverged, "rates": result.rates, "losses": result.losses,
-             "smoothed": result.smoothed}  # fmt: skip
+    whole = {
+        **found,
+        "diverged": result.diverged,
+        "rates": result.rates,
+        "losses": result.losses,
+        "smoothed": result.smoothed,
+    }
     if out is not None:
         _write(out, result, whole)
     typer.echo(json.dumps(whole, indent=1) if as_json else _table(result))

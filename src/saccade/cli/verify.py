@@ -166,14 +166,20 @@ def _verified(target: str, promised: Promised, calls: Calls, runs: Runs, outputs
     hints = Hints(calls.form, calls.layout, calls.embed_dim, calls.num_heads, calls.mask)
     promise = Promise(
         promised.causal, promised.window, promised.positions, promised.scale, promised.mask_meaning, promised.kv_order
-    )  # fmt: skip
+    )
     try:
         with _progress(quiet=outputs.as_numbers) as told:
             return verify_target(
-                target, embed_dim=calls.embed_dim, num_heads=calls.num_heads, arguments=_arguments(calls.arg or []),
-                how=calls.adapter or hints, promise=promise, checks=_chosen(runs.only, runs.skip),
-                limits=Limits(runs.time_limit, runs.memory_limit), progress=told,
-            )  # fmt: skip
+                target,
+                embed_dim=calls.embed_dim,
+                num_heads=calls.num_heads,
+                arguments=_arguments(calls.arg or []),
+                how=calls.adapter or hints,
+                promise=promise,
+                checks=_chosen(runs.only, runs.skip),
+                limits=Limits(runs.time_limit, runs.memory_limit),
+                progress=told,
+            )
     except Undecided as undecided:
         _print_candidates(undecided, as_numbers=outputs.as_numbers)
         raise typer.Exit(2) from None
@@ -245,9 +251,14 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
 
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
-        disable=quiet or not console.is_terminal, transient=True,
-    )  # fmt: skip
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=quiet or not console.is_terminal,
+        transient=True,
+    )
     with bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)

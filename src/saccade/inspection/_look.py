@@ -245,9 +245,7 @@ def _of_a_part(
     if query is None:
         query = _most_telling(seen, layer, number)
     outside = [_elsewhere(whole, *found) for found in part.outside if found[2] >= LEAST_OUTSIDE]
-    return Look(
-        seen, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE]
-    )  # fmt: skip
+    return Look(seen, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE])
 
 
 def _shown(

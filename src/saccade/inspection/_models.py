@@ -90,9 +90,15 @@ class TextModel(ABC):
 def weights_of(call: AttentionCall, **chosen: Any) -> Tensor:
     """The exact weights of a call; ``rows``, ``keys``, ``heads`` choose as in ``saccade.attention_weights``."""
     return attention_weights(
-        call.query, call.key, call.mask,
-        bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink, **chosen,
-    )  # fmt: skip
+        call.query,
+        call.key,
+        call.mask,
+        bias=call.bias,
+        scale=call.scale,
+        softcap=call.softcap,
+        sink=call.sink,
+        **chosen,
+    )
 
 
 class OwnModel(TextModel):
@@ -130,9 +136,18 @@ class OwnModel(TextModel):
     def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
         def tell(layer: int, seen: Observation) -> None:
             call = AttentionCall(
-                seen.query, seen.key, seen.value, seen.mask, seen.bias, seen.scale, seen.softcap, seen.sink,
-                0.0, seen.out, "saccade.attention",
-            )  # fmt: skip
+                seen.query,
+                seen.key,
+                seen.value,
+                seen.mask,
+                seen.bias,
+                seen.scale,
+                seen.softcap,
+                seen.sink,
+                0.0,
+                seen.out,
+                "saccade.attention",
+            )
             observe(layer, call)
 
         self.lm.model(tokens, observe=tell)

@@ -57,6 +57,16 @@ def _call(meant: AttentionMeaning | Meaning, out: Tensor, source: str, module: A
     softcap = meant.softcap if isinstance(meant, AttentionMeaning) else None
     sink = meant.sink if isinstance(meant, AttentionMeaning) else None
     return _tap.AttentionCall(
-        meant.query, meant.key, meant.value, meant.mask, meant.bias, meant.scale, softcap, sink,
-        meant.dropout, out, source, module,
-    )  # fmt: skip
+        meant.query,
+        meant.key,
+        meant.value,
+        meant.mask,
+        meant.bias,
+        meant.scale,
+        softcap,
+        sink,
+        meant.dropout,
+        out,
+        source,
+        module,
+    )

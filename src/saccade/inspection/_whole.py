@@ -112,10 +112,12 @@ class _Text:
         self.whole = np.array([word.last - word.first == 1 for word in words])[self.word_of]
         self.delimiter = np.array([word.is_delimiter for word in words])[self.word_of]
         names: dict[str, int] = {}
-        self.name = np.array([
-            names.setdefault(word.text.casefold(), len(names)) if not (word.special or word.is_delimiter) else -1
-            for word in words
-        ])  # fmt: skip
+        self.name = np.array(
+            [
+                names.setdefault(word.text.casefold(), len(names)) if not (word.special or word.is_delimiter) else -1
+                for word in words
+            ]
+        )
         self.count = np.bincount(self.name + 1)[1:]  # how often each name stands in the text
         self.rows = np.flatnonzero(~self.special)
         self.able = np.arange(1, self.length + 1) if causal else np.full(self.length, self.length)
@@ -161,9 +163,18 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
     links = sorted((link for links in best.values() for link in links), reverse=True)
     means = {name: Mean(*map(np.stack, zip(*layers, strict=True))) for name, layers in chance.items()}
     return Whole(
-        text, about.words, model.causal, habits, on_words, gathers, tuple(links), model.heads, means, by_chance,
+        text,
+        about.words,
+        model.causal,
+        habits,
+        on_words,
+        gathers,
+        tuple(links),
+        model.heads,
+        means,
+        by_chance,
         at_random,
-    )  # fmt: skip
+    )
 
 
 class _Evens:
@@ -199,9 +210,15 @@ def _statistics(call: AttentionCall, about: _Text) -> Statistics:
         "specials": torch.from_numpy(about.special & (np.arange(about.length) > 0)),
     }
     return statistics(
-        call.query, call.key, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink,
+        call.query,
+        call.key,
+        call.mask,
+        bias=call.bias,
+        scale=call.scale,
+        softcap=call.softcap,
+        sink=call.sink,
         groups={name: group.to(call.query.device) for name, group in groups.items()},
-    )  # fmt: skip
+    )
 
 
 def _habits(found: Statistics, about: _Text) -> dict[str, np.ndarray]:

@@ -94,9 +94,7 @@ class AttentionCallback(*callback_classes()):  # type: ignore[misc]
         self._begun = step
         self.monitor.begin(step, loss_scale(getattr(trainer.precision_plugin, "scaler", None)))
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:  # fmt: skip
+    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step != self._begun:
             self._end(trainer)
 

@@ -14,9 +14,14 @@ from ._shortened import shortened
 
 # Above these nothing can be built, and the message would be that of an integer that does not fit.
 _MOST = {
-    "vocabulary": 2**31, "width": 2**24, "layers": 2**16, "heads": 2**24, "kv_heads": 2**24, "hidden": 2**24,
+    "vocabulary": 2**31,
+    "width": 2**24,
+    "layers": 2**16,
+    "heads": 2**24,
+    "kv_heads": 2**24,
+    "hidden": 2**24,
     "context": 2**53,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

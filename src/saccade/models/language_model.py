@@ -43,9 +43,13 @@ class DecoderLM(nn.Module):
         nn.init.normal_(self.embedding.weight, std=few * config.width**-0.75)
 
     def forward(
-        self, tokens: Tensor, *, padding: Padding | None = None, cache: KVCache | None = None,
+        self,
+        tokens: Tensor,
+        *,
+        padding: Padding | None = None,
+        cache: KVCache | None = None,
         observe: LayerObserver | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Logits of the token after each one.
 
         Args:

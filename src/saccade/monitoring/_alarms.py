@@ -176,9 +176,19 @@ class Alarms:
 
     def _fire(self, finding: Finding, record: CallRecord | GradientRecord, step: int) -> _Case:
         alarm = Alarm(
-            finding.kind, finding.severity, record.name, record.path, record.layer, finding.head, step,
-            finding.message, ADVICE[finding.kind], finding.numbers, finding.limits, last_step=step,
-        )  # fmt: skip
+            finding.kind,
+            finding.severity,
+            record.name,
+            record.path,
+            record.layer,
+            finding.head,
+            step,
+            finding.message,
+            ADVICE[finding.kind],
+            finding.numbers,
+            finding.limits,
+            last_step=step,
+        )
         case = _Case(alarm)
         self._cases.append(case)
         if self._told is not None:

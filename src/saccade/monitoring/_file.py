@@ -145,10 +145,16 @@ def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Pla
 
 def _read_call(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> KeptCall:
     return KeptCall(
-        int(stored["step"]), tensors[f"{prefix}.query"], tensors[f"{prefix}.key"], tensors[f"{prefix}.lse"],
-        read_mask(stored["mask"], tensors), read_bias(stored["bias"], tensors), stored["scale"], stored["softcap"],
+        int(stored["step"]),
+        tensors[f"{prefix}.query"],
+        tensors[f"{prefix}.key"],
+        tensors[f"{prefix}.lse"],
+        read_mask(stored["mask"], tensors),
+        read_bias(stored["bias"], tensors),
+        stored["scale"],
+        stored["softcap"],
         tensors.get(f"{prefix}.sink"),
-    )  # fmt: skip
+    )
 
 
 # JSON has no NaN and no infinity: an alarm may hold them.

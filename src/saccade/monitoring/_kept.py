@@ -36,9 +36,17 @@ class KeptCall:
     def weights(self, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
         """(B, rows, keys) of one head, or (B, heads, rows, keys); rows that are padding or see nothing are 0."""
         found = attention_weights(
-            self.query, self.key, self.mask, rows=rows, keys=keys, heads=head, bias=self.bias, scale=self.scale,
-            softcap=self.softcap, sink=self.sink,
-        )  # fmt: skip
+            self.query,
+            self.key,
+            self.mask,
+            rows=rows,
+            keys=keys,
+            heads=head,
+            bias=self.bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sink=self.sink,
+        )
         one = head is not None and hasattr(head, "__index__") and not (isinstance(head, Tensor) and head.dim() > 0)
         return found[:, 0] if one and whole(head, "head") is not None else found
 
@@ -50,18 +58,31 @@ class KeptCall:
     def to(self, device: torch.device | str) -> KeptCall:
         """The same on `device`."""
         return KeptCall(
-            self.step, self.query.to(device), self.key.to(device), self.lse.to(device),
-            None if self.mask is None else self.mask.to(device), _bias_to(self.bias, device), self.scale, self.softcap,
+            self.step,
+            self.query.to(device),
+            self.key.to(device),
+            self.lse.to(device),
+            None if self.mask is None else self.mask.to(device),
+            _bias_to(self.bias, device),
+            self.scale,
+            self.softcap,
             None if self.sink is None else self.sink.to(device),
-        )  # fmt: skip
+        )
 
 
 def kept_of(call: _tap.AttentionCall, lse: Tensor, step: int) -> KeptCall:
     """Copies: a cache is overwritten, parameters learn, and masks given as tensors are edited."""
     return KeptCall(
-        step, _copy(call.query), _copy(call.key), lse.clone(), counted(call), _own_bias(as_bias(call.bias)), call.scale,
-        call.softcap, None if call.sink is None else _copy(call.sink),
-    )  # fmt: skip
+        step,
+        _copy(call.query),
+        _copy(call.key),
+        lse.clone(),
+        counted(call),
+        _own_bias(as_bias(call.bias)),
+        call.scale,
+        call.softcap,
+        None if call.sink is None else _copy(call.sink),
+    )
 
 
 def _copy(tensor: Tensor) -> Tensor:

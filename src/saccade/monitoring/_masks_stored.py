@@ -30,7 +30,7 @@ from .._masks import (
     RandomBlocks,
     Strided,
     Window,
-)  # fmt: skip
+)
 from .._masks._algebra import And, Not, Or
 from .._masks._data import Subset, Table
 from .._masks._placement import At, Slice

@@ -137,10 +137,13 @@ class AttentionMonitor:
         self._step, self._seen_one, self._scale = step, True, loss_scale
         with self._harmless():
             watched = watch(
-                self._model, gradients=self._options.gradients, alarms=False,
+                self._model,
+                gradients=self._options.gradients,
+                alarms=False,
                 histograms=set(VECTORS) if self._options.histograms else None,
-                on_record=self._record, on_gradients=self._gradients,
-            )  # fmt: skip
+                on_record=self._record,
+                on_gradients=self._gradients,
+            )
             watched.__enter__()
             self._watched = watched
         return self.watching

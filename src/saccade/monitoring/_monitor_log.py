@@ -76,10 +76,16 @@ class TensorBoardLog:
             counts = np.asarray(held.counts)
             centres = (np.asarray(held.edges[1:]) + np.asarray(held.edges[:-1])) / 2
             self._writer.add_histogram_raw(
-                tag, min=held.edges[0], max=held.edges[-1], num=float(counts.sum()),
-                sum=float(counts @ centres), sum_squares=float(counts @ centres**2),
-                bucket_limits=list(held.edges[1:]), bucket_counts=list(held.counts), global_step=step,
-            )  # fmt: skip
+                tag,
+                min=held.edges[0],
+                max=held.edges[-1],
+                num=float(counts.sum()),
+                sum=float(counts @ centres),
+                sum_squares=float(counts @ centres**2),
+                bucket_limits=list(held.edges[1:]),
+                bucket_counts=list(held.counts),
+                global_step=step,
+            )
 
     def text(self, tag: str, text: str, step: int) -> None:
         if hasattr(self._writer, "add_text"):

@@ -34,10 +34,19 @@ def observed(call: _tap.AttentionCall, asked: Asked) -> tuple[Statistics, Tensor
     """The statistics of a call, and the mean norm (Hq,) of its output over the rows that count."""
     groups = asked.groups(call) if callable(asked.groups) else asked.groups
     seen = statistics(
-        call.query.detach(), call.key.detach(), counted(call), value=call.value.detach(), bias=call.bias,
-        scale=call.scale, softcap=call.softcap, sink=call.sink, groups=groups, received=asked.received, top=asked.top,
+        call.query.detach(),
+        call.key.detach(),
+        counted(call),
+        value=call.value.detach(),
+        bias=call.bias,
+        scale=call.scale,
+        softcap=call.softcap,
+        sink=call.sink,
+        groups=groups,
+        received=asked.received,
+        top=asked.top,
         histograms=asked.histograms,
-    )  # fmt: skip
+    )
     norms = torch.linalg.vector_norm(call.out.detach(), dim=-1, dtype=seen.lse.dtype)
     rows = seen.counted.sum((0, 2))
     return seen, torch.where(seen.counted, norms, 0.0).sum((0, 2)) / rows

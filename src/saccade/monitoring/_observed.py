@@ -70,9 +70,7 @@ class Observed(Counts):
 
     @property
     def aggregates(self) -> dict[str, dict[int, dict[str, Aggregate]]]:
-        return {
-            name: dict(zip(place.heads, place.of_heads(), strict=True)) for name, place in self._places.items()
-        }  # fmt: skip
+        return {name: dict(zip(place.heads, place.of_heads(), strict=True)) for name, place in self._places.items()}
 
     def table(self, *, pandas: bool = False) -> Any:
         """One line for each call, head and statistic.

@@ -70,16 +70,20 @@ class Line(NamedTuple):
 
 def lines_of(seen: Observed) -> tuple[list[Column], list[Line]]:
     """The columns that any call has numbers for, and the calls."""
-    held = [(place.site, heads) for place, heads in zip(
-        seen._places.values(), seen.aggregates.values(), strict=True)]  # fmt: skip
+    held = [(place.site, heads) for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True)]
     columns = [c for c in COLUMNS if any(c.of(head) is not None for _, heads in held for head in heads.values())]
     lines = [
-        Line(site.layer, site.name or "(the model)", len(heads), [
-            {head: number for head, own in heads.items() if (number := column.of(own)) is not None}
-            for column in columns
-        ])
+        Line(
+            site.layer,
+            site.name or "(the model)",
+            len(heads),
+            [
+                {head: number for head, own in heads.items() if (number := column.of(own)) is not None}
+                for column in columns
+            ],
+        )
         for site, heads in held
-    ]  # fmt: skip
+    ]
     return columns, lines
 
 

@@ -153,10 +153,21 @@ class Watched(Observations):
 
 
 def watch(
-    model: nn.Module, *, every: int = 1, layers: Any = None, heads: Sequence[int] | None = None, keep: Any = None,
-    gradients: bool = False, top: int = 0, received: bool = False, groups: Groups | None = None, histograms: Any = None,
-    alarms: bool | Thresholds = True, on_record: OnRecord | None = None, on_gradients: OnGradients | None = None,
-) -> Watched:  # fmt: skip
+    model: nn.Module,
+    *,
+    every: int = 1,
+    layers: Any = None,
+    heads: Sequence[int] | None = None,
+    keep: Any = None,
+    gradients: bool = False,
+    top: int = 0,
+    received: bool = False,
+    groups: Groups | None = None,
+    histograms: Any = None,
+    alarms: bool | Thresholds = True,
+    on_record: OnRecord | None = None,
+    on_gradients: OnGradients | None = None,
+) -> Watched:
     """Observe every attention call in the forwards of a model while a block runs.
 
     ::
@@ -199,10 +210,14 @@ def watch(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
     choice = Choice(
-        whole(every, "every", least=1), _chosen(layers, "layers"),
+        whole(every, "every", least=1),
+        _chosen(layers, "layers"),
         None if heads is None else tuple(dict.fromkeys(whole(head, "heads", least=0) for head in heads)),
-        _chosen(keep, "keep"), gradients, on_record, on_gradients,
-    )  # fmt: skip
+        _chosen(keep, "keep"),
+        gradients,
+        on_record,
+        on_gradients,
+    )
     thresholds = alarms if isinstance(alarms, Thresholds) else None
     return Watched(model, Asked(top, received, groups, histograms), choice, Alarms(thresholds) if alarms else None)
 

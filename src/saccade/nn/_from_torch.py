@@ -180,9 +180,14 @@ def _attention_config(theirs: nn.MultiheadAttention, path: str) -> AttentionConf
             "AttentionConfig.sink)"
         )
     return AttentionConfig(
-        theirs.embed_dim, theirs.num_heads, context_width=theirs.kdim, values_width=theirs.vdim,
-        bias=theirs.in_proj_bias is not None, output_bias=theirs.out_proj.bias is not None, dropout=theirs.dropout,
-    )  # fmt: skip
+        theirs.embed_dim,
+        theirs.num_heads,
+        context_width=theirs.kdim,
+        values_width=theirs.vdim,
+        bias=theirs.in_proj_bias is not None,
+        output_bias=theirs.out_proj.bias is not None,
+        dropout=theirs.dropout,
+    )
 
 
 def _block_config(theirs: Any, path: str) -> BlockConfig:
@@ -195,10 +200,15 @@ def _block_config(theirs: Any, path: str) -> BlockConfig:
     return BlockConfig(
         _attention_config(theirs.self_attn, join(path, "self_attn")),
         cross=_attention_config(theirs.multihead_attn, join(path, "multihead_attn")) if decoder else None,
-        hidden=theirs.linear1.out_features, activation=_activation(theirs.activation, path), norm="layer",
-        placement="pre" if theirs.norm_first else "post", dropout=dropouts[0].p, feed_forward_dropout=theirs.dropout.p,
-        bias=theirs.linear1.bias is not None, eps=eps,
-    )  # fmt: skip
+        hidden=theirs.linear1.out_features,
+        activation=_activation(theirs.activation, path),
+        norm="layer",
+        placement="pre" if theirs.norm_first else "post",
+        dropout=dropouts[0].p,
+        feed_forward_dropout=theirs.dropout.p,
+        bias=theirs.linear1.bias is not None,
+        eps=eps,
+    )
 
 
 def _one(path: str, what: str, values: list[Any]) -> Any:

@@ -79,9 +79,14 @@ def _theirs(config: AttentionConfig, positions: object) -> nn.MultiheadAttention
         softcap=(config.softcap, None),
     )
     return nn.MultiheadAttention(
-        config.width, config.heads, config.dropout, config.bias, kdim=shape.context, vdim=shape.values,
+        config.width,
+        config.heads,
+        config.dropout,
+        config.bias,
+        kdim=shape.context,
+        vdim=shape.values,
         batch_first=True,
-    )  # fmt: skip
+    )
 
 
 def _layer(config: BlockConfig) -> Any:
@@ -96,10 +101,16 @@ def _layer(config: BlockConfig) -> Any:
         raise ValueError("hidden: 0 here, and PyTorch's layers always have a feed-forward layer")
     kind = nn.TransformerEncoderLayer if config.cross is None else nn.TransformerDecoderLayer
     layer: Any = kind(
-        config.width, config.attention.heads, config.hidden_width, config.dropout, ACTIVATIONS[config.activation],
-        1e-5 if config.eps is None else config.eps, batch_first=True, norm_first=config.placement == "pre",
+        config.width,
+        config.attention.heads,
+        config.hidden_width,
+        config.dropout,
+        ACTIVATIONS[config.activation],
+        1e-5 if config.eps is None else config.eps,
+        batch_first=True,
+        norm_first=config.placement == "pre",
         bias=config.bias,
-    )  # fmt: skip
+    )
     layer.self_attn, layer.dropout.p = attention, config.feed_forward_dropout
     if config.cross is not None:
         layer.multihead_attn = _theirs(config.cross, None)

@@ -23,10 +23,14 @@ DROPOUT: Kinds = (nn.Dropout,)
 
 _LAYER = {
     "self_attn": ATTENTION,
-    "norm1": NORM, "norm2": NORM,
-    "linear1": LINEAR, "linear2": LINEAR,
-    "dropout": DROPOUT, "dropout1": DROPOUT, "dropout2": DROPOUT,
-}  # fmt: skip
+    "norm1": NORM,
+    "norm2": NORM,
+    "linear1": LINEAR,
+    "linear2": LINEAR,
+    "dropout": DROPOUT,
+    "dropout1": DROPOUT,
+    "dropout2": DROPOUT,
+}
 PARTS: dict[type[nn.Module], dict[str, Kinds]] = {
     nn.MultiheadAttention: {"out_proj": LINEAR},
     nn.TransformerEncoderLayer: _LAYER,
@@ -39,10 +43,16 @@ LAYERS: dict[type[nn.Module], Kinds] = {
 }
 OWN: dict[type[nn.Module], tuple[str, ...]] = {
     nn.MultiheadAttention: (
-        "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v",
+        "in_proj_weight",
+        "q_proj_weight",
+        "k_proj_weight",
+        "v_proj_weight",
+        "in_proj_bias",
+        "bias_k",
+        "bias_v",
     ),
     **dict.fromkeys((*LINEAR, *NORM), ("weight", "bias")),
-}  # fmt: skip
+}
 
 HOOKS = {
     "_forward_pre_hooks": "a forward pre-hook",

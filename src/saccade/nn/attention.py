@@ -55,9 +55,14 @@ Observer = Callable[[Observation], None]
 def weights_of(observed: Observation) -> Tensor:
     """The exact weights (B, Hq, Lq, Lk) of a call of softmax attention, before dropout."""
     return attention_weights(
-        observed.query, observed.key, observed.mask,
-        bias=observed.bias, scale=observed.scale, softcap=observed.softcap, sink=observed.sink,
-    )  # fmt: skip
+        observed.query,
+        observed.key,
+        observed.mask,
+        bias=observed.bias,
+        scale=observed.scale,
+        softcap=observed.softcap,
+        sink=observed.sink,
+    )
 
 
 def check_weights(config: AttentionConfig, x: object) -> None:
@@ -124,11 +129,20 @@ class MultiHeadAttention(nn.Module):
 
     @advised
     def forward(
-        self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
-        values: Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,
-        offset: Offset | None = None, cache: LayerCache | ContextLayer | None = None,
-        positions: nn.Module | None = None, observe: Observer | None = None, return_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        x: Tensor,
+        mask: Mask | Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+        offset: Offset | None = None,
+        cache: LayerCache | ContextLayer | None = None,
+        positions: nn.Module | None = None,
+        observe: Observer | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from `x` to `x` itself or to `context`.
 
         Args:
@@ -214,9 +228,15 @@ class MultiHeadAttention(nn.Module):
         return self.output(out if self.gate is None else out * self.gate(x).sigmoid())
 
     def _recalled(
-        self, x: Tensor, mask: Mask | None, bias: Tensor | Bias | None, padding: Padding | None,
-        offset: Offset | None, cache: RecurrentLayer, positions: nn.Module | None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None,
+        padding: Padding | None,
+        offset: Offset | None,
+        cache: RecurrentLayer,
+        positions: nn.Module | None,
+    ) -> Tensor:
         """Self-attention of new tokens to a state, (B, heads, L, Dv)."""
         if cache.mechanism is not self.mechanism:
             raise ValueError("cache: it is another module's; a RecurrentLayer serves the module that made it (cache())")
@@ -232,9 +252,12 @@ class MultiHeadAttention(nn.Module):
         """(B, heads, Lq, Dv)."""
         config = self.config
         options: dict[str, Any] = dict(
-            bias=seen.bias, scale=config.scale, softcap=config.softcap, sink=self.sink,
+            bias=seen.bias,
+            scale=config.scale,
+            softcap=config.softcap,
+            sink=self.sink,
             dropout=config.dropout if self.training else 0.0,
-        )  # fmt: skip
+        )
         if self.mechanism is None or config.mechanism is None:
             return attention(query, seen.key, seen.value, seen.mask, **options)
         name, takes = config.mechanism.name, config.mechanism.traits.takes
@@ -253,9 +276,14 @@ class MultiHeadAttention(nn.Module):
         return place.back(self.mechanism(query, key, value, mask, **options))
 
     def _within(
-        self, x: Tensor, seen: Seen, padding: Padding | None, offset: Offset | None,
-        cache: LayerCache | ContextLayer | None, positions: nn.Module | None,
-    ) -> tuple[Tensor, Seen, Aligned | None]:  # fmt: skip
+        self,
+        x: Tensor,
+        seen: Seen,
+        padding: Padding | None,
+        offset: Offset | None,
+        cache: LayerCache | ContextLayer | None,
+        positions: nn.Module | None,
+    ) -> tuple[Tensor, Seen, Aligned | None]:
         """Self-attention: queries (B, Hq, Lq, D), what they see (these tokens and those in the cache), and where they
         stand, if a mechanism that knows no placed masks has to be told."""
         if cache is not None:

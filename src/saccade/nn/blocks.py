@@ -63,23 +63,43 @@ class EncoderBlock(nn.Module):
             if config.placement != "parallel":
                 self.feed_forward_norm = self._norm()
             self.feed_forward = FeedForward(
-                config.width, config.hidden_width, config.activation, dropout=config.feed_forward_dropout,
+                config.width,
+                config.hidden_width,
+                config.activation,
+                dropout=config.feed_forward_dropout,
                 bias=config.bias,
-            )  # fmt: skip
+            )
         self.dropout = nn.Dropout(config.dropout)
 
     @advised
     def forward(
-        self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
-        padding: Padding | None = None, offset: Offset | None = None, cache: LayerCache | None = None,
-        positions: nn.Module | None = None, observe: Observer | None = None, return_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, Any]:  # fmt: skip
+        self,
+        x: Tensor,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+        offset: Offset | None = None,
+        cache: LayerCache | None = None,
+        positions: nn.Module | None = None,
+        observe: Observer | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Any]:
         """x (B, L, E) to (B, L, E); all else as in `MultiHeadAttention`, in self-attention."""
         if return_weights:
             check_weights(self.config.attention, x)
-            return self._weighed(x, mask, observe, dict(
-                bias=bias, padding=padding, offset=offset, cache=cache, positions=positions,
-            ))  # fmt: skip
+            return self._weighed(
+                x,
+                mask,
+                observe,
+                dict(
+                    bias=bias,
+                    padding=padding,
+                    offset=offset,
+                    cache=cache,
+                    positions=positions,
+                ),
+            )
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset, cache=cache)
             return through_nested(self, x, mask, self.config.attention, bias=bias, positions=positions, observe=observe)
@@ -155,11 +175,19 @@ class DecoderBlock(EncoderBlock):
 
     @advised
     def forward(
-        self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Context | Tensor | None = None,
-        bias: Tensor | Bias | None = None, padding: Padding | None = None, offset: Offset | None = None,
-        cache: LayerCache | None = None, positions: nn.Module | None = None, observe: Observer | None = None,
+        self,
+        x: Tensor,
+        mask: Mask | Tensor | None = None,
+        *,
+        context: Context | Tensor | None = None,
+        bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+        offset: Offset | None = None,
+        cache: LayerCache | None = None,
+        positions: nn.Module | None = None,
+        observe: Observer | None = None,
         return_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, Any]:  # fmt: skip
+    ) -> Tensor | tuple[Tensor, Any]:
         """x (B, L, E) to (B, L, E).
 
         `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; all else is as in
@@ -168,9 +196,19 @@ class DecoderBlock(EncoderBlock):
         if return_weights:
             for config in filter(None, (self.config.attention, self.config.cross)):
                 check_weights(config, x)
-            return self._weighed(x, mask, observe, dict(
-                context=context, bias=bias, padding=padding, offset=offset, cache=cache, positions=positions,
-            ))  # fmt: skip
+            return self._weighed(
+                x,
+                mask,
+                observe,
+                dict(
+                    context=context,
+                    bias=bias,
+                    padding=padding,
+                    offset=offset,
+                    cache=cache,
+                    positions=positions,
+                ),
+            )
         given: dict[str, Any] = dict(
             bias=bias, padding=padding, offset=offset, cache=cache, positions=positions, observe=observe
         )

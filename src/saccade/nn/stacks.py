@@ -110,10 +110,16 @@ class Encoder(Stack):
 
     @advised
     def forward(
-        self, x: Tensor, mask: Mask | Tensor | None = None, *, bias: Tensor | Bias | None = None,
-        padding: Padding | None = None, offset: Offset | None = None, observe: LayerObserver | None = None,
+        self,
+        x: Tensor,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+        offset: Offset | None = None,
+        observe: LayerObserver | None = None,
         return_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
+    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
         """x (B, L, E), or a jagged nested tensor, to the same shape.
 
         `observe(layer, observation)` is called in each layer, which holds one layer's at a time; `return_weights` gives
@@ -151,9 +157,14 @@ class Decoder(Stack):
     block = DecoderBlock
 
     def __init__(
-        self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False,
+        self,
+        config: BlockConfig,
+        layers: int,
+        *,
+        final_norm: bool | None = None,
+        checkpointing: bool = False,
         causal: bool = True,
-    ):  # fmt: skip
+    ):
         check_flag("causal", causal)
         if causal and isinstance(config, BlockConfig):
             check_causal(config.attention)
@@ -162,11 +173,19 @@ class Decoder(Stack):
 
     @advised
     def forward(
-        self, x: Tensor, mask: Mask | Tensor | None = None, *, context: Tensor | None = None,
-        context_mask: Mask | Tensor | None = None, bias: Tensor | Bias | None = None, padding: Padding | None = None,
-        offset: Offset | None = None, cache: KVCache | None = None, observe: LayerObserver | None = None,
+        self,
+        x: Tensor,
+        mask: Mask | Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+        context_mask: Mask | Tensor | None = None,
+        bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+        offset: Offset | None = None,
+        cache: KVCache | None = None,
+        observe: LayerObserver | None = None,
         return_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:  # fmt: skip
+    ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
         """x (B, L, E), or a jagged nested tensor, to the same shape.
 
         Args:

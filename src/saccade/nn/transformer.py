@@ -35,9 +35,14 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, config: BlockConfig, layers: int | tuple[int, int], *, decoder: BlockConfig | None = None,
-        final_norm: bool | None = None, checkpointing: bool = False,
-    ):  # fmt: skip
+        self,
+        config: BlockConfig,
+        layers: int | tuple[int, int],
+        *,
+        decoder: BlockConfig | None = None,
+        final_norm: bool | None = None,
+        checkpointing: bool = False,
+    ):
         super().__init__()
         many = (layers, layers) if isinstance(layers, int) else tuple(layers)
         if len(many) != 2:
@@ -49,11 +54,17 @@ class Transformer(nn.Module):
 
     @advised
     def forward(
-        self, source: Tensor, target: Tensor, source_mask: Mask | Tensor | None = None,
-        target_mask: Mask | Tensor | None = None, context_mask: Mask | Tensor | None = None, *,
-        source_padding: Padding | None = None, target_padding: Padding | None = None,
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Mask | Tensor | None = None,
+        target_mask: Mask | Tensor | None = None,
+        context_mask: Mask | Tensor | None = None,
+        *,
+        source_padding: Padding | None = None,
+        target_padding: Padding | None = None,
         observe: LayerObserver | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Encode `source` and decode `target` beside it.
 
         Args:
@@ -71,28 +82,45 @@ class Transformer(nn.Module):
         _check_paddings(source_padding=source_padding, target_padding=target_padding)
         memory = self.encode(source, source_mask, padding=source_padding)
         return self.decode(
-            target, memory, target_mask, context_mask,
-            source_padding=source_padding, target_padding=target_padding, observe=observe,
-        )  # fmt: skip
+            target,
+            memory,
+            target_mask,
+            context_mask,
+            source_padding=source_padding,
+            target_padding=target_padding,
+            observe=observe,
+        )
 
     def encode(self, source: Tensor, mask: Mask | Tensor | None = None, *, padding: Padding | None = None) -> Tensor:
         """The memory (B, Ls, E) that `decode` reads."""
         return self.encoder(source, mask, padding=padding)
 
     def decode(
-        self, target: Tensor, memory: Tensor, mask: Mask | Tensor | None = None,
-        context_mask: Mask | Tensor | None = None, *, source_padding: Padding | None = None,
-        target_padding: Padding | None = None, cache: KVCache | None = None, observe: LayerObserver | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        target: Tensor,
+        memory: Tensor,
+        mask: Mask | Tensor | None = None,
+        context_mask: Mask | Tensor | None = None,
+        *,
+        source_padding: Padding | None = None,
+        target_padding: Padding | None = None,
+        cache: KVCache | None = None,
+        observe: LayerObserver | None = None,
+    ) -> Tensor:
         """Targets (B, Lt, E) to (B, Lt, E); with a cache they continue those in it, and memory is projected once."""
         _check_paddings(source_padding=source_padding, target_padding=target_padding)
         across = across_padding(source_padding, target_padding, memory)
         if across is not None:
             context_mask = across if context_mask is None else across & as_mask(context_mask)
         return self.decoder(
-            target, mask, context=memory, context_mask=context_mask, padding=target_padding, cache=cache,
+            target,
+            mask,
+            context=memory,
+            context_mask=context_mask,
+            padding=target_padding,
+            cache=cache,
             observe=observe,
-        )  # fmt: skip
+        )
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, as they were drawn at first."""

@@ -220,9 +220,16 @@ def _attention(trail: _Trail, layer: int, seen: Observation) -> None:
 def _logits(seen: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tiles (B, Hq, r, c) of the logits, and which entries are seen: not masked, by a mask or by a bias of -inf."""
     call = make_call(
-        seen.query, seen.key, seen.value, seen.mask, bias=seen.bias, scale=seen.scale, softcap=seen.softcap, sink=None,
+        seen.query,
+        seen.key,
+        seen.value,
+        seen.mask,
+        bias=seen.bias,
+        scale=seen.scale,
+        softcap=seen.softcap,
+        sink=None,
         dropout=0.0,
-    )  # fmt: skip
+    )
     problem = replace(Problem.of(call), guarded=False)  # query and key are finite, or we would not be here
     parameter = None if call.bias is None else call.bias.parameter
     key_spans = problem.key_spans()
@@ -247,11 +254,17 @@ def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
         rows = range(start, min(start + ROWS, length))
         yield (
             attention_weights(
-                seen.query, seen.key, seen.mask, rows=rows, bias=seen.bias, scale=seen.scale, softcap=seen.softcap,
+                seen.query,
+                seen.key,
+                seen.mask,
+                rows=rows,
+                bias=seen.bias,
+                scale=seen.scale,
+                softcap=seen.softcap,
                 sink=seen.sink,
             ),
             None,
-        )  # fmt: skip
+        )
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------

@@ -70,12 +70,22 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
     if not differ:
         return
     files = [name for name in differ if name.endswith(" text") or name == "from"]
-    listed = [f"{name} {_short(asked.get(name))} (asked for) / {_short(stored.get(name))} (in the checkpoint)"
-              for name in differ if name not in files]  # fmt: skip
-    listed += [f"the {name} is not the one it was trained with (SHA-256 {_short(asked.get(name))}, "
-               f"was {_short(stored.get(name))})" for name in files if name != "from"]  # fmt: skip
-    listed += [f"from {_short(asked['from'])} (asked for) / {_short(stored['from'])} (in the checkpoint)"
-               for name in files if name == "from"]  # fmt: skip
+    listed = [
+        f"{name} {_short(asked.get(name))} (asked for) / {_short(stored.get(name))} (in the checkpoint)"
+        for name in differ
+        if name not in files
+    ]
+    listed += [
+        f"the {name} is not the one it was trained with (SHA-256 {_short(asked.get(name))}, "
+        f"was {_short(stored.get(name))})"
+        for name in files
+        if name != "from"
+    ]
+    listed += [
+        f"from {_short(asked['from'])} (asked for) / {_short(stored['from'])} (in the checkpoint)"
+        for name in files
+        if name == "from"
+    ]
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 

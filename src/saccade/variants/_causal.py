@@ -42,10 +42,17 @@ class LinearState(NamedTuple):
 
 
 def read_causally(
-    queries: Tensor, keys: Tensor, values: Tensor, state: LinearState | None = None, *, normalise: bool = True,
-    log_scale: Tensor | None = None, state_scale: Tensor | None = None, known_finite: bool = False,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    state: LinearState | None = None,
+    *,
+    normalise: bool = True,
+    log_scale: Tensor | None = None,
+    state_scale: Tensor | None = None,
+    known_finite: bool = False,
     least: float | None = None,
-) -> tuple[Tensor, LinearState]:  # fmt: skip
+) -> tuple[Tensor, LinearState]:
     """Each token reads itself, those before it and those in the state.
 
     With `log_scale` the features of key j stand for exp(log_scale_j) psi_j. Everything is then computed in units of the
@@ -70,9 +77,14 @@ def read_causally(
     if not (known_finite or finite(queries, keys, values)):
         taint = Taint.of(queries, keys, values)
         read = read_causally(
-            *taint.without(queries, keys, values), state, normalise=normalise, log_scale=log_scale,
-            state_scale=state_scale, known_finite=True, least=least,
-        )  # fmt: skip
+            *taint.without(queries, keys, values),
+            state,
+            normalise=normalise,
+            log_scale=log_scale,
+            state_scale=state_scale,
+            known_finite=True,
+            least=least,
+        )
         return taint.over(*read)
     sums = _joined(state, keys, values.shape[-1])
     if log_scale is not None:
@@ -86,9 +98,14 @@ def read_causally(
 
 
 def read_elu_plus_one(
-    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None, rows: Tensor | None, kept: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LinearState | None,
+    rows: Tensor | None,
+    kept: Tensor | None,
     normalise: bool,
-) -> tuple[Tensor, LinearState] | None:  # fmt: skip
+) -> tuple[Tensor, LinearState] | None:
     """`read_causally` of elu(query) + 1 and elu(key) + 1 without forming them; None where that is not possible.
 
     Args:
@@ -295,9 +312,15 @@ def _states(products: Tensor, first: Tensor, factors: Tensor | None) -> tuple[Te
 class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, sums: Tensor, log_scale: Tensor | None,
-        normalise: bool, least: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sums: Tensor,
+        log_scale: Tensor | None,
+        normalise: bool,
+        least: float,
+    ) -> tuple[Tensor, Tensor]:
         plan = _Plan.of(queries, keys)
         out = values.new_empty(*queries.shape[:3], values.shape[-1])
         denominators = values.new_empty(*queries.shape[:3], 1)

@@ -81,9 +81,16 @@ class _Read(torch.autograd.Function):
         d_states[:, :, -1] = d_sums
         shared = _shared(ctx.told, query, key, value, log_scale, running)
         _kernels.module.linear_backward(
-            *shared, _at(out), denominator.data_ptr(), states.data_ptr(), _at(d_out),
-            _at(d_query), _at(d_key), _at(d_value), d_states.data_ptr(),
-        )  # fmt: skip
+            *shared,
+            _at(out),
+            denominator.data_ptr(),
+            states.data_ptr(),
+            _at(d_out),
+            _at(d_query),
+            _at(d_key),
+            _at(d_value),
+            d_states.data_ptr(),
+        )
         return None, d_query, d_key, d_value, d_states[:, :, 0], None
 
 
@@ -99,9 +106,15 @@ def _shared(
 ) -> tuple[Any, ...]:
     """What native/bindings.cpp makes a Linear of."""
     problem = (
-        query.shape, key.shape, value.shape, _kernels.TYPES[query.dtype], told.map, int(told.normalise),
-        torch.get_num_threads(), told.least,
-    )  # fmt: skip
+        query.shape,
+        key.shape,
+        value.shape,
+        _kernels.TYPES[query.dtype],
+        told.map,
+        int(told.normalise),
+        torch.get_num_threads(),
+        told.least,
+    )
     units = (_address(log_scale), _address(running))
     return problem, _at(query), _at(key), _at(value), (*_kept(told.rows), *_kept(told.keys)), units
 

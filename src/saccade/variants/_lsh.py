@@ -224,9 +224,16 @@ class Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sorts: Sorted, chunk: int, causal: bool, scale: float,
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sorts: Sorted,
+        chunk: int,
+        causal: bool,
+        scale: float,
         seed: int,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         scaled = query * scale
         outs, lses = torch.empty_like(value), value.new_empty(value.shape[:2])
         for items in _items(query):

@@ -13,9 +13,7 @@ Value = int | float | bool | str | tuple[int, ...] | None
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
 
-def parse_from(
-    text: str, mechanisms: Sequence[type[MechanismConfig]], length: int | None = None
-) -> MechanismConfig:  # fmt: skip
+def parse_from(text: str, mechanisms: Sequence[type[MechanismConfig]], length: int | None = None) -> MechanismConfig:
     """The configuration called `name:field=value,...`, of one of the mechanisms.
 
     Values are whole numbers, several of them (0+7+9), numbers, true, false, none or text. Fields left out have their

@@ -24,9 +24,15 @@ class Shown(NamedTuple):
 
 
 def shown(
-    mask: Mask | Tensor | None, batch: int, Lq: int, Lk: int, device: torch.device, name: str, reason: str,
+    mask: Mask | Tensor | None,
+    batch: int,
+    Lq: int,
+    Lk: int,
+    device: torch.device,
+    name: str,
+    reason: str,
     causal: bool | str = True,
-) -> Shown:  # fmt: skip
+) -> Shown:
     """What `mask` shows, for a mechanism called `name` that can honour no other masks, for this `reason`.
 
     Queries stand bottom-right: query i at position `i + (Lk - Lq)`. Where it cannot be causal, `causal` says why.

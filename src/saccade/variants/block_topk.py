@@ -50,10 +50,18 @@ _SCORES = 1 << 22  # scores of queries and blocks that are held at once
 
 @advised
 def block_topk_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, block: int, k: int,
-    scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    block: int,
+    k: int,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
     dropout: float | Dropout = 0.0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention to the own block and the k - 1 others of largest mean score; the formula stands at the top.
 
     With at least as many blocks allowed as there are it is `saccade.attention`.
@@ -220,9 +228,12 @@ def _read(
     if blocks.real is not None:
         mask = mask & Padding(_by_item(blocks.real, kv_heads))
     out, lse = attention_with_lse(
-        _permuted(rows, order)[:, None], key.reshape(-1, 1, *key.shape[2:]), value.reshape(-1, 1, *value.shape[2:]),
-        mask, **meaning,
-    )  # fmt: skip
+        _permuted(rows, order)[:, None],
+        key.reshape(-1, 1, *key.shape[2:]),
+        value.reshape(-1, 1, *value.shape[2:]),
+        mask,
+        **meaning,
+    )
     sizes = (batch, kv_heads, count, heads // kv_heads, length)
     outs = _permuted(out[:, 0], inverse).view(*sizes, -1).unbind(2)
     lses = lse[:, 0].gather(1, inverse).view(sizes).unbind(2)
@@ -290,9 +301,7 @@ class BlockTopKAttention(Mechanism):
         self.config = config
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
-        return block_topk_attention(
-            query, key, value, mask, block=self.config.block, k=self.config.k, **options
-        )  # fmt: skip
+        return block_topk_attention(query, key, value, mask, block=self.config.block, k=self.config.k, **options)
 
     def extra_repr(self) -> str:
         return f"block={self.config.block}, k={self.config.k}"

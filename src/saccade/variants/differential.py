@@ -47,10 +47,19 @@ EPS = 1e-5  # of the norm, in the authors' code
 
 @advised
 def differential_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, vectors: Sequence[Tensor],
-    weight: Tensor, initial: float, bias: Tensor | Bias | None = None, scale: float | None = None,
-    softcap: float | None = None, dropout: float | Dropout = 0.0,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    vectors: Sequence[Tensor],
+    weight: Tensor,
+    initial: float,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: float | Dropout = 0.0,
+) -> Tensor:
     """The first map of each head without the second, normalised: (B, H, Lq, Dv).
 
     Args:

@@ -144,9 +144,14 @@ class Taylor(FeatureMap):
 
 
 NAMES: dict[str, FeatureMap] = {
-    "elu+1": EluPlusOne(), "relu": Relu(), "softmax": Softmax(), "dpfp": Dpfp(), "dpfp-2": Dpfp(2), "dpfp-3": Dpfp(3),
+    "elu+1": EluPlusOne(),
+    "relu": Relu(),
+    "softmax": Softmax(),
+    "dpfp": Dpfp(),
+    "dpfp-2": Dpfp(2),
+    "dpfp-3": Dpfp(3),
     "taylor": Taylor(),
-}  # fmt: skip
+}
 """How a configuration, which is saved as text, names them."""
 
 

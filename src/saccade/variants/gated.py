@@ -83,9 +83,15 @@ class GatedAttention(Mechanism):
         nn.init.normal_(self.gate.weight, std=self.gate.in_features**-0.5)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *, tokens: Tensor | None = None,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None = None,
+        *,
+        tokens: Tensor | None = None,
         **options: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As `gated_attention`; `tokens` (B, Lq, E) are what queries were projected from."""
         if tokens is None:
             raise TypeError("tokens: gated attention reads what the queries were projected from, got None")

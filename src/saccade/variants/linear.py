@@ -42,9 +42,14 @@ REASON = "it sums the keys before any query reads them, so what a query sees can
 
 @advised
 def linear_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, *,
-    feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE, normalise: bool = True,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None = None,
+    *,
+    feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE,
+    normalise: bool = True,
+) -> Tensor:
     """Read every key, or with `Causal()` those up to the query (bottom-right), by their features.
 
     Args:
@@ -77,9 +82,15 @@ def linear_attention(
 
 @advised
 def linear_step(
-    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, mask: Mask | None = None, *,
-    feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE, normalise: bool = True,
-) -> tuple[Tensor, LinearState]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LinearState | None = None,
+    mask: Mask | None = None,
+    *,
+    feature_map: Callable[[Tensor], Tensor] = ELU_PLUS_ONE,
+    normalise: bool = True,
+) -> tuple[Tensor, LinearState]:
     """Read new tokens causally, after those in the state: equal to `linear_attention` over all of them with `Causal()`.
 
     Args:
@@ -113,9 +124,14 @@ def linear_step(
 
 
 def _continued(
-    query: Tensor, key: Tensor, value: Tensor, state: LinearState | None, seen: Shown,
-    feature_map: Callable[[Tensor], Tensor], normalise: bool,
-) -> tuple[Tensor, LinearState]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LinearState | None,
+    seen: Shown,
+    feature_map: Callable[[Tensor], Tensor],
+    normalise: bool,
+) -> tuple[Tensor, LinearState]:
     """Tokens read themselves, those before them and those in the state."""
     if isinstance(feature_map, EluPlusOne):
         _check_state(state, key, key.shape[-1], value.shape[-1])

@@ -60,10 +60,18 @@ SHARED = ("none", "heads", "key-value")
 
 @advised
 def linformer_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, key_projection: Tensor,
-    value_projection: Tensor | None = None, scale: float | None = None, softcap: float | None = None,
-    sink: Tensor | None = None, dropout: float | Dropout = 0.0,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    key_projection: Tensor,
+    value_projection: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout: float | Dropout = 0.0,
+) -> Tensor:
     """`softmax(scale q (E k)^T) (F v)`.
 
     Args:
@@ -213,9 +221,14 @@ class LinformerAttention(Mechanism):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """As `linformer_attention`, which takes the options `scale`, `softcap`, `sink` and `dropout`."""
         return linformer_attention(
-            query, key, value, mask, key_projection=self.key_projection, value_projection=self.value_projection,
+            query,
+            key,
+            value,
+            mask,
+            key_projection=self.key_projection,
+            value_projection=self.value_projection,
             **options,
-        )  # fmt: skip
+        )
 
     def extra_repr(self) -> str:
         return f"length={self.config.length}, rank={self.config.rank}, shared={self.config.shared!r}"

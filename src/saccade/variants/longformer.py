@@ -127,9 +127,15 @@ class LongformerAttention(Mechanism):
             nn.init.zeros_(layer.bias) if bias is None else layer.bias.copy_(bias)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *,
-        tokens: Tensor | None = None, **options: Any,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | Tensor | None = None,
+        *,
+        tokens: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Read.
 
         Args:

@@ -64,9 +64,16 @@ _NO_MASKS = "a pair is never formed, only pairs with landmarks, which stand for 
 
 @advised
 def nystrom_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, landmarks: int = 64,
-    iterations: int | None = 6, convolution: Tensor | None = None, scale: float | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    landmarks: int = 64,
+    iterations: int | None = 6,
+    convolution: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """`softmax(q k~^T) pinv(softmax(q~ k~^T)) softmax(q~ k^T) v`, all logits times `scale`, plus a convolution of v.
 
     Args:
@@ -296,9 +303,15 @@ class NystromAttention(Mechanism):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """As `nystrom_attention`, which takes the option `scale`."""
         return nystrom_attention(
-            query, key, value, mask, landmarks=self.config.landmarks, iterations=self.config.iterations,
-            convolution=self.convolution, **options,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask,
+            landmarks=self.config.landmarks,
+            iterations=self.config.iterations,
+            convolution=self.convolution,
+            **options,
+        )
 
     def extra_repr(self) -> str:
         config = self.config

@@ -200,9 +200,14 @@ def sparse_fixed_heads(stride: int, columns: int = 1) -> tuple[Mask, Mask]:
 
 
 def bigbird(
-    block: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0,
+    block: int,
+    *,
+    window_blocks: int = 3,
+    global_blocks: int = 2,
+    random_blocks: int = 3,
+    seed: int = 0,
     causal: bool = False,
-) -> Mask:  # fmt: skip
+) -> Mask:
     """Blocks near the query's own, global blocks, and random ones.
 
     With P = p // b and J = j // b: `|P - J| <= (w - 1) / 2, or P < g, or J < g, or P drew J, or J drew P`. Zaheer et

@@ -72,9 +72,17 @@ class PerformerState(NamedTuple):
 
 @advised
 def performer_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, projection: Tensor | None = None,
-    features: int | None = None, seed: int = 0, kind: str = "positive", scale: float | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    projection: Tensor | None = None,
+    features: int | None = None,
+    seed: int = 0,
+    kind: str = "positive",
+    scale: float | None = None,
+) -> Tensor:
     """Estimate softmax attention. (B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv) -> (B, Hq, Lq, Dv).
 
     Args:
@@ -237,10 +245,15 @@ def _read(
         assert state is None
         state = _remembered(keys[:, :, :ahead], values[:, :, :ahead], level[..., :ahead])
     read, after = read_causally(
-        queries[:, :, behind:], keys[:, :, ahead:], values[:, :, ahead:],
-        None if state is None else LinearState(state.sums, state.weights), least=least,
-        log_scale=level[..., ahead:], state_scale=None if state is None else state.level, known_finite=True,
-    )  # fmt: skip
+        queries[:, :, behind:],
+        keys[:, :, ahead:],
+        values[:, :, ahead:],
+        None if state is None else LinearState(state.sums, state.weights),
+        least=least,
+        log_scale=level[..., ahead:],
+        state_scale=None if state is None else state.level,
+        known_finite=True,
+    )
     highest = level.new_full((*level.shape[:2], 1), -torch.inf) if state is None else state.level[..., None]
     highest = torch.cat([highest, level[..., ahead:]], -1).amax(-1)
     return F.pad(read, (0, 0, behind, 0)), PerformerState(*after, highest)

@@ -55,10 +55,18 @@ _SINGLE_MASKS = "tokens are read as a hash sorts them, whatever a mask says of p
 
 @advised
 def lsh_attention(
-    query: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, buckets: int | None = None, rounds: int = 4,
-    chunk: int = 64, seed: int = 0, hashes: Tensor | None = None, scale: float | None = None,
+    query: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    buckets: int | None = None,
+    rounds: int = 4,
+    chunk: int = 64,
+    seed: int = 0,
+    hashes: Tensor | None = None,
+    scale: float | None = None,
     key: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention among tokens of one bucket; the formula stands at the top of this file.
 
     Args:
@@ -344,9 +352,16 @@ class ReformerAttention(Mechanism):
             )
         seed = _drawn() if self.training and config.redraw else self.seed
         return lsh_attention(
-            query, value, mask, buckets=config.buckets, rounds=config.rounds, chunk=config.chunk, seed=int(seed),
-            key=key, **options,
-        )  # fmt: skip
+            query,
+            value,
+            mask,
+            buckets=config.buckets,
+            rounds=config.rounds,
+            chunk=config.chunk,
+            seed=int(seed),
+            key=key,
+            **options,
+        )
 
     def extra_repr(self) -> str:
         config = self.config

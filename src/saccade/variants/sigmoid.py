@@ -56,9 +56,16 @@ from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
 
 @advised
 def sigmoid_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None = None, *, length: int | None = None,
-    bias: Tensor | Bias | None = None, scale: float | None = None, dropout: float | Dropout = 0.0,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    length: int | None = None,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    dropout: float | Dropout = 0.0,
+) -> Tensor:
     """Attention whose weights are `sigmoid(scale q.k + bias - log n)`.
 
     Args:
@@ -170,9 +177,15 @@ class _Tile(NamedTuple):
 
 
 def _tiles(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, offset: Tensor, rows: Span,
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None,
+    offset: Tensor,
+    rows: Span,
     key_spans: list[Span],
-) -> Iterator[_Tile]:  # fmt: skip
+) -> Iterator[_Tile]:
     """The tiles of a block of rows, with their weights."""
     (q, bad_q), shift = problem.block(query, rows), offset.narrow(2, rows.start, len(rows))[..., None]
     against = q * -problem.scale
@@ -207,9 +220,14 @@ def _forward(
 
 
 def _backward(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, offset: Tensor,
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameter: Tensor | None,
+    offset: Tensor,
     d_out: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """dz_ij = w_ij (1 - w_ij) do_i.v_j;  dq_i = scale sum_j dz_ij k_j, dk_j likewise, dv_j = sum_i w_ij do_i."""
     row_spans, key_spans = problem.row_spans(), problem.key_spans()
     dq, dk, dv = (torch.zeros_like(x, dtype=problem.dtype) for x in (query, key, value))

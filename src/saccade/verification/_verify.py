@@ -87,9 +87,13 @@ def verify(
     hints = how if isinstance(how, Hints) else Hints()
     hints = replace(hints, embed_dim=embed_dim or hints.embed_dim, num_heads=num_heads or hints.num_heads)
     job = Job(
-        target, dict(arguments or {}), None if isinstance(how, Hints) else how, hints,
-        replace(given, causal=given.causal if causal is None else causal), tuple(check.name for check in chosen),
-    )  # fmt: skip
+        target,
+        dict(arguments or {}),
+        None if isinstance(how, Hints) else how,
+        hints,
+        replace(given, causal=given.causal if causal is None else causal),
+        tuple(check.name for check in chosen),
+    )
     for named in (target, how):
         if isinstance(named, str) and not named.startswith("hf:"):
             from .target._load import split
@@ -159,9 +163,15 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
     promised, leaks = job.promise.causal, any(one.family == "causal-leak" for one in told if one.severity == "error")
     found = () if promised is not None or looks.causal is None or leaks else (DIRECTIONS[looks.causal],)
     return Report(
-        _name(job.target), called.called, called.assumed + found, looks.causal if promised is None else promised,
-        told, ended, time.perf_counter() - start, printed,
-    )  # fmt: skip
+        _name(job.target),
+        called.called,
+        called.assumed + found,
+        looks.causal if promised is None else promised,
+        told,
+        ended,
+        time.perf_counter() - start,
+        printed,
+    )
 
 
 _STAGES = {
@@ -197,29 +207,39 @@ def _nothing_works(broken: Broken) -> Finding:
     special = not found.message.startswith("A call of it raised ")  # memory, exit or a missing device
     message = found.message if special else broken.error
     return replace(
-        found, check="robustness", message=f"Nothing could be checked: {doing} failed. {message}",
+        found,
+        check="robustness",
+        message=f"Nothing could be checked: {doing} failed. {message}",
         effect="Until it can be made and called, nothing is known of it.",
         mend=found.mend if special or ": it takes " in message else mend,
-    )  # fmt: skip
+    )
 
 
 def _it_prints(printed: str) -> Finding:
     lines = printed.strip().splitlines()
     first = " / ".join(line.strip()[:100] for line in lines[:3])
     return Finding(
-        "robustness", "robustness", "note", f"It prints while it works: {first}{' ...' if len(lines) > 3 else ''}",
-        "In training that is a line for every step.", "Remove the print, or use logging.", {"lines": len(lines)},
-    )  # fmt: skip
+        "robustness",
+        "robustness",
+        "note",
+        f"It prints while it works: {first}{' ...' if len(lines) > 3 else ''}",
+        "In training that is a line for every step.",
+        "Remove the print, or use logging.",
+        {"lines": len(lines)},
+    )
 
 
 def _no_attention() -> Finding:
     return Finding(
-        "causal-blindness", "causal-blindness", "warning", "No output depends on the input of another position",
+        "causal-blindness",
+        "causal-blindness",
+        "warning",
+        "No output depends on the input of another position",
         "If this is attention, each position sees itself alone, and nothing of the sequence can be learnt. A block "
         "whose last projection starts at zero looks like this, too.",
         "Name the class or function that holds the attention, or give its last projection other weights than zeros.",
         {"mixes": False},
-    )  # fmt: skip
+    )
 
 
 def _name(target: Any) -> str:

@@ -32,9 +32,11 @@ from .target._load import split
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
-        "saccade_targets", "implementations of attention to verify: path/to/file.py:Name [NAME=VALUE ...] [causal]",
-        type="linelist", default=[],
-    )  # fmt: skip
+        "saccade_targets",
+        "implementations of attention to verify: path/to/file.py:Name [NAME=VALUE ...] [causal]",
+        type="linelist",
+        default=[],
+    )
 
 
 @pytest.fixture

@@ -14,10 +14,19 @@ from saccade.benchmark.attention.results import LimitReadings
 CASE = Case(100, 100, heads=2, kv_heads=1, width=5, value_width=5)  # 2 * 10 * 10^4 * 2 = 400,000 operations
 PEAK = LimitReadings("float32 multiply-adds (avx2)", "FLOP/s", (8e9, 4e9, 8e9))
 MACHINE = {
-    "processor": "Abacus", "cores": 7, "threads": 3, "last_level_cache": 5 * 2**20, "memory": 2**30, "system": "x",
-    "instruction_set": "avx2", "saccade": "0.1.0", "torch": "2.13.0", "python": "3.11", "date": "2026-01-02T03:04:05",
+    "processor": "Abacus",
+    "cores": 7,
+    "threads": 3,
+    "last_level_cache": 5 * 2**20,
+    "memory": 2**30,
+    "system": "x",
+    "instruction_set": "avx2",
+    "saccade": "0.1.0",
+    "torch": "2.13.0",
+    "python": "3.11",
+    "date": "2026-01-02T03:04:05",
     "load_before": 0.1,
-}  # fmt: skip
+}
 
 
 def row(name, *readings, case=CASE, **more):
@@ -161,8 +170,11 @@ def test_caches_of_decoding_are_one_series():
 def test_a_figure_is_drawn(kind):
     figure = pytest.importorskip("saccade.benchmark.attention.figure")
     cases = [replace(CASE, length_q=length, length_k=length) for length in (100, 200, 400)]
-    rows = [row(name, 1e-6 * case.length_k**2, case=case, memory=Memory(case.length_k * 999, 0, "peak"))
-            for name in ("native", "F.sdpa") for case in cases]  # fmt: skip
+    rows = [
+        row(name, 1e-6 * case.length_k**2, case=case, memory=Memory(case.length_k * 999, 0, "peak"))
+        for name in ("native", "F.sdpa")
+        for case in cases
+    ]
     drawn = figure.draw(report(Group("", tuple(rows))), kind)
     assert drawn.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
     if kind == "svg":

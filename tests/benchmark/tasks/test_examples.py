@@ -65,9 +65,12 @@ def solve_needle(task, tokens):
 
 
 SOLVERS = {
-    "copy": solve_copy, "duplication": solve_duplication, "recall": solve_recall, "induction": solve_induction,
+    "copy": solve_copy,
+    "duplication": solve_duplication,
+    "recall": solve_recall,
+    "induction": solve_induction,
     "needle": solve_needle,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("task", [*SMALL, *(kind() for kind in TASKS)], ids=repr)

@@ -29,7 +29,7 @@ from saccade.benchmark.tasks import (
     measure,
     missing,
     tables,
-)  # fmt: skip
+)
 
 BUDGET = Budget(steps=3, batch=4, rates=(1e-2,), every=3, held=8)
 TASKS = [Induction(symbols=3, length=5), Recall(vocabulary=12, length=8, pairs=(1, 2))]
@@ -103,8 +103,11 @@ def test_a_row_says_what_its_contender_keeps():
         name: measure(Case(TASKS[0], name, 0, SHAPE, BUDGET)) for name in ("exact", "window:size=3", "linear", "GRU")
     }
     assert {name: (row.remembers, row.a_token) for name, row in found.items()} == {
-        "exact": (5 * 16, 16), "window:size=3": (3 * 16, 0), "linear": (8 * 9, 0), "GRU": (8, 0),
-    }  # fmt: skip
+        "exact": (5 * 16, 16),
+        "window:size=3": (3 * 16, 0),
+        "linear": (8 * 9, 0),
+        "GRU": (8, 0),
+    }
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", '{"task": "copy"}'])
@@ -119,9 +122,12 @@ def test_what_is_no_run_is_named(tmp_path, line):
 
 @pytest.mark.parametrize(
     ("seeds", "names", "message"),
-    [(0, None, "seeds: must be at least 1, got 0"), (1, ["no"], "mechanism: expected one of"),
-     (1, ["exact", "nystrom"], "mechanism: nystrom cannot read in order")],
-)  # fmt: skip
+    [
+        (0, None, "seeds: must be at least 1, got 0"),
+        (1, ["no"], "mechanism: expected one of"),
+        (1, ["exact", "nystrom"], "mechanism: nystrom cannot read in order"),
+    ],
+)
 def test_cases_that_cannot_be_are_refused_before_any_is_run(seeds, names, message):
     with pytest.raises(ValueError, match=message):
         cases(TASKS, names, seeds, SHAPE, BUDGET)

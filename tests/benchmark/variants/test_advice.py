@@ -121,8 +121,10 @@ def test_times_that_make_no_sense_give_no_advice(times, who):
     given = {"exact": EXACT, "near": near, "far": far}
     given[who] = dict(zip(LENGTHS, [given[who][2048] / times[-1] * one for one in times], strict=True))
     made = comparison(
-        exact(given["exact"]), line("near", given["near"], error=0.01), line("far", given["far"], error=0.9),
-    )  # fmt: skip
+        exact(given["exact"]),
+        line("near", given["near"], error=0.01),
+        line("far", given["far"], error=0.9),
+    )
     assert advice(made).startswith(f"No advice: the times of {who} make no sense")
 
 

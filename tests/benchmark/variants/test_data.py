@@ -99,7 +99,7 @@ BAD = [
     (lambda t: t.update(key=t["key"][..., :4]), r"key: expected width 5, as the query has, got \(2, 3, 11, 4\)"),
     (lambda t: t.update(value=t["value"][:, :2]), "value: expected as many heads as the key.*got 2 and 3"),
     (lambda t: t.update(query=t["query"][:, :4]), "a divisor of the query's 4, got 3 and 3"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("spoil", "words"), BAD)

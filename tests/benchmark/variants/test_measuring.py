@@ -58,8 +58,10 @@ def test_everyone_is_measured_at_each_length():
         for point in by_name[name].points:
             assert point.note == point.no_decode == ""
             assert {call: len(seconds) for call, seconds in point.readings.items()} == {
-                "forward": 2, "training": 2, "decode": 2,
-            }  # fmt: skip
+                "forward": 2,
+                "training": 2,
+                "decode": 2,
+            }
             assert point.memory == 1000 * point.length
             assert point.kept > 0
             assert (point.error is None) == (name in ("attention", "GRU"))

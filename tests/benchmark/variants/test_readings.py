@@ -107,9 +107,7 @@ def test_a_window_longer_than_the_sequence_is_exact():
 def test_parameters_come_from_the_seed_and_the_generator_stays():
     before = torch.get_rng_state()
     performer = named("performer")
-    first, again, other = (
-        performer.build(SIZES, normal(SIZES, 3), seed).forward() for seed in (1, 1, 2)
-    )  # fmt: skip
+    first, again, other = (performer.build(SIZES, normal(SIZES, 3), seed).forward() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -151,12 +151,25 @@ def test_tables_of_everyone_fit_a_line_of_text(noise):
     """Names and settings of everyone there is, with the widest of numbers."""
     made = Comparison.from_json((RESULTS / "compare.json").read_text(encoding="utf-8"))
     made.lines = [
-        replace(one, points=tuple(
-            point(p.length, 123e-6 * p.length ** (1 + turn % 2), forward=123e-6, decode=456e-6 * p.length,
-                  memory=p.memory, error=23.79, kept=512 * 1024, spread=noise, parameters=1_048_576)
-            for p in one.points))
+        replace(
+            one,
+            points=tuple(
+                point(
+                    p.length,
+                    123e-6 * p.length ** (1 + turn % 2),
+                    forward=123e-6,
+                    decode=456e-6 * p.length,
+                    memory=p.memory,
+                    error=23.79,
+                    kept=512 * 1024,
+                    spread=noise,
+                    parameters=1_048_576,
+                )
+                for p in one.points
+            ),
+        )
         for turn, one in enumerate(made.lines)
-    ]  # fmt: skip
+    ]
     made.paths = [replace(path, gradients=tuple(min(g, 9.9e-4) for g in path.gradients)) for path in made.paths]
     lines = text(made)
     rows = lines[lines.index("") : next(n for n, row in enumerate(lines) if row.startswith("training:"))]

@@ -109,9 +109,14 @@ def test_a_system_that_does_not_tell_still_times(monkeypatch):
 def test_a_question_is_answered_line_by_line(threads):
     threads(1)
     question = {
-        "names": ["GRU", "window"], "sizes": SIZES, "lengths": [64, 96], "bytes": 2**30, "seconds": 9.0, "threads": 1,
+        "names": ["GRU", "window"],
+        "sizes": SIZES,
+        "lengths": [64, 96],
+        "bytes": 2**30,
+        "seconds": 9.0,
+        "threads": 1,
         "seed": 0,
-    }  # fmt: skip
+    }
     told = [json.loads(line) for line in answer(json.dumps(question))]
     assert [entry[:2] for entry in told] == [["GRU", 64], ["GRU", 96], ["window", 64], ["window", 96]]
     assert all(entry[2] is not None and entry[3] == "" for entry in told)

@@ -39,13 +39,24 @@ def _text(kind: str, **more: Any) -> Callable[[], Any]:
 
 
 BERT = {
-    "hidden_size": 33, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 37,
+    "hidden_size": 33,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 37,
     "max_position_embeddings": 41,
-}  # fmt: skip
+}
 LLAMA = {
-    "hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 14, "num_hidden_layers": 2,
-    "intermediate_size": 37, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 59, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 42,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 14,
+    "num_hidden_layers": 2,
+    "intermediate_size": 37,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 59,
+    "pad_token_id": 0,
+}
 PLAIN = {"rope_type": "default", "rope_theta": 150000.0}
 
 
@@ -53,9 +64,14 @@ def _vit() -> Any:
     import transformers
 
     return transformers.ViTConfig(
-        hidden_size=33, num_attention_heads=3, num_hidden_layers=2, intermediate_size=37, image_size=21, patch_size=7,
+        hidden_size=33,
+        num_attention_heads=3,
+        num_hidden_layers=2,
+        intermediate_size=37,
+        image_size=21,
+        patch_size=7,
         num_labels=5,
-    )  # fmt: skip
+    )
 
 
 FAMILIES = [
@@ -64,7 +80,9 @@ FAMILIES = [
     Family(
         "gpt2",
         _text("GPT2Config", n_embd=33, n_head=3, n_layer=2, n_positions=41, eos_token_id=59, bos_token_id=1),
-        "GPT2LMHeadModel", generates=True, causal=True,
+        "GPT2LMHeadModel",
+        generates=True,
+        causal=True,
     ),
     Family("llama", _text("LlamaConfig", **LLAMA), "LlamaForCausalLM", generates=True, causal=True),
     Family(
@@ -73,37 +91,74 @@ FAMILIES = [
     Family(
         "gemma2",
         _text("Gemma2Config", **LLAMA, sliding_window=5, attn_logit_softcapping=1.5, query_pre_attn_scalar=11),
-        "Gemma2ForCausalLM", generates=True, causal=True,
+        "Gemma2ForCausalLM",
+        generates=True,
+        causal=True,
     ),
     Family(
         "gpt-oss",
         _text(
-            "GptOssConfig", **LLAMA, sliding_window=5, num_local_experts=3, num_experts_per_tok=2,
+            "GptOssConfig",
+            **LLAMA,
+            sliding_window=5,
+            num_local_experts=3,
+            num_experts_per_tok=2,
             rope_parameters=PLAIN,
         ),
-        "GptOssForCausalLM", generates=True, causal=True,
+        "GptOssForCausalLM",
+        generates=True,
+        causal=True,
     ),
     Family("vit", _vit, "ViTForImageClassification", reads="pixels"),
     Family(
         "whisper",
         _text(
-            "WhisperConfig", d_model=42, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3,
-            decoder_attention_heads=3, encoder_ffn_dim=37, decoder_ffn_dim=37, num_mel_bins=11, max_source_positions=17,
-            max_target_positions=41, pad_token_id=0, bos_token_id=1, eos_token_id=59, decoder_start_token_id=2,
-            suppress_tokens=None, begin_suppress_tokens=None,
+            "WhisperConfig",
+            d_model=42,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=3,
+            decoder_attention_heads=3,
+            encoder_ffn_dim=37,
+            decoder_ffn_dim=37,
+            num_mel_bins=11,
+            max_source_positions=17,
+            max_target_positions=41,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=59,
+            decoder_start_token_id=2,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
         ),
-        "WhisperForConditionalGeneration", reads="sound", encoder_decoder=True, generates=True, causal=True,
+        "WhisperForConditionalGeneration",
+        reads="sound",
+        encoder_decoder=True,
+        generates=True,
+        causal=True,
     ),
     Family(
         "t5",
         _text(
-            "T5Config", d_model=33, d_kv=11, d_ff=37, num_layers=2, num_decoder_layers=2, num_heads=3, pad_token_id=0,
-            eos_token_id=59, decoder_start_token_id=2, relative_attention_num_buckets=8,
+            "T5Config",
+            d_model=33,
+            d_kv=11,
+            d_ff=37,
+            num_layers=2,
+            num_decoder_layers=2,
+            num_heads=3,
+            pad_token_id=0,
+            eos_token_id=59,
+            decoder_start_token_id=2,
+            relative_attention_num_buckets=8,
             relative_attention_max_distance=11,
         ),
-        "T5ForConditionalGeneration", encoder_decoder=True, generates=True, causal=True,
+        "T5ForConditionalGeneration",
+        encoder_decoder=True,
+        generates=True,
+        causal=True,
     ),
-]  # fmt: skip
+]
 BY_NAME = {family.name: family for family in FAMILIES}
 
 

@@ -41,8 +41,10 @@ def test_beam_search(name):
 
 
 def test_attentions_while_generating():
-    kinds = {how: generated("llama", how, "left", output_attentions=True, return_dict_in_generate=True)
-             for how in ("saccade", "eager")}  # fmt: skip
+    kinds = {
+        how: generated("llama", how, "left", output_attentions=True, return_dict_in_generate=True)
+        for how in ("saccade", "eager")
+    }
     steps = list(zip(kinds["saccade"].attentions, kinds["eager"].attentions, strict=True))
     assert len(steps) == NEW
     for ours, eager in steps[1:]:
@@ -68,9 +70,11 @@ def test_a_text_read_in_pieces_is_the_text_read_at_once(name, static):
         whole = model(tokens, attention_mask=kept, position_ids=places, use_cache=False).logits
         for start, stop in [(0, 7), (7, 8), (8, 14), (14, 17)]:
             out = model(
-                tokens[:, start:stop], attention_mask=kept[:, :stop], position_ids=places[:, start:stop],
+                tokens[:, start:stop],
+                attention_mask=kept[:, :stop],
+                position_ids=places[:, start:stop],
                 past_key_values=cache,
-            )  # fmt: skip
+            )
             pieces.append(out.logits)
     together = torch.cat(pieces, 1)
     # Rotary angles and some norms are float32 in any dtype, and are rounded alike in both.

@@ -41,9 +41,11 @@ def problems(draw):
     before, after = draw(st.integers(0, 11)), draw(st.sampled_from([0, 0, 5]))
     keys_from = draw(st.integers(0, before))
     return {
-        "q_length": queries, "q_offset": before, "kv_offset": keys_from,
+        "q_length": queries,
+        "q_offset": before,
+        "kv_offset": keys_from,
         "kv_length": before - keys_from + queries + after,
-    }  # fmt: skip
+    }
 
 
 @st.composite
@@ -127,8 +129,15 @@ def test_a_function_of_somebody_elses_becomes_the_booleans_it_means():
 def test_all_of_transformers_own_mask_functions_are_known():
     """A new one in a later version is no error, but shows here."""
     made = {name for name in vars(masking_utils) if name.endswith(("_overlay", "_masks", "padding_mask_function"))}
-    known = {"and_masks", "or_masks", "sliding_window_overlay", "sliding_window_bidirectional_overlay",
-             "chunked_overlay", "blockwise_overlay", "padding_mask_function"}  # fmt: skip
+    known = {
+        "and_masks",
+        "or_masks",
+        "sliding_window_overlay",
+        "sliding_window_bidirectional_overlay",
+        "chunked_overlay",
+        "blockwise_overlay",
+        "padding_mask_function",
+    }
     assert made == known and len(reading._readers()) == len(known) + 2
 
 
@@ -216,10 +225,17 @@ def test_the_mask_of_a_long_forward_is_not_dense(monkeypatch):
     seen = []
     register()
     try:
-        model = LlamaModel(LlamaConfig(
-            vocab_size=61, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-            attn_implementation="saccade", max_position_embeddings=8192,
-        )).eval()  # fmt: skip
+        model = LlamaModel(
+            LlamaConfig(
+                vocab_size=61,
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                attn_implementation="saccade",
+                max_position_embeddings=8192,
+            )
+        ).eval()
         monkeypatch.setattr(MaskTensor, "dense", lambda self: pytest.fail("a dense mask"))
         for length in (4096, 8192):
             kept = torch.ones(1, length, dtype=torch.int64)

@@ -56,9 +56,7 @@ MASKS = {
     "causal": Case(Causal(), causal),
     "none": Case(None, lambda b, p, j: (p >= 0) & (j >= 0)),
     "window": Case(Causal() & Window(4, 0), lambda b, p, j: (j <= p) & (p - j <= 4)),
-    "documents": Case(
-        Causal() & Documents(DOCUMENTS), lambda b, p, j: (j <= p) & (DOCUMENTS[b][p] == DOCUMENTS[b][j])
-    ),
+    "documents": Case(Causal() & Documents(DOCUMENTS), lambda b, p, j: (j <= p) & (DOCUMENTS[b][p] == DOCUMENTS[b][j])),
     "prefix": Case(Prefix(PREFIXES), lambda b, p, j: (j < PREFIXES[b]) | (j <= p)),
     "global": Case(
         Causal() & (Window(3, 0) | Global([2, 5])),
@@ -70,10 +68,11 @@ MASKS = {
         PerHead([Causal(), Window(1, 0), Causal(), Window(3, 0)]),
         lambda b, p, j: torch.stack([j <= p, (j <= p) & (p - j <= 1), j <= p, (j <= p) & (p - j <= 3)]),
     ),
-    "predicate": Case(Predicate(lambda b, h, q, k: (k <= q) & ((q + k) % 3 != 0)), 
-                      lambda b, p, j: (j <= p) & ((p + j) % 3 != 0)),
+    "predicate": Case(
+        Predicate(lambda b, h, q, k: (k <= q) & ((q + k) % 3 != 0)), lambda b, p, j: (j <= p) & ((p + j) % 3 != 0)
+    ),
     "keys hidden": Case(Causal() & Padding([30, 3, 17]), lambda b, p, j: (j <= p) & (j < [30, 3, 17][b])),
-}  # fmt: skip
+}
 
 BIASES: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], Tensor] | None]] = {
     "no bias": (lambda: None, None),

@@ -26,10 +26,12 @@ BAD = {
         r"\(1, 3, 7\) in float32 on cpu came: a cache serves one batch and one module",
     ),
     "other heads": (
-        lambda c: c.append(KEY[:, :2], VALUE[:, :2], None), r"it holds keys of .* \(2, 3, 7\) .* \(2, 2, 7\)"
+        lambda c: c.append(KEY[:, :2], VALUE[:, :2], None),
+        r"it holds keys of .* \(2, 3, 7\) .* \(2, 2, 7\)",
     ),
     "another width": (
-        lambda c: c.append(KEY, VALUE[..., :3], None), r"it holds values of .* \(2, 3, 4\) .* \(2, 3, 3\)"
+        lambda c: c.append(KEY, VALUE[..., :3], None),
+        r"it holds values of .* \(2, 3, 4\) .* \(2, 3, 3\)",
     ),
     "another dtype": (lambda c: c.append(KEY.double(), VALUE, None), "it holds keys of .* float32 .* float64"),
     "another device": (
@@ -102,7 +104,7 @@ BAD = {
         lambda c: c.rollback(torch.tensor([1, 1, 1])),
         r"rollback: must be an int or one for each of 2 items, got \(3,\)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -147,7 +149,7 @@ def test_types(attempt, message):
         (lambda: StaticLayer(9).append(KEY.requires_grad_(), VALUE, None), "StaticLayer: writes in place and keeps no"),
         (lambda: WindowLayer(9).append(KEY.requires_grad_(), VALUE, None), "WindowLayer: writes in place and keeps no"),
     ],
-)  # fmt: skip
+)
 def test_values(attempt, message):
     try:
         with pytest.raises(ValueError, match=message):

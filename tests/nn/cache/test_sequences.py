@@ -24,7 +24,7 @@ def moves(draw, most):
             found.append((kind, counts, draw(st.integers(0, 2)), draw(st.sampled_from(["left", "right", "middle"]))))
         else:
             found.append((kind, [n % 3 for n in counts] if kind == "reorder" else counts))
-    return found  # fmt: skip
+    return found
 
 
 def play(run: Decoding, sequence) -> None:

@@ -68,8 +68,10 @@ class Stream:
     def step(self, counts: list[int], rows: int | None = None, side: str = "right") -> None:
         rows = max(counts) if rows is None else rows
         left = [rows - n if side == "left" else (rows - n) // 2 if side == "middle" else 0 for n in counts]
-        given = [torch.full((len(counts), h, rows, n), float("nan"), dtype=torch.float64)
-                 for h, n in ((HQ, D), (HKV, D), (HKV, DV))]  # fmt: skip
+        given = [
+            torch.full((len(counts), h, rows, n), float("nan"), dtype=torch.float64)
+            for h, n in ((HQ, D), (HKV, D), (HKV, DV))
+        ]
         real = torch.zeros(len(counts), rows, dtype=torch.bool)
         for item, count in enumerate(counts):
             for n in range(count):

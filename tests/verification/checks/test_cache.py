@@ -48,9 +48,16 @@ def bottom_right(queries: int, keys: int) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention that is given what it returned before; a place to break it at each step."""
 
-    def __init__(self, *, start: Callable[[int], int] = same, keys: Callable[[Tensor, Tensor], Tensor] = keep,
-                 values: Callable[[Tensor, Tensor], Tensor] = keep, returned: Callable[[Tensor], Tensor] = same,
-                 mask: Callable[[int, int], Tensor] = bottom_right, rotary: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        start: Callable[[int], int] = same,
+        keys: Callable[[Tensor, Tensor], Tensor] = keep,
+        values: Callable[[Tensor, Tensor], Tensor] = keep,
+        returned: Callable[[Tensor], Tensor] = same,
+        mask: Callable[[int, int], Tensor] = bottom_right,
+        rotary: bool = True,
+    ) -> None:
         super().__init__()
         torch.manual_seed(6)
         self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
@@ -107,20 +114,35 @@ def test_positions_that_do_not_go_on(start: Callable[[int], int]) -> None:
     assert found(Attention(start=start, rotary=False)) == []  # where there are none, none can be wrong
 
 
-@pytest.mark.parametrize("broken, words, line", [
-    ({"values": lambda past, new: torch.cat([torch.zeros_like(past), new], -2)},
-     "the values kept of position 0 are not those of the whole: there are zeros", "torch.zeros_like(past)"),
-    ({"keys": lambda past, new: torch.cat([past.flip(0), new], -2)},
-     "the keys kept of position 0 are not those of the whole", "past.flip(0)"),
-    ({"keys": lambda past, new: torch.cat([past[:1].expand_as(past), new], -2)},
-     "batch item 1 has those of item 0", "past[:1].expand_as(past)"),
-    ({"keys": lambda past, new: torch.cat([new, past], -2)},
-     "the key of position 0 stands at place 1 of the cache and its value at place 0", "torch.cat([new, past], -2)"),
-    ({"returned": lambda k: k * 0.5}, "they are 0.5 times those", ""),
-    ({"returned": lambda k: turned(k, 1)}, "as long but turned otherwise", ""),
-    ({"keys": lambda _, new: new, "values": lambda _, new: new}, "nothing of the 1 positions before", ""),
-    ({"mask": lambda q, k: torch.ones(q, k).tril().bool()}, "aligned at the top left", ".tril().bool()"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken, words, line",
+    [
+        (
+            {"values": lambda past, new: torch.cat([torch.zeros_like(past), new], -2)},
+            "the values kept of position 0 are not those of the whole: there are zeros",
+            "torch.zeros_like(past)",
+        ),
+        (
+            {"keys": lambda past, new: torch.cat([past.flip(0), new], -2)},
+            "the keys kept of position 0 are not those of the whole",
+            "past.flip(0)",
+        ),
+        (
+            {"keys": lambda past, new: torch.cat([past[:1].expand_as(past), new], -2)},
+            "batch item 1 has those of item 0",
+            "past[:1].expand_as(past)",
+        ),
+        (
+            {"keys": lambda past, new: torch.cat([new, past], -2)},
+            "the key of position 0 stands at place 1 of the cache and its value at place 0",
+            "torch.cat([new, past], -2)",
+        ),
+        ({"returned": lambda k: k * 0.5}, "they are 0.5 times those", ""),
+        ({"returned": lambda k: turned(k, 1)}, "as long but turned otherwise", ""),
+        ({"keys": lambda _, new: new, "values": lambda _, new: new}, "nothing of the 1 positions before", ""),
+        ({"mask": lambda q, k: torch.ones(q, k).tril().bool()}, "aligned at the top left", ".tril().bool()"),
+    ],
+)
 def test_what_is_wrong_is_named(broken: dict[str, Any], words: str, line: str) -> None:
     finding = only_error(Attention(**broken))
     assert words in finding.message
@@ -141,8 +163,12 @@ def test_a_step_that_raises_where_the_whole_works() -> None:
     def square(queries: int, keys: int) -> Tensor:
         return torch.ones(queries, queries).tril().bool().expand(queries, -1)[:, : min(keys, 2)]
 
-    finding = only_error(Attention(mask=lambda q, k: square(q, k) if k > 2 and q == 1 else bottom_right(q, k),
-                                   keys=lambda past, new: keep(past, new)[..., :4, :]))  # fmt: skip
+    finding = only_error(
+        Attention(
+            mask=lambda q, k: square(q, k) if k > 2 and q == 1 else bottom_right(q, k),
+            keys=lambda past, new: keep(past, new)[..., :4, :],
+        )
+    )
     assert "The whole sequence works" in finding.message and "RuntimeError" in finding.message
 
 

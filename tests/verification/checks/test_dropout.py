@@ -31,10 +31,17 @@ def nothing(tensor: Tensor, self: Block) -> Tensor:
 class Block(nn.Module):
     """Self-attention with a place for dropout everywhere one may be put."""
 
-    def __init__(self, on_weights: Callable[..., Tensor] = right, *, on_scores: Callable[..., Tensor] = nothing,
-                 on_query: Callable[..., Tensor] = nothing, on_value: Callable[..., Tensor] = nothing,
-                 on_out: Callable[..., Tensor] = nothing, on_input: Callable[..., Tensor] = nothing,
-                 causal: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        on_weights: Callable[..., Tensor] = right,
+        *,
+        on_scores: Callable[..., Tensor] = nothing,
+        on_query: Callable[..., Tensor] = nothing,
+        on_value: Callable[..., Tensor] = nothing,
+        on_out: Callable[..., Tensor] = nothing,
+        on_input: Callable[..., Tensor] = nothing,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
         self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
         self.dropout = nn.Dropout(0.1)
@@ -242,9 +249,15 @@ def on_scores(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0) -> Tensor:
 
 @pytest.mark.parametrize(
     "function, words",
-    [(attention, None), (told, None), (annotated, None), (dropped_by_default, "stays active"),
-     (not_told, "stays active"), (on_scores, "acts on the scores")],
-)  # fmt: skip
+    [
+        (attention, None),
+        (told, None),
+        (annotated, None),
+        (dropped_by_default, "stays active"),
+        (not_told, "stays active"),
+        (on_scores, "acts on the scores"),
+    ],
+)
 def test_functions(function: Callable[..., Tensor], words: str | None) -> None:
     found = list(dropout.CHECK.run(Subject(function, Reading("attention", "BHLD", 7, heads=3))))
     assert [one.severity for one in found] == ([] if words is None else ["error"])

@@ -28,9 +28,14 @@ def same(tensor: Tensor) -> Tensor:
 class Block(nn.Module):
     """Causal self-attention with a place to break it at each step."""
 
-    def __init__(self, *, query: Callable[..., Tensor] = same, value: Callable[..., Tensor] = same,
-                 weights: Callable[..., Tensor] = lambda s: s.softmax(-1), out: Callable[..., Tensor] = same,
-                 ) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        query: Callable[..., Tensor] = same,
+        value: Callable[..., Tensor] = same,
+        weights: Callable[..., Tensor] = lambda s: s.softmax(-1),
+        out: Callable[..., Tensor] = same,
+    ) -> None:
         super().__init__()
         torch.manual_seed(5)
         self.qkv, self.proj = nn.Linear(E, 3 * E), nn.Linear(E, E)
@@ -48,8 +53,9 @@ class Block(nn.Module):
 
 def findings(module: Any, **reading: Any) -> list[Any]:
     reading = {"form": "self", "layout": "BLD", "width": E, "heads": H} | reading
-    return list(gradients.CHECK.run(Subject(module.eval() if isinstance(module, nn.Module) else module,
-                                            Reading(**reading))))  # fmt: skip
+    return list(
+        gradients.CHECK.run(Subject(module.eval() if isinstance(module, nn.Module) else module, Reading(**reading)))
+    )
 
 
 def stable_by_hand(scores: Tensor) -> Tensor:

@@ -69,9 +69,15 @@ class Attention(nn.Module):
     """Self-attention with a place to break it at each step."""
 
     def __init__(
-        self, splits: Splits = (split,) * 3, merged: Callable[[Tensor], Tensor] = merge, *, heads: int = H,
-        kv_heads: int | None = None, repeats: Splits = (repeated,) * 2, causal: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        splits: Splits = (split,) * 3,
+        merged: Callable[[Tensor], Tensor] = merge,
+        *,
+        heads: int = H,
+        kv_heads: int | None = None,
+        repeats: Splits = (repeated,) * 2,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
         torch.manual_seed(2)
         self.heads, self.kv_heads = heads, kv_heads or heads
@@ -173,8 +179,9 @@ def test_heads_merged_in_reverse() -> None:
     assert finding.evidence["lands"] == [2, 1, 0]
 
 
-@pytest.mark.parametrize("repeats, which", [((tiled, tiled), "keys"), ((tiled, repeated), "keys"),
-                                            ((repeated, tiled), "values")])  # fmt: skip
+@pytest.mark.parametrize(
+    "repeats, which", [((tiled, tiled), "keys"), ((tiled, repeated), "keys"), ((repeated, tiled), "values")]
+)
 def test_kv_heads_repeated_in_the_wrong_order(repeats: Splits, which: str) -> None:
     promise = Promise(kv_order="repeat_interleave")
     finding = only_error(Attention(heads=6, kv_heads=2, repeats=repeats), Reading("self", "BLD", 30), promise)
@@ -352,8 +359,17 @@ class Rotary(Attention):
     def attended(self, x: Tensor) -> Tensor:
         q, k, v = (split(one, H) for one in self.projected(x))
         place = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
-        turned = [torch.cat([t[..., :1], t[..., 1:3] * place.cos() + t[..., 3:] * place.sin(),
-                             t[..., 3:] * place.cos() - t[..., 1:3] * place.sin()], -1) for t in (q, k)]  # fmt: skip
+        turned = [
+            torch.cat(
+                [
+                    t[..., :1],
+                    t[..., 1:3] * place.cos() + t[..., 3:] * place.sin(),
+                    t[..., 3:] * place.cos() - t[..., 1:3] * place.sin(),
+                ],
+                -1,
+            )
+            for t in (q, k)
+        ]
         return merge(F.scaled_dot_product_attention(*turned, v))
 
 
@@ -417,17 +433,27 @@ def encoder(norm_first: bool) -> nn.Module:
     return nn.TransformerEncoderLayer(E, H, 19, batch_first=True, norm_first=norm_first)
 
 
-@pytest.mark.parametrize("make, reading", [
-    (Attention, SELF), (lambda: Attention(causal=True), SELF), (Rotary, SELF), (Normed, SELF), (Gated, SELF),
-    (PerHead, SELF), (Interleaved, SELF), (ByPosition, Reading("self", "LBD", E)),
-    (lambda: Attention(heads=6, kv_heads=2), Reading("self", "BLD", 30)),
-    (lambda: Attention(heads=4, kv_heads=1), Reading("self", "BLD", 20)),
-    (lambda: encoder(False), SELF), (lambda: encoder(True), SELF),
-    (lambda: nn.MultiheadAttention(E, H, batch_first=True), Reading("qkv", "BLD", E, out=0)),
-    (lambda: nn.TransformerDecoderLayer(E, H, 19, batch_first=True), Reading("cross", "BLD", E)),
-    (lambda: F.scaled_dot_product_attention, Reading("attention", "BHLD", D)),
-    (lambda: F.scaled_dot_product_attention, Reading("attention", "BLD", D)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, reading",
+    [
+        (Attention, SELF),
+        (lambda: Attention(causal=True), SELF),
+        (Rotary, SELF),
+        (Normed, SELF),
+        (Gated, SELF),
+        (PerHead, SELF),
+        (Interleaved, SELF),
+        (ByPosition, Reading("self", "LBD", E)),
+        (lambda: Attention(heads=6, kv_heads=2), Reading("self", "BLD", 30)),
+        (lambda: Attention(heads=4, kv_heads=1), Reading("self", "BLD", 20)),
+        (lambda: encoder(False), SELF),
+        (lambda: encoder(True), SELF),
+        (lambda: nn.MultiheadAttention(E, H, batch_first=True), Reading("qkv", "BLD", E, out=0)),
+        (lambda: nn.TransformerDecoderLayer(E, H, 19, batch_first=True), Reading("cross", "BLD", E)),
+        (lambda: F.scaled_dot_product_attention, Reading("attention", "BHLD", D)),
+        (lambda: F.scaled_dot_product_attention, Reading("attention", "BLD", D)),
+    ],
+)
 def test_right_ones_are_left_alone(make: Callable[[], Any], reading: Reading) -> None:
     torch.manual_seed(3)
     assert found(make(), reading) == []
@@ -446,10 +472,15 @@ def test_heads_are_found_as_they_are() -> None:
     assert last.shape == (30, 7, 50) and set(last.sum((1, 2)).tolist()) == {D + 7 * (D + 1)}
 
 
-@pytest.mark.parametrize("numbers, words", [
-    ([4], "4"), ([4, 5, 6, 9], "4 to 6 and 9"), ([0, 1, 3, 5, 6], "0 to 1, 3 and 5 to 6"),
-    ([0, 2, 4, 6, 8], "0, 2, 4 and others"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "numbers, words",
+    [
+        ([4], "4"),
+        ([4, 5, 6, 9], "4 to 6 and 9"),
+        ([0, 1, 3, 5, 6], "0 to 1, 3 and 5 to 6"),
+        ([0, 2, 4, 6, 8], "0, 2, 4 and others"),
+    ],
+)
 def test_channels_in_words(numbers: list[int], words: str) -> None:
     assert spans(numbers) == words
 

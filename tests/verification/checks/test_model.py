@@ -265,9 +265,12 @@ class PyTorchs(nn.Module):
     def forward(self, src, tgt, src_key_padding_mask=None):
         later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
         out = self.transformer(
-            self.tokens(src), self.tokens(tgt), tgt_mask=later, src_key_padding_mask=src_key_padding_mask,
+            self.tokens(src),
+            self.tokens(tgt),
+            tgt_mask=later,
+            src_key_padding_mask=src_key_padding_mask,
             memory_key_padding_mask=src_key_padding_mask if self.hides else None,
-        )  # fmt: skip
+        )
         return self.head(out)
 
 
@@ -321,16 +324,36 @@ def test_what_reads_tokens():
 
 def test_a_model_of_sounds_is_refused():
     config = transformers.WhisperConfig(
-        vocab_size=61, d_model=20, encoder_layers=1, decoder_layers=1, encoder_attention_heads=5,
-        decoder_attention_heads=5, encoder_ffn_dim=37, decoder_ffn_dim=37, num_mel_bins=8, max_source_positions=10,
-        max_target_positions=10, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
-    )  # fmt: skip
+        vocab_size=61,
+        d_model=20,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=5,
+        decoder_attention_heads=5,
+        encoder_ffn_dim=37,
+        decoder_ffn_dim=37,
+        num_mel_bins=8,
+        max_source_positions=10,
+        max_target_positions=10,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
     with pytest.raises(Undecided, match="reads no tokens of a text"):
         token_subject(transformers.WhisperModel(config))
 
 
-SIZES = {"vocab_size": WORDS, "hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 5,
-         "intermediate_size": 37, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}  # fmt: skip
+SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "intermediate_size": 37,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
 
 
 def t5():
@@ -364,9 +387,15 @@ def test_the_users_promise_wins():
 
 def test_a_scale_that_differs_by_layer_is_promised_for_a_layer():
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=20, n_head=5, n_layer=2, n_positions=LONGEST, scale_attn_by_inverse_layer_idx=True,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=WORDS,
+        n_embd=20,
+        n_head=5,
+        n_layer=2,
+        n_positions=LONGEST,
+        scale_attn_by_inverse_layer_idx=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = transformers.GPT2LMHeadModel(config)
     assert promised(model, config, Promise()).scale is None
     assert layer_subject(model.transformer.h[1].attn).promise.scale == pytest.approx(1 / 4)  # 4 ** -0.5 / 2

@@ -159,9 +159,15 @@ def findings(target: Any, reading: Reading = SELF) -> list[Any]:
 
 @pytest.mark.parametrize(
     "target",
-    [Block(), Buffer(), Moved(), Branching(), nn.TransformerEncoderLayer(E, H, 67, batch_first=True),
-     saccade.nn.SelfAttention(E)],
-)  # fmt: skip
+    [
+        Block(),
+        Buffer(),
+        Moved(),
+        Branching(),
+        nn.TransformerEncoderLayer(E, H, 67, batch_first=True),
+        saccade.nn.SelfAttention(E),
+    ],
+)
 def test_right_modules_are_left_alone(target: nn.Module) -> None:
     assert findings(target) == []
 
@@ -221,9 +227,12 @@ def test_what_is_random_and_not_saved_is_lost() -> None:
 
 @pytest.mark.parametrize(
     "target, severity, words",
-    [(KeepsNothing(), "error", "Missing key"), (LoadsNothing(), "error", "gives another output"),
-     (KeepsMore(), "warning", "UnpicklingError")],
-)  # fmt: skip
+    [
+        (KeepsNothing(), "error", "Missing key"),
+        (LoadsNothing(), "error", "gives another output"),
+        (KeepsMore(), "warning", "UnpicklingError"),
+    ],
+)
 def test_a_state_that_cannot_be_loaded(target: nn.Module, severity: str, words: str) -> None:
     before = {name: one.clone() for name, one in nn.Module.state_dict(target).items() if isinstance(one, Tensor)}
     (found,) = findings(target)

@@ -92,9 +92,13 @@ def in_half(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "target, words, code",
-    [(attention(halved), "jumps", "bfloat16"), (in_half, "jumps", "half()"),
-     (attention(one_after_the_other), "off by", None), (attention(unshifted), "is NaN or Inf", "exp()")],
-)  # fmt: skip
+    [
+        (attention(halved), "jumps", "bfloat16"),
+        (in_half, "jumps", "half()"),
+        (attention(one_after_the_other), "off by", None),
+        (attention(unshifted), "is NaN or Inf", "exp()"),
+    ],
+)
 def test_each_wrong_function_is_named_once(target: Any, words: str, code: str | None) -> None:
     (found,) = findings(target)
     assert found.severity == "error" and words in found.message

@@ -266,20 +266,27 @@ class Talking(nn.Module):
         return self.proj((self.mix(self, scores).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("mix", [
-    lambda self, s: s + nn.functional.conv2d(s, self.map[:, :, None, None]),
-    lambda self, s: s + torch.einsum("bhij,gh->bgij", s, self.map),
-    lambda self, s: s + nn.functional.linear(s.movedim(1, -1), self.map).movedim(-1, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda self, s: s + nn.functional.conv2d(s, self.map[:, :, None, None]),
+        lambda self, s: s + torch.einsum("bhij,gh->bgij", s, self.map),
+        lambda self, s: s + nn.functional.linear(s.movedim(1, -1), self.map).movedim(-1, 1),
+    ],
+)
 def test_talking_heads_have_no_factor_of_their_own(mix: Callable[[nn.Module, Tensor], Tensor]) -> None:
     (finding,) = found(Talking(mix).eval(), Reading("self", "BLD", E))
     assert finding.severity == "note" and "talking heads" in finding.message
     assert "batch" not in finding.message
 
 
-@pytest.mark.parametrize("factor, named", [
-    (lambda s: s * math.sqrt(D) / math.sqrt(s.shape[0]), True), (lambda s: s * math.sqrt(D / 2), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "factor, named",
+    [
+        (lambda s: s * math.sqrt(D) / math.sqrt(s.shape[0]), True),
+        (lambda s: s * math.sqrt(D / 2), False),
+    ],
+)
 def test_the_size_of_the_batch_is_blamed_where_it_is_at_work(factor: Callable[[Tensor], Tensor], named: bool) -> None:
     (finding,) = found(Talking(lambda _, s: factor(s)).eval(), Reading("self", "BLD", E))
     assert finding.severity == "error"

@@ -21,14 +21,44 @@ from ._mask_tensor import MaskTensor
 
 # Arguments that reach attention functions on their way through a model, and change nothing about the attention: what
 # they stand for is in the mask, the cache or the positions of query and key by then.
-HARMLESS = frozenset({
-    "position_ids", "position_embeddings", "cache_position", "past_key_values", "past_key_value", "use_cache",
-    "layer_idx", "layer_type", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
-    "logits_to_keep", "num_items_in_batch", "token_type_ids", "mm_token_type_ids", "seq_idx", "deterministic",
-    "max_length_q", "max_length_k", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "max_seqlen", "kernel_options",
-    "labels", "inputs_embeds", "input_ids", "encoder_hidden_states", "encoder_attention_mask", "decoder_attention_mask",
-    "interpolate_pos_encoding", "training", "target_dtype",
-})  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "position_ids",
+        "position_embeddings",
+        "cache_position",
+        "past_key_values",
+        "past_key_value",
+        "use_cache",
+        "layer_idx",
+        "layer_type",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "token_type_ids",
+        "mm_token_type_ids",
+        "seq_idx",
+        "deterministic",
+        "max_length_q",
+        "max_length_k",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "cu_seqlens",
+        "max_seqlen",
+        "kernel_options",
+        "labels",
+        "inputs_embeds",
+        "input_ids",
+        "encoder_hidden_states",
+        "encoder_attention_mask",
+        "decoder_attention_mask",
+        "interpolate_pos_encoding",
+        "training",
+        "target_dtype",
+    }
+)
 # Arguments that do bear on the attention, and are not honoured: with what to say of them.
 REFUSED = {
     "cache": "continuous batching with a paged cache is not supported; generate with another cache",
@@ -69,17 +99,32 @@ class AttentionMeaning:
     def arguments(self) -> dict[str, Any]:
         """Mask, bias, scale, softcap, sink and dropout by name, as `saccade.attention` takes them."""
         return {
-            "mask": self.mask, "bias": self.bias, "scale": self.scale, "softcap": self.softcap, "sink": self.sink,
+            "mask": self.mask,
+            "bias": self.bias,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "sink": self.sink,
             "dropout": self.dropout,
-        }  # fmt: skip
+        }
 
 
 def meaning_of(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, dropout: float = 0.0,
-    scaling: float | Tensor | None = None, is_causal: bool | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, position_bias: Tensor | None = None, sliding_window: int | None = None,
-    ignored: frozenset[str] = frozenset(), **more: Any,
-) -> AttentionMeaning:  # fmt: skip
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    dropout: float = 0.0,
+    scaling: float | Tensor | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    ignored: frozenset[str] = frozenset(),
+    **more: Any,
+) -> AttentionMeaning:
     """What `function(module, query, key, value, attention_mask, ...)` asks for, whichever implementation computes it.
 
     The mask. None means causal where Lq > 1 and `is_causal` (the argument, else the module's, else True), the query
@@ -112,10 +157,17 @@ def meaning_of(
         key, value = key[:, :, : sizes.length_q], value[:, :, : sizes.length_q]
         position_bias = None if position_bias is None else position_bias[..., : sizes.length_q]
     return AttentionMeaning(
-        query, key, value, _of_documents(seen.mask, query, more), _sum(position_bias, seen.bias),
-        None if scaling is None else float(scaling), softcap or None, _sink(s_aux, query),
-        float(dropout) if module.training else 0.0, seen.real,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        _of_documents(seen.mask, query, more),
+        _sum(position_bias, seen.bias),
+        None if scaling is None else float(scaling),
+        softcap or None,
+        _sink(s_aux, query),
+        float(dropout) if module.training else 0.0,
+        seen.real,
+    )
 
 
 class _Sizes(NamedTuple):

@@ -62,10 +62,13 @@ class Attention(Contender):
 
     def config(self, width: int) -> AttentionConfig:
         return AttentionConfig(
-            width, self.heads, head_width=self.head,
+            width,
+            self.heads,
+            head_width=self.head,
             value_head_width=None if self.head is None else width // self.heads,
-            window=None if self.window is None else Window(self.window - 1, 0), mechanism=self.mechanism,
-        )  # fmt: skip
+            window=None if self.window is None else Window(self.window - 1, 0),
+            mechanism=self.mechanism,
+        )
 
     def body(self, width: int, layers: int, length: int) -> nn.Module:
         return Decoder(BlockConfig(self.config(width), hidden=0), layers)

@@ -22,10 +22,19 @@ SMALL = {
 }
 
 SIZES = (
-    "linear:head=4", "linear:head=8", "linear:head=16", "linear", "linear:head=64", "linear:head=128",
-    "linear:feature_map=taylor,head=4", "linear:feature_map=taylor,head=8", "linear:feature_map=taylor,head=16",
-    "performer:features=16", "performer:features=64", "performer:features=256",
-)  # fmt: skip
+    "linear:head=4",
+    "linear:head=8",
+    "linear:head=16",
+    "linear",
+    "linear:head=64",
+    "linear:head=128",
+    "linear:feature_map=taylor,head=4",
+    "linear:feature_map=taylor,head=8",
+    "linear:feature_map=taylor,head=16",
+    "performer:features=16",
+    "performer:features=64",
+    "performer:features=256",
+)
 """Forms with a state of fixed size, from small to large within each kind."""
 
 

@@ -29,9 +29,13 @@ class Case:
         """As JSON takes it. Two cases with the same description are the same run."""
         sizes: dict[str, Any] = json.loads(json.dumps(asdict(self.task)))  # type: ignore[call-overload]
         return {
-            "task": self.task.name, "mechanism": self.name, "seed": self.seed, "sizes": sizes,
-            "shape": asdict(self.shape), "budget": {**asdict(self.budget), "rates": list(self.budget.rates)},
-        }  # fmt: skip
+            "task": self.task.name,
+            "mechanism": self.name,
+            "seed": self.seed,
+            "sizes": sizes,
+            "shape": asdict(self.shape),
+            "budget": {**asdict(self.budget), "rates": list(self.budget.rates)},
+        }
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,13 @@ def as_dict(row: Row) -> dict[str, Any]:
     """A run as JSON takes it."""
     outcome = {name: _short(value) for name, value in asdict(row.outcome).items()}
     return {
-        **row.case, "groups": list(row.groups), "chance": _short(row.chance), "remembers": row.remembers,
-        "a_token": row.a_token, **outcome,
-    }  # fmt: skip
+        **row.case,
+        "groups": list(row.groups),
+        "chance": _short(row.chance),
+        "remembers": row.remembers,
+        "a_token": row.a_token,
+        **outcome,
+    }
 
 
 def read(lines: Iterable[str], where: object = "records") -> list[Row]:
@@ -102,9 +110,14 @@ def _row(line: str, where: str) -> Row:
         found = json.loads(line)
         case = {name: found[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
         outcome = Outcome(
-            found["right"], tuple(found["by_group"]), found["rate"], found["steps"], found["parameters"],
-            found["seconds"], found["cpu_seconds"],
-        )  # fmt: skip
+            found["right"],
+            tuple(found["by_group"]),
+            found["rate"],
+            found["steps"],
+            found["parameters"],
+            found["seconds"],
+            found["cpu_seconds"],
+        )
         return Row(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None

@@ -17,9 +17,7 @@ Begin = Callable[[Case], Tell | None]  # told of a case before it is run; what i
 End = Callable[[Row], object]
 
 
-def cases(
-    tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape: Shape, budget: Budget
-) -> list[Case]:  # fmt: skip
+def cases(tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape: Shape, budget: Budget) -> list[Case]:
     """Every contender on every task: all tasks with the first seed, then all with the next.
 
     Args:

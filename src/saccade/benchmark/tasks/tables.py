@@ -79,9 +79,11 @@ def command(rows: Sequence[Row]) -> str:
         "taps": first["shape"]["taps"],
     }
     default = {
-        "seeds": 1, "steps": usual[1].steps, "rates": ",".join(f"{rate:g}" for rate in usual[1].rates),
+        "seeds": 1,
+        "steps": usual[1].steps,
+        "rates": ",".join(f"{rate:g}" for rate in usual[1].rates),
         "taps": usual[0].taps,
-    }  # fmt: skip
+    }
     asked = " ".join(f"--{name} {value}" for name, value in given.items() if value != default.get(name))
     return f"saccade compare {asked}"
 
@@ -99,15 +101,20 @@ def head(rows: Sequence[Row]) -> list[str]:
     counts = sorted({len(line.rows) for line in lines(rows)})
     seeds = f"{counts[0]} seed{'s' * (counts[0] != 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     return [
-        "# What each mechanism solves", "", f"    {command(rows)}", "",
+        "# What each mechanism solves",
+        "",
+        f"    {command(rows)}",
+        "",
         f"Every model: {layers}, {shape['width']} wide, without feed-forward layers, behind sinusoidal positions and "
         f"{near}; attention has one head. Every run: at most {budget['steps']} steps of Adam, each with "
         f"{budget['batch']} new examples, at a rate that rises to {first} and falls to 0; fewer where nothing is left "
         f"to gain.{again} The model that is right most often on a validation set is judged on {budget['held']:,} "
-        "examples, which are left out of training wherever they come up.", "",
+        "examples, which are left out of training wherever they come up.",
+        "",
         f"{seeds} each. **Bold**: at least {percent(SOLVED)} right with every seed. Numbers kept: "
-        "all layers' state, or keys and values. CPU seconds are of one thread and of all rates together.", "",
-    ]  # fmt: skip
+        "all layers' state, or keys and values. CPU seconds are of one thread and of all rates together.",
+        "",
+    ]
 
 
 def page(rows: Sequence[Row], refused: dict[str, str]) -> list[str]:
@@ -132,8 +139,9 @@ def summary(found: Sequence[Line]) -> list[str]:
         cells = [by_case.get((task, name)) for task in tasks]
         if sum(cell is not None for cell in cells) > 1:
             body.append([name, *("" if cell is None else _share(cell) for cell in cells)])
-    body.append(["guessing", *(percent(next(line for line in found if line.task == task).rows[0].chance)
-                 for task in tasks)])  # fmt: skip
+    body.append(
+        ["guessing", *(percent(next(line for line in found if line.task == task).rows[0].chance) for task in tasks)]
+    )
     return _table(heads, body)
 
 

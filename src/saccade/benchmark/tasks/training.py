@@ -120,9 +120,15 @@ def run(contender: Contender, task: Task, seed: int, shape: Shape, budget: Budge
 
 
 def _train(
-    model: Reader, task: Task, seed: int, rate: float, budget: Budget, validation: Examples, held: Tensor,
+    model: Reader,
+    task: Task,
+    seed: int,
+    rate: float,
+    budget: Budget,
+    validation: Examples,
+    held: Tensor,
     tell: Tell | None,
-) -> _Trained:  # fmt: skip
+) -> _Trained:
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
     random = torch.Generator().manual_seed(_seed(seed, "training"))
     looks, validated, step = 0, 0.0, 0

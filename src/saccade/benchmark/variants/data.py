@@ -164,9 +164,13 @@ def _check(path: Path, query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def model_data(
-    source: str | None = None, text: Path | None = None, layer: int | None = None, *,
-    most: int, causal: bool | None = None,
-) -> Data:  # fmt: skip
+    source: str | None = None,
+    text: Path | None = None,
+    layer: int | None = None,
+    *,
+    most: int,
+    causal: bool | None = None,
+) -> Data:
     """The q, k, v of all heads of one layer of a model that reads a text, as they go into attention.
 
     Args:
@@ -192,9 +196,14 @@ def model_data(
     scale = 1.0 if call.scale is None else call.scale * call.query.shape[3] ** 0.5
     query, key, value = (tensor.float() for tensor in (call.query * scale, call.key, call.value))
     sizes = Sizes(
-        1, query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.shape[2],
+        1,
+        query.shape[1],
+        key.shape[1],
+        query.shape[3],
+        value.shape[3],
+        query.shape[2],
         _is_causal(call) if causal is None else causal,
-    )  # fmt: skip
+    )
     name = "the embedded model" if source is None else model.name
     read = TEXT_NAME if text is None else str(text)
     where = f"{name}, layer {layer} of {model.layers}, reading {sizes.length} tokens of {read}"

@@ -109,8 +109,15 @@ def _trade(axes: Axes, comparison: Comparison) -> None:
         colour = FAMILIES[family(line)]
         if line.whole:
             axes.axvline(seconds, color=colour, lw=1.0, ls=(0, (4, 3)))
-            axes.annotate("exact", (seconds, 1), xycoords=("data", "axes fraction"), xytext=(3, -8),
-                          textcoords="offset points", fontsize=TEXT, color=colour)  # fmt: skip
+            axes.annotate(
+                "exact",
+                (seconds, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, -8),
+                textcoords="offset points",
+                fontsize=TEXT,
+                color=colour,
+            )
             continue
         error = max(judged.error.whole, SMALLEST)
         axes.plot(seconds, error, "o", ms=5, color=colour, mfc="none" if line.computes == "other" else colour)
@@ -140,8 +147,15 @@ def _growing(axes: Axes, comparison: Comparison, what: str, title: str, told: Ca
         if not lengths:
             continue
         colour = FAMILIES[family(line)]
-        axes.plot(lengths, amounts, marker=".", ms=4, color=colour, lw=2.2 if line.whole else 1.1,
-                  ls="--" if line.kind == LAYER else "-")  # fmt: skip
+        axes.plot(
+            lengths,
+            amounts,
+            marker=".",
+            ms=4,
+            color=colour,
+            lw=2.2 if line.whole else 1.1,
+            ls="--" if line.kind == LAYER else "-",
+        )
         power = growth(line, what) if sound(line, what) else None
         grown = "" if power is None else f"  L^{power:.1f}"
         labels.append(Label(lengths[-1], amounts[-1], f"{_named(line)}{grown}", colour))
@@ -179,8 +193,14 @@ def _gradients(axes: Axes, comparison: Comparison) -> None:
         if path in flat:
             continue
         seen = _down_to_the_floor(path)
-        axes.plot(*zip(*seen, strict=True), marker=".", ms=4, lw=1.1, color=colours.get(path.name, "#000000"),
-                  ls="--" if path.layers > 1 else "-")  # fmt: skip
+        axes.plot(
+            *zip(*seen, strict=True),
+            marker=".",
+            ms=4,
+            lw=1.1,
+            color=colours.get(path.name, "#000000"),
+            ls="--" if path.layers > 1 else "-",
+        )
         labels.append(Label(*seen[-1], _path_name(path), colours.get(path.name, "#000000")))
     axes.set_ylim(SMALLEST, None)
     ticks = [2**n for n in range(far.bit_length())][:: 1 + (far > 256)]
@@ -246,11 +266,24 @@ def _at_ends(axes: Axes, labels: Sequence[Label]) -> None:
     for (label, _), centre in zip(rows, centres, strict=True):
         y = (centre - bottom) / (top - bottom)
         axes.annotate(
-            label.text, (label.x, label.y), xytext=(1.045, y), textcoords="axes fraction", fontsize=TEXT,
-            color=label.colour, va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": label.colour, "alpha": 0.6, "shrinkA": 1, "shrinkB": 1,
-                        "relpos": (0, 0.5)},
-        )  # fmt: skip
+            label.text,
+            (label.x, label.y),
+            xytext=(1.045, y),
+            textcoords="axes fraction",
+            fontsize=TEXT,
+            color=label.colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "lw": 0.4,
+                "color": label.colour,
+                "alpha": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 1,
+                "relpos": (0, 0.5),
+            },
+        )
 
 
 def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: float) -> list[float]:
@@ -279,16 +312,30 @@ def _beside(axes: Axes, labels: Sequence[Label]) -> None:
     points = [axes.transData.transform((label.x, label.y)) for label in labels]
     frame = axes.get_window_extent(renderer)
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
-    places = [(6, 0, "left", "center"), (-6, 0, "right", "center"), (0, 6, "center", "bottom"),
-              (0, -6, "center", "top"), (6, 7, "left", "bottom"), (6, -7, "left", "top"),
-              (-6, 7, "right", "bottom"), (-6, -7, "right", "top"), (6, 15, "left", "bottom"),
-              (6, -15, "left", "top")]  # fmt: skip
+    places = [
+        (6, 0, "left", "center"),
+        (-6, 0, "right", "center"),
+        (0, 6, "center", "bottom"),
+        (0, -6, "center", "top"),
+        (6, 7, "left", "bottom"),
+        (6, -7, "left", "top"),
+        (-6, 7, "right", "bottom"),
+        (-6, -7, "right", "top"),
+        (6, 15, "left", "bottom"),
+        (6, -15, "left", "top"),
+    ]
     for label in labels:
         for x, y, across, up in places:
             text = axes.annotate(
-                label.text, (label.x, label.y), xytext=(x, y), textcoords="offset points", fontsize=TEXT,
-                color=label.colour, ha=across, va=up,
-            )  # fmt: skip
+                label.text,
+                (label.x, label.y),
+                xytext=(x, y),
+                textcoords="offset points",
+                fontsize=TEXT,
+                color=label.colour,
+                ha=across,
+                va=up,
+            )
             extent = text.get_window_extent(renderer)
             box = (extent.x0, extent.y0, extent.x1, extent.y1)
             inside = frame.x0 <= box[0] and box[1] >= frame.y0 and box[3] <= frame.y1

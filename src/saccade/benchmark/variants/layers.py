@@ -81,9 +81,13 @@ class Layer(Contender):
 
         parameters = tuple(module.parameters())
         return Runner(
-            lambda: module(x), (x, *parameters), 1, decoding if sizes.causal else NO_STEP, counted(module),
+            lambda: module(x),
+            (x, *parameters),
+            1,
+            decoding if sizes.causal else NO_STEP,
+            counted(module),
             lambda exact: exact,
-        )  # fmt: skip
+        )
 
 
 class Attention(Stepping):

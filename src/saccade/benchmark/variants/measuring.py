@@ -55,9 +55,14 @@ class _Running:
 
 
 def measure(
-    comparison: Comparison, who: Sequence[Contender], data: Data, lengths: Sequence[int], settings: Settings,
-    told: Told, clock: Clock = time.perf_counter,
-) -> None:  # fmt: skip
+    comparison: Comparison,
+    who: Sequence[Contender],
+    data: Data,
+    lengths: Sequence[int],
+    settings: Settings,
+    told: Told,
+    clock: Clock = time.perf_counter,
+) -> None:
     """Put a line of everyone into the comparison, and fill them length after length.
 
     told: is called with what was done, len(who) + len(lengths) times.

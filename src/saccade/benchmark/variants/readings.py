@@ -125,10 +125,13 @@ PATTERNS: tuple[Pattern, ...] = (
         lambda length: {"block": ABOUT // 8},
     ),
     Pattern(
-        "streaming", patterns.streaming, FORWARDS, lambda length: {"window": ABOUT - 4, "sinks": 4},
+        "streaming",
+        patterns.streaming,
+        FORWARDS,
+        lambda length: {"window": ABOUT - 4, "sinks": 4},
         recent=("sinks", "window"),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -169,9 +172,13 @@ class Reading(Contender):
         parameters = tuple(part for part in module.parameters() if part.requires_grad)
         inputs = (query, value) if config.shares_key else leaves
         return Runner(
-            forward, (*inputs, *parameters), len(inputs), decoding, counted(module),
+            forward,
+            (*inputs, *parameters),
+            len(inputs),
+            decoding,
+            counted(module),
             lambda exact: _pairs(exact, config.maps),
-        )  # fmt: skip
+        )
 
 
 def refused(config: MechanismConfig, sizes: Sizes) -> str:

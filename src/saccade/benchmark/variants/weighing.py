@@ -46,17 +46,28 @@ class Weight(NamedTuple):
 
 
 def weigh(
-    who: Sequence[Contender], sizes: Sizes, lengths: Sequence[int], limits: Limits, threads: int, seed: int, told: Told,
+    who: Sequence[Contender],
+    sizes: Sizes,
+    lengths: Sequence[int],
+    limits: Limits,
+    threads: int,
+    seed: int,
+    told: Told,
     stop: threading.Event,
-) -> dict[str, dict[int, Weight]]:  # fmt: skip
+) -> dict[str, dict[int, Weight]]:
     """By name and length, ascending. told: is called with each name when its turn is over. stop: ends it early."""
     found: dict[str, dict[int, Weight]] = {one.name: {} for one in who}
     left = [one.name for one in who]
     while left and not stop.is_set():
         question = {
-            "names": left, "sizes": sizes, "lengths": lengths, "bytes": limits.bytes, "seconds": limits.seconds,
-            "threads": threads, "seed": seed,
-        }  # fmt: skip
+            "names": left,
+            "sizes": sizes,
+            "lengths": lengths,
+            "bytes": limits.bytes,
+            "seconds": limits.seconds,
+            "threads": threads,
+            "seed": seed,
+        }
         ended = _ask(question, found, told, stop)
         left = [name for name in left if len(found[name]) < len(set(lengths))]
         if left and ended:  # it ended with the first that has no answer, and the next goes on
@@ -69,9 +80,11 @@ def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: To
     """Fill in what a process of its own answers; why it ended before it was through, empty where it was."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(question)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**environment(), "OMP_WAIT_POLICY": "PASSIVE"},  # several weigh side by side and must not spin
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
             if stop.is_set():

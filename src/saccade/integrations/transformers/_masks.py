@@ -19,11 +19,18 @@ from ..._masks import FromTensor, Padding
 
 
 def saccade_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
-    device: torch.device | str = "cpu", **more: Any,
-) -> Tensor | None:  # fmt: skip
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **more: Any,
+) -> Tensor | None:
     """Who attends to whom in one forward, (B, 1, Lq, Lk): the signature of transformers' mask functions.
 
     Never None, which would mean "causal" or "everything" by what the attention module says of itself. A mask function
@@ -43,9 +50,7 @@ def saccade_mask(
         "attention_mask": attention_mask,
     }
     if _traced():
-        more.update(
-            allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip
-        )  # fmt: skip
+        more.update(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
         return masking_utils.sdpa_mask(batch_size, q_length, kv_length, device=device, **given, **more)
     kind: Any = type(more.get("config"))
     if not _looks_up(kind):
@@ -60,7 +65,7 @@ def saccade_mask(
     except Unreadable:
         bits: Any = masking_utils.sdpa_mask(
             batch_size, q_length, kv_length, device=device, **given, **more, allow_is_causal_skip=False
-        )  # fmt: skip
+        )
         mask = FromTensor(bits)
     shape = (batch_size, 1, q_length, kv_length)
     return MaskTensor(mask, shape, device, None if kept is None else _tokens(kept, frame))

@@ -168,9 +168,14 @@ class ByHand:
             _thread.missed("softmax", UNKNOWN)
 
     def _follow(
-        self, before: Scores | Weights, at: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        self,
+        before: Scores | Weights,
+        at: int,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
         result: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         product = (before if isinstance(before, Scores) else before.scores).product
         lead = tuple(result.shape[:-2])
         if not product.natural:
@@ -209,10 +214,22 @@ class ByHand:
         within_one = self._within_one or functools.partial(self._origins.same, *own.factors, length)
         rows = rows_of(mask, bias, length, key.shape[2], within_one)
         return SeenCall(
-            query.detach(), key.detach(), value.detach(), mask, bias, scores.scale, None, None, weights.dropout,
-            layout.queries(product.out(result.detach())), self._source, None, used,
-            rows.real, rows.unknown,
-        )  # fmt: skip
+            query.detach(),
+            key.detach(),
+            value.detach(),
+            mask,
+            bias,
+            scores.scale,
+            None,
+            None,
+            weights.dropout,
+            layout.queries(product.out(result.detach())),
+            self._source,
+            None,
+            used,
+            rows.real,
+            rows.unknown,
+        )
 
 
 def writes(func: Any) -> bool:

@@ -52,18 +52,36 @@ def _telling(function: Function) -> Function:
 
 
 def _call(
-    function: Function, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, given: Any,
+    function: Function,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    given: Any,
     more: dict[str, Any],
-) -> SeenCall:  # fmt: skip
+) -> SeenCall:
     from ..._hooks.transformers import meaning_of
 
     meaning = meaning_of(module, query, key, value, attention_mask, **more)
     out = given[0]  # (B, Lq, Hq, Dv)
     used = {"query": Used(query), "key": Used(key), "value": Used(value), "out": Used(out, _rows_inside)}
     return SeenCall(
-        meaning.query, meaning.key, meaning.value, meaning.mask, meaning.bias, meaning.scale, meaning.softcap,
-        meaning.sink, meaning.dropout, out.detach().transpose(1, 2), _name(function), module, used, meaning.real,
-    )  # fmt: skip
+        meaning.query,
+        meaning.key,
+        meaning.value,
+        meaning.mask,
+        meaning.bias,
+        meaning.scale,
+        meaning.softcap,
+        meaning.sink,
+        meaning.dropout,
+        out.detach().transpose(1, 2),
+        _name(function),
+        module,
+        used,
+        meaning.real,
+    )
 
 
 def _rows_inside(gradient: Tensor) -> Tensor:

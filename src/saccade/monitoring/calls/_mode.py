@@ -110,9 +110,22 @@ class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
         }
         rows = self._rows(meaning.mask, meaning.bias, query, key, (given.query, given.key))
         return SeenCall(
-            query, key, value, meaning.mask, meaning.bias, meaning.scale, None, None, meaning.dropout,
-            out.detach().reshape(shape), SDPA, None, used, rows.real, rows.unknown,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            meaning.mask,
+            meaning.bias,
+            meaning.scale,
+            None,
+            None,
+            meaning.dropout,
+            out.detach().reshape(shape),
+            SDPA,
+            None,
+            used,
+            rows.real,
+            rows.unknown,
+        )
 
     def _rows(self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]) -> Rows:
         """Which rows count, of a call of F.sdpa on the tensors `given`."""

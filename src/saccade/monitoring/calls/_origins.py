@@ -27,16 +27,20 @@ _CONSTANT: Sources = frozenset()  # parameters, and what is computed of them alo
 _PROJECTED = 0  # stands among the sources of what has been through a layer with weights
 
 _CUTTING, _JOINING, _PROJECTING, _MULTIPLYING, _MOVING, _KEEPING = range(6)
-_KINDS = {name: kind for kind, names in {
-    _CUTTING: "__getitem__ narrow chunk split split_with_sizes tensor_split unbind select",
-    _JOINING: "cat concat concatenate stack hstack vstack",
-    _PROJECTING: "linear conv1d conv2d embedding",
-    _MULTIPLYING: "matmul __matmul__ __rmatmul__ mm bmm einsum baddbmm addmm addbmm tensordot",
-    _MOVING: "flip fliplr flipud roll rot90 gather index_select index_copy index_copy_ index_add index_add_ index_put "
-    "index_put_ scatter scatter_ scatter_add scatter_add_ scatter_reduce take_along_dim take sort topk masked_select "
-    "masked_scatter masked_scatter_ unfold as_strided scaled_dot_product_attention",
-    _KEEPING: "view_as_complex view_as_real",  # a complex number is two of a row's own
-}.items() for name in names.split()}  # fmt: skip
+_KINDS = {
+    name: kind
+    for kind, names in {
+        _CUTTING: "__getitem__ narrow chunk split split_with_sizes tensor_split unbind select",
+        _JOINING: "cat concat concatenate stack hstack vstack",
+        _PROJECTING: "linear conv1d conv2d embedding",
+        _MULTIPLYING: "matmul __matmul__ __rmatmul__ mm bmm einsum baddbmm addmm addbmm tensordot",
+        _MOVING: "flip fliplr flipud roll rot90 gather index_select index_copy index_copy_ index_add index_add_ "
+        "index_put index_put_ scatter scatter_ scatter_add scatter_add_ scatter_reduce take_along_dim take sort topk "
+        "masked_select masked_scatter masked_scatter_ unfold as_strided scaled_dot_product_attention",
+        _KEEPING: "view_as_complex view_as_real",  # a complex number is two of a row's own
+    }.items()
+    for name in names.split()
+}
 
 
 class Origins:

@@ -90,9 +90,14 @@ def _einsum(equation: Any, *operands: Any, **_: Any) -> Product | None:
     to_left, to_right = _permuted(left, [*shared, *rows, *summed]), _permuted(right, [*shared, *columns, *summed])
     in_order = [*shared, *rows, *columns]
     return Product(
-        to_left(operands[0].detach()), to_right(operands[1].detach()), (operands[0], operands[1]), (to_left, to_right),
-        _permuted(out, in_order), natural=list(out) == in_order, over_last=left[-1] == summed[0],
-    )  # fmt: skip
+        to_left(operands[0].detach()),
+        to_right(operands[1].detach()),
+        (operands[0], operands[1]),
+        (to_left, to_right),
+        _permuted(out, in_order),
+        natural=list(out) == in_order,
+        over_last=left[-1] == summed[0],
+    )
 
 
 def _permuted(axes: str, wanted: list[str]) -> View:

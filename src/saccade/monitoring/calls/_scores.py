@@ -45,10 +45,29 @@ def changed_by(scores: Scores, at: int, func: Any, args: Arguments, kwargs: Mapp
 
 
 # Shape and dtype alone.
-_SAME = frozenset({
-    "view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous", "clone", "expand", "detach",
-    "float", "double", "half", "bfloat16", "to", "type", "type_as", "view_as", "reshape_as",
-})  # fmt: skip
+_SAME = frozenset(
+    {
+        "view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "contiguous",
+        "clone",
+        "expand",
+        "detach",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "to",
+        "type",
+        "type_as",
+        "view_as",
+        "reshape_as",
+    }
+)
 
 
 def _times(scores: Scores, at: int, args: Arguments) -> Scores | None:

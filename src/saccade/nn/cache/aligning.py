@@ -33,9 +33,7 @@ class Aligned:
     arriving: Arriving
 
     @classmethod
-    def of(
-        cls, cache: LayerCache, mask: Mask | None, padding: Padding | None, rows: int, name: str
-    ) -> Aligned | None:  # fmt: skip
+    def of(cls, cache: LayerCache, mask: Mask | None, padding: Padding | None, rows: int, name: str) -> Aligned | None:
         """What has to be moved for the mechanism called `name`; None: nothing, all items stand alike already.
 
         Raises:

@@ -67,9 +67,7 @@ def bias_in_order(
     return _picked(known.parameter, rows, keys, int((before + arriving.count).max(initial=0)))
 
 
-def bias_at(
-    bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, dtype: torch.dtype
-) -> Tensor | None:  # fmt: skip
+def bias_at(bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, dtype: torch.dtype) -> Tensor | None:
     """The bias as a tensor (1 or B, 1 or Hq, Lq, Lk): row i stands at `rows[b, i]`, key j at `keys[b, j]`.
 
     Args:

@@ -30,9 +30,13 @@ class GrowingLayer(LayerCache):
         self._owned = False  # whether the tensors are buffers of our own, which nobody's graph holds
 
     def append(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """As `LayerCache.append`; there is always room."""
         arriving = self._arriving(key, value, padding)
         before = self._host

@@ -47,9 +47,13 @@ class LayerCache(ABC):
 
     @abstractmethod
     def append(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """Add new tokens, and return what their queries attend to.
 
         Args:

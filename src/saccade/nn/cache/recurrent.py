@@ -68,9 +68,13 @@ class RecurrentLayer(LayerCache):
         return type(state)(*(part.clone() for part in state))
 
     def append(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """TypeError: a state holds neither keys nor values."""
         raise TypeError("cache: a RecurrentLayer holds a state, not keys and values, so there is nothing to attend to")
 

@@ -42,9 +42,13 @@ class StaticLayer(LayerCache):
         self._empty = True  # since the start, or a reset: tensors of another shape may come
 
     def append(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """As `LayerCache.append`.
 
         Raises:
@@ -95,9 +99,14 @@ class StaticLayer(LayerCache):
         self._set_lengths(np.zeros(1, np.int64))
 
     def _append_tensors(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, padding: Padding | None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None,
+        padding: Padding | None,
         reach: int,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """`append` by tensor arithmetic alone, no shape of which depends on how many tokens there are."""
         held_key, held_value, counts = self._key, self._value, self._counts
         assert held_key is not None and held_value is not None and counts is not None

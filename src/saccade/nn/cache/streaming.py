@@ -63,9 +63,13 @@ class StreamingLayer(WindowLayer):
         return min(super().reach(rows), self.sinks + self.window)
 
     def append(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """As `WindowLayer.append`, of keys that no position turns.
 
         Raises:
@@ -76,9 +80,15 @@ class StreamingLayer(WindowLayer):
         return self.turned(None, key, value, mask, bias, padding, lambda tensor, places: tensor)[1]
 
     def turned(
-        self, query: Tensor | None, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None,
-        padding: Padding | None, turn: Turn,
-    ) -> tuple[Tensor, Seen]:  # fmt: skip
+        self,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None,
+        padding: Padding | None,
+        turn: Turn,
+    ) -> tuple[Tensor, Seen]:
         """Add new tokens, and turn queries and what they see by their places in the cache.
 
         Args:
@@ -150,9 +160,7 @@ class StreamingLayer(WindowLayer):
         shown = self._shown(mask, places, before, arriving, batch)
         return _Fit.of(looked_at(shown, rows, places.shape[1], key), index, at - base, stand, key)
 
-    def _shown(
-        self, mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int
-    ) -> Mask:  # fmt: skip
+    def _shown(self, mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int) -> Mask:
         rows, keys = arriving.rows, places.shape[1]
         whole = standing(both(mask, self._own), int((before + arriving.count).max(initial=0)))
         assert whole is not None

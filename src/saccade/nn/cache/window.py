@@ -62,9 +62,13 @@ class WindowLayer(LayerCache):
         return self.window + self.slack
 
     def append(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None = None,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """As `LayerCache.append`; there is always room.
 
         Raises:
@@ -87,9 +91,14 @@ class WindowLayer(LayerCache):
         self._top = np.zeros(1, np.int64)
 
     def _plain(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, arriving: Arriving,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None,
+        arriving: Arriving,
         top: np.ndarray,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """Nothing has been overwritten, nor will be: slots are positions."""
         before, batch = self._host, key.shape[0]
         held = int((before + arriving.count).max(initial=0))
@@ -100,9 +109,14 @@ class WindowLayer(LayerCache):
         return Seen(held_key[:, :, :held], held_value[:, :, :held], fitted, bias)
 
     def _turning(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, arriving: Arriving,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None,
+        arriving: Arriving,
         top: np.ndarray,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """The ring once the new tokens are in it, in the order of its slots."""
         before, batch = self._host, key.shape[0]
         question = ("ring", self._own, self.slack, mask, batch, before.tobytes(), *arriving.summary, top.tobytes())
@@ -118,9 +132,14 @@ class WindowLayer(LayerCache):
         return Seen(held_key, held_value, fitted, bias)
 
     def _long(
-        self, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | Bias | None, arriving: Arriving,
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Tensor | Bias | None,
+        arriving: Arriving,
         top: np.ndarray,
-    ) -> Seen:  # fmt: skip
+    ) -> Seen:
         """A chunk that would overwrite what its own first rows see: it is answered first, then written."""
         before, batch, rows = self._host, key.shape[0], arriving.rows
         whole = both(mask, self._own)
@@ -231,9 +250,7 @@ def _put(held: Tensor, new: Tensor, row: np.ndarray, slot: np.ndarray) -> None:
         held.index_copy_(2, where, new.index_select(2, rows))
 
 
-def _stored(
-    mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int
-) -> Mask:  # fmt: skip
+def _stored(mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int) -> Mask:
     """The mask of new rows over keys at any positions (1 or B, Lk)."""
     standing_mask = standing(mask, int((before + arriving.count).max(initial=0)))
     assert standing_mask is not None
@@ -261,7 +278,7 @@ def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
 
 def _dense(
     bias: Tensor | Bias | None, before: np.ndarray, arriving: Arriving, places: np.ndarray, key: Tensor
-) -> Tensor | None:  # fmt: skip
+) -> Tensor | None:
     rows = (before - arriving.left)[:, None] + np.arange(arriving.rows)
     at, keys = (torch.from_numpy(np.ascontiguousarray(x)).to(key.device) for x in (rows, places.clip(min=0)))
     return bias_at(bias, at, keys, int((before + arriving.count).max(initial=0)), key.dtype)

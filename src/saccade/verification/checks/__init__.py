@@ -19,7 +19,21 @@ from . import _weights as weights
 from . import cache, mask_meaning, mixing, model
 
 CHECKS: tuple[Check, ...] = (
-    scale.CHECK, softmax.CHECK, causal_leak.CHECK, causal_blindness.CHECK, mask_meaning.CHECK, padding.CHECK,
-    mixing.CHECK, order.CHECK, cache.CHECK, precision.CHECK, gradients.CHECK, dropout.CHECK, robustness.CHECK,
-    placement.CHECK, compile.CHECK, weights.CHECK, model.CHECK,
-)  # fmt: skip
+    scale.CHECK,
+    softmax.CHECK,
+    causal_leak.CHECK,
+    causal_blindness.CHECK,
+    mask_meaning.CHECK,
+    padding.CHECK,
+    mixing.CHECK,
+    order.CHECK,
+    cache.CHECK,
+    precision.CHECK,
+    gradients.CHECK,
+    dropout.CHECK,
+    robustness.CHECK,
+    placement.CHECK,
+    compile.CHECK,
+    weights.CHECK,
+    model.CHECK,
+)

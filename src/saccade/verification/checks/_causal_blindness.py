@@ -161,11 +161,14 @@ def _strict(strict: Sequence[_Sight], sights: Sequence[_Sight], line: Location |
     alone = not bool(one.lower[0].any())
     first = " Output 0 then sees nothing at all, which gives NaN or an average over everything." if alone else ""
     return _finding(
-        "error", f"Output {row} gives weight exactly 0 to input {row}, its own position"
+        "error",
+        f"Output {row} gives weight exactly 0 to input {row}, its own position"
         f"{_which(one, strict, sights)}, as every output after the first: the triangle of the mask leaves out its "
         f"diagonal.{first}",
-        _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))', one, line,
-    )  # fmt: skip
+        _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))',
+        one,
+        line,
+    )
 
 
 def _skips_neighbour(one: _Sight) -> bool:
@@ -181,20 +184,28 @@ def _odd(odd: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None)
     near = all(bool(sight.lower.diagonal().all()) and bool(sight.lower.diagonal(-1).all()) for sight in odd)
     if near and _is_fixed(sights):
         return _finding(
-            "warning", f"Outputs see only some of the inputs before them{_which(one, odd, sights)}: output "
+            "warning",
+            f"Outputs see only some of the inputs before them{_which(one, odd, sights)}: output "
             f"{missing[-1][0]} does not see input {missing[-1][1]}. It is the same at every length and looks like a "
-            "sparse pattern.", "If it is not meant: " + _TRIANGLE, one, line,
-        )  # fmt: skip
+            "sparse pattern.",
+            "If it is not meant: " + _TRIANGLE,
+            one,
+            line,
+        )
     rows = sorted({row for row, _ in missing})
     row, column = missing[-1] if len(rows) > 1 else missing[0]
     own = ", its own position" if row == column else ", which comes before"
     clean = sorted({sight.length for sight in sights if sight.is_full} - {sight.length for sight in odd})
     lengths = f" At length {', '.join(map(str, clean))} all is seen." if clean else ""
     return _finding(
-        "error", f"Output {row} does not see input {column}{own}{_which(one, odd, sights)}; so it is for "
+        "error",
+        f"Output {row} does not see input {column}{own}{_which(one, odd, sights)}; so it is for "
         f"{len(missing)} pairs at length {one.length}.{lengths} The mask looks as if it was built for another length "
-        "or shape.", _TRIANGLE + "  # with L the length of this call", one, line,
-    )  # fmt: skip
+        "or shape.",
+        _TRIANGLE + "  # with L the length of this call",
+        one,
+        line,
+    )
 
 
 def _is_fixed(sights: Sequence[_Sight]) -> bool:
@@ -249,11 +260,15 @@ def _window_error(
         seen = f"Output {row} does not see input {row - found - 1}, {found + 1} before it"
     counted = " (Counted with its own position it is the window that is asked for.)" if found == told - 1 else ""
     return _finding(
-        "error", f"{seen}{_which(one, among, sights)}, where {by} a window of {told} inputs before its own: it is "
+        "error",
+        f"{seen}{_which(one, among, sights)}, where {by} a window of {told} inputs before its own: it is "
         f"{'longer' if found > told else 'shorter'} by {abs(found - told)}.{counted}",
-        f"mask = (i - j >= 0) & (i - j <= {told})  # i = torch.arange(L)[:, None], j = torch.arange(L)", one, line,
-        {"window": found, "told": told}, _LONGER if found > told else _EFFECT,
-    )  # fmt: skip
+        f"mask = (i - j >= 0) & (i - j <= {told})  # i = torch.arange(L)[:, None], j = torch.arange(L)",
+        one,
+        line,
+        {"window": found, "told": told},
+        _LONGER if found > told else _EFFECT,
+    )
 
 
 def _speaks_of_it(subject: Subject) -> bool:
@@ -276,19 +291,25 @@ def _window_found(
     gaps = [back for back in range(max(seen) + 1) if back not in seen]
     if gaps:
         return _finding(
-            "warning", f"Outputs see inputs {', '.join(map(str, seen[:6]))}{', ...' if len(seen) > 6 else ''} before "
+            "warning",
+            f"Outputs see inputs {', '.join(map(str, seen[:6]))}{', ...' if len(seen) > 6 else ''} before "
             f"their own and none between{_which(one, some, sights)}: it looks like a dilated pattern.",
-            "If it is not meant: " + _TRIANGLE, one, line,
-        )  # fmt: skip
+            "If it is not meant: " + _TRIANGLE,
+            one,
+            line,
+        )
     width = max(seen)
     nobody = "" if meant else " Nothing in its source speaks of one: it may be a mask made for another length."
     return _finding(
-        "warning" if meant else "error", f"Output {one.length - 1} does not see input "
+        "warning" if meant else "error",
+        f"Output {one.length - 1} does not see input "
         f"{one.length - 2 - width}{_which(one, some, sights)}: it "
         f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
-        f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}", one, line,
+        f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}",
+        one,
+        line,
         {"windows": list(widths)},
-    )  # fmt: skip
+    )
 
 
 def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
@@ -298,10 +319,13 @@ def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Findi
     if promised and upper:
         one = max(upper, key=lambda sight: (sight.length <= 7, sight.length))
         yield _finding(
-            "error", f"Output 0 does not see input {one.length - 1}, nor does any output see a later one"
+            "error",
+            f"Output 0 does not see input {one.length - 1}, nor does any output see a later one"
             f"{_which(one, upper, some)}, where its author promises that it is bidirectional.",
-            "Leave out the causal mask (is_causal=False), or promise causal=True.", one, one.line,
-        )  # fmt: skip
+            "Leave out the causal mask (is_causal=False), or promise causal=True.",
+            one,
+            one.line,
+        )
         return
     odd = [one for one in some if not (influence.off_diagonal(one.sees)).equal(influence.off_diagonal(one.sees).mT)]
     if odd and not upper:
@@ -311,13 +335,16 @@ def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Findi
         clean = sorted({sight.length for sight in some if bool(sight.sees.all())} - {sight.length for sight in odd})
         lengths = f" At length {', '.join(map(str, clean))} every output sees every input." if clean else ""
         yield _finding(
-            "error", f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for "
+            "error",
+            f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for "
             f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} It is neither "
-            "causal nor does every output see every input" + (": a mask made for one length is cut wrongly for others."
-            if clean else "."),
+            "causal nor does every output see every input"
+            + (": a mask made for one length is cut wrongly for others." if clean else "."),
             "mask = torch.ones(L, L, dtype=torch.bool).tril()  # if it is to be causal, with L the length of this "
-            "call; of a larger triangle mask[:L, :L]. If not, hide nothing.", one, one.line,
-        )  # fmt: skip
+            "call; of a larger triangle mask[:L, :L]. If not, hide nothing.",
+            one,
+            one.line,
+        )
         return
     yield from _band(subject, some)
 
@@ -367,22 +394,35 @@ def _which(one: _Sight, among: Sequence[_Sight], sights: Sequence[_Sight]) -> st
 
 
 def _finding(
-    severity: str, message: str, mend: str, one: _Sight, line: Location | None,
-    more: dict[str, object] | None = None, effect: str = "",
-) -> Finding:  # fmt: skip
+    severity: str,
+    message: str,
+    mend: str,
+    one: _Sight,
+    line: Location | None,
+    more: dict[str, object] | None = None,
+    effect: str = "",
+) -> Finding:
     hidden = (~one.lower & torch.ones_like(one.lower).tril()).nonzero().tolist()
     evidence = {"length": one.length, "head": one.head, "hidden": hidden[:20], "how_many": len(hidden), **(more or {})}
     return Finding(
-        "causal-blindness", "causal-blindness", severity, message,  # type: ignore[arg-type]
-        (effect or _EFFECT) if severity != "note" else "", mend, evidence, line,
-    )  # fmt: skip
+        "causal-blindness",
+        "causal-blindness",
+        severity,
+        message,  # type: ignore[arg-type]
+        (effect or _EFFECT) if severity != "note" else "",
+        mend,
+        evidence,
+        line,
+    )
 
 
 CHECK = Check(
-    "causal-blindness", "causal-blindness",
+    "causal-blindness",
+    "causal-blindness",
     "An output sees its own input and those before it, or its whole window",
     "The weights that multiply the values are read at lengths from 2 to 33 and compared with 0; where they cannot be "
     "seen, inputs are changed and outputs compared bit for bit",
-    "The model works without what it cannot see; nothing fails, it is only worse.", _run,
+    "The model works without what it cannot see; nothing fails, it is only worse.",
+    _run,
     follows_from=("causal-leak", "dropout"),
-)  # fmt: skip
+)

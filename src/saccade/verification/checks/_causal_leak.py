@@ -202,13 +202,16 @@ def _some(subject: Subject, one: Visible, hidden: Tensor, inputs: object) -> Fin
     upper = influence.above_diagonal(one.weights) * ~hidden[..., None, None]
     item, head, row, column, size = _Leak(inputs.length, upper).worst()  # type: ignore[attr-defined]
     return Finding(
-        "causal-leak", "causal-leak", "error",
+        "causal-leak",
+        "causal-leak",
+        "error",
         f"It is causal in part: {which} gives weight to later inputs (output {row} gives {size:.3g} to input {column}, "
         f"head {head}, batch item {item}); the others give them exactly 0.",
-        _EFFECT, "Make the same mask reach every head and item: " + _MEND,
+        _EFFECT,
+        "Make the same mask reach every head and item: " + _MEND,
         {"heads": leaky, "items": items, "pair": [row, column], "weight": _short(size)},
         one.line("mask", "scores", "softmax"),
-    )  # fmt: skip
+    )
 
 
 _EFFECT = (
@@ -242,10 +245,13 @@ def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] =
         seen = f"With {subject.reading.causal_flag}=True: " + seen
     pairs = (leak.sizes > 0).flatten(0, 1).any(0).nonzero().tolist()
     evidence = {
-        "pairs": pairs[:20], "how_many": len(pairs), "largest": _short(size), "length": leak.length,
+        "pairs": pairs[:20],
+        "how_many": len(pairs),
+        "largest": _short(size),
+        "length": leak.length,
         "lengths": sorted({one.length for one in leaks} | {leak.length}),
         "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
-    }  # fmt: skip
+    }
     return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.mend, evidence, cause.location)
 
 
@@ -283,14 +289,18 @@ def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location
         if one.seen.normalised in ("query", "head", "batch"):
             return _Cause(
                 f"The softmax runs over the {one.seen.normalised} axis, so that what comes later changes its sums.",
-                "weights = scores.softmax(dim=-1)", one.line("softmax"), "note",
-            )  # fmt: skip
+                "weights = scores.softmax(dim=-1)",
+                one.line("softmax"),
+                "note",
+            )
         strict = ~one.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
         if strict.any() and all(not bool(each.sizes[..., 1:, :].any()) for each in plain):
             return _Cause(
                 "Output 0 may not even see itself, and then averages over everything.",
-                "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included", line, "note",
-            )  # fmt: skip
+                "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included",
+                line,
+                "note",
+            )
     return None
 
 
@@ -316,8 +326,9 @@ def _filled(one: Visible) -> _Cause | None:
     zero = " exp(0) is 1, not 0." if fill == 0 else ""
     return _Cause(
         f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
-        _MEND, one.line("mask", "scores", "softmax"),
-    )  # fmt: skip
+        _MEND,
+        one.line("mask", "scores", "softmax"),
+    )
 
 
 def _after(inside: Sequence[Visible]) -> _Cause | None:
@@ -326,8 +337,9 @@ def _after(inside: Sequence[Visible]) -> _Cause | None:
         if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
             return _Cause(
                 "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
-                _MEND, one.line("mask", "softmax"),
-            )  # fmt: skip
+                _MEND,
+                one.line("mask", "softmax"),
+            )
     return None
 
 
@@ -337,15 +349,16 @@ def _around(subject: Subject, steps: Sequence[Step], length: int) -> _Cause:
     if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):
         return _Cause(
             words + "what is done with its output. Probably follows from mixing.",
-            "out = out.transpose(1, 2).reshape(B, L, H * D)", severity="note",
-        )  # fmt: skip
+            "out = out.transpose(1, 2).reshape(B, L, H * D)",
+            severity="note",
+        )
     return _Cause(
         words + "something around it that joins positions, as a mean, a normalisation or a convolution over the "
         "sequence does.",
         "Take means, deviations and normalisations over the last axis alone: nn.LayerNorm(embed_dim); pad "
         " convolutions on the left alone: F.pad(x, (kernel_size - 1, 0))",
         line_over_sequence(steps, length),
-    )  # fmt: skip
+    )
 
 
 def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor], inside: Sequence[Visible]) -> str:
@@ -401,8 +414,11 @@ def _short(number: float) -> float:
 
 
 CHECK = Check(
-    "causal-leak", "causal-leak",
+    "causal-leak",
+    "causal-leak",
     "In causal attention no output depends on an input that comes after it",
     "Inputs are replaced, one after the other and all after a cut, at lengths from 2 to 65, with every output compared "
     "bit for bit; then in train mode, with large inputs, and by gradients",
-    _EFFECT, _run, )  # fmt: skip
+    _EFFECT,
+    _run,
+)

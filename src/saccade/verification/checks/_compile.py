@@ -44,25 +44,33 @@ def _run(subject: Subject) -> Iterator[Finding]:
         out, graphs = _compiled(wide, inputs)
     except TargetError as error:
         yield _finding(
-            "warning", f"Under torch.compile it raises {error.error}", "It runs without compilation only.",
+            "warning",
+            f"Under torch.compile it raises {error.error}",
+            "It runs without compilation only.",
             "Move what is not PyTorch out of the forward, or mark it with torch.compiler.disable.",
-            {"raised": error.error}, error.location,
-        )  # fmt: skip
+            {"raised": error.error},
+            error.location,
+        )
         return
     far = float((out - plain).abs().max()) if out.shape == plain.shape else float("inf")
     if not far <= tolerance(wide, inputs, plain):
         yield _finding(
-            "error", f"Under torch.compile the output differs by {far:.3g} from what it is without.",
+            "error",
+            f"Under torch.compile the output differs by {far:.3g} from what it is without.",
             "The compiled model is another one than was tested.",
             "Let nothing depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
-            {"largest_difference": far}, _line(subject),
-        )  # fmt: skip
+            {"largest_difference": far},
+            _line(subject),
+        )
     elif graphs > 1:
         yield _finding(
-            "note", f"torch.compile breaks it into {graphs} graphs.", "Each break costs speed; the results are right.",
+            "note",
+            f"torch.compile breaks it into {graphs} graphs.",
+            "Each break costs speed; the results are right.",
             "Take .item(), print and data-dependent branches out of the forward; torch._dynamo.explain names them.",
-            {"graphs": graphs}, None,
-        )  # fmt: skip
+            {"graphs": graphs},
+            None,
+        )
 
 
 def _compiled(subject: Subject, inputs: Inputs) -> tuple[Tensor, int]:
@@ -104,8 +112,9 @@ def _line(subject: Subject) -> Location | None:
     return line_with(subject, r"is_compiling|is_dynamo_compiling")
 
 
-def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
-             location: Location | None) -> Finding:  # fmt: skip
+def _finding(
+    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
+) -> Finding:
     return Finding("compile", "robustness", severity, message, effect, mend, evidence, location)
 
 

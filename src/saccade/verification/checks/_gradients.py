@@ -108,8 +108,10 @@ def _missing(point: _Point, out: Tensor) -> Iterator[Finding]:
             "It runs in torch.inference_mode: its output has no gradient, as it is made to be used and not trained.",
             "Nothing before it, and nothing in it, can be trained with this forward.",
             "Put torch.inference_mode() around the call where it is used, not on forward.",
-            {"inference": True}, _cut_at(point), "warning",
-        )  # fmt: skip
+            {"inference": True},
+            _cut_at(point),
+            "warning",
+        )
         return
     yield _finding(
         "The output has no gradient: it is cut off from every parameter and input.",
@@ -399,9 +401,13 @@ def _listed(names: list[str]) -> str:
 
 
 def _finding(
-    message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None,
+    message: str,
+    effect: str,
+    mend: str,
+    evidence: dict[str, Any],
+    location: Location | None,
     severity: Severity = "error",
-) -> Finding:  # fmt: skip
+) -> Finding:
     return Finding("gradients", "gradients", severity, message, effect, mend, evidence, location)
 
 

@@ -60,14 +60,17 @@ def _turned(subject: Subject) -> Iterator[Finding]:
     if any(one.by_position for one in found) or not any(one.otherwise for one in found):
         return
     yield Finding(
-        _NAME, _NAME, "error",
+        _NAME,
+        _NAME,
+        "error",
         "Queries and keys are rotated by angles that differ between heads or batch items, not between positions: the "
         "rotation runs along another axis than the sequence.",
         "Queries and keys of a head are turned by one angle, which leaves their products as they were: the model sees "
         "a bag of words.",
         "cos, sin = cos[None, None], sin[None, None]  # (1, 1, L, D) for q, k of (B, H, L, D); L = q.shape[-2]",
-        {"rotations": len(found)}, found[0].location,
-    )  # fmt: skip
+        {"rotations": len(found)},
+        found[0].location,
+    )
 
 
 def _all_rows(subject: Subject) -> float:
@@ -99,14 +102,16 @@ def _late(subject: Subject) -> Iterator[Finding]:
     if first <= 1 or last > 1:
         return
     yield Finding(
-        _NAME, _NAME, "error",
+        _NAME,
+        _NAME,
+        "error",
         f"Swapping inputs {length - 2} and {length - 1} of {length} swaps their outputs and changes nothing else, "
         "while swapping inputs 0 and 1 does: late positions are all taken for the same one.",
         "In longer texts than those of its tests the order of what comes late is lost, without an error.",
         "x = x + self.positions(torch.arange(L))  # a table that is long enough, and no clamp",
         {"length": length, "at the start": first, "at the end": last},
         traced(subject, inputs).line("clamp", "clip", "clamp_max", "minimum", "remainder"),
-    )  # fmt: skip
+    )
 
 
 def _swapped(subject: Subject, inputs: Inputs, at: int) -> float:
@@ -148,13 +153,16 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
     knows, promised = ratio > 1, subject.promise.positions
     if promised is None and not knows and (table := _table(subject)) is not None:
         yield Finding(
-            _NAME, _NAME, "error",
+            _NAME,
+            _NAME,
+            "error",
             f"It has positions, `{table}`, and they have no effect: inputs in another order give the same outputs"
             + (" for what comes after them." if is_causal(subject) else " in that order."),
-            "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
+            'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.',
             "x = x + self.positions(torch.arange(L, device=x.device))  # another row for each place, before attention",
-            {"ratio": ratio, "table": table}, _line_of_loss(subject),
-        )  # fmt: skip
+            {"ratio": ratio, "table": table},
+            _line_of_loss(subject),
+        )
         return
     if promised is None or promised == knows:
         if promised is None:
@@ -162,22 +170,28 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
         return
     if knows:
         yield Finding(
-            _NAME, _NAME, "error",
+            _NAME,
+            _NAME,
+            "error",
             "Inputs in another order do not give the same outputs in that order, though it is said to have no "
             "positions.",
             "What is learned at one place does not hold at another.",
             "Remove what depends on the place: index arithmetic, biases by position, a reshape that mixes positions.",
-            {"ratio": ratio}, _line_of_use(subject),
-        )  # fmt: skip
+            {"ratio": ratio},
+            _line_of_use(subject),
+        )
     else:
         yield Finding(
-            _NAME, _NAME, "error",
+            _NAME,
+            _NAME,
+            "error",
             "Inputs in another order give the same outputs in that order: positions have no effect, though it is said "
             "to know them.",
-            "The model sees a bag of words: \"dog bites man\" and \"man bites dog\" are one to it.",
+            'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.',
             "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
-            {"ratio": ratio}, _line_of_loss(subject),
-        )  # fmt: skip
+            {"ratio": ratio},
+            _line_of_loss(subject),
+        )
 
 
 def _line_of_use(subject: Subject) -> Location | None:
@@ -207,24 +221,29 @@ def _told(knows: bool, *, causal: bool) -> Finding:
         return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
     if causal:
         return Finding(
-            _NAME, _NAME, "note",
+            _NAME,
+            _NAME,
+            "note",
             "It has no positions of its own: the last output is the same whatever the order of the inputs before it.",
             "A model made of it needs positions from elsewhere, or many layers to learn them from the causal mask.",
-        )  # fmt: skip
+        )
     return Finding(
-        _NAME, _NAME, "note",
+        _NAME,
+        _NAME,
+        "note",
         "It does not know the order of its input (permuted inputs give permuted outputs), as attention by itself does "
         "not.",
         "A model made of it needs positions from elsewhere.",
-    )  # fmt: skip
+    )
 
 
 CHECK = Check(
-    _NAME, _NAME,
+    _NAME,
+    _NAME,
     "The order of the input matters where positions are added, not otherwise.",
     "Inputs are put in another order, and the outputs compared with the old ones in that order (of a causal target: "
     "its last output, with the earlier inputs in another order); of a long input, the first two and the last two are "
     "swapped.",
     "Without positions a sentence is a bag of words; with positions that are not meant to be there, tokens are mixed.",
     _run,
-)  # fmt: skip
+)

@@ -81,9 +81,12 @@ def _of(subject: Subject) -> Iterator[Finding]:
     base = _call(right)
     told: list[object] = []  # of padding on the right, that on the left says the same
     for asked in (
-        lambda: _contents(right, base), lambda: _left(subject), lambda: _gradients(right), lambda: _longer(subject),
+        lambda: _contents(right, base),
+        lambda: _left(subject),
+        lambda: _gradients(right),
+        lambda: _longer(subject),
         lambda: _nothing_and_nan(right, base, subject),
-    ):  # fmt: skip
+    ):
         found = [one for one in asked() if (one.severity, one.evidence.keys()) not in told]
         yield from found
         told += [(one.severity, one.evidence.keys()) for one in found]
@@ -132,10 +135,14 @@ def _contents(padded: _Padded, base: Tensor, where: str = "right") -> Iterator[F
             row = _row(padded, item, sizes)
             severity = "error" if factor == 1 else "warning"
             yield _finding(
-                padded, severity, f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding "
-                f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.", _EFFECT, _MEND,
+                padded,
+                severity,
+                f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding "
+                f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.",
+                _EFFECT,
+                _MEND,
                 {"item": item, "output": row, "change": _short(worst), "real": real},
-            )  # fmt: skip
+            )
             return
 
 
@@ -207,11 +214,15 @@ def _longer(subject: Subject) -> Iterator[Finding]:
         if worst > allowed and math.isfinite(worst):
             row = int(influence.difference(outs[0], out).amax((0, 1)).argmax())
             finding = _finding(
-                longest, "error", f"Output {row} changes by {worst:.3g} when its {real} real positions are padded to "
-                f"{total} instead of {real}.", _EFFECT, "Divide by the number of real positions, and normalise over "
+                longest,
+                "error",
+                f"Output {row} changes by {worst:.3g} when its {real} real positions are padded to "
+                f"{total} instead of {real}.",
+                _EFFECT,
+                "Divide by the number of real positions, and normalise over "
                 "the last axis alone; nothing may depend on the padded length.",
                 {"output": row, "change": _short(worst), "lengths": [real, total]},
-            )  # fmt: skip
+            )
             yield replace(finding, location=_length_line(longest))
             return
 
@@ -241,11 +252,14 @@ def _gradients(padded: _Padded) -> Iterator[Finding]:
             found = _without_rounding(padded, name, sizes).max()
         if found > 0:
             yield _finding(
-                padded, "error", f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
+                padded,
+                "error",
+                f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
                 "though their values do not change with it.",
-                "Training moves what stands in padding, and with it the model.", _MEND,
+                "Training moves what stands in padding, and with it the model.",
+                _MEND,
                 {"gradient": _short(float(found)), "input": name},
-            )  # fmt: skip
+            )
             return
 
 
@@ -272,8 +286,11 @@ def _sizes_of_gradients(padded: _Padded) -> dict[str, Tensor]:
         if not isinstance(total, Tensor) or not total.requires_grad:
             return {}
         found = torch.autograd.grad(total, list(chosen.values()), allow_unused=True)
-    sizes = {name: one.abs().nan_to_num(0.0).cpu().double().amax(-1) for name, one in zip(chosen, found, strict=True)
-             if one is not None}  # fmt: skip
+    sizes = {
+        name: one.abs().nan_to_num(0.0).cpu().double().amax(-1)
+        for name, one in zip(chosen, found, strict=True)
+        if one is not None
+    }
     return {name: one if one.dim() == 2 else one.amax(1) for name, one in sizes.items()}
 
 
@@ -301,16 +318,23 @@ def _not_numbers(padded: _Padded, base: Tensor) -> Iterator[Finding]:
         if rows.isnan().any() and not dict(padded.rows(base))[item].isnan().any():
             if bool(padded.real[item].all()):
                 yield _finding(
-                    padded, "error", f"NaN in the padding of other batch items reaches item {item}, which has none.",
-                    "One bad sentence spoils all others of its batch.", _APART,
+                    padded,
+                    "error",
+                    f"NaN in the padding of other batch items reaches item {item}, which has none.",
+                    "One bad sentence spoils all others of its batch.",
+                    _APART,
                     {"item": item},
-                )  # fmt: skip
+                )
             else:
                 yield _finding(
-                    padded, "note", f"NaN in the padding of batch item {item} makes its real outputs NaN: a weight of "
-                    "0 times NaN is NaN. PyTorch's own attention does the same.", _RARELY.replace("The latter", "It"),
-                    "value = value.masked_fill(~padding[:, None, :, None], 0.0)", {"item": item},
-                )  # fmt: skip
+                    padded,
+                    "note",
+                    f"NaN in the padding of batch item {item} makes its real outputs NaN: a weight of "
+                    "0 times NaN is NaN. PyTorch's own attention does the same.",
+                    _RARELY.replace("The latter", "It"),
+                    "value = value.masked_fill(~padding[:, None, :, None], 0.0)",
+                    {"item": item},
+                )
             return
 
 
@@ -324,25 +348,36 @@ def _nothing_real(subject: Subject) -> Iterator[Finding]:
         before, after = _call(some), _call(none)
     except TargetError as error:
         yield _finding(
-            none, "warning", f"A batch item of which all positions are padding raises {error.error}.",
-            "A batch that is filled up with empty items cannot be run.", "Let it give zeros.", {"raised": error.error},
-        )  # fmt: skip
+            none,
+            "warning",
+            f"A batch item of which all positions are padding raises {error.error}.",
+            "A batch that is filled up with empty items cannot be run.",
+            "Let it give zeros.",
+            {"raised": error.error},
+        )
         return
     for item in (0, 2):
         if after[item].isnan().any() and not before[item].isnan().any():
             yield _finding(
-                none, "error", f"A batch item that is all padding makes batch item {item} NaN.",
-                "One empty sentence spoils all others of its batch.", _APART,
+                none,
+                "error",
+                f"A batch item that is all padding makes batch item {item} NaN.",
+                "One empty sentence spoils all others of its batch.",
+                _APART,
                 {"item": item},
-            )  # fmt: skip
+            )
             return
     if after[1].isnan().any():
         yield _finding(
-            none, "warning", "A batch item that is all padding gives NaN: its softmax is taken over nothing. PyTorch's "
-            "own modules do the same.", "A loss that does not leave these outputs out is NaN, and one such item in "
+            none,
+            "warning",
+            "A batch item that is all padding gives NaN: its softmax is taken over nothing. PyTorch's "
+            "own modules do the same.",
+            "A loss that does not leave these outputs out is NaN, and one such item in "
             "training makes every parameter NaN.",
-            'weights = scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)', {"item": 1},
-        )  # fmt: skip
+            "weights = scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
+            {"item": 1},
+        )
 
 
 def _finding(
@@ -381,9 +416,12 @@ def _short(number: float) -> float:
 
 
 CHECK = Check(
-    "padding", "padding",
+    "padding",
+    "padding",
     "What is real does not depend on the padding, nor on how much there is",
     "Batches of several lengths are padded right and left; the padding is filled with other numbers, with large ones "
     "and with NaN, made longer, and one item is all padding",
-    "What a sentence gives depends on its batch.", _run, follows_from=("mask-meaning", "mixing", "softmax", "dropout"),
-)  # fmt: skip
+    "What a sentence gives depends on its batch.",
+    _run,
+    follows_from=("mask-meaning", "mixing", "softmax", "dropout"),
+)

@@ -158,11 +158,13 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
             continue  # it asks for a mask of floats, and may be given booleans: no fault of its own
         if error is not None and not any(words in error.error for words in LACKING):
             yield _finding(
-                "error", f"With parameters and inputs in {name} it raises {error.error}",
+                "error",
+                f"With parameters and inputs in {name} it raises {error.error}",
                 "It cannot be cast: not to half precision for speed, nor to float64 for tests.",
                 "Take the dtype from what it meets: torch.zeros(n, n, dtype=scores.dtype), weights.to(v.dtype).",
-                {"dtype": name, "raised": error.error}, error.location,
-            )  # fmt: skip
+                {"dtype": name, "raised": error.error},
+                error.location,
+            )
             return
         if out is not None and out.is_floating_point() and out.dtype != dtype and subject.form != "tokens":
             told = str(out.dtype).removeprefix("torch.")
@@ -214,8 +216,9 @@ def _left(moved: Subject, inputs: Inputs) -> list[str]:
     return left if error is None or not APART.search(error.error) else []
 
 
-def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
-             location: Location | None) -> Finding:  # fmt: skip
+def _finding(
+    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
+) -> Finding:
     return Finding("dtype and device", "robustness", severity, message, effect, mend, evidence, location)
 
 

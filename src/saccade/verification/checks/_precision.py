@@ -332,8 +332,9 @@ def _line(wide: _Wide, *names: str) -> Location | None:
         return None
 
 
-def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
-             location: Location | None) -> Finding:  # fmt: skip
+def _finding(
+    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
+) -> Finding:
     return Finding("precision", "precision", severity, message, effect, mend, evidence, location)
 
 

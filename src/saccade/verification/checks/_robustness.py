@@ -223,10 +223,13 @@ def _lengths(subject: Subject) -> Iterator[Finding]:
             return
         if not out.isfinite().all() and steady(subject, subject.inputs(2, 7)).out.isfinite().all():
             yield _finding(
-                "error", f"With a length of {length} the output holds NaN or Inf; with 7 it does not.",
-                "Sequences of that length cannot be used.", "Build masks and buffers from x.shape[1] at each call.",
-                {"length": length}, None,
-            )  # fmt: skip
+                "error",
+                f"With a length of {length} the output holds NaN or Inf; with 7 it does not.",
+                "Sequences of that length cannot be used.",
+                "Build masks and buffers from x.shape[1] at each call.",
+                {"length": length},
+                None,
+            )
             return
         fits = length
     if longest is not None:
@@ -276,8 +279,9 @@ def _limit(subject: Subject, longest: int, error: TargetError, known: bool = Fal
         message + (f". {square.words}" if square else ""),
         "Longer inputs fail" + ("." if clear else ", with words that do not say why."),
         "Build it for the length at hand, or say what the limit is: assert x.shape[1] <= self.max_len, ...",
-        evidence, error.location,
-    )  # fmt: skip
+        evidence,
+        error.location,
+    )
 
 
 _MEND_SQUARE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
@@ -306,10 +310,13 @@ def _strides(subject: Subject) -> Iterator[Finding]:
     far = float((out - plain).abs().max())
     if plain.isfinite().all() and not far <= tolerance(wide, inputs, plain):
         yield _finding(
-            "error", f"With the same inputs in another order in memory the output differs by {far:.3g}.",
-            "Results depend on how the input was made.", "Read tensors by their axes, not with as_strided or data_ptr.",
-            {"largest_difference": far}, None,
-        )  # fmt: skip
+            "error",
+            f"With the same inputs in another order in memory the output differs by {far:.3g}.",
+            "Results depend on how the input was made.",
+            "Read tensors by their axes, not with as_strided or data_ptr.",
+            {"largest_difference": far},
+            None,
+        )
 
 
 def _modes(subject: Subject) -> Iterator[Finding]:
@@ -349,24 +356,29 @@ def _learns_from_batches(module: nn.Module) -> bool:
 
 def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) -> Finding:
     return _finding(
-        "error", f"With {what} it raises {error.error}. {works}",
+        "error",
+        f"With {what} it raises {error.error}. {works}",
         "It fails on the last batch of an epoch, on single inputs, or on any other size than the author's.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
-        {"raised": error.error, **sizes}, error.location,
-    )  # fmt: skip
+        {"raised": error.error, **sizes},
+        error.location,
+    )
 
 
 def _shape(what: str, out: Tensor) -> Finding:
     return _finding(
-        "error", f"With {what} the output has the shape {list(out.shape)}.",
+        "error",
+        f"With {what} the output has the shape {list(out.shape)}.",
         "Outputs belong to other inputs than they seem to.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
-        {"shape": list(out.shape)}, None,
-    )  # fmt: skip
+        {"shape": list(out.shape)},
+        None,
+    )
 
 
-def _finding(severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any],
-             location: Location | None) -> Finding:  # fmt: skip
+def _finding(
+    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
+) -> Finding:
     return Finding("robustness", "robustness", severity, message, effect, mend, evidence, location)
 
 

@@ -99,12 +99,17 @@ def _ignoring(still: Indifferent) -> Finding:
         if still.of == "both":
             mend += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
     return Finding(
-        "scale", "scale", "error", seen,
-        "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say." if still.multiplied else
-        "Each output is an average by weights that it cannot choose, and what makes queries or keys is never trained.",
-        mend, {"depends_not_on": still.of, "multiplied": still.multiplied, "queries": still.rows,
-               "heads": still.heads}, still.line,
-    )  # fmt: skip
+        "scale",
+        "scale",
+        "error",
+        seen,
+        "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say."
+        if still.multiplied
+        else "Each output is an average by weights that it cannot choose; what makes queries or keys is never trained.",
+        mend,
+        {"depends_not_on": still.of, "multiplied": still.multiplied, "queries": still.rows, "heads": still.heads},
+        still.line,
+    )
 
 
 def _asked(subject: Subject) -> tuple[Subject, Inputs]:
@@ -198,13 +203,23 @@ def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factor
         f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
     )
     return Finding(
-        "scale", "scale", "note" if designed else "error",
-        message + (f" {designed}" if designed else ""), "" if designed or not first.expected else _effect(times),
-        "" if designed else _mend(seen), {
-            "factor": found, "expected": first.expected, "head_width": seen.query.shape[-1], "heads": heads,
-            "of_heads": len(first.found), "times_too_large": times, "unexplained": first.left[heads[0]],
-        }, _line(seen),
-    )  # fmt: skip
+        "scale",
+        "scale",
+        "note" if designed else "error",
+        message + (f" {designed}" if designed else ""),
+        "" if designed or not first.expected else _effect(times),
+        "" if designed else _mend(seen),
+        {
+            "factor": found,
+            "expected": first.expected,
+            "head_width": seen.query.shape[-1],
+            "heads": heads,
+            "of_heads": len(first.found),
+            "times_too_large": times,
+            "unexplained": first.left[heads[0]],
+        },
+        _line(seen),
+    )
 
 
 def _designed(seen: SeenAttention) -> str:
@@ -324,13 +339,17 @@ def _line(seen: SeenAttention) -> Location | None:
 def _moving(factors: _Factors) -> Finding:
     low, high = factors.by_query or (math.nan, math.nan)
     return Finding(
-        "scale", "scale", "warning",
+        "scale",
+        "scale",
+        "warning",
         f"The factor between q.k and the logits differs from query to query, from {_short(low)} to {_short(high)}; one "
         f"over the root of the head width is {_short(factors.expected)}.",
         "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "
         "a model trained at one length behaves otherwise at another.",
-        _MEND, {"smallest": low, "largest": high, "expected": factors.expected}, _line(factors.seen),
-    )  # fmt: skip
+        _MEND,
+        {"smallest": low, "largest": high, "expected": factors.expected},
+        _line(factors.seen),
+    )
 
 
 def _short(number: float) -> str:
@@ -338,10 +357,11 @@ def _short(number: float) -> str:
 
 
 CHECK = Check(
-    "scale", "scale",
+    "scale",
+    "scale",
     "In every head, logits are q.k over the square root of the head width.",
     "The logits that enter the softmax (or the logarithms of the weights that the outputs show) are compared with "
     "queries times keys, head by head, over a batch of random inputs; other queries and keys must give other weights.",
     "Without the right factor the softmax starts saturated or flat, and gradients to queries and keys vanish.",
     _run,
-)  # fmt: skip
+)

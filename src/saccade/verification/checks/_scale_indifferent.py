@@ -27,8 +27,18 @@ _HIDDEN = -5e3
 _SAME = 1e-9
 _MAKING = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 _MEETING = (
-    "softmax", "matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "mean", "cumsum", "sum", "fft", "fft_fft2",
-)  # fmt: skip
+    "softmax",
+    "matmul",
+    "__matmul__",
+    "__rmatmul__",
+    "bmm",
+    "einsum",
+    "mean",
+    "cumsum",
+    "sum",
+    "fft",
+    "fft_fft2",
+)
 
 
 @dataclass(frozen=True)
@@ -87,9 +97,10 @@ def _by_sides(subject: Subject, inputs: Inputs) -> Indifferent | None:
     zeroed = seen[0].lines.get("zeroed") if len(still) == 2 else None
     line = zeroed or _lost(subject, inputs, other) or seen[0].lines.get("scores") or seen[0].lines.get("softmax")
     return Indifferent(
-        "both" if len(still) == 2 else still[0], line or _averages(subject, inputs) or _began(subject),
+        "both" if len(still) == 2 else still[0],
+        line or _averages(subject, inputs) or _began(subject),
         multiplied=zeroed is not None,
-    )  # fmt: skip
+    )
 
 
 def _stands_still(subject: Subject, inputs: Inputs, other: Inputs, seen: SeenAttention, side: Side) -> bool:
@@ -158,10 +169,14 @@ def _of_one(subject: Subject, inputs: Inputs, seen: SeenAttention) -> Indifferen
     zeroed = seen.lines.get("zeroed")
     line = zeroed or (_lost(subject, inputs) if whole else None)
     return Indifferent(
-        "both", line or seen.lines.get("scores") or seen.lines.get("softmax"), zeroed is not None,
-        () if whole else _numbers(still.any(0)), () if bool(heads.all()) else _numbers(heads),
-        length=logits.shape[-2], of_heads=len(heads),
-    )  # fmt: skip
+        "both",
+        line or seen.lines.get("scores") or seen.lines.get("softmax"),
+        zeroed is not None,
+        () if whole else _numbers(still.any(0)),
+        () if bool(heads.all()) else _numbers(heads),
+        length=logits.shape[-2],
+        of_heads=len(heads),
+    )
 
 
 def _of_pairs(seen: SeenAttention, logits: Tensor) -> Indifferent | None:

@@ -121,8 +121,10 @@ def _of_weights(seen: SeenAttention) -> _Defect | None:
             f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
             f"over {weights.shape[-1]} keys.",
             "All keys get nearly the same weight, whatever the logits: attention cannot choose.",
-            _MEND, _line(seen), {"smallest": weights.min().item(), "largest": weights.max().item()},
-        )  # fmt: skip
+            _MEND,
+            _line(seen),
+            {"smallest": weights.min().item(), "largest": weights.max().item()},
+        )
     sums = weights.sum(-1)
     seeing = (weights != 0).any(-1)
     if bool(((sums - 1).abs() < _OFF)[seeing].all()):
@@ -146,9 +148,10 @@ def _wrong_axis(seen: SeenAttention, weights: Tensor) -> _Defect | None:
             "head": "Heads compete for each pair in place of keys for a query: outputs are no averages of values.",
             "batch": "Batch items compete with one another: an output depends on what else is in the batch.",
         }[seen.normalised],
-        _MEND, _line(seen), {"axis": seen.normalised, "row_sum": sums[0, 0, 0].item(),
-                             f"sum_over_{over}": across.flatten()[0].item()},
-    )  # fmt: skip
+        _MEND,
+        _line(seen),
+        {"axis": seen.normalised, "row_sum": sums[0, 0, 0].item(), f"sum_over_{over}": across.flatten()[0].item()},
+    )
 
 
 def _is_twice(seen: SeenAttention, weights: Tensor) -> bool:
@@ -175,8 +178,11 @@ def _sink(seen: SeenAttention, sums: Tensor) -> _Defect | None:
         f"The weights of a query sum to less than 1, to {sums.min():.3g} and up: exp({rest[0, 0].mean():.3g}) is added "
         "to the denominator of every row, a sink.",
         "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
-        "", _line(seen), {"smallest_sum": sums.min().item(), "sink": rest.mean((0, 2)).tolist()}, "note",
-    )  # fmt: skip
+        "",
+        _line(seen),
+        {"smallest_sum": sums.min().item(), "sink": rest.mean((0, 2)).tolist()},
+        "note",
+    )
 
 
 def _sums(seen: SeenAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> _Defect:
@@ -188,10 +194,18 @@ def _sums(seen: SeenAttention, weights: Tensor, sums: Tensor, seeing: Tensor) ->
     return _Defect(
         f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
         f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
-        _NO_DISTRIBUTION, mend, line,
-        {"query": row, "head": head, "item": item, "sum": sums[item, head, row].item(), "smallest": low,
-         "largest": high},
-    )  # fmt: skip
+        _NO_DISTRIBUTION,
+        mend,
+        line,
+        {
+            "query": row,
+            "head": head,
+            "item": item,
+            "sum": sums[item, head, row].item(),
+            "smallest": low,
+            "largest": high,
+        },
+    )
 
 
 def _why(seen: SeenAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
@@ -236,8 +250,11 @@ def _of_values(subject: Subject, inputs: Inputs, reason: str) -> _Defect | None:
     return _Defect(
         f"With every value equal to 1, output {row} (head {head}, item {item}) is "
         f"{out[item, head, row, channel]:.3g}: the weights of a query do not sum to 1.",
-        _NO_DISTRIBUTION, _MEND, None, {"output": out[item, head, row, channel].item()},
-    )  # fmt: skip
+        _NO_DISTRIBUTION,
+        _MEND,
+        None,
+        {"output": out[item, head, row, channel].item()},
+    )
 
 
 def _overflow(subject: Subject, inputs: Inputs, common: tuple[SeenAttention, ...]) -> _Defect | None:
@@ -275,22 +292,27 @@ def _overflowed(seen: SeenAttention, top: float, lost: int) -> _Defect:
         return _Defect(
             f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
             "row are 0, and 0 / 0 is NaN, as what is subtracted is not the row's own largest logit.",
-            "One row with large logits makes others NaN, and with them the training.", _STABLE, _line(seen),
+            "One row with large logits makes others NaN, and with them the training.",
+            _STABLE,
+            _line(seen),
             {"largest_logit": top, "not_finite": lost},
-        )  # fmt: skip
+        )
     return _Defect(
         f"With logits up to {top:.3g}, {lost} of {seen.weights.numel()} weights are NaN or infinite: the exponential "
         "overflows, as the largest logit of a row is not subtracted before it.",
         "Training diverges to NaN as soon as one logit passes 88.7 in float32, or 11 in float16.",
-        _STABLE, _line(seen), {"largest_logit": top, "not_finite": lost},
-    )  # fmt: skip
+        _STABLE,
+        _line(seen),
+        {"largest_logit": top, "not_finite": lost},
+    )
 
 
 CHECK = Check(
-    "softmax", "softmax",
+    "softmax",
+    "softmax",
     "The weights of a query are a softmax over its keys: they sum to 1.",
     "The weights that multiply the values are followed through the call (or read from the outputs of unit vectors as "
     "values) and summed along every axis, for common and for very large logits.",
     "Otherwise an output is no average of values: its size drifts with length, batch or logits, or it is NaN.",
     _run,
-)  # fmt: skip
+)

@@ -135,8 +135,10 @@ def _compared(result: Result, seen: SeenAttention, hidden: Tensor | None, plain:
     if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
         return _left_over(returned, seen, hidden)
     under = "" if hidden is None else "Under a mask, "
-    return _Defect(f"{under}the weights that it returns are not those that multiply the values: "
-                   f"{_what(returned, seen, plain)}.", evidence=_difference(returned, seen))  # fmt: skip
+    return _Defect(
+        f"{under}the weights that it returns are not those that multiply the values: {_what(returned, seen, plain)}.",
+        evidence=_difference(returned, seen),
+    )
 
 
 def _left_over(returned: Tensor, seen: SeenAttention, hidden: Tensor | None) -> _Defect | None:
@@ -233,9 +235,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _difference(returned: Tensor, seen: SeenAttention) -> tuple[tuple[str, object], ...]:
     sums = returned.double().sum(-1)
     return (
-        ("returned_shape", list(returned.shape)), ("used_shape", list(seen.weights.shape)),
-        ("smallest_row_sum", sums.min().item()), ("largest_row_sum", sums.max().item()),
-    )  # fmt: skip
+        ("returned_shape", list(returned.shape)),
+        ("used_shape", list(seen.weights.shape)),
+        ("smallest_row_sum", sums.min().item()),
+        ("largest_row_sum", sums.max().item()),
+    )
 
 
 def _with_dropout(subject: Subject) -> Iterator[Finding]:
@@ -257,13 +261,17 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
             continue
         if _same(returned, seen.weights) and not _same(returned, seen.softened):
             gone = int((returned == 0).sum())
-            yield _finding(subject, _Defect(
-                f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are 0, "
-                f"and rows sum to {returned.double().sum(-1).min():.3g} and up."
-                + (f" {_usual(subject)} so." if _usual(subject) else ""),
-                severity="warning" if _usual(subject) else "error",
-                evidence=(("zeros", gone), ("of", returned.numel())),
-            ), seen)  # fmt: skip
+            yield _finding(
+                subject,
+                _Defect(
+                    f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are "
+                    f"0, and rows sum to {returned.double().sum(-1).min():.3g} and up."
+                    + (f" {_usual(subject)} so." if _usual(subject) else ""),
+                    severity="warning" if _usual(subject) else "error",
+                    evidence=(("zeros", gone), ("of", returned.numel())),
+                ),
+                seen,
+            )
             return
 
 
@@ -279,9 +287,15 @@ def _usual(subject: Subject) -> str:
 
 def _finding(subject: Subject, defect: _Defect, seen: SeenAttention) -> Finding:
     return Finding(
-        "weights", "weights", defect.severity, defect.words[0].upper() + defect.words[1:], defect.effect, _MEND,
-        dict(defect.evidence), _line(subject, seen),
-    )  # fmt: skip
+        "weights",
+        "weights",
+        defect.severity,
+        defect.words[0].upper() + defect.words[1:],
+        defect.effect,
+        _MEND,
+        dict(defect.evidence),
+        _line(subject, seen),
+    )
 
 
 def _line(subject: Subject, seen: SeenAttention) -> Location | None:
@@ -290,10 +304,11 @@ def _line(subject: Subject, seen: SeenAttention) -> Location | None:
 
 
 CHECK = Check(
-    "weights", "weights",
+    "weights",
+    "weights",
     "Returned weights are those that were used: hidden keys 0, no dropout.",
     "What is returned is compared with the weights that multiply the values, as they are followed through the call, "
     "with and without masks, in eval and in training.",
     "Weights are looked at to understand a model; wrong ones explain what did not happen.",
     _run,
-)  # fmt: skip
+)

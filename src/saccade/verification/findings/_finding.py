@@ -9,9 +9,22 @@ from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note", "n/a"]
 FAMILIES = (
-    "scale", "softmax", "causal-leak", "causal-blindness", "mask-meaning", "padding", "mixing", "order", "cache",
-    "precision", "gradients", "dropout", "robustness", "weights", "model",
-)  # fmt: skip
+    "scale",
+    "softmax",
+    "causal-leak",
+    "causal-blindness",
+    "mask-meaning",
+    "padding",
+    "mixing",
+    "order",
+    "cache",
+    "precision",
+    "gradients",
+    "dropout",
+    "robustness",
+    "weights",
+    "model",
+)
 
 
 @dataclass(frozen=True)

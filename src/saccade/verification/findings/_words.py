@@ -39,9 +39,17 @@ MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "memoryerror"
 
 
 GPU_WORDS = (
-    "not compiled with cuda", "no cuda gpus", "no nvidia driver", "cuda is not available", "cuda driver",
-    "cuda error", "not linked with support for mps", "mps backend is supported", "no hip gpus", "not compiled with xpu",
-)  # fmt: skip
+    "not compiled with cuda",
+    "no cuda gpus",
+    "no nvidia driver",
+    "cuda is not available",
+    "cuda driver",
+    "cuda error",
+    "not linked with support for mps",
+    "mps backend is supported",
+    "no hip gpus",
+    "not compiled with xpu",
+)
 
 
 def spans(numbers: Sequence[int]) -> str:

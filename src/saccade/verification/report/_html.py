@@ -32,14 +32,21 @@ def _rendered(template: str, report: Results, generator: str) -> str:
 
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+    )
     page = environment.get_template(template).render(
-        report=report, verdict=verdict(report), generator=generator,
-        css=(folder / "report.css").read_text(encoding="utf-8"), findings=[_finding(one) for one in report.findings],
-        checks={check.name: check for check in CHECKS}, counts=_counts(report),
-    )  # fmt: skip
+        report=report,
+        verdict=verdict(report),
+        generator=generator,
+        css=(folder / "report.css").read_text(encoding="utf-8"),
+        findings=[_finding(one) for one in report.findings],
+        checks={check.name: check for check in CHECKS},
+        counts=_counts(report),
+    )
     return page.encode("utf-8", "replace").decode("utf-8")  # halves of surrogate pairs, which no file can hold
 
 

@@ -15,9 +15,19 @@ WIDTH = 100
 
 # As rich names them; without colours the words alone say everything.
 _STYLES = {
-    "": "", "error": "bold red", "warning": "bold yellow", "note": "bold cyan", "ok": "green", "bad": "bold red",
-    "n/a": "dim", "quiet": "dim", "title": "bold", "code": "bold", "mend": "green", "path": "blue",
-}  # fmt: skip
+    "": "",
+    "error": "bold red",
+    "warning": "bold yellow",
+    "note": "bold cyan",
+    "ok": "green",
+    "bad": "bold red",
+    "n/a": "dim",
+    "quiet": "dim",
+    "title": "bold",
+    "code": "bold",
+    "mend": "green",
+    "path": "blue",
+}
 
 
 class Piece(NamedTuple):

@@ -102,11 +102,12 @@ def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, t
     order = list(near)
     return {
         name: tuple(
-            other for other in order
+            other
+            for other in order
             if other in far[name] and (name not in far[other] or order.index(other) < order.index(name))
         )
         for name in near
-    }  # fmt: skip
+    }
 
 
 def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:

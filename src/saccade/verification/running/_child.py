@@ -273,9 +273,13 @@ def _uses_gpu(target: Any) -> bool:
 
 
 def serve_in_child(
-    job: Job, limits: Limits, method: str, messages: Connection[Any, Any], output: Connection[Any, Any],
+    job: Job,
+    limits: Limits,
+    method: str,
+    messages: Connection[Any, Any],
+    output: Connection[Any, Any],
     traces: Connection[Any, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Do the job in a process of its own, and send what comes of it."""
     torch.set_num_threads(1)  # first of all: GNU OpenMP waits for ever for the threads that a fork leaves behind
     if os.name == "posix":

@@ -49,9 +49,15 @@ def as_message(death: Death) -> Done | Broken:
     if check is None:
         return Broken(f"It {death.words}", location, death.stage)
     finding = Finding(
-        check.name, "robustness", "error", f"It {death.words}, while '{check.name}' was tested",
-        _effect(death), _mend(death), {"ended": death.kind, "number": death.number, "during": check.name}, location,
-    )  # fmt: skip
+        check.name,
+        "robustness",
+        "error",
+        f"It {death.words}, while '{check.name}' was tested",
+        _effect(death),
+        _mend(death),
+        {"ended": death.kind, "number": death.number, "during": check.name},
+        location,
+    )
     reason = f"it {death.words}"
     return Done(Outcome(check.name, check.family, check.promise, "failed", reason, death.seconds), (finding,))
 

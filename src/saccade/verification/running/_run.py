@@ -59,23 +59,37 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
     lowered, evidence = error.lower(), {"raised": error}
     if lowered.startswith("exit("):
         return Finding(
-            name, "robustness", "error", f"It called {error}, which would have ended your program",
+            name,
+            "robustness",
+            "error",
+            f"It called {error}, which would have ended your program",
             "A library function that exits takes the training run with it, without a traceback.",
-            "raise ValueError(...)  # instead of exit: the caller can tell and handle it", evidence, location,
-        )  # fmt: skip
+            "raise ValueError(...)  # instead of exit: the caller can tell and handle it",
+            evidence,
+            location,
+        )
     if any(words in lowered for words in MEMORY_WORDS):
         return Finding(
-            name, "robustness", "error", f"It asked for more memory than the limit allows: {error}",
+            name,
+            "robustness",
+            "error",
+            f"It asked for more memory than the limit allows: {error}",
             "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
-            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.", evidence,
+            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.",
+            evidence,
             location,
-        )  # fmt: skip
+        )
     if any(words in lowered for words in GPU_WORDS):
         return Finding(
-            name, "robustness", "error", f"It needs a device that this machine lacks: {error}",
+            name,
+            "robustness",
+            "error",
+            f"It needs a device that this machine lacks: {error}",
             "A hard-coded device works on one machine and breaks on every other, and on models split over devices.",
-            "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()", evidence, location,
-        )  # fmt: skip
+            "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()",
+            evidence,
+            location,
+        )
     mend = "Make the call work, or say with an option how it is called."
     if "where its learned positions end" in lowered:
         mend = "Build it for 7 positions or more (--arg NAME=64): checks need so many."
@@ -84,10 +98,15 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
     elif ": it takes a batch of" in lowered:
         mend = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
     return Finding(
-        name, "robustness" if check is None else check.family, "error", f"A call of it raised {error}",
-        "Nothing more of this promise could be tested.", mend,
-        evidence, location,
-    )  # fmt: skip
+        name,
+        "robustness" if check is None else check.family,
+        "error",
+        f"A call of it raised {error}",
+        "Nothing more of this promise could be tested.",
+        mend,
+        evidence,
+        location,
+    )
 
 
 def _broke_off(check: Check, error: Exception) -> Finding:
@@ -97,10 +116,14 @@ def _broke_off(check: Check, error: Exception) -> Finding:
     if location is not None or any(one in words.lower() for one in MEMORY_WORDS):
         return raised(check, words, location)
     return Finding(
-        check.name, check.family, "warning", f"This check broke off with {words}",
+        check.name,
+        check.family,
+        "warning",
+        f"This check broke off with {words}",
         "This promise could not be tested to its end; it says nothing about your code.",
-        "A defect of Saccade: please report it with the target.", {"traceback": _ends(error)},
-    )  # fmt: skip
+        "A defect of Saccade: please report it with the target.",
+        {"traceback": _ends(error)},
+    )
 
 
 def _ends(error: Exception) -> list[str]:

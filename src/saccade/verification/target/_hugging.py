@@ -138,9 +138,16 @@ def _random(kind: Any, config: Any) -> Any:
 def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> Any:
     try:
         model, told = kind.from_pretrained(
-            str(folder), config=config, local_files_only=True, use_safetensors=is_safe, weights_only=True,
-            trust_remote_code=False, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
+            str(folder),
+            config=config,
+            local_files_only=True,
+            use_safetensors=is_safe,
+            weights_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     except Exception as error:
         raise ValueError(f"hf:{named}: weights: {shortened(error)}") from None
     # A checkpoint that predicts words has no pooler.

@@ -89,9 +89,15 @@ def steady(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
 
 
 def effects(
-    called: Steady, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None,
-    side: Side = "key", positions: Sequence[int] | None = None, names: Sequence[str] | None = None,
-) -> Tensor:  # fmt: skip
+    called: Steady,
+    inputs: Inputs,
+    *,
+    pairs: Tensor | None = None,
+    padding: Tensor | None = None,
+    side: Side = "key",
+    positions: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+) -> Tensor:
     """(B, H or 1, Lq, n) the largest change of each output when the input at one of n positions changes.
 
     0 where not a bit differs, inf where one of the two is NaN. `positions`: of the side, None all. `names`: the
@@ -109,9 +115,14 @@ def effects(
 
 
 def moved(
-    called: Steady, inputs: Inputs, other: Inputs, before: Tensor, *, pairs: Tensor | None = None,
+    called: Steady,
+    inputs: Inputs,
+    other: Inputs,
+    before: Tensor,
+    *,
+    pairs: Tensor | None = None,
     padding: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, H or 1, Lq) by how much `before`, which `inputs` give, changes with `other` inputs; 0 where only its rounding
     does, as where a sum over all keys is divided out again."""
     sizes = difference(before, called(other, pairs=pairs, padding=padding))
@@ -170,9 +181,13 @@ def _gradients(subject: Subject, inputs: Inputs, row: int, side: Side) -> Tensor
 
 
 def influence(
-    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None,
+    subject: Subject,
+    inputs: Inputs,
+    *,
+    pairs: Tensor | None = None,
+    padding: Tensor | None = None,
     side: Side = "key",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(Lq, Lk) booleans: whether output i changes when input j does, in any batch item, head or channel."""
     called = steady(subject, inputs, pairs=pairs, padding=padding)
     return (effects(called, inputs, pairs=pairs, padding=padding, side=side) > 0).flatten(0, 1).any(0)

@@ -58,8 +58,9 @@ class Inputs:
         chosen = self.tensors if names is None else names
         return replace(self, tensors={k: change(v) if k in chosen else v for k, v in self.tensors.items()})
 
-    def changed(self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None,
-                seed: int = 1) -> Inputs:  # fmt: skip
+    def changed(
+        self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None, seed: int = 1
+    ) -> Inputs:
         """Fresh random content at `positions` of a side, of one batch item or all; every token becomes another one."""
         generator = torch.Generator().manual_seed(seed)
 

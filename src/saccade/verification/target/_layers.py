@@ -60,9 +60,16 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
     returned = guarded(target, torch.zeros(2, 5, width, dtype=next(layer.parameters()).dtype), **constants)
     out = None if isinstance(returned, Tensor) else 0
     reading = Reading(
-        "self", "BLD", width, *heads_of(config), names=("hidden_states",), out=out, weights=_weights(returned),
-        masks=(MaskReading(mask, "B1QK", "additive"),) if mask else (), constants=constants,
-    )  # fmt: skip
+        "self",
+        "BLD",
+        width,
+        *heads_of(config),
+        names=("hidden_states",),
+        out=out,
+        weights=_weights(returned),
+        masks=(MaskReading(mask, "B1QK", "additive"),) if mask else (),
+        constants=constants,
+    )
     return Subject(target, reading, promised(layer, config, promise or Promise()))
 
 
@@ -70,10 +77,14 @@ def _of_transformer(module: nn.Transformer) -> Reading:
     """Its source's padding has to be told twice: to its encoder, and to its decoder."""
     why = "src_key_padding_mask and memory_key_padding_mask are given the same"
     return Reading(
-        "cross", "BLD" if module.batch_first else "LBD", module.d_model, module.nhead, assumed=(why,),
+        "cross",
+        "BLD" if module.batch_first else "LBD",
+        module.d_model,
+        module.nhead,
+        assumed=(why,),
         masks=(MaskReading("padding", "BK", "ignore", documented="ignore", behaves="ignore"),),
         call=_called_with_padding,
-    )  # fmt: skip
+    )
 
 
 def _called_with_padding(module: nn.Transformer, x: Tensor, context: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -16,10 +16,31 @@ from ._subject import Subject
 
 _TAKING = ("__getitem__", "narrow", "select", "index_select", "embedding", "take_along_dim")
 _TURNING = (
-    "to", "float", "double", "type", "type_as", "unsqueeze", "squeeze", "expand", "expand_as", "view", "reshape",
-    "flatten", "unflatten", "permute", "transpose", "swapaxes", "contiguous", "clone", "repeat", "mul", "__mul__",
-    "__rmul__", "dropout", "__get__",
-)  # fmt: skip
+    "to",
+    "float",
+    "double",
+    "type",
+    "type_as",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "expand_as",
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "permute",
+    "transpose",
+    "swapaxes",
+    "contiguous",
+    "clone",
+    "repeat",
+    "mul",
+    "__mul__",
+    "__rmul__",
+    "dropout",
+    "__get__",
+)
 
 
 def ends_learned_positions(subject: Subject, inputs: Inputs) -> bool:

@@ -25,9 +25,17 @@ from .discovery._documentation import Source
 _SOURCE_LENGTH = 6
 _SOURCES = ("src", "source", "input_ids", "encoder_input_ids", "src_ids", "enc_input", "src_tokens", "encoder_input")
 _TARGETS = (
-    "tgt", "trg", "target", "decoder_input_ids", "tgt_ids", "trg_ids", "dec_input", "tgt_tokens", "prev_output_tokens",
+    "tgt",
+    "trg",
+    "target",
+    "decoder_input_ids",
+    "tgt_ids",
+    "trg_ids",
+    "dec_input",
+    "tgt_tokens",
+    "prev_output_tokens",
     "decoder_input",
-)  # fmt: skip
+)
 _EMPTY = inspect.Parameter.empty
 
 
@@ -84,9 +92,13 @@ class EncoderDecoder(Whole):
         )
 
     def forward(
-        self, tokens: Tensor, attention_mask: Tensor | None = None, source: Tensor | None = None,
-        source_mask: Tensor | None = None, **more: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+        **more: Any,
+    ) -> Any:
         own: Any = self.source
         source = own.expand(len(tokens), -1) if source is None else source
         given = {self.names[0]: source, self.names[1]: tokens, **more}
@@ -167,10 +179,16 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
 
 def _own(module: DecoderLM, promise: Promise) -> Subject:
     reading = Reading(
-        "tokens", "BL", 0, module.config.heads, module.config.kv_heads, vocabulary=module.config.vocabulary,
-        masks=(MaskReading("attention_mask", "BK", "attend"),), max_length=module.config.context,
+        "tokens",
+        "BL",
+        0,
+        module.config.heads,
+        module.config.kv_heads,
+        vocabulary=module.config.vocabulary,
+        masks=(MaskReading("attention_mask", "BK", "attend"),),
+        max_length=module.config.context,
         cache=CacheReading("made", "cache", make=module.cache),
-    )  # fmt: skip
+    )
     return Subject(OwnDecoder(module), reading, _causal(promise, True))
 
 
@@ -180,11 +198,19 @@ def _of_transformers(module: Any, promise: Promise) -> Subject:
     cached = "past_key_values" in taken and "use_cache" in taken
     promise = _causal(promise, _says_causal(model))
     reading = Reading(
-        "tokens", "BL", 0, *heads_of(model.config), names=("input_ids",), out=out, masks=_padding(taken),
-        vocabulary=_vocabulary(module), max_length=_longest(model), assumed=assumed,
+        "tokens",
+        "BL",
+        0,
+        *heads_of(model.config),
+        names=("input_ids",),
+        out=out,
+        masks=_padding(taken),
+        vocabulary=_vocabulary(module),
+        max_length=_longest(model),
+        assumed=assumed,
         constants={"use_cache": False} if cached else {},
         cache=_PASSED if cached and promise.causal else None,
-    )  # fmt: skip
+    )
     return Subject(model.eval(), reading, promise)
 
 
@@ -214,12 +240,18 @@ def _pair_of_transformers(module: Any, promise: Promise) -> Subject:
     found = guarded(whole, torch.ones(2, 5, dtype=torch.long, device=module.device))
     cached = "past_key_values" in taken and "use_cache" in taken
     reading = Reading(
-        "tokens", "BL", 0, *heads_of(module.config), out="logits" if hasattr(found, "logits") else "last_hidden_state",
+        "tokens",
+        "BL",
+        0,
+        *heads_of(module.config),
+        out="logits" if hasattr(found, "logits") else "last_hidden_state",
         masks=(MaskReading("attention_mask", "BK", "attend", "int64"),) if masks[1] else (),
-        vocabulary=vocabulary, max_length=_longest(module), constants={"use_cache": False} if cached else {},
+        vocabulary=vocabulary,
+        max_length=_longest(module),
+        constants={"use_cache": False} if cached else {},
         cache=_PASSED if cached else None,
         assumed=("the tokens are the decoder's; its encoder reads the same few for every item",),
-    )  # fmt: skip
+    )
     return Subject(whole, reading, _causal(promise, True))
 
 
@@ -229,9 +261,7 @@ def _vision(module: Any, promise: Promise) -> Subject:
         raise Undecided(f"{type(module).__name__} has no embeddings of patches that could be replaced")
     why = f"the patches of {type(model).__name__} are given as they leave its embeddings, without positions"
     heads, kv_heads = heads_of(model.config)
-    reading = Reading(
-        "self", "BLD", model.config.hidden_size, heads, kv_heads, out="last_hidden_state", assumed=(why,)
-    )  # fmt: skip
+    reading = Reading("self", "BLD", model.config.hidden_size, heads, kv_heads, out="last_hidden_state", assumed=(why,))
     return Subject(Patches(model.eval()), reading, _causal(replace(promise, positions=False), False))
 
 
@@ -264,10 +294,17 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
     layout = "LB" if Source.of(module).layout(names[0], 2) == "LB" else "BL"
     assumed += ("tokens are (length, batch), as documented",) if layout == "LB" else ()
     reading = Reading(
-        "tokens", layout, 0, out=out, masks=masks, vocabulary=vocabulary, max_length=_longest(module), assumed=assumed,
+        "tokens",
+        layout,
+        0,
+        out=out,
+        masks=masks,
+        vocabulary=vocabulary,
+        max_length=_longest(module),
+        assumed=assumed,
         constants={} if start is None else {start: 0},
         cache=None if start is None else CacheReading("inside", position=start),
-    )  # fmt: skip
+    )
     return Subject(target, reading, _causal(promise, True if two else None))
 
 

@@ -159,6 +159,13 @@ def own_part(reading: Reading) -> Reading:
     name = reading.names[1] if reading.names else None
     call = WithContext(name, reading.context_width or reading.width, reading.layout == "LBD", reading.call)
     return replace(
-        reading, form="self", masks=reading.own_masks, own_masks=(), names=reading.names[:1], context_width=None,
-        weights=None, cache=None, call=call,
-    )  # fmt: skip
+        reading,
+        form="self",
+        masks=reading.own_masks,
+        own_masks=(),
+        names=reading.names[:1],
+        context_width=None,
+        weights=None,
+        cache=None,
+        call=call,
+    )

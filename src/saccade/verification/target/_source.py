@@ -172,9 +172,10 @@ def return_after(subject: Subject, line: Location) -> Location | None:
         except SyntaxError:
             continue
         around = [
-            node for node in ast.walk(tree)
+            node
+            for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef) and node.lineno - 1 <= at < (node.end_lineno or node.lineno)
-        ]  # fmt: skip
+        ]
         if not around:
             continue
         own = max(around, key=lambda node: node.lineno)

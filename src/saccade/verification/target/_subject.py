@@ -52,9 +52,15 @@ class Subject:
         return self.reading.form
 
     def inputs(
-        self, batch: int = 2, length: int = 7, key_length: int | None = None, *, seed: int = 0, spread: float = 1.0,
+        self,
+        batch: int = 2,
+        length: int = 7,
+        key_length: int | None = None,
+        *,
+        seed: int = 0,
+        spread: float = 1.0,
         dtype: torch.dtype | None = None,
-    ) -> Inputs:  # fmt: skip
+    ) -> Inputs:
         """Random normal inputs of standard deviation `spread`, in the target's dtype and on its device.
 
         Form "qkv" gives three different tensors; `one_sequence` makes them the same one, as self-attention does.

@@ -14,9 +14,12 @@ from .discovery._needed import ByPlace, Filled
 
 _AXES = {"B": "batch", "H": "heads", "L": "length"}
 _INPUTS = {
-    "attention": ("query", "key", "value"), "self": ("x",), "cross": ("x", "context"), "qkv": ("query", "key", "value"),
+    "attention": ("query", "key", "value"),
+    "self": ("x",),
+    "cross": ("x", "context"),
+    "qkv": ("query", "key", "value"),
     "tokens": ("tokens",),
-}  # fmt: skip
+}
 
 
 def call_in_words(subject: Subject) -> str:

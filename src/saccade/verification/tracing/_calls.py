@@ -13,9 +13,21 @@ TIMES = frozenset({"mul", "multiply", "imul", "rmul"})
 OVER = frozenset({"div", "divide", "true_divide", "truediv", "itruediv", "idiv", "rtruediv"})
 MINUS = frozenset({"sub", "isub", "subtract"})
 PLUS = MINUS | {"add", "iadd", "radd", "rsub"}
-CASTS = frozenset({
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach", "cpu",
-})  # fmt: skip
+CASTS = frozenset(
+    {
+        "to",
+        "type",
+        "type_as",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "contiguous",
+        "clone",
+        "detach",
+        "cpu",
+    }
+)
 EXP = frozenset({"exp", "exp2"})
 MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put", "masked_scatter"})
 

@@ -26,8 +26,18 @@ from ..target._subject import Result, Subject
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _MHA = inspect.unwrap(F.multi_head_attention_forward)
 _PRODUCTS = {
-    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "conv1d",
-}  # fmt: skip
+    "linear",
+    "matmul",
+    "__matmul__",
+    "__rmatmul__",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "tensordot",
+    "conv1d",
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,10 +51,10 @@ def told(first: int, of: Known, call: AttentionCall) -> Scores:
     query, key, value = call.query, call.key, call.value
     weights = attention_weights(
         query, key, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
-    )  # fmt: skip
+    )
     _, lse = attention_with_lse(
         query, key, value, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
-    )  # fmt: skip
+    )
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
@@ -76,10 +76,20 @@ class _Whole:
 
         left, right = (rows_of(one, torch.Size((*self.lead, *one.shape[-2:]))) for one in map(units, tokens))
         return Scores(
-            self.first, units(query), units(key), left, right, self.depth, logits=units(logits),
-            softened=units(weights), weights=units(weights), values=units(value), normalised="right", keys="right",
+            self.first,
+            units(query),
+            units(key),
+            left,
+            right,
+            self.depth,
+            logits=units(logits),
+            softened=units(weights),
+            weights=units(weights),
+            values=units(value),
+            normalised="right",
+            keys="right",
             source="F.scaled_dot_product_attention",
-        )  # fmt: skip
+        )
 
 
 def _tokens(shadow: Shadow | None, tensor: Tensor) -> Tensor:

@@ -17,8 +17,10 @@ def meeting_line(subject: Subject, inputs: Inputs) -> Location | None:
     """The first line whose result depends on two batch items at one place."""
     try:
         before = followed(subject.fresh(), inputs, every=True).steps
-        changed = [followed(subject.fresh(), inputs.changed(slice(None), item=item), every=True).steps
-                   for item in range(inputs.batch)]  # fmt: skip
+        changed = [
+            followed(subject.fresh(), inputs.changed(slice(None), item=item), every=True).steps
+            for item in range(inputs.batch)
+        ]
     except (Inapplicable, TargetError):
         return None
     for place, step in enumerate(before):

@@ -159,7 +159,7 @@ class Looking(TorchFunctionMode):
 
     def _sees(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: Tensor | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = tensors_of([*args, *kwargs.values()])
         results = tensors_of([result])
         if not results and name != "setitem":
@@ -203,9 +203,15 @@ class Looking(TorchFunctionMode):
             self.know(tensor, own)
 
     def _changed(
-        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[Tensor], result: Tensor,
-        where: Location | None, before: Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: Sequence[Tensor],
+        result: Tensor,
+        where: Location | None,
+        before: Tensor | None,
+    ) -> None:
         """A function that makes other numbers of its arguments, element by element or by sums."""
         shadows = [shadow for shadow in map(self.of, given) if shadow is not None]
         first = self.of(given[0])
@@ -252,9 +258,15 @@ class Looking(TorchFunctionMode):
         return replace(made, outer=(factors[0], factors[1]))
 
     def _reduced(
-        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Tensor, shadow: Shadow,
-        result: Tensor, where: Location | None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: Tensor,
+        shadow: Shadow,
+        result: Tensor,
+        where: Location | None,
+    ) -> None:
         axes = axes_of(name, args, kwargs, given)
         if shadow.outer is not None and name in ("sum", "mean") and result.dim() == given.dim() - len(axes):
             self._summed(*shadow.outer, given.shape, axes, result, where)
@@ -271,9 +283,16 @@ class Looking(TorchFunctionMode):
             self.know(result, Shadow(tokens, depth=shadow.depth) if known else unknown(result.shape, shadow.depth))
 
     def _each(
-        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[Tensor],
-        shadows: Sequence[Shadow], result: Tensor, where: Location | None, before: Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        given: Sequence[Tensor],
+        shadows: Sequence[Shadow],
+        result: Tensor,
+        where: Location | None,
+        before: Tensor | None,
+    ) -> None:
         """What a function of each element does to scores or weights."""
         for scores, pairs in [(one, shadow.pairs) for shadow in shadows for one in self._scores(shadow)]:
             assert pairs is not None
@@ -340,9 +359,12 @@ class Looking(TorchFunctionMode):
             self._pairs,
             one.detach().reshape(count, laid.rows, one.shape[-1]).clone(),
             other.detach().reshape(count, laid.columns, other.shape[-1]).clone(),
-            rows_of(laid.left(left.tokens), one.shape), rows_of(laid.right(right.tokens), other.shape),
-            max(left.depth, right.depth), left.scaled.by * right.scaled.by, left.scaled.learned or right.scaled.learned,
-        )  # fmt: skip
+            rows_of(laid.left(left.tokens), one.shape),
+            rows_of(laid.right(right.tokens), other.shape),
+            max(left.depth, right.depth),
+            left.scaled.by * right.scaled.by,
+            left.scaled.learned or right.scaled.learned,
+        )
         scores.note("scores", where)
         scores.note("scale", left.scaled.where or right.scaled.where)
         pairs = torch.arange(scores.first, scores.first + scores.count).reshape(*laid.lead, *units)
@@ -376,9 +398,14 @@ class Looking(TorchFunctionMode):
         return Shadow(laid.out(whole), depth=1 + max(left.depth, right.depth))
 
     def _summed(
-        self, left: Tensor, right: Tensor, shape: torch.Size, axes: Sequence[int], result: Tensor,
+        self,
+        left: Tensor,
+        right: Tensor,
+        shape: torch.Size,
+        axes: Sequence[int],
+        result: Tensor,
         where: Location | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A product written as an elementwise product and a sum."""
         product, *cuts = outer(left, right, shape, axes)
         own = [self.of(left), self.of(right)]

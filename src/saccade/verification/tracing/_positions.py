@@ -40,10 +40,14 @@ class Positions:
 def positions(subject: Subject, inputs: Inputs, **call: Any) -> Positions:
     """Of one call; nothing where it cannot be followed."""
     one = subject.fresh()
-    tables = [] if one.module is None else [
-        *(buffer for buffer in one.module.buffers() if buffer.is_floating_point()),
-        *(table for name, table in one.module.named_parameters() if re.search(_TABLE, name)),
-    ]  # fmt: skip
+    tables = (
+        []
+        if one.module is None
+        else [
+            *(buffer for buffer in one.module.buffers() if buffer.is_floating_point()),
+            *(table for name, table in one.module.named_parameters() if re.search(_TABLE, name)),
+        ]
+    )
     follower = Follower(inputs.tensors.values(), inputs.length, tables)
     try:
         with seeded(0), torch.no_grad(), follower:

@@ -72,9 +72,13 @@ def laid_out(product: Spelled, varies: Varies) -> Laid | None:
     shape = tuple(sizes[axis] for axis in lead)
     rows, columns = sizes.get(row, 1), sizes.get(column, 1)
     return Laid(
-        _view(left, lead, row, summed, sizes), _view(right, lead, column, summed, sizes),
-        _back(out, lead, row, column, sizes), shape, rows, columns,
-    )  # fmt: skip
+        _view(left, lead, row, summed, sizes),
+        _view(right, lead, column, summed, sizes),
+        _back(out, lead, row, column, sizes),
+        shape,
+        rows,
+        columns,
+    )
 
 
 def _sizes(product: Spelled) -> dict[str, int]:

@@ -24,9 +24,22 @@ from ..target._subject import Subject
 
 # Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.
 _LAYOUT = {
-    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "clone", "unsqueeze", "squeeze", "slice",
-    "select", "_to_copy", "detach", "alias",
-}  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "permute",
+    "transpose",
+    "t",
+    "expand",
+    "clone",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "select",
+    "_to_copy",
+    "detach",
+    "alias",
+}
 UNIFORM = {"rand", "rand_like", "uniform_", "uniform", "_scaled_dot_product_flash_attention_for_cpu"}
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}
 _SOFTMAX = {"_softmax", "_safe_softmax"}

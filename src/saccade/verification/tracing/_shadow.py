@@ -89,9 +89,12 @@ def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def joined(
-    func: Any, tensors: Sequence[Tensor], shadows: Sequence[Shadow | None], rest: tuple[Any, ...],
+    func: Any,
+    tensors: Sequence[Tensor],
+    shadows: Sequence[Shadow | None],
+    rest: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> Shadow:  # fmt: skip
+) -> Shadow:
     """The shadow of tensors put together by cat, stack and the like."""
     kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
 
@@ -108,10 +111,12 @@ def joined(
 
     known = [shadow for shadow in shadows if shadow is not None]
     return Shadow(
-        one("tokens"), one("pairs"), frozenset().union(*(shadow.scores for shadow in known)),
+        one("tokens"),
+        one("pairs"),
+        frozenset().union(*(shadow.scores for shadow in known)),
         depth=max(shadow.depth for shadow in known),
         scaled=next((shadow.scaled for shadow in known if shadow.scaled != NOT_SCALED), NOT_SCALED),
-    )  # fmt: skip
+    )
 
 
 def elementwise(shape: torch.Size, shadows: Sequence[Shadow]) -> Shadow | None:
@@ -177,18 +182,83 @@ def varies(shadow: Shadow | None) -> Callable[[Tensor, int], bool]:
 
 
 # Functions that move elements of their first argument about and change none.
-MOVES = frozenset({
-    "view", "reshape", "transpose", "permute", "T", "mT", "H", "mH", "t", "movedim", "moveaxis", "swapaxes", "swapdims",
-    "unsqueeze", "squeeze", "expand", "expand_as", "broadcast_to", "view_as", "reshape_as", "repeat",
-    "repeat_interleave", "tile", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "getitem", "select",
-    "narrow", "index_select", "gather", "take_along_dim", "flatten", "unflatten", "ravel", "flip", "roll", "diagonal",
-    "unfold", "as_strided", "hsplit", "vsplit", "dsplit", "unsafe_split", "unsafe_chunk", "pad", "iter",
-})  # fmt: skip
+MOVES = frozenset(
+    {
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "T",
+        "mT",
+        "H",
+        "mH",
+        "t",
+        "movedim",
+        "moveaxis",
+        "swapaxes",
+        "swapdims",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "view_as",
+        "reshape_as",
+        "repeat",
+        "repeat_interleave",
+        "tile",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "getitem",
+        "select",
+        "narrow",
+        "index_select",
+        "gather",
+        "take_along_dim",
+        "flatten",
+        "unflatten",
+        "ravel",
+        "flip",
+        "roll",
+        "diagonal",
+        "unfold",
+        "as_strided",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "unsafe_split",
+        "unsafe_chunk",
+        "pad",
+        "iter",
+    }
+)
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"})
-REDUCTIONS = frozenset({
-    "sum", "mean", "amax", "max", "amin", "min", "logsumexp", "norm", "vector_norm", "var", "std", "prod", "nansum",
-    "nanmean", "argmax", "argmin", "all", "any", "median",
-})  # fmt: skip
+REDUCTIONS = frozenset(
+    {
+        "sum",
+        "mean",
+        "amax",
+        "max",
+        "amin",
+        "min",
+        "logsumexp",
+        "norm",
+        "vector_norm",
+        "var",
+        "std",
+        "prod",
+        "nansum",
+        "nanmean",
+        "argmax",
+        "argmin",
+        "all",
+        "any",
+        "median",
+    }
+)
 # After these it does not matter what rows were multiplied by before.
 NORMS = frozenset({"layer_norm", "rms_norm", "normalize", "group_norm", "batch_norm", "instance_norm"})
 # Of one tensor, but elements change places in a way that nobody follows.

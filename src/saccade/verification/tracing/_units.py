@@ -136,10 +136,15 @@ def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttent
         _stacked_where_all([[head.value for head in own] for own in heads]),
         _stacked_where_all([[head.logits for head in own] for own in heads]),
         _stacked([[head.weights for head in own] for own in heads]),
-        "unknown", first.source, _stacked_where_all([[head.softened for head in own] for own in heads]),
-        _stacked_where_all([[head.zeroed for head in own] for own in heads]), first.scaled, first.learned,
-        first.mixed, dict(first.lines),
-    )  # fmt: skip
+        "unknown",
+        first.source,
+        _stacked_where_all([[head.softened for head in own] for own in heads]),
+        _stacked_where_all([[head.zeroed for head in own] for own in heads]),
+        first.scaled,
+        first.learned,
+        first.mixed,
+        dict(first.lines),
+    )
     if any(head.tiled for own in heads for head in own):
         return seen
     return replace(seen, normalised=_axis(first, seen))
@@ -160,11 +165,19 @@ def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
         ]
         assert own[1] is not None
         yield _Unit(
-            int(items[unit]), _common(tokens.head[rows]), tokens.position[rows], tokens.position[columns],
-            (int(tokens.length[rows].max()), int(tokens.length[columns].max())), sides[0][unit], sides[1][unit],
-            None if scores.values is None else scores.values[unit], own[0], own[1], own[2],
+            int(items[unit]),
+            _common(tokens.head[rows]),
+            tokens.position[rows],
+            tokens.position[columns],
+            (int(tokens.length[rows].max()), int(tokens.length[columns].max())),
+            sides[0][unit],
+            sides[1][unit],
+            None if scores.values is None else scores.values[unit],
+            own[0],
+            own[1],
+            own[2],
             own[3],
-        )  # fmt: skip
+        )
 
 
 def _items(tokens: Tokens, names: tuple[Tensor, Tensor], batch: int) -> Tensor:
@@ -231,21 +244,33 @@ def _whole(group: Sequence[_Unit]) -> _Unit:
     if tiled and logits is not None:
         weights = logits.reshape(rows, columns).softmax(-1)
     return _Unit(
-        first.item, first.head, torch.arange(rows), torch.arange(columns), first.lengths, query, key, value,
-        None if logits is None else logits.reshape(rows, columns), weights.reshape(rows, columns), tiled=tiled,
-    )  # fmt: skip
+        first.item,
+        first.head,
+        torch.arange(rows),
+        torch.arange(columns),
+        first.lengths,
+        query,
+        key,
+        value,
+        None if logits is None else logits.reshape(rows, columns),
+        weights.reshape(rows, columns),
+        tiled=tiled,
+    )
 
 
 def _in_order(unit: _Unit) -> _Unit:
     """Rows and columns by their positions, where these are known and differ."""
     rows, columns = _order(unit.rows), _order(unit.columns)
     return replace(
-        unit, query=unit.query[rows], key=unit.key[columns], weights=unit.weights[rows][:, columns],
+        unit,
+        query=unit.query[rows],
+        key=unit.key[columns],
+        weights=unit.weights[rows][:, columns],
         value=None if unit.value is None else unit.value[columns],
         logits=None if unit.logits is None else unit.logits[rows][:, columns],
         softened=None if unit.softened is None else unit.softened[rows][:, columns],
         zeroed=None if unit.zeroed is None else unit.zeroed[rows][:, columns],
-    )  # fmt: skip
+    )
 
 
 def _order(positions: Tensor) -> Tensor:

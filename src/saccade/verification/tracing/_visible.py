@@ -24,13 +24,41 @@ _USED = (*_HIDING, "add", "add_", "mul", "mul_")
 _MADE = ("tril", "tril_", "triu", "triu_")
 # what makes a mask of positions, for a kernel that hides by itself
 _COMPARING = (
-    "le", "lt", "ge", "gt", "eq", "ne", "and", "or", "bitwise_and", "bitwise_or", "logical_and", "logical_or",
-)  # fmt: skip
+    "le",
+    "lt",
+    "ge",
+    "gt",
+    "eq",
+    "ne",
+    "and",
+    "or",
+    "bitwise_and",
+    "bitwise_or",
+    "logical_and",
+    "logical_or",
+)
 _ORDERING = ("le", "lt", "ge", "gt")
 _JOINING = (
-    "conv1d", "mean", "sum", "std", "var", "amax", "max", "amin", "min", "norm", "flip", "roll", "cumsum", "cumprod",
-    "batch_norm", "layer_norm", "softmax", "median", "logsumexp",
-)  # fmt: skip
+    "conv1d",
+    "mean",
+    "sum",
+    "std",
+    "var",
+    "amax",
+    "max",
+    "amin",
+    "min",
+    "norm",
+    "flip",
+    "roll",
+    "cumsum",
+    "cumprod",
+    "batch_norm",
+    "layer_norm",
+    "softmax",
+    "median",
+    "logsumexp",
+)
 
 
 @dataclass(frozen=True, eq=False)

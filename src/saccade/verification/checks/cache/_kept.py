@@ -30,8 +30,10 @@ class Kept:
     of: str = ""  # "key" or "value"
 
 
-_POSITIONS = ("Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
-              "embeddings and biases alike.")  # fmt: skip
+_POSITIONS = (
+    "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
+    "embeddings and biases alike."
+)
 
 
 def wrongly_kept(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: int) -> Kept | None:
@@ -99,15 +101,17 @@ def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], p
         return Kept(
             f"the {name} of position {position} itself is not as in the whole, though its input is the same: it is "
             "taken to stand at another position, or is not written before it is read",
-            _POSITIONS, "order",
-        )  # fmt: skip
+            _POSITIONS,
+            "order",
+        )
     words = _what_stands_there(own, expected, missing[0], position)
     which = f"position {missing[0]}" if len(missing) == 1 else f"positions {missing[0]} to {missing[-1]}"
     return Kept(
         f"the {name}s kept of {which} are not those of the whole{words}",
         f"Keep {name}s as they are read, once, for every item and position: "
-        f"{name[0]} = torch.cat([past_{name[0]}, {name[0]}], dim=-2), and return that.", of=name,
-    )  # fmt: skip
+        f"{name[0]} = torch.cat([past_{name[0]}, {name[0]}], dim=-2), and return that.",
+        of=name,
+    )
 
 
 def _what_stands_there(own: Tensor, expected: Tensor, j: int, position: int) -> str:
@@ -131,8 +135,10 @@ def _what_stands_there(own: Tensor, expected: Tensor, j: int, position: int) -> 
 def _pairs(step: SeenAttention, whole: SeenAttention, position: int) -> Kept | None:
     """Keys and values that are all there, but do not stand at the same places."""
     assert step.value is not None and whole.value is not None
-    keys, values = (_rows(own, expected[:, :, : position + 1]) for own, expected in
-                    ((step.key, whole.key), (step.value, whole.value)))  # fmt: skip
+    keys, values = (
+        _rows(own, expected[:, :, : position + 1])
+        for own, expected in ((step.key, whole.key), (step.value, whole.value))
+    )
     for j, (key, value) in enumerate(zip(keys, values, strict=True)):
         if key is not None and value is not None and key != value:
             return Kept(
@@ -140,5 +146,5 @@ def _pairs(step: SeenAttention, whole: SeenAttention, position: int) -> Kept | N
                 "weight meets another token's value",
                 "Append both at the same end: k = torch.cat([past_k, k], dim=-2), v = torch.cat([past_v, v], dim=-2).",
                 of="key" if key != j else "value",
-            )  # fmt: skip
+            )
     return None

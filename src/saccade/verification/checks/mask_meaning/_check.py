@@ -115,10 +115,18 @@ def _misfit(probe: Probe) -> Iterator[Finding]:
         f"mask {'hides from' if sees else 'shows'} it ({where}). {defect.words}"
     )
     line = line_of(probe, defect)
-    yield _finding(subject, mask, replace(defect, words=example), {
-        "pairs": [pair[2:] for pair in wrong.nonzero().tolist()[:20]], "how_many": int(wrong.sum()),
-        "argument": mask.argument, "axes": mask.axes,
-    }, line)  # fmt: skip
+    yield _finding(
+        subject,
+        mask,
+        replace(defect, words=example),
+        {
+            "pairs": [pair[2:] for pair in wrong.nonzero().tolist()[:20]],
+            "how_many": int(wrong.sum()),
+            "argument": mask.argument,
+            "axes": mask.axes,
+        },
+        line,
+    )
 
 
 def _probe(subject: Subject, mask: MaskReading, *, batch: int = _BATCH, seed: int = 0, square: bool = False) -> Probe:
@@ -300,11 +308,14 @@ def _contradicting(masks: tuple[MaskReading, ...]) -> Iterator[Finding]:
     attend, ignore = kinds["attend"], kinds["ignore"]
     said = all(mask.documented is not None for mask in (attend, ignore)) or "padding" in str(ignore.argument)
     yield Finding(
-        "mask-meaning", "mask-meaning", "warning" if said else "error",
-        f"True in `{attend.argument}` means attend, and True in `{ignore.argument}` means ignore.", _EFFECT,
+        "mask-meaning",
+        "mask-meaning",
+        "warning" if said else "error",
+        f"True in `{attend.argument}` means attend, and True in `{ignore.argument}` means ignore.",
+        _EFFECT,
         f"Let both mean the same: {ignore.argument} = ~{ignore.argument}",
         {"attend": attend.argument, "ignore": ignore.argument},
-    )  # fmt: skip
+    )
 
 
 def _finding(
@@ -312,16 +323,24 @@ def _finding(
 ) -> Finding:
     words = defect.words[:1].upper() + defect.words[1:]
     return Finding(
-        "mask-meaning", "mask-meaning", defect.severity, words,  # type: ignore[arg-type]
+        "mask-meaning",
+        "mask-meaning",
+        defect.severity,
+        words,  # type: ignore[arg-type]
         _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER,
-        defect.mend, evidence, line,
-    )  # fmt: skip
+        defect.mend,
+        evidence,
+        line,
+    )
 
 
 CHECK = Check(
-    "mask-meaning", "mask-meaning",
+    "mask-meaning",
+    "mask-meaning",
     "A mask hides exactly the keys that it says, by query, head and item",
     "Random masks, other ones for each query, head and batch item, are given; what outputs then depend on is compared "
     "with them pair by pair, and where it differs the weights say why",
-    _EFFECT, _run, follows_from=("softmax", "mixing"),
-)  # fmt: skip
+    _EFFECT,
+    _run,
+    follows_from=("softmax", "mixing"),
+)

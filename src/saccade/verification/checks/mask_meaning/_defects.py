@@ -92,9 +92,13 @@ def inside(probe: Probe) -> Probe | None:
     # under an inverted polarity showing everything hides all, which is NaN: outputs then tell what there is to see
     own = before & (probe.own | ~probe.known) if seen[0].weights.isnan().any() else before
     return replace(
-        probe, own=own, seen=after, known=torch.ones_like(probe.known), weights=seen[1].weights.cpu(),
+        probe,
+        own=own,
+        seen=after,
+        known=torch.ones_like(probe.known),
+        weights=seen[1].weights.cpu(),
         normalised=seen[1].normalised,
-    )  # fmt: skip
+    )
 
 
 def sums_to_one(inner: Probe) -> bool:
@@ -112,8 +116,10 @@ def named(probe: Probe) -> Defect:
         return _unhidden(probe)
     square = given.shape[-1] == given.shape[-2]
     if square and probe.fits(given.mT):
-        return Defect("The mask is applied transposed: its rows and columns, queries and keys, are swapped.",
-                       "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)")  # fmt: skip
+        return Defect(
+            "The mask is applied transposed: its rows and columns, queries and keys, are swapped.",
+            "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)",
+        )
     return _mixed(probe) or Defect(
         f"What is seen fits no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
         f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
@@ -144,18 +150,22 @@ def _mixed(probe: Probe) -> Defect | None:
                 return Defect(
                     f"The mask of another {what} is applied: {what} {step} has that of {what} 0.",
                     f"{mend}  # heads and items in the order of the scores",
-                )  # fmt: skip
+                )
     heads, items = probe.seen.shape[1], given.shape[0]
     if given.shape[1] == 1 and items > 1 and heads > 1:
         order = torch.arange(items * heads)
         tiled = given[:, 0][order % items].view(items, heads, *given.shape[2:])
         turned = given[:, 0][(order // heads)].view(heads, items, *given.shape[2:]).transpose(0, 1)
         if probe.fits(turned):
-            return Defect("Masks of items are repeated over the heads in the wrong order: (B, H) for scores of (H, B).",
-                           "mask.repeat(num_heads, 1, 1)  # not mask.repeat_interleave(num_heads, dim=0)")  # fmt: skip
+            return Defect(
+                "Masks of items are repeated over the heads in the wrong order: (B, H) for scores of (H, B).",
+                "mask.repeat(num_heads, 1, 1)  # not mask.repeat_interleave(num_heads, dim=0)",
+            )
         if probe.fits(tiled):
-            return Defect("Masks of items are repeated over the heads in the wrong order: (H, B) for scores of (B, H).",
-                           "mask.repeat_interleave(num_heads, dim=0)  # not mask.repeat(num_heads, 1, 1)")  # fmt: skip
+            return Defect(
+                "Masks of items are repeated over the heads in the wrong order: (H, B) for scores of (B, H).",
+                "mask.repeat_interleave(num_heads, dim=0)  # not mask.repeat(num_heads, 1, 1)",
+            )
     return None
 
 
@@ -265,7 +275,7 @@ def _by_weights(before: SeenAttention, after: SeenAttention, given: Tensor) -> D
         return Defect(
             "Hidden weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1, and "
             "outputs still depend on what is hidden.",
-        )  # fmt: skip
+        )
     hidden = second.masked_fill(shown, torch.nan)
     low, high = hidden.nan_to_num(torch.inf).amin(-1), hidden.nan_to_num(-torch.inf).amax(-1)
     several = (~shown).sum(-1) > 1

@@ -105,14 +105,17 @@ def _influenced(subject: Subject, inputs: Inputs, item: int, other: int, by: flo
     severity: Severity = "warning" if training and _has_batch_norm(subject) else "error"
     why = "; it has batch normalisation, which does this" if severity == "warning" else ""
     return Finding(
-        _NAME, _NAME, severity,
+        _NAME,
+        _NAME,
+        severity,
         f"The output of batch item {other} changes by {by:.3g} when batch item {item} changes {mode}(of 3 items){why}.",
         "A sample's result depends on which others it happens to share a batch with: results cannot be repeated, and "
         "evaluation leaks between samples.",
         "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise "
         "over positions and channels only.",
-        {"changed item": item, "moved item": other, "by": by, "training": training}, meeting_line(subject, inputs),
-    )  # fmt: skip
+        {"changed item": item, "moved item": other, "by": by, "training": training},
+        meeting_line(subject, inputs),
+    )
 
 
 def _has_batch_norm(subject: Subject) -> bool:
@@ -136,13 +139,16 @@ def _alone(subject: Subject) -> Iterator[Finding]:
     if by.max() > tolerance(copy, inputs, together):
         item = int(by.argmax())
         yield Finding(
-            _NAME, _NAME, "error",
+            _NAME,
+            _NAME,
+            "error",
             f"Batch item {item} alone gives another output than in a batch of 3 (by {by[item]:.3g}).",
             "A sample's result depends on the size of its batch: what was trained in large batches is wrong when used "
             "one by one.",
             "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2).",
-            {"item": item, "by": float(by[item])}, meeting_line(subject, inputs),
-        )  # fmt: skip
+            {"item": item, "by": float(by[item])},
+            meeting_line(subject, inputs),
+        )
 
 
 # --- heads and projections
@@ -191,10 +197,11 @@ def _takes(subject: Subject, length: int) -> bool:
 
 
 CHECK = Check(
-    _NAME, _NAME,
+    _NAME,
+    _NAME,
     "Batch items, positions and heads stay apart, and no projection is lost.",
     "One batch item is changed and the others compared bit for bit; the gradient of each channel before the output "
     "projection says from which channels of which positions it was made.",
     "Code that mixes axes runs and trains without a word, since every shape fits.",
     _run,
-)  # fmt: skip
+)

@@ -93,9 +93,7 @@ def scattered(found: Wiring, length: int) -> Scattered | None:
         if (rows != rows[:, :1]).any():
             first = _first_along(position, axes[0])
             index = tuple((position != first).nonzero()[0].tolist())
-            return Scattered(
-                factor.role, index, int(position[index]), int(first[index]), axes[0], factor.location
-            )  # fmt: skip
+            return Scattered(factor.role, index, int(position[index]), int(first[index]), axes[0], factor.location)
     return None
 
 
@@ -149,9 +147,11 @@ def _busiest(chosen: Tensor, reaching: Tensor) -> Tensor:
 
 def _apart(sets: Sequence[frozenset[int]], total: int) -> bool:
     """Whether sets have nothing in common, are of one size and are all there is."""
-    return bool(sets) and len({len(one) for one in sets}) == 1 and sum(map(len, sets)) == total == len(
-        frozenset().union(*sets)
-    )  # fmt: skip
+    return (
+        bool(sets)
+        and len({len(one) for one in sets}) == 1
+        and sum(map(len, sets)) == total == len(frozenset().union(*sets))
+    )
 
 
 def _described(
@@ -164,9 +164,7 @@ def _described(
     if queries is None:
         return None
     order = sorted(by_head, key=lambda own: queries[1][own])
-    key_sets, value_sets = (
-        [_channels(reached[by_head[own]].any(0) & role) for own in order] for role in (keys, value)
-    )  # fmt: skip
+    key_sets, value_sets = ([_channels(reached[by_head[own]].any(0) & role) for own in order] for role in (keys, value))
     key_blocks, value_blocks = _blocks(key_sets, keys), _blocks(value_sets, value)
     lands = [frozenset(row.elements[by_head[own]].tolist()) for own in order]
     complete = len(row.elements) == row.width
@@ -174,11 +172,18 @@ def _described(
     if key_blocks is None or value_blocks is None or (complete and merged is None):
         return None
     return Heads(
-        len(order), queries[0], key_blocks[0], value_blocks[0], merged[0] if merged else "head by head",
-        tuple(key_blocks[1][one] for one in key_sets), tuple(value_blocks[1][one] for one in value_sets),
-        int(keys.sum()) // len(key_sets[0]), int(value.sum()) // len(value_sets[0]),
-        tuple(merged[1][own] for own in lands) if merged else tuple(range(len(order))), shared,
-    )  # fmt: skip
+        len(order),
+        queries[0],
+        key_blocks[0],
+        value_blocks[0],
+        merged[0] if merged else "head by head",
+        tuple(key_blocks[1][one] for one in key_sets),
+        tuple(value_blocks[1][one] for one in value_sets),
+        int(keys.sum()) // len(key_sets[0]),
+        int(value.sum()) // len(value_sets[0]),
+        tuple(merged[1][own] for own in lands) if merged else tuple(range(len(order))),
+        shared,
+    )
 
 
 def _blocks(sets: Sequence[frozenset[int]], role: Tensor) -> tuple[Order, dict[frozenset[int], int]] | None:

@@ -47,28 +47,34 @@ def _torn(found: Wiring, torn: Scattered, length: int) -> Finding:
     place = torn.index[torn.axis]
     head = max(torn.index[: torn.axis], default=0)
     return Finding(
-        _NAME, _NAME, "error",
+        _NAME,
+        _NAME,
+        "error",
         f"The {torn.role} at place {place} of head {head} is made from position {torn.position} of the input, that of "
         f"head 0 from position {torn.expected}: heads are split by a view without a transpose, so that a head is a run "
         "of positions in place of a slice of the channels.",
         "Tokens attend to a few neighbours, chopped into pieces, and a causal mask hides the wrong things. It trains, "
         "but far worse, and depends on the length.",
-        _SPLIT, {"role": torn.role, "index": list(torn.index), "position": torn.position},
+        _SPLIT,
+        {"role": torn.role, "index": list(torn.index), "position": torn.position},
         _line(found, _first(_VIEWS, _untransposed(length))) or torn.location,
-    )  # fmt: skip
+    )
 
 
 def _stray(found: Wiring, stray: Strayed) -> Finding:
     where = "what enters the output projection" if found.merged else "the output"
     return Finding(
-        _NAME, _NAME, "error",
+        _NAME,
+        _NAME,
+        "error",
         f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
         f"position {stray.query}: positions and heads are mixed where heads are merged.",
         "Each token gets the result of other ones. It trains, as the mixing is the same every time, but far worse; it "
         "depends on the length and lets later tokens through in spite of a causal mask.",
-        _MERGE, {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
+        _MERGE,
+        {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
         _line(found, _last(_JOINS, _from_heads)),
-    )  # fmt: skip
+    )
 
 
 def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
@@ -88,9 +94,11 @@ def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
         yield _order(found, structure, f"heads are merged in the order {list(structure.lands)}", "merged")
         return
     orders = (
-        ("queries", structure.query), ("keys", structure.key), ("values", structure.value),
+        ("queries", structure.query),
+        ("keys", structure.key),
+        ("values", structure.value),
         ("the merged output", structure.merged),
-    )  # fmt: skip
+    )
     known = {role: order for role, order in orders if order != "mixed"}
     if len(set(known.values())) > 1:
         odd = next(role for role in reversed(known) if known[role] == "interleaved")
@@ -111,7 +119,9 @@ def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple
     if found.subject.promise.kv_order == "repeat":
         mend = "k = k.repeat(1, heads // kv_heads, 1, 1), and v likewise"
     return Finding(
-        _NAME, _NAME, "warning" if chosen else "error",
+        _NAME,
+        _NAME,
+        "warning" if chosen else "error",
         f"Query head {head} reads the {which} of kv head {reads[head]} where {expected[head]} is "
         f"{'usual' if chosen else 'expected'}; heads 0 to {count - 1} read {list(reads)}{cause}.",
         "Weights of published models do not fit: heads get another head's keys and values. Trained from scratch it "
@@ -119,7 +129,7 @@ def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple
         mend if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
         {"of": which, "reads": list(reads), "expected": list(expected)},
         _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),
-    )  # fmt: skip
+    )
 
 
 def _repeated(order: str | None, count: int, kv_heads: int) -> tuple[int, ...]:
@@ -133,26 +143,36 @@ def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:
     # one split for all three is a choice, which published code has made, too; only its merge differs
     alike = structure.query == structure.key == structure.value == "interleaved"
     return Finding(
-        _NAME, _NAME, "warning" if alike else "error",
+        _NAME,
+        _NAME,
+        "warning" if alike else "error",
         f"Channels are split into {structure.count} heads in one order and put together in another: {told}.",
         "Trained from scratch it learns around this. Weights trained elsewhere do not fit, and whatever reads, prunes "
         "or shards single heads takes the wrong channels.",
         _MERGE if merged else _SPLIT,
-        {"query": structure.query, "key": structure.key, "value": structure.value, "merged": structure.merged,
-         "lands": list(structure.lands)},
+        {
+            "query": structure.query,
+            "key": structure.key,
+            "value": structure.value,
+            "merged": structure.merged,
+            "lands": list(structure.lands),
+        },
         _line(found, where),
-    )  # fmt: skip
+    )
 
 
 def _interleaved(found: Wiring, count: int) -> Finding:
     return Finding(
-        _NAME, _NAME, "warning",
+        _NAME,
+        _NAME,
+        "warning",
         f"The {count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {count}, {2 * count}, "
         "..., where others take channels 0 to D - 1.",
         "It computes the same kind of attention, but weights trained elsewhere do not fit.",
-        "x.view(B, L, H, D) instead of x.view(B, L, D, H)", {"heads": count},
+        "x.view(B, L, H, D) instead of x.view(B, L, D, H)",
+        {"heads": count},
         _line(found, _first(_VIEWS, _widths_last(count))),
-    )  # fmt: skip
+    )
 
 
 # --- which line is to blame

@@ -37,9 +37,13 @@ def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
         yield _dead_channels(found, *dead)
     elif structure is not None and structure.shared:
         yield Finding(
-            _NAME, _NAME, "note", "Keys and values are the same projection of the input.",
-            "Some models do this on purpose; it halves the cache.", "",
-        )  # fmt: skip
+            _NAME,
+            _NAME,
+            "note",
+            "Keys and values are the same projection of the input.",
+            "Some models do this on purpose; it halves the cache.",
+            "",
+        )
 
 
 def _heads_known(found: Wiring, structure: Heads | None) -> int:
@@ -80,11 +84,18 @@ def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
     assert module is not None
     named = list(module.named_parameters(remove_duplicate=False))
     return [
-        (group[-1], [name for name, p in named if group[0].weight is not None
-                    and p.untyped_storage().data_ptr() == group[0].weight.untyped_storage().data_ptr()])
+        (
+            group[-1],
+            [
+                name
+                for name, p in named
+                if group[0].weight is not None
+                and p.untyped_storage().data_ptr() == group[0].weight.untyped_storage().data_ptr()
+            ],
+        )
         for group in seen.values()
         if len(group) > 1
-    ]  # fmt: skip
+    ]
 
 
 def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Finding:
@@ -98,37 +109,46 @@ def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: li
     if unused:
         message += f", while {', '.join(unused)} {'is' if len(unused) == 1 else 'are'} never used"
     return Finding(
-        _NAME, _NAME, "error" if by_accident else "warning", message + ".",
+        _NAME,
+        _NAME,
+        "error" if by_accident else "warning",
+        message + ".",
         "Queries and keys that are the same make every token look at itself first; heads that are the same see one "
         "thing. The model has fewer parameters than it seems to.",
         "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in "
         "range(n)], not [Head()] * n.",
         {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},
         _where_shared(found, names) or one.location,
-    )  # fmt: skip
+    )
 
 
 def _missing(found: Wiring, count: int, unused: list[str]) -> Finding:
     declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
     return Finding(
-        _NAME, _NAME, "error" if unused else "warning",
+        _NAME,
+        _NAME,
+        "error" if unused else "warning",
         f"The {count} heads are put side by side and returned: nothing mixes them{declared}.",
         "Each head writes to its own slice of the output only, so heads cannot work together, and layers after this "
         "one get less than the published design gives.",
         "return self.out_proj(out.transpose(1, 2).reshape(B, L, H * D)), with self.out_proj = nn.Linear(H * D, E).",
-        {"heads": count, "unused": unused}, _last_line(found),
-    )  # fmt: skip
+        {"heads": count, "unused": unused},
+        _last_line(found),
+    )
 
 
 def _never_used(unused: list[str]) -> Finding:
     one = len(unused) == 1
     return Finding(
-        _NAME, _NAME, "warning",
+        _NAME,
+        _NAME,
+        "warning",
         f"{', '.join(unused)} {'stands' if one else 'stand'} beside the projections and "
         f"{'takes' if one else 'take'} no part in a call.",
         "Parameters that are saved and never trained; often another projection is used in their place.",
-        "Use it in forward, or remove it.", {"unused": unused},
-    )  # fmt: skip
+        "Use it in forward, or remove it.",
+        {"unused": unused},
+    )
 
 
 def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
@@ -166,16 +186,20 @@ def _without(found: Wiring, one: Projection, channels: Tensor, *, every: bool = 
 
 def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
     return Finding(
-        _NAME, _NAME, "error",
+        _NAME,
+        _NAME,
+        "error",
         f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
         + (": queries and keys are the same numbers." if _twins(found)[0] == "scores" else "."),
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
         {"projection": one.name, "channels": channels},
-        line_with(found.original, _ONE_FOR_ANOTHER) or _part_for_another(found, one, channels)
-        or _dropped(found, one, torch.tensor(channels)) or one.location,
-    )  # fmt: skip
+        line_with(found.original, _ONE_FOR_ANOTHER)
+        or _part_for_another(found, one, channels)
+        or _dropped(found, one, torch.tensor(channels))
+        or one.location,
+    )
 
 
 def _part_for_another(found: Wiring, one: Projection, channels: list[int]) -> Location | None:

@@ -116,5 +116,6 @@ def _finding(
         f"{size:.3g} at most ({relative:.2g} of the largest output).",
         "Generated text differs from what the model was trained to give, and grows worse with every token.",
         "position = past_length + torch.arange(L)  # new tokens stand behind the cached ones, and their keys too",
-        {"how": words, "length": length, "first": first, "size": float(f"{size:.3g}"), "relative": relative}, line,
-    )  # fmt: skip
+        {"how": words, "length": length, "first": first, "size": float(f"{size:.3g}"), "relative": relative},
+        line,
+    )

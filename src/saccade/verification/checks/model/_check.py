@@ -65,11 +65,12 @@ def _images(subject: Subject) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    NAME, NAME,
+    NAME,
+    NAME,
     "A whole model keeps what its attention promises, decoding included.",
     "Tokens are exchanged one at a time, padded on both sides, batched with others and decoded in steps, and all "
     "outputs compared.",
     "Layers that are right one by one can be put together wrongly: a mask that reaches one layer only, positions that "
     "forget the cache, a cross-attention that reads padding.",
     _run,
-)  # fmt: skip
+)

@@ -57,7 +57,7 @@ def _content(subject: Subject, length: int) -> Iterator[Finding]:
                 "# in every layer, before the softmax",
                 {"side": side, "item": found.item, "position": found.position, "change": float(f"{found.size:.3g}")},
                 padding_line(subject, inputs, real),
-            )  # fmt: skip
+            )
             return
 
 
@@ -105,17 +105,21 @@ def _left(subject: Subject, length: int) -> Iterator[Finding]:
         yield error(
             f"With {ahead} padded tokens in front and position_ids that count the real ones, output {told.position} "
             f"differs by {told.size:.3g} from the same tokens without padding.",
-            _EFFECT, "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # and use them in every layer",
+            _EFFECT,
+            "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # and use them in every layer",
             numbers,
-        )  # fmt: skip
+        )
         return
     how = "give position_ids, as generate() does" if told is not None else "pad on the right: it takes no position_ids"
     yield Finding(
-        NAME, NAME, "note" if told is not None else "warning",
+        NAME,
+        NAME,
+        "note" if told is not None else "warning",
         f"Padding in front moves positions: {ahead} padded tokens change outputs by {bare.size:.3g}, though masked.",
         "Batched generation from prompts padded on the left differs from prompts one by one.",
-        f"position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # {how}", numbers,
-    )  # fmt: skip
+        f"position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # {how}",
+        numbers,
+    )
 
 
 def _empty(subject: Subject, length: int) -> Iterator[Finding]:
@@ -131,15 +135,20 @@ def _empty(subject: Subject, length: int) -> Iterator[Finding]:
         yield error(
             f"An item of padding alone changes another item of the batch: its output {kept.position} by "
             f"{kept.size:.3g}.",
-            _EFFECT, "Normalise and pool within each item alone", {"position": kept.position, "change": kept.size},
-        )  # fmt: skip
+            _EFFECT,
+            "Normalise and pool within each item alone",
+            {"position": kept.position, "change": kept.size},
+        )
     elif not after[1].isfinite().all():
         yield Finding(
-            NAME, NAME, "warning", "An item of nothing but padding gives NaN.",
+            NAME,
+            NAME,
+            "warning",
+            "An item of nothing but padding gives NaN.",
             "A loss over all items is NaN as soon as one batch is filled up with an empty item.",
             "torch.nan_to_num(weights)  # or a large negative number in place of -inf",
             {"nan": int((~after[1].isfinite()).sum())},
-        )  # fmt: skip
+        )
 
 
 def _real(length: int, counts: list[int], side: str) -> Tensor:

@@ -70,7 +70,7 @@ def _each_its_own(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[
             "Items read each other's sources: a translation depends on what it was batched with.",
             "key = self.key(context).view(B, S, H, D).transpose(1, 2)  # the batch axis stays first",
             {"position": found.position, "change": float(f"{found.size:.3g}")},
-        )  # fmt: skip
+        )
 
 
 def _both_ways(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
@@ -120,10 +120,14 @@ def _padding(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Findi
     empty = _decoded(subject, tokens, source["tokens"], real)
     if not empty[1].isfinite().all():
         yield Finding(
-            NAME, NAME, "warning", "An item whose source is nothing but padding gives NaN.",
+            NAME,
+            NAME,
+            "warning",
+            "An item whose source is nothing but padding gives NaN.",
             "A loss over all items is NaN as soon as one batch is filled up with an empty item.",
-            "torch.nan_to_num(weights)  # or a large negative number in place of -inf", {"item": 1},
-        )  # fmt: skip
+            "torch.nan_to_num(weights)  # or a large negative number in place of -inf",
+            {"item": 1},
+        )
 
 
 def _decoded(subject: Subject, tokens: Inputs, source: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -52,10 +52,14 @@ def leaks(subject: Subject) -> Iterator[Finding]:
                 "scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), float('-inf'))  "
                 "# in every layer, before the softmax",
                 {
-                    "length": length, "output": row, "token": column, "change": _short(ahead[row, column]),
+                    "length": length,
+                    "output": row,
+                    "token": column,
+                    "change": _short(ahead[row, column]),
                     "pairs": pairs,
-                }, pattern_line(subject, subject.inputs(2, length)),
-            )  # fmt: skip
+                },
+                pattern_line(subject, subject.inputs(2, length)),
+            )
             return
 
 
@@ -120,7 +124,7 @@ def batches(subject: Subject) -> Iterator[Finding]:
                         "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
                         {"item": item, "other": changed, "position": found.position, "change": _short(found.size)},
                         meeting_line(subject, inputs),
-                    )  # fmt: skip
+                    )
                     return
         yield from _alone(subject, inputs)
 

@@ -135,9 +135,10 @@ class _Search:
         inputs = self.trials.inputs(self.reading)
         lengths = (inputs.length, inputs.key_length)
         places = [
-            where for where, one in _parts(returned)
+            where
+            for where, one in _parts(returned)
             if where not in (out.out, out.weights) and _holds_tensors(one) and not _are_scores(one, lengths)
-        ]  # fmt: skip
+        ]
         several = [one for one in reversed(places) if isinstance(one, int) and isinstance(returned[one], Tensor)]
         return [*places, tuple(several)] if len(several) > 1 else places
 

@@ -34,9 +34,12 @@ from ._unknown import settled
 
 
 def discover(
-    target: Any, hints: Hints | None = None, promise: Promise | None = None, how: Any = None,
+    target: Any,
+    hints: Hints | None = None,
+    promise: Promise | None = None,
+    how: Any = None,
     arguments: Mapping[str, Any] | None = None,
-) -> Subject:  # fmt: skip
+) -> Subject:
     """The target as checks call it, in eval mode and on a copy of its own where it is a module.
 
     Args:

@@ -21,16 +21,16 @@ _LETTERS = {
     "B": r"b|bs|bsz|bz|batch|batch_?size|num_?batch(es)?|n_?batch(es)?|nb|b_sz",
     "H": r"h|heads?|n_?heads?|num_?heads?|nh|nhead|hq|hkv|kv_?heads?|n_?kv_?heads?|num_attention_heads|num_kv_heads",
     "L": r"l|t|s|seq|seq_?len(gth)?|length|len|lq|lk|tq|tk|sq|sk|q_?len|k_?len|kv_?len|tgt_?len|src_?len|time"
-         r"|l_q|l_k|t_q"
-         r"|t_k|seqlen|num_?tokens|n_?tokens|tokens?|sequence(_?length)?|positions?|tgt_?len|m|num_queries|num_keys|ctx"
-         r"|(q|k|kv|query|key|src|tgt|trg|source|target|memory|context|mem|enc|dec|x)_?(seq_?)?(len(gth)?|size|tokens)"
-         r"|(seq_?)?(len(gth)?)_?(q|k|v|kv|query|key|src|tgt|x|context)|n_ctx|n_?(q|k|kv|src|tgt|queries|keys)|src|tgt|keys?"
-         r"|quer(y|ies)|i|j",
+    r"|l_q|l_k|t_q"
+    r"|t_k|seqlen|num_?tokens|n_?tokens|tokens?|sequence(_?length)?|positions?|tgt_?len|m|num_queries|num_keys|ctx"
+    r"|(q|k|kv|query|key|src|tgt|trg|source|target|memory|context|mem|enc|dec|x)_?(seq_?)?(len(gth)?|size|tokens)"
+    r"|(seq_?)?(len(gth)?)_?(q|k|v|kv|query|key|src|tgt|x|context)|n_ctx|n_?(q|k|kv|src|tgt|queries|keys)|src|tgt|keys?"
+    r"|quer(y|ies)|i|j",
     "D": r"d|c|e|dim|dims|emb|embed|embed_?dim|emb_?dim|d_?model|hidden|hidden_?(dim|size)|hd|head_?(dim|size)"
-         r"|d_?head|d_?k"
-         r"|d_?v|d_?q|channels?|features?|hs|model_?dim|feature_?dim|width|dk|dv|embedding(_dim|_size)?|d_in|n_embd|embed_size"
-         r"|num_hiddens|depth|dim_per_head|input_dim|f",
-}  # fmt: skip
+    r"|d_?head|d_?k"
+    r"|d_?v|d_?q|channels?|features?|hs|model_?dim|feature_?dim|width|dk|dv|embedding(_dim|_size)?|d_in|n_embd|embed_size"
+    r"|num_hiddens|depth|dim_per_head|input_dim|f",
+}
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,11 @@ def _votes(words: str) -> Iterator[Meaning | None]:
 
 def _is_hidden(words: str) -> bool | None:
     """Whether the first word that says anything says hidden; of two that begin together the longer."""
-    found = [(match.start(), -len(match[0]), hidden) for hidden, pattern in ((True, _HIDDEN), (False, _SEEN))
-             if (match := pattern.search(words))]  # fmt: skip
+    found = [
+        (match.start(), -len(match[0]), hidden)
+        for hidden, pattern in ((True, _HIDDEN), (False, _SEEN))
+        if (match := pattern.search(words))
+    ]
     return min(found)[2] if found else None
 
 

@@ -80,9 +80,11 @@ def read(trials: Trials, clues: Clues) -> Reading:
     if found is not None:
         return _settled(trials, clues, found)
     raise (
-        _own_fault(trials, clues) or _of_a_square(trials, clues) or _of_other_sizes(trials, clues)
+        _own_fault(trials, clues)
+        or _of_a_square(trials, clues)
+        or _of_other_sizes(trials, clues)
         or _nothing_works(trials, clues)
-    )  # fmt: skip
+    )
 
 
 def _own_fault(trials: Trials, clues: Clues) -> TargetError | None:
@@ -370,11 +372,15 @@ def _assumptions(clues: Clues, reading: Reading) -> Iterator[str]:
 
 
 WORDS = {
-    "BHLD": "(batch, heads, length, width)", "BLHD": "(batch, length, heads, width)", "BLD": "(batch, length, width)",
-    "LBD": "(length, batch, width)", "LD": "(length, width), one sequence",
+    "BHLD": "(batch, heads, length, width)",
+    "BLHD": "(batch, length, heads, width)",
+    "BLD": "(batch, length, width)",
+    "LBD": "(length, batch, width)",
+    "LD": "(length, width), one sequence",
     "HLD": "(heads, length, width), one sequence",
-    "BL": "(batch, length)", "LBHD": "(length, batch, heads, width)",
-}  # fmt: skip
+    "BL": "(batch, length)",
+    "LBHD": "(length, batch, heads, width)",
+}
 
 
 # what PyTorch says where the sizes or the axes of an input are wrong
@@ -387,8 +393,11 @@ def _one_length(trials: Trials, clues: Clues) -> int | None:
     """The one length that it takes, by the sizes of its own tensors: windows of Swin, a mask of a fixed size."""
     if not clues.is_module:
         return None
-    parts = [value for part in clues.target.modules() for value in (*vars(part).values(), *part._parameters.values(),
-                                                                    *part._buffers.values())]  # fmt: skip
+    parts = [
+        value
+        for part in clues.target.modules()
+        for value in (*vars(part).values(), *part._parameters.values(), *part._buffers.values())
+    ]
     sizes = {size for one in parts if isinstance(one, Tensor) for size in one.shape}
     sizes |= {one for one in parts if isinstance(one, int)}
     tried = replace(trials, errors={})
@@ -440,9 +449,11 @@ def _nothing_works(trials: Trials, clues: Clues) -> Exception:
         return Undecided(
             f"it takes inputs of {only} positions and of no other number, while every check compares lengths: nothing"
             " can be asked of it as it is",
-            [(f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
-             ("a size of its constructor that is another number", "--arg NAME=VALUE")],
-        )  # fmt: skip
+            [
+                (f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
+                ("a size of its constructor that is another number", "--arg NAME=VALUE"),
+            ],
+        )
     returned = _of_no_position(trials, clues)
     if returned:
         return Undecided(

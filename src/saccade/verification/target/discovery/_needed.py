@@ -92,12 +92,22 @@ def by_place(arguments: tuple[Argument, ...]) -> ByPlace | None:
 def _value(argument: Argument, width: int, heads: int | None) -> Any:
     head_width = width // heads if heads else width
     simple: dict[str, Any] = {
-        "dropout": 0.0, "scale": max(head_width, 1) ** -0.5, "temperature": head_width**0.5,
-        "training": False, "inference": True,
-        "head_width": head_width, "width": width, "gqa": False, "groups": 1, "window": None, "start": 0,
+        "dropout": 0.0,
+        "scale": max(head_width, 1) ** -0.5,
+        "temperature": head_width**0.5,
+        "training": False,
+        "inference": True,
+        "head_width": head_width,
+        "width": width,
+        "gqa": False,
+        "groups": 1,
+        "window": None,
+        "start": 0,
         "head_mask": None,
-        "heads": heads or 4, "kv_heads": heads or 4, "weights_flag": True,
-    }  # fmt: skip
+        "heads": heads or 4,
+        "kv_heads": heads or 4,
+        "weights_flag": True,
+    }
     if argument.role in simple:
         return simple[argument.role]
     if argument.role.startswith("matrix"):

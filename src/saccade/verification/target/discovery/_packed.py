@@ -18,8 +18,18 @@ from ._signature import Argument
 
 WIDTH, HEADS = 16, 4  # unlike the number of what is packed
 # the layout of each of the three, and the axis along which they are stacked
-_STACKED = (("BLHD", 2), ("BHLD", 2), ("BHLD", 0), ("BHLD", 1), ("BLHD", 0), ("BLHD", 3), ("BLHD", 1), ("BLD", 2),
-            ("BLD", 0), ("BLD", 1))  # fmt: skip
+_STACKED = (
+    ("BLHD", 2),
+    ("BHLD", 2),
+    ("BHLD", 0),
+    ("BHLD", 1),
+    ("BLHD", 0),
+    ("BLHD", 3),
+    ("BLHD", 1),
+    ("BLD", 2),
+    ("BLD", 0),
+    ("BLD", 1),
+)
 
 
 @dataclass(frozen=True)

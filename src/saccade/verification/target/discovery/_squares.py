@@ -90,9 +90,11 @@ def head_width(trials: Trials, reading: Reading) -> int | None:
 
 def _widths(trials: Trials, reading: Reading) -> Iterator[tuple[str, int]]:
     named = [
-        ("head_size", head_width(trials, reading)), ("embed_dim", reading.width), ("num_heads", reading.heads),
+        ("head_size", head_width(trials, reading)),
+        ("embed_dim", reading.width),
+        ("num_heads", reading.heads),
         *(("head_size", one) for one in _sizes.projected(trials.target)),
-    ]  # fmt: skip
+    ]
     seen: set[int] = set()
     for name, size in named:
         if size is not None and 1 < size <= _MOST and size not in seen:
