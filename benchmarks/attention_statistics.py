@@ -201,7 +201,8 @@ def page(rounds: int, threads: int) -> str:
             "",
             f"One item, {HEADS} heads of width {WIDTH}. `statistics` is `saccade.statistics` on the native kernels "
             f"without what keys receive and without the largest weights; "
-            f"`stored weights` forms them in float32 and reduces them. Medians of {rounds} rounds in which the contenders take turns; ratios are medians of the rounds' ratios.",
+            f"`stored weights` forms them in float32 and reduces them. "
+            f"Medians of {rounds} rounds in which the contenders take turns; ratios are medians of the rounds' ratios.",
             "",
             f"PyTorch {torch.__version__}, {threads} thread(s), {_processor()}, instruction set "
             f"{saccade._backends._kernels.instructions()}.",

@@ -407,8 +407,8 @@ def _finding(
     return Finding(
         "causal-blindness",
         "causal-blindness",
-        severity,
-        message,  # type: ignore[arg-type]
+        severity,  # type: ignore[arg-type]
+        message,
         (effect or _EFFECT) if severity != "note" else "",
         mend,
         evidence,

@@ -325,8 +325,8 @@ def _finding(
     return Finding(
         "mask-meaning",
         "mask-meaning",
-        defect.severity,
-        words,  # type: ignore[arg-type]
+        defect.severity,  # type: ignore[arg-type]
+        words,
         _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER,
         defect.mend,
         evidence,
