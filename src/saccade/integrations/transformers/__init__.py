@@ -1,4 +1,7 @@
-"""Saccade as an attention implementation of Hugging Face transformers: `register()`, `unregister()`."""
+"""Saccade as an attention implementation of Hugging Face transformers: `register()`, `unregister()`.
+
+Of what sees the calls of its models, `functions_wrapped_by` and `meaning_of` are for everybody.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,20 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from ..._hooks.transformers import AttentionMeaning, MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
 from ._attention import Attentions, function_giving, statistics, weights
 from ._classes import as_before, refuse_by_name
 from ._masks import saccade_mask
 
-__all__ = ["register", "unregister"]
+__all__ = [
+    "AttentionMeaning",
+    "MaskTensor",
+    "UnknownAttention",
+    "functions_wrapped_by",
+    "meaning_of",
+    "register",
+    "unregister",
+]
 
 NAME = "saccade"
 LEAST = (5, 0)
