@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade import Causal, Window
+from saccade import Causal, Dilated, PerHead, Strided, Window
 from saccade.batching import fill_padding, nested_like, pack, packed_nested, pad, unpack, unpad
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, DecoderBlock, Encoder, EncoderBlock, MultiHeadAttention
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
@@ -100,7 +100,9 @@ def test_all_ways_are_equal(kind, positions, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mask", [Causal(), Window(2, 1), Causal() & Window(3, 0)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [Causal(), Window(2, 1), Causal() & Window(3, 0), Strided(3), PerHead([Causal(), Dilated(2)])], ids=repr
+)
 def test_all_ways_are_equal_under_a_mask(mask, way):
     check(way, module("encoder", RotaryConfig()), LENGTHS, mask)
 

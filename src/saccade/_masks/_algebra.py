@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._intervals import Kind, Region, both, either, inverted
 from ._mask import Lengths, Mask, fixed_lengths
+from ._program import Asked, Operation, Program
 
 
 class _Several(Mask):
@@ -19,6 +20,8 @@ class _Several(Mask):
     parts: tuple[Mask, ...]
     shape: tuple[int, int]
     fixed: Lengths | None
+    _fields = ("parts",)
+    _pairwise = True
     sign = ""
 
     def __init__(self, parts: tuple[Mask, ...]):
@@ -45,6 +48,15 @@ class _Several(Mask):
     def _value(self) -> tuple[Hashable, ...]:
         return self.parts
 
+    def _write_parts(self, operation: Operation, program: Program, asked: Asked) -> None:
+        program.write(operation, len(self.parts))
+        for part in self.parts:
+            program.part(part, asked)
+
+    @property
+    def _widens(self) -> bool:
+        return all(part._widens for part in self.parts)
+
     def _moved(self, device: torch.device | str) -> Mask:
         return type(self)(tuple(part.to(device) for part in self.parts))
 
@@ -66,6 +78,13 @@ class And(_Several):
     def _region(self, region: Region) -> Kind:
         return both(part._region(region) for part in self.parts)
 
+    def _write(self, program: Program, asked: Asked) -> None:
+        self._write_parts(Operation.ALL, program, asked)
+
+    @property
+    def _sees_itself(self) -> bool:
+        return all(part._sees_itself for part in self.parts)
+
 
 class Or(_Several):
     """The pairs that some part keeps."""
@@ -78,9 +97,19 @@ class Or(_Several):
     def _region(self, region: Region) -> Kind:
         return either(part._region(region) for part in self.parts)
 
+    def _write(self, program: Program, asked: Asked) -> None:
+        self._write_parts(Operation.ANY, program, asked)
+
+    @property
+    def _sees_itself(self) -> bool:
+        return any(part._sees_itself for part in self.parts)
+
 
 class Not(Mask):
     """The pairs that a mask does not keep."""
+
+    _fields = ("part",)
+    _pairwise = True
 
     part: Mask
 
@@ -97,9 +126,6 @@ class Not(Mask):
     def _fixed_lengths(self) -> Lengths | None:
         return self.part._fixed_lengths()
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return (self.part,)
-
     def _moved(self, device: torch.device | str) -> Mask:
         return Not(self.part.to(device))
 
@@ -108,6 +134,10 @@ class Not(Mask):
 
     def _region(self, region: Region) -> Kind:
         return inverted(self.part._region(region))
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.INVERT)
+        program.part(self.part, asked)
 
     def __repr__(self) -> str:
         return f"~({self.part!r})" if isinstance(self.part, _Several) else f"~{self.part!r}"

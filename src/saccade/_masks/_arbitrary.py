@@ -12,6 +12,7 @@ from torch import Tensor
 from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole, zeros_and_ones
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
+from ._program import Asked, Operation, Program
 
 _BLOCK = 32
 
@@ -30,6 +31,7 @@ class FromTensor(Mask):
         ValueError: another rank; when used, sizes that do not fit.
     """
 
+    _fields = ("tensor",)
     tensor: Tensor
     sizes: tuple[int, ...]
     _summary: tuple[np.ndarray, np.ndarray] | None
@@ -94,6 +96,13 @@ class FromTensor(Mask):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_summary": None}
+
+    @classmethod
+    def _made(cls, **fields: Any) -> Mask:
+        return cls(fields["tensor"])
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.TENSOR, program.table(self.tensor))
 
     def __repr__(self) -> str:
         if self.tensor.numel() <= 16 and self.tensor.device.type == "cpu":

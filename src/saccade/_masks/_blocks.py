@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ._data import Table, block_counts, bounded, describe, whole
 from ._intervals import Kind, Region, Span, counted
 from ._mask import Mask, Problem
+from ._program import Asked, Operation, Program
 
 _LOW = 0xFFFFFFFF
 _MANY = 4096  # beyond so many blocks a rectangle is not worth counting
@@ -40,6 +41,8 @@ class Blocks(Mask):
           1 1 1 1
           1 1 1 1
     """
+
+    _fields = ("layout", "size")
 
     layout: Table
     size: int
@@ -90,8 +93,8 @@ class Blocks(Mask):
         if problem.keys > keys:
             raise ValueError(f"Blocks: the layout covers {keys} keys, there are {problem.keys}")
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.layout, self.size
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.BLOCKS, program.table(self.layout), self.size)
 
     def __repr__(self) -> str:
         return f"Blocks({self.layout!r}, size={self.size})"
@@ -114,6 +117,9 @@ class RandomBlocks(Mask):
     Raises:
         TypeError, ValueError: not ints, or outside these ranges.
     """
+
+    _fields = ("seed", "size", "count", "symmetric")
+    _tables_reach_back = True
 
     seed: int
     size: int
@@ -170,8 +176,8 @@ class RandomBlocks(Mask):
         for part in range(max(first, 0), last + 1):
             yield _block_drawn(self._start, count, drawer, part)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.seed, self.size, self.count, self.symmetric
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.RANDOM, self._start, self.size, self.count, int(self.symmetric))
 
     def __repr__(self) -> str:
         symmetric = ", symmetric=True" if self.symmetric else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from ._data import Table, bounded_table, describe
 from ._intervals import Kind, Region, Span
 from ._mask import Mask, Problem, common
+from ._program import Asked, Operation, Program
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | Table
 
@@ -39,6 +40,8 @@ class Documents(Mask):
           1 1 .                     1 1 .
           . . 1                     . . 1
     """
+
+    _fields = ("query_ids", "key_ids")
 
     query_ids: Table
     key_ids: Table | None
@@ -122,8 +125,12 @@ class Documents(Mask):
                 f"Documents: {have} query_ids and {keys} key_ids for {problem.rows} queries and {problem.keys} keys"
             )
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.query_ids, self.key_ids
+    @property
+    def _sees_itself(self) -> bool:
+        return self.key_ids is None
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.DOCUMENTS, program.table(self.query_ids), program.table(self.key_ids))
 
     def __repr__(self) -> str:
         return f"Documents({self.query_ids!r}{'' if self.key_ids is None else f', key_ids={self.key_ids!r}'})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ._data import describe
 from ._intervals import Kind, Region, throughout
 from ._mask import Lengths, Mask, fixed_lengths
+from ._program import Asked, Operation, Program
 
 
 class PerHead(Mask):
@@ -23,6 +24,9 @@ class PerHead(Mask):
         TypeError: not masks.
         ValueError: none given, parts placed differently; when used, another number of query heads.
     """
+
+    _fields = ("masks",)
+    _pairwise = True
 
     masks: tuple[Mask, ...]
     _distinct: tuple[Mask, ...]
@@ -54,9 +58,6 @@ class PerHead(Mask):
     def _fixed_lengths(self) -> Lengths | None:
         return self._fixed
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.masks
-
     def _moved(self, device: torch.device | str) -> Mask:
         moved = [mask.to(device) for mask in self._distinct]
         return PerHead([moved[which] for which in self._which])
@@ -82,6 +83,19 @@ class PerHead(Mask):
         if all(mask._shape()[1] == 1 for mask in self._distinct):
             return throughout(mask._region(region) for mask in self._distinct)
         return throughout(mask._region(region._replace(head=head)) for head, mask in enumerate(self.masks))
+
+    @property
+    def _sees_itself(self) -> bool:
+        return all(part._sees_itself for part in self._distinct)
+
+    @property
+    def _widens(self) -> bool:
+        return all(part._widens for part in self._distinct)
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.HEADS, len(self._distinct), len(self._which), *self._which)
+        for part in self._distinct:
+            program.part(part, asked)
 
     def __repr__(self) -> str:
         return f"PerHead([{', '.join(map(repr, self.masks))}])"

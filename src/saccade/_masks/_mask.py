@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ._intervals import Kind, Region, Span
 
 if TYPE_CHECKING:
     from ._picture import Picture
+    from ._program import Asked, Program
 
 Lengths = tuple[int, int]
 Where = slice | range | tuple[int, int]
@@ -69,9 +71,21 @@ class Mask(ABC):
     def _region(self, region: Region) -> Kind:
         """The kind of a rectangle that is not empty in rows or keys, on the host; "partial" where not known."""
 
-    @abstractmethod
+    _fields: ClassVar[tuple[str, ...]] = ()
+    """The arguments that make another one like it, which are attributes, too."""
+
     def _value(self) -> tuple[Hashable, ...]:
         """What the mask is, for equality and hashing."""
+        return tuple(getattr(self, name) for name in self._fields)
+
+    @classmethod
+    def _made(cls, **fields: Any) -> Mask:
+        """Another one from the values of its fields."""
+        return cls(**fields)
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        """Its part of the program for the native kernels; a class that has none is worked out pair by pair."""
+        raise NotImplementedError
 
     def _parts(self) -> tuple[Mask, ...]:
         """The masks it is made of."""
@@ -90,7 +104,34 @@ class Mask(ABC):
     def _moved(self, device: torch.device | str) -> Mask:
         return self
 
+    # What a mask says of itself. Masks made of masks ask their parts where that is the same.
     _positional = True  # whether the answer depends on where the queries stand
+    _pairwise = False  # made of masks: a pair's answer is a function of its parts' answers for that pair
+    _by_distance = False  # ... of key - position alone
+    _by_position = False  # ... of the two positions alone, without data about the rows of one batch
+    _endless = False  # it holds for any position: no data of its own that positions could leave
+    _tables_reach_back = False  # the kernels make tables of all keys up to the last of a slice, and lists of all rows
+    _by_lengths = False  # its program is made for the rows and keys of a call
+
+    @property
+    def _sees_itself(self) -> bool:
+        """Whether the query at position p is sure to see key p."""
+        return False
+
+    @property
+    def _widens(self) -> bool:
+        """Whether each row sees at least what the row before it sees, so that the last row tells all."""
+        return self._by_key
+
+    @property
+    def _by_key(self) -> bool:
+        """Whether the row does not matter."""
+        return False
+
+    def throughout(self, trait: str) -> bool:
+        """Whether it, or each part of a mask made of masks, has `_by_distance`, `_by_position` or `_endless`."""
+        return all(part.throughout(trait) for part in self._parts()) if self._pairwise else getattr(self, trait)
+
     _native: tuple[int, int, Any] | None = None  # what the native kernels made of it, and for which lengths
 
     def __and__(self, other: Any) -> Mask:
@@ -329,6 +370,21 @@ class Mask(ABC):
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self._value()))
+
+
+@cache
+def kinds() -> dict[str, type[Mask]]:
+    """Every class of mask in this package that is plain values and other masks, by name."""
+    found: dict[str, type[Mask]] = {}
+
+    def look(kind: type[Mask]) -> None:
+        for one in kind.__subclasses__():
+            if "_write" in vars(one) and one.__module__.startswith(f"{__package__}."):
+                found[one.__name__] = one
+            look(one)
+
+    look(Mask)  # type: ignore[type-abstract]
+    return found
 
 
 def fixed_lengths(masks: Sequence[Mask]) -> Lengths | None:

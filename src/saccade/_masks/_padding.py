@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ._data import Subset, Table, bounded_table, describe, lasting, traced, zeros_and_ones
 from ._intervals import Kind, Region, both
 from ._mask import Lengths, Mask, Problem, common
+from ._program import Asked, Operation, Program
 
 Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
 
@@ -44,6 +45,8 @@ class Padding(Mask):
           1 1 .      1 1 1                . . .
          item 0     item 1
     """
+
+    _fields = ("keys", "queries")
 
     keys: Subset
     queries: Subset | None
@@ -107,8 +110,13 @@ class Padding(Mask):
         if self.queries is not None:
             fits(self.queries, problem.rows, "queries", problem.exact)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.keys, self.queries
+    @property
+    def _by_key(self) -> bool:
+        return self.queries is None
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        rows = None if self.queries is None else self.queries.table
+        program.write(Operation.PADDING, program.table(self.keys.table), program.table(rows))
 
     def __repr__(self) -> str:
         return f"Padding({self.keys!r}{'' if self.queries is None else f', queries={self.queries!r}'})"

@@ -12,6 +12,7 @@ from ._algebra import bracketed
 from ._data import Table, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, Span, throughout
 from ._mask import Lengths, Mask, Problem, Where, span
+from ._program import Asked, Operation, Program
 
 
 def shared(masks: Sequence[Mask]) -> Hashable:
@@ -36,6 +37,8 @@ def shared(masks: Sequence[Mask]) -> Hashable:
 class At(Mask):
     """A mask whose query row i stands at position `i + offset`. Made by `Mask.at`."""
 
+    _fields = ("part", "offset")
+
     part: Mask
     offset: int | Table
 
@@ -58,9 +61,6 @@ class At(Mask):
 
     def _tables(self) -> tuple[Table, ...]:
         return () if isinstance(self.offset, int) else (self.offset,)
-
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.part, self.offset
 
     def _placement(self) -> Hashable:
         return "at", self.offset
@@ -92,12 +92,26 @@ class At(Mask):
         start, stop = region.rows
         return self.part._region(region._replace(positions=(start + offset, stop + offset)))
 
+    @classmethod
+    def _made(cls, **fields: Any) -> Mask:
+        return cls.of(fields["part"], fields["offset"])
+
+    @property
+    def _widens(self) -> bool:
+        return self.part._widens
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.AT, *program.number(self.offset))
+        program.part(self.part, asked._replace(offset=self.offset))
+
     def __repr__(self) -> str:
         return f"{bracketed(self.part)}.at({self.offset!r})"
 
 
 class Slice(Mask):
     """The mask of some rows and keys of a larger problem. Made by `Mask.slice`."""
+
+    _fields = ("part", "rows", "keys", "lengths")
 
     part: Mask
     rows: Span
@@ -134,9 +148,6 @@ class Slice(Mask):
     def _parts(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.part, self.rows, self.keys, self.lengths
-
     def _placement(self) -> Hashable:
         inner = self.part._placement()
         return ("slice", self.rows, self.keys, *(() if inner is None else (self._offset(inner), inner)))
@@ -166,6 +177,24 @@ class Slice(Mask):
     def _region(self, region: Region) -> Kind:
         rows, keys = _shifted(region.rows, self.rows[0]), _shifted(region.keys, self.keys[0])
         return self.part._region(Region(rows, _shifted(rows, self._offset()), keys, region.item, region.head))
+
+    @classmethod
+    def _made(cls, **fields: Any) -> Mask:
+        return cls.of(fields["part"], fields["rows"], fields["keys"], fields["lengths"])
+
+    @property
+    def _by_key(self) -> bool:
+        return self.part._by_key
+
+    @property
+    def _widens(self) -> bool:
+        return self.part._widens
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        lengths = self.lengths
+        program.write(Operation.SLICE, self.rows[0], self.keys[0], *(lengths or (0, 0)), int(lengths is not None))
+        rows, keys = _shifted(asked.rows, self.rows[0]), _shifted(asked.keys, self.keys[0])
+        program.part(self.part, asked._replace(rows=rows, keys=keys, offset=self._offset()))
 
     def __repr__(self) -> str:
         lengths = "" if self.lengths is None else f", lengths={self.lengths}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ._data import Table, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, band, both, chunks_apart, either, in_columns
 from ._mask import Mask
+from ._program import OPEN, Asked, Operation, Program
 
 
 class Causal(Mask):
@@ -25,14 +26,21 @@ class Causal(Mask):
                                 1 1
     """
 
+    _fields = ()
+    _by_distance = True
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+    _widens = True
+
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return key <= position
 
     def _region(self, region: Region) -> Kind:
         return band(*region.distances(), None, 0)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return ()
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.WINDOW, OPEN, 0)
 
     def __repr__(self) -> str:
         return "Causal()"
@@ -59,6 +67,12 @@ class Window(Mask):
           . . . 1 1
     """
 
+    _fields = ("left", "right")
+    _by_distance = True
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+
     left: int | None
     right: int | None
 
@@ -76,8 +90,12 @@ class Window(Mask):
     def _region(self, region: Region) -> Kind:
         return band(*region.distances(), None if self.left is None else -self.left, self.right)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.left, self.right
+    @property
+    def _widens(self) -> bool:
+        return self.left is None
+
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.WINDOW, *(OPEN if side is None else side for side in (self.left, self.right)))
 
     def __repr__(self) -> str:
         return f"Window({self.left}, {self.right})"
@@ -104,6 +122,12 @@ class Prefix(Mask):
           1 1 1 1
     """
 
+    _fields = ("length",)
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+    _widens = True
+
     length: int | Table
 
     def __init__(self, length: int | Sequence[int] | Tensor):
@@ -127,8 +151,8 @@ class Prefix(Mask):
         seen: Kind = "full" if stop <= least else "empty" if start >= most else "partial"
         return either((band(*region.distances(), None, 0), seen))
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return (self.length,)
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.PREFIX, *program.number(self.length))
 
     def __repr__(self) -> str:
         return f"Prefix({self.length!r})"
@@ -146,6 +170,13 @@ class Strided(Mask):
     Raises:
         ValueError, TypeError: a stride below 1, or not an int.
     """
+
+    _fields = ("stride",)
+    _by_distance = True
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+    _tables_reach_back = True
 
     stride: int
 
@@ -166,8 +197,8 @@ class Strided(Mask):
         next_column = -(-max(least, 0) // self.stride) * self.stride
         return "partial" if near == "empty" and next_column <= most else near
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return (self.stride,)
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.STRIDED, self.stride)
 
     def __repr__(self) -> str:
         return f"Strided({self.stride})"
@@ -188,6 +219,12 @@ class Fixed(Mask):
         ValueError, TypeError: outside these ranges, or not ints.
     """
 
+    _fields = ("stride", "columns")
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+    _tables_reach_back = True
+
     stride: int
     columns: int
 
@@ -205,8 +242,8 @@ class Fixed(Mask):
         shown = chunks_apart(region, self.stride), in_columns(region.keys, self.stride, self.columns)
         return both((band(low, high, None, 0), either(shown)))
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.stride, self.columns
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.FIXED, self.stride, self.columns)
 
     def __repr__(self) -> str:
         return f"Fixed({self.stride}, {self.columns})"

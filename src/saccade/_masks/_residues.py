@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from torch import Tensor
 
 from ._data import bounded
 from ._intervals import Kind, Region, chunks_apart, in_columns
 from ._mask import Mask
+from ._program import Asked, Operation, Program
 
 
 class Dilated(Mask):
@@ -35,6 +34,13 @@ class Dilated(Mask):
           . 1 . 1 . 1
     """
 
+    _fields = ("step",)
+    _by_distance = True
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+    _tables_reach_back = True
+
     step: int
 
     def __init__(self, step: int):
@@ -49,8 +55,8 @@ class Dilated(Mask):
             return "empty"
         return "full" if self.step == 1 or low == high else "partial"
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return (self.step,)
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.DILATED, self.step)
 
     def __repr__(self) -> str:
         return f"Dilated({self.step})"
@@ -77,6 +83,11 @@ class Chunks(Mask):
           . . . . 1                      . . 1 1 1
     """
 
+    _fields = ("size", "left", "right")
+    _by_position = True
+    _endless = True
+    _sees_itself = True
+
     size: int
     left: int
     right: int
@@ -95,8 +106,8 @@ class Chunks(Mask):
     def _region(self, region: Region) -> Kind:
         return chunks_apart(region, self.size, self.left, self.right)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.size, self.left, self.right
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.CHUNKS, self.size, self.left, self.right)
 
     def __repr__(self) -> str:
         neighbours = f", {self.left}, {self.right}" if self.left or self.right else ""
@@ -123,6 +134,11 @@ class Columns(Mask):
           . . 1 . . 1 .
     """
 
+    _fields = ("stride", "columns")
+    _by_position = True
+    _endless = True
+    _tables_reach_back = True
+
     stride: int
     columns: int
     _positional = False
@@ -140,8 +156,8 @@ class Columns(Mask):
     def _region(self, region: Region) -> Kind:
         return in_columns(region.keys, self.stride, self.columns)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.stride, self.columns
+    def _write(self, program: Program, asked: Asked) -> None:
+        program.write(Operation.COLUMNS, self.stride, self.columns)
 
     def __repr__(self) -> str:
         return f"Columns({self.stride}, {self.columns})"

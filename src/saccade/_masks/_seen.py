@@ -8,16 +8,12 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from ._algebra import And, Or
+from ._algebra import And
 from ._data import Subset
-from ._documents import Documents
-from ._heads import PerHead
 from ._intervals import Kind, Region, Span
 from ._mask import Mask
 from ._padding import Padding
 from ._placement import At, Slice
-from ._relative import Causal, Fixed, Prefix, Strided, Window
-from ._residues import Chunks, Dilated
 
 _DIRECT = 1 << 18  # pairs that are simply looked at, all at once
 _ROWS, _KEYS = 256, 1024
@@ -37,9 +33,9 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
     if isinstance(mask, Padding):
         return mask.sides(Lq, Lk, place).keys
     parts = _factors(mask)
-    by_key = [part for part in parts if _is_by_key(part)]
-    rest = [part for part in parts if not _is_by_key(part)]
-    if Lq == Lk and all(_sees_itself(part) or _repeats(part, by_key) for part in rest):
+    by_key = [part for part in parts if part._by_key]
+    rest = [part for part in parts if not part._by_key]
+    if Lq == Lk and all(part._sees_itself or _repeats(part, by_key) for part in rest):
         rest = []
     found = [_one_row(part, 0, Lq, Lk, place) for part in by_key] if Lq else []
     if rest or not Lq:
@@ -54,8 +50,7 @@ def _factors(mask: Mask) -> list[Mask]:
         return [factor for part in mask.parts for factor in _factors(part)]
     if isinstance(mask, At):
         return [
-            part if isinstance(part, _Rows) or _is_by_key(part) else At(part, mask.offset)
-            for part in _factors(mask.part)
+            part if isinstance(part, _Rows) or part._by_key else At(part, mask.offset) for part in _factors(mask.part)
         ]
     if isinstance(mask, Slice):
         return [Slice(part, mask.rows, mask.keys, mask.lengths) for part in _factors(mask.part)]
@@ -86,38 +81,15 @@ class _Rows(Mask):
         return (self.queries,)
 
 
-def _is_by_key(mask: Mask) -> bool:
-    """Whether the row does not matter."""
-    return _is_by_key(mask.part) if isinstance(mask, Slice) else isinstance(mask, Padding) and mask.queries is None
-
-
 def _repeats(mask: Mask, by_key: list[Mask]) -> bool:
     """Whether the rows kept are those of the keys kept: then a key that is kept has a row that is."""
     return isinstance(mask, _Rows) and any(isinstance(part, Padding) and part.keys == mask.queries for part in by_key)
 
 
-def _sees_itself(mask: Mask) -> bool:
-    """Whether the query at position p is sure to see key p."""
-    if isinstance(mask, And | PerHead):
-        return all(_sees_itself(part) for part in mask._parts())
-    if isinstance(mask, Or):
-        return any(_sees_itself(part) for part in mask._parts())
-    if isinstance(mask, Documents):
-        return mask.key_ids is None
-    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Chunks | Dilated)
-
-
-def _widens(mask: Mask) -> bool:
-    """Whether each row sees at least what the row before it sees, so that the last row tells all."""
-    if isinstance(mask, And | Or | PerHead | At | Slice):
-        return all(_widens(part) for part in mask._parts())
-    return isinstance(mask, Causal | Prefix) or (isinstance(mask, Window) and mask.left is None) or _is_by_key(mask)
-
-
 def _seen(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor | None:
-    if (0 < Lk <= Lq and _sees_itself(mask)) or mask._kind((max(Lq - 1, 0), Lq), (0, Lk), Lq, Lk) == "full":
+    if (0 < Lk <= Lq and mask._sees_itself) or mask._kind((max(Lq - 1, 0), Lq), (0, Lk), Lq, Lk) == "full":
         return None
-    if Lq and _widens(mask):
+    if Lq and mask._widens:
         return _one_row(mask, Lq - 1, Lq, Lk, place)
     return _scan(mask, Lq, Lk, place)
 

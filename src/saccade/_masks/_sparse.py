@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ._data import Subset, Table, bounded_table, describe
 from ._intervals import Kind, Region, Span, counted, either
 from ._mask import Mask, Problem
+from ._program import Asked, Operation, Program
 
 _NEAR = 1 << 20  # positions below it have a table of all positions: no search, and alike for all lengths in a graph
 
@@ -35,6 +36,9 @@ class Global(Mask):
           . 1 .
     """
 
+    _fields = ("tokens",)
+    _by_position = True
+
     tokens: Table
     _members: Subset | Listed
 
@@ -53,7 +57,7 @@ class Global(Mask):
         self._set(tokens=table, _members=_members(table))
 
     @property
-    def scattered(self) -> bool:
+    def _by_lengths(self) -> bool:  # type: ignore[override]
         """Whether the tokens are known by a list alone, without a table of positions."""
         return isinstance(self._members, Listed)
 
@@ -79,8 +83,18 @@ class Global(Mask):
             have = self.tokens.shape[-1]
             raise ValueError(f"Global: {have} booleans, but queries and keys reach position {reached - 1}")
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return (self.tokens,)
+    def _write(self, program: Program, asked: Asked) -> None:
+        if isinstance(self._members, Subset):
+            program.write(Operation.GLOBAL, program.table(self._members.table))
+        elif asked.beyond:
+            program.work_out(self, asked, program)
+        else:
+            # The table is of the keys and, behind them, of the positions of this call's rows.
+            keys = asked.keys[1]
+            marks = np.isin(
+                np.concatenate([np.arange(keys), _moved_near(asked, keys, program)]), self._members.table.host
+            )
+            program.write(Operation.GLOBAL, program.table(torch.from_numpy(marks)))
 
     def __repr__(self) -> str:
         return f"Global({self.tokens!r})"
@@ -106,6 +120,8 @@ class Edges(Mask):
           . . .
           1 . 1
     """
+
+    _fields = ("queries", "keys")
 
     queries: Table
     keys: Table
@@ -135,7 +151,7 @@ class Edges(Mask):
         self._set(**{name: Table.holding(values.astype(np.int64), device) for name, values in named})
 
     @property
-    def scattered(self) -> bool:
+    def _by_lengths(self) -> bool:  # type: ignore[override]
         """Whether the edges are found by a list of the positions that have some, without a table of positions."""
         return self._nodes is not None
 
@@ -166,8 +182,16 @@ class Edges(Mask):
         size = (region.positions[1] - region.positions[0]) * (region.keys[1] - region.keys[0])
         return counted(int(kept), size)
 
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.queries, self.keys
+    def _write(self, program: Program, asked: Asked) -> None:
+        starts, keys = self._starts.values, self.keys.values
+        if self._by_lengths:
+            positions = _moved_near(asked, 0, program)
+            first, last = np.searchsorted(self.queries.host, [positions, positions + 1])
+            counts = last - first
+            ends = np.cumsum(counts)
+            edges = np.arange(counts.sum()) + np.repeat(first - (ends - counts), counts)
+            starts, keys = torch.from_numpy(np.append(0, ends)), torch.from_numpy(self.keys.host[edges])
+        program.write(Operation.EDGES, program.table(starts), program.table(keys))
 
     def __repr__(self) -> str:
         return f"Edges({self.queries!r}, {self.keys!r})"
@@ -207,6 +231,20 @@ def _members(tokens: Table) -> Subset | Listed:
 def _dense_enough(positions: np.ndarray, count: int) -> bool:
     """Whether a table of all positions up to the last is small, or not much larger than `count` entries are."""
     return bool(positions.max(initial=-1) < max(_NEAR, 16 * count))
+
+
+def _moved_near(asked: Asked, first: int, program: Program) -> np.ndarray:
+    """The positions of this call's rows, one span for each different offset; what follows gets them from `first` on.
+
+    It is placed so that its position `first + n` is the n-th of these, however far away and apart they are.
+    """
+    top, bottom = asked.rows
+    offsets = np.array([asked.offset]) if isinstance(asked.offset, int) else asked.offset.host
+    distinct, which = np.unique(offsets, return_inverse=True)
+    moved = which.reshape(-1) * (bottom - top) + first - top
+    many = len(moved) != 1
+    program.write(Operation.AT, int(many), program.table(torch.from_numpy(moved)) if many else int(moved[0]))
+    return (distinct[:, None] + np.arange(top, bottom)).ravel()
 
 
 def _bisected(values: Tensor, wanted: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:

@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._masks import Causal, Dilated, Documents, Mask, Padding, PerHead, Strided, Window
-from .._masks._algebra import And, Not, Or
+from .._masks import Documents, Mask, Padding, PerHead, kinds
 from .._masks._data import describe, numbers
 from .checks import check_sequences
 from .padding import unpad
 
 # Masks that ask for the distance of query and key only: in a packed row they mean what they mean in each sequence.
-_BY_DISTANCE = (Causal, Window, Strided, Dilated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +59,8 @@ class Packed:
             return self.documents
         if not isinstance(mask, Mask):
             raise TypeError(f"mask: packed sequences take a Mask or None, got {describe(mask)}")
-        if not _by_distance(mask):
-            allowed = ", ".join(kind.__name__ for kind in (*_BY_DISTANCE, PerHead))
+        if not mask.throughout("_by_distance"):
+            allowed = ", ".join([*(name for name, kind in kinds().items() if kind._by_distance), PerHead.__name__])
             raise ValueError(
                 f"mask: {mask!r} asks for more than distances, and tokens in a packed row stand elsewhere than in "
                 f"their sequences; use {allowed} and their combinations, or pad"
@@ -142,9 +140,3 @@ def _lengths(source: Any) -> tuple[int, ...]:
 
 def _ends(lengths: Sequence[int]) -> list[int]:
     return [0, *np.cumsum(lengths).tolist()]
-
-
-def _by_distance(mask: Mask) -> bool:
-    if isinstance(mask, And | Or | Not | PerHead):
-        return all(_by_distance(part) for part in mask._parts())
-    return isinstance(mask, _BY_DISTANCE)

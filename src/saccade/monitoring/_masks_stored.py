@@ -5,71 +5,18 @@ Shapes: B batch, Hq query heads, Lq / Lk lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._biases import ALiBi, Bias, RelativeBias, TensorBias
-from .._masks import (
-    Blocks,
-    Causal,
-    Chunks,
-    Columns,
-    Dilated,
-    Documents,
-    Edges,
-    Fixed,
-    FromTensor,
-    Global,
-    Mask,
-    Padding,
-    PerHead,
-    Prefix,
-    RandomBlocks,
-    Strided,
-    Window,
-)
-from .._masks._algebra import And, Not, Or
+from .._masks import FromTensor, Mask, kinds
 from .._masks._data import Subset, Table
-from .._masks._placement import At, Slice
 
 MOST_BITS = 1 << 26  # a mask that cannot be named is stored as its booleans, up to so many
 
 Tensors = dict[str, Tensor]
-
-# The fields that the constructor of each mask takes.
-_FIELDS: dict[type[Mask], tuple[str, ...]] = {
-    Causal: (),
-    Window: ("left", "right"),
-    Padding: ("keys", "queries"),
-    Documents: ("query_ids", "key_ids"),
-    Prefix: ("length",),
-    Global: ("tokens",),
-    Strided: ("stride",),
-    Fixed: ("stride", "columns"),
-    Chunks: ("size", "left", "right"),
-    Columns: ("stride", "columns"),
-    Dilated: ("step",),
-    Blocks: ("layout", "size"),
-    RandomBlocks: ("seed", "size", "count", "symmetric"),
-    Edges: ("queries", "keys"),
-    PerHead: ("masks",),
-    FromTensor: ("tensor",),
-    And: ("parts",),
-    Or: ("parts",),
-    Not: ("part",),
-    At: ("part", "offset"),
-    Slice: ("part", "rows", "keys", "lengths"),
-}
-_KINDS = {kind.__name__: kind for kind in _FIELDS}
-_MAKE: dict[type[Mask], Callable[..., Mask]] = {
-    At: lambda part, offset: part.at(offset),
-    Slice: lambda part, rows, keys, lengths: part.slice(rows, keys, lengths=lengths),
-    FromTensor: lambda tensor: FromTensor(tensor),
-    PerHead: lambda masks: PerHead(list(masks)),
-}
 
 
 class Unstorable(ValueError):
@@ -98,10 +45,13 @@ def stored_mask(mask: Mask | None, name: str, sizes: tuple[int, int, int, int], 
 
 def _stored(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, Mask):
-        fields = _FIELDS.get(type(value))
-        if fields is None:
+        kind = type(value)
+        if kinds().get(kind.__name__) is not kind:
             raise Unstorable(f"the mask is a {type(value).__name__}, which has no form as plain values")
-        return {"mask": type(value).__name__, **{f: _stored(getattr(value, f), f"{name}.{f}", tensors) for f in fields}}
+        return {
+            "mask": type(value).__name__,
+            **{f: _stored(getattr(value, f), f"{name}.{f}", tensors) for f in kind._fields},
+        }
     if isinstance(value, Subset):
         value = value.table
     if isinstance(value, Table):
@@ -122,11 +72,11 @@ def read_mask(value: Any, tensors: Tensors) -> Any:
         return value
     if "stored" in value:
         return tensors[value["stored"]]
-    kind = _KINDS[value["mask"]]
-    if set(value) != {"mask", *_FIELDS[kind]}:
+    kind = kinds()[value["mask"]]
+    if set(value) != {"mask", *kind._fields}:
         raise ValueError(f"a {value['mask']} with the fields {', '.join(sorted(value))}")
-    made = {field: read_mask(value[field], tensors) for field in _FIELDS[kind]}
-    return _MAKE.get(kind, kind)(**made)
+    made = {field: read_mask(value[field], tensors) for field in kind._fields}
+    return kind._made(**made)
 
 
 def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:

@@ -13,19 +13,10 @@ from torch import Tensor
 from .._biases import Bias, RelativeScores, as_bias
 from .._masks import (
     Causal,
-    Chunks,
-    Columns,
-    Dilated,
-    Fixed,
-    Global,
     Mask,
     Padding,
-    PerHead,
-    Prefix,
-    Strided,
-    Window,
 )
-from .._masks._algebra import And, Not, Or
+from .._masks._algebra import And
 from .._masks._placement import At
 from ..batching import fill_padding
 from ..positions import Offset
@@ -64,11 +55,14 @@ def without_cache(
         ValueError: padding on the left beside a mask or bias that is data about rows.
     """
     real, dense = padding._with(queries=padding.keys), as_bias(bias)
-    of_distances = mask is None or _of_distances(mask)
+    of_distances = mask is None or mask.throughout("_by_distance")
     # Asked first where it is all the same: the answer is in the padding's values, which no compiled graph knows.
     if (of_distances and (dense is None or isinstance(dense, RelativeScores))) or not _on_the_left(padding):
         return joined(mask, real), None
-    for name, given in (("mask", mask if mask is not None and not _of_positions(mask) else None), ("bias", dense)):
+    for name, given in (
+        ("mask", mask if mask is not None and not mask.throughout("_by_position") else None),
+        ("bias", dense),
+    ):
         if given is not None and not isinstance(given, RelativeScores):
             raise ValueError(
                 f"{name}: with padding on the left, {given!r} does not say whether it counts rows or tokens; pad on "
@@ -110,16 +104,12 @@ def of_context(mask: Mask | None) -> Mask | None:
 
 def refuse_rows(mask: Mask | None) -> None:
     """ValueError for a context's mask that depends on which target row asks: a cache has only the last ones."""
-    if mask is None or (mask._placement() is None and all(_by_key(factor) for factor in _factors(mask))):
+    if mask is None or (mask._placement() is None and all(factor._by_key for factor in _factors(mask))):
         return
     raise ValueError(
         "context_mask: with a cache only what is real of the context can be said (Padding), since the rows of a call "
         f"are not those of the whole target; got {mask!r}"
     )
-
-
-def _by_key(mask: Mask) -> bool:
-    return isinstance(mask, Padding) and mask.queries is None
 
 
 def _factors(mask: Mask) -> list[Mask]:
@@ -135,16 +125,3 @@ def _on_the_left(padding: Padding) -> bool:
         return False
     real = padding.keys.table.host
     return bool(real.size) and bool((real.any(1) & ~real[:, 0]).any())
-
-
-def _of_distances(mask: Mask) -> bool:
-    if isinstance(mask, And | Or | Not):
-        return all(_of_distances(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window | Dilated)
-
-
-def _of_positions(mask: Mask) -> bool:
-    """Whether it is a rule, not data about the rows of one batch."""
-    if isinstance(mask, And | Or | Not | PerHead):
-        return all(_of_positions(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Chunks | Columns | Dilated | Global)

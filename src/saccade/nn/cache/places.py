@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._masks import Causal, Chunks, Columns, Dilated, Fixed, FromTensor, Mask, Prefix, Strided, Window
-from ..._masks._algebra import And, Not, Or
+from ..._masks import FromTensor, Mask
 from ..._masks._data import Table
 from ..._masks._intervals import Kind, Region, Span
 from ..._masks._mask import Problem
@@ -125,7 +124,7 @@ def standing(mask: Mask | None, reach: int) -> Mask | None:
     Raises:
         ValueError: it is placed already.
     """
-    if mask is None or _of_positions(mask):
+    if mask is None or mask.throughout("_endless"):
         return mask
     refuse_placed(mask)
     return Standing(mask, reach)
@@ -154,10 +153,3 @@ def both(first: Mask | None, second: Mask | None) -> Mask | None:
     if first is None or second is None:
         return first if second is None else second
     return first & second
-
-
-def _of_positions(mask: Mask) -> bool:
-    """Whether it has no data of its own that positions could leave."""
-    if isinstance(mask, And | Or | Not):
-        return all(_of_positions(part) for part in mask._parts())
-    return isinstance(mask, Causal | Window | Prefix | Strided | Fixed | Chunks | Columns | Dilated)

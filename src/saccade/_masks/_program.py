@@ -1,0 +1,113 @@
+"""A mask as the native kernels read it: a program of numbers, and tables.
+
+Each class of mask writes its own part (`_write`). native/mask_program.h says what the numbers of an operation are, and
+native/mask_reader.h makes an expression of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from ._data import Table
+from ._intervals import Span
+
+if TYPE_CHECKING:
+    from ._mask import Mask
+
+OPEN = 1 << 60  # a side without an end
+_BEYOND = 1 << 24
+
+
+class Operation(IntEnum):
+    """What a part of the program is: the same numbers as in native/mask_program.h."""
+
+    WINDOW = 0
+    PADDING = 1
+    DOCUMENTS = 2
+    PREFIX = 3
+    GLOBAL = 4
+    STRIDED = 5
+    FIXED = 6
+    BLOCKS = 7
+    RANDOM = 8
+    EDGES = 9
+    TENSOR = 10
+    TILES = 11
+    AT = 12
+    SLICE = 13
+    ALL = 14
+    ANY = 15
+    INVERT = 16
+    HEADS = 17
+    DILATED = 18
+    CHUNKS = 19
+    COLUMNS = 20
+
+
+class Asked(NamedTuple):
+    """The rows and keys at which a part is asked, where its row 0 stands, and whose part it is.
+
+    Row 0 and key 0 of the whole are row `rows[0]` and key `keys[0]` of the part.
+    """
+
+    rows: Span
+    keys: Span
+    offset: int | Table
+    whole: Mask
+
+    @property
+    def beyond(self) -> bool:
+        return is_beyond(self.rows[0], self.keys[0])
+
+    def undecided(self, rows: Span, keys: Span) -> bool:
+        """Whether what the part says about a rectangle matters: for `Causal() & part` not above the diagonal."""
+        (top, bottom), (left, right) = self.rows, self.keys
+        asked = (rows[0] - top, rows[1] - top), (keys[0] - left, keys[1] - left)
+        return self.whole._kind(*asked, bottom - top, right - left) == "partial"
+
+
+class Program:
+    """What has been written so far. Tables are passed on as they are, not copied.
+
+    Args:
+        work_out: writes a part that has no program of its own, pair by pair where that is needed.
+    """
+
+    def __init__(self, work_out: Callable[[Mask, Asked, Program], None]):
+        self.numbers: list[int] = []
+        self.tensors: list[Tensor] = []
+        self.work_out = work_out
+
+    def write(self, operation: Operation, *numbers: int) -> None:
+        self.numbers.extend((operation, *numbers))
+
+    def table(self, table: Table | Tensor | None) -> int:
+        """The number of a table, -1 for none."""
+        if table is None:
+            return -1
+        self.tensors.append(table.values if isinstance(table, Table) else table)
+        return len(self.tensors) - 1
+
+    def number(self, value: int | Table) -> tuple[int, int]:
+        """One for all items, or one for each."""
+        return (0, value) if isinstance(value, int) else (1, self.table(value))
+
+    def part(self, mask: Mask, asked: Asked) -> None:
+        if has_program(mask) and not (asked.beyond and mask._tables_reach_back):
+            mask._write(self, asked)
+        else:
+            self.work_out(mask, asked, self)
+
+
+def has_program(mask: Mask) -> bool:
+    """Whether its very class writes one: what a subclass means is not known to the class that it is made from."""
+    return "_write" in vars(type(mask))
+
+
+def is_beyond(row: int, key: int) -> bool:
+    """Whether a slice that begins there is too far away for tables of what lies before it."""
+    return max(row, key) > _BEYOND
