@@ -449,3 +449,18 @@ def test_as_promised_is_said_of_promises_alone(promised: str | None) -> None:
     assumed = discover(hides_nothing, promise=Promise(mask=promised)).reading.assumed  # type: ignore[arg-type]
     (words,) = [one for one in assumed if one.startswith("mask: ")]
     assert ("as promised" in words) == (promised is not None)
+
+
+@pytest.mark.parametrize("name", ["alibi", "bias"])
+def test_a_switch_for_a_bias_is_no_mask_and_promises_nothing_causal(name: str) -> None:
+    parts: dict[str, object] = {}
+    exec(
+        f"def attend(q, k, v, {name}=True):\n"
+        f"    scores = q @ k.mT / q.shape[-1] ** 0.5\n"
+        f"    at = torch.arange(q.shape[-2])\n"
+        f"    return (scores - (at[:, None] - at).abs() if {name} else scores).softmax(-1) @ v\n",
+        {"torch": torch},
+        parts,
+    )
+    reading = discover(parts["attend"]).reading
+    assert reading.causal_flag is None and not reading.masks

@@ -202,6 +202,19 @@ def test_a_limit_that_is_a_width_by_chance_is_no_mask_of_another_size():
     assert told.ok and "takes at most 8 tokens" in str(told) and "(head_size" not in str(told)
 
 
+class SquareOfSomethingElse(OfAnySide):
+    """A rotation (head_size, head_size) beside a mask of any side."""
+
+    def forward(self, x):
+        rotation = torch.zeros(self.head_size, self.head_size)
+        return super().forward(x + 0 * rotation.sum())
+
+
+def test_a_square_that_is_no_mask_is_not_blamed():
+    (found,) = [one for one in report(SquareOfSomethingElse(), robustness.CHECK).findings if "at most" in one.message]
+    assert found.severity != "error" and "that may be chance" in found.message
+
+
 def test_a_limit_of_which_nothing_is_known_is_told_with_care():
     (found,) = [one for one in report(OfAnySide(), robustness.CHECK).findings if "at most" in one.message]
     assert found.severity != "error" and "8 is its head_size, too: that may be chance" in found.message

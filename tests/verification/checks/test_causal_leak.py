@@ -5,6 +5,7 @@ Shapes: B batch, H heads, L length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -54,6 +55,25 @@ def renormalised(kept: float) -> Callable[[Tensor, Tensor | None], Tensor]:
 @pytest.mark.parametrize("promise", [True, None])
 def test_the_rounding_of_a_sum_that_is_divided_out_again_is_no_leak(promise: bool | None) -> None:
     assert run(CHECK, Layer(renormalised(0.0)), MODULE, causal=promise) == []
+
+
+@pytest.mark.parametrize("weight", [1e-5, 1e-6, 3e-7])
+def test_a_mask_in_float32_rounds_nothing(weight: float) -> None:
+    def weigh(scores: Tensor, _: Tensor | None) -> Tensor:
+        seen = torch.tril(torch.ones(scores.shape[-2:]))  # float32, whatever the scores are
+        return scores.masked_fill(seen == 0, math.log(weight)).softmax(-1)
+
+    words = only_error(run(CHECK, Layer(weigh), MODULE)).message
+    assert "Output 0 changes by" in words and "changes by 0 " not in words
+
+
+def test_a_weight_too_faint_for_the_output_is_told_as_a_weight() -> None:
+    def weigh(scores: Tensor, _: Tensor | None) -> Tensor:
+        seen = ones(scores.shape[-1]).tril()
+        return scores.masked_fill(~seen, math.log(3e-7)).softmax(-1, dtype=torch.float32).to(scores)
+
+    words = only_error(run(CHECK, Layer(weigh), MODULE)).message
+    assert "gives a weight of" in words and "changes by 0 " not in words
 
 
 def test_later_weights_that_are_small_are_no_rounding() -> None:

@@ -231,6 +231,20 @@ class AddedOnAnotherLine(LearnedPositions):
         return turned(x, self.qkv)
 
 
+class OfZeros(LearnedPositions):
+    def __init__(self, longest: int = 8):
+        super().__init__(longest)
+        nn.init.zeros_(self.places)
+
+
+class TurnedFirst(LearnedPositions):
+    """The whole table is turned, and then a part of it taken."""
+
+    def forward(self, x):
+        x = x + self.places.squeeze(0).data.unsqueeze(1).transpose(0, 1)[:, : x.shape[1]]
+        return turned(x, self.qkv)
+
+
 class Table(nn.Module):
     def __init__(self, longest: int):
         super().__init__()
@@ -271,7 +285,10 @@ def with_positions_of_its_own(longest: int) -> Any:
 
 
 @pytest.mark.parametrize("longest", [8, 16, 64])
-@pytest.mark.parametrize("make", [LearnedPositions, AddedOnAnotherLine, InAPart, with_positions_of_its_own, OfTokens])
+@pytest.mark.parametrize(
+    "make",
+    [LearnedPositions, AddedOnAnotherLine, OfZeros, TurnedFirst, InAPart, with_positions_of_its_own, OfTokens],
+)
 def test_the_end_of_learned_positions_is_a_note(make: Any, longest: int):
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -303,4 +320,56 @@ class Masked(nn.Module):
 
 def test_a_mask_that_is_a_parameter_is_no_table_of_positions():
     (found,) = saccade.verify(Masked(), isolated=False, checks=[robustness.CHECK]).errors
+    assert "It takes at most 12 tokens" in found.message
+
+
+class MaskedByNumbers(Masked):
+    def __init__(self):
+        super().__init__()
+        self.seen = nn.Parameter(torch.full((12, 12), -1e9).triu(1), requires_grad=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT / 24**0.5 + self.seen[: x.shape[1], : x.shape[1]]).softmax(-1) @ v
+
+
+class Sines(nn.Module):
+    """Rows of tokens and segments are no positions: those are a buffer that is too short."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.segments, self.qkv = nn.Embedding(41, 24), nn.Embedding(2, 24), nn.Linear(24, 72)
+        self.register_buffer("sines", torch.randn(12, 24))
+        self.head = nn.Linear(24, 41)
+
+    def forward(self, ids):
+        x = self.words(ids) * 24**0.5 + self.sines[: ids.shape[1]]
+        return self.head(x + turned(x, self.qkv))
+
+
+class Segments(Sines):
+    def forward(self, ids):
+        x = self.segments(torch.zeros_like(ids)) + self.sines[: ids.shape[1]] + self.words(ids)
+        return self.head(x + turned(x, self.qkv))
+
+
+class Gained(nn.Module):
+    """What a gain is multiplied with is no table."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.qkv = nn.Parameter(torch.rand(24)), nn.Linear(24, 72)
+        self.register_buffer("sines", torch.randn(12, 24))
+
+    def forward(self, x):
+        x = (self.gain * x)[:, :] + self.sines[: x.shape[1]]
+        return turned(x, self.qkv)
+
+
+@pytest.mark.parametrize("make", [MaskedByNumbers, Sines, Segments, Gained])
+def test_what_is_no_table_of_positions_stays_an_error(make: Any):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        target = make()
+    (found,) = saccade.verify(target, isolated=False, checks=[robustness.CHECK]).errors
     assert "It takes at most 12 tokens" in found.message

@@ -189,8 +189,10 @@ def _between_inside(subject: Subject) -> list[Finding]:
         if cause is None and not influence.above_diagonal(one.attends).any():
             cause = _after([one])
         if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
-            sizes = influence.above_diagonal(influence.dependence(subject, length))
-            return [_told(subject, _Leak(length, sizes), cause)]
+            leak = _Leak(length, influence.above_diagonal(influence.dependence(subject, length)))
+            if not leak.sizes.any():  # too faint for the dtype of the output
+                leak = _Leak(length, influence.above_diagonal(one.weights), "weight")
+            return [_told(subject, leak, cause)]
     return []
 
 
@@ -236,10 +238,11 @@ def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] =
     item, head, row, column, size = leak.worst()
     where = [f"head {head}"] if leak.sizes.shape[1] > 1 else []
     where += [f"batch item {item}", f"length {leak.length}"]
-    verb = "has a gradient of" if leak.way == "gradient" else "changes by"
+    verb = {"gradient": "has a gradient of", "weight": "gives a weight of"}.get(leak.way, "changes by")
+    quiet = leak.way in ("gradient", "weight")
     seen = (
-        f"Output {row} {verb} {size:.3g} {'to' if leak.way == 'gradient' else 'when'} input {column}, which comes "
-        f"later{'' if leak.way == 'gradient' else ', changes'} ({', '.join(where)}). {cause.words}"
+        f"Output {row} {verb} {size:.3g} {'to' if quiet else 'when'} input {column}, which comes "
+        f"later{'' if quiet else ', changes'} ({', '.join(where)}). {cause.words}"
     )
     if subject.flagged:
         seen = f"With {subject.reading.causal_flag}=True: " + seen

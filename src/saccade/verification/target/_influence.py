@@ -63,7 +63,8 @@ def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | 
 
 
 class _Narrow(Operations):
-    """Whether some numbers are no float64, as those of a softmax that is always in float32."""
+    """Whether some numbers of float64 are rounded to less, as by a softmax that is always in float32; a mask that is
+    made in float32 rounds nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +73,8 @@ class _Narrow(Operations):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64 and out.dim() > 1:
-            self.narrow = True
+            given = (*args, *(kwargs or {}).values())
+            self.narrow |= any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
         return out
 
 

@@ -193,7 +193,7 @@ def _argument(parameter: inspect.Parameter, at: int) -> Argument:
     if role in ("mask", "flag", "lengths"):
         tensor = "Tensor" in str(parameter.annotation)
         role = "flag" if boolean else ("mask" if tensor and role == "flag" else role)
-        if boolean and re.search("pad", parameter.name):
+        if boolean and re.search("pad|bias|alibi", parameter.name.lower()):
             role = ""
     return Argument(
         parameter.name,

@@ -59,7 +59,9 @@ def sliced_square(subject: Subject, longest: int, error: TargetError) -> Square 
     name = named[longest]
     made = f"the mask is ({name}, {name}), where (length, length) is expected"
     written = _OF_THE_MODEL if name == "embed_dim" else _OF_A_HEAD
-    line = line_with(subject, _MADE.format(written)) or (error.location if _widens(subject, longest) else None)
+    line = line_with(subject, _MADE.format(written))
+    if line is None or not _MASKING.search(line.code):  # a square of something else, as a state or a rotation
+        line = error.location if _widens(subject, longest) else None
     of_lengths = line_with(subject, _MADE.format(_OF_LENGTHS)) is not None
     if line is not None and not of_lengths:
         return Square(made, line)
