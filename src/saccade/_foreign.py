@@ -43,6 +43,8 @@ def advised(function: F) -> F:
                 raise
             raise refused(function, unknown, args) from None
 
+    # Of its own for each function: PyTorch's compiler counts what it compiled by code, and gives up after eight.
+    run.__code__ = run.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
     return run  # type: ignore[return-value]
 
 
@@ -55,20 +57,36 @@ def refused(
         advised_with: what `advised` was called with, of a method its module first.
     """
     takes = inspect.signature(function).parameters
-    config = getattr(advised_with[0], "config", None) if advised_with else None
+    module = advised_with[0] if advised_with and "self" in takes else None
     has_dropout = "dropout" in takes or advised_with is not None
     told = [repr(name) for name in unknown if name not in _ADVICE]
     for name, value in unknown.items():
         if name in _ADVICE:
-            told.append(f"{name!r}: {_possible(_ADVICE[name](value, has_dropout), takes, config)}")
+            advice = _of_module(name, value, module) or _possible(_ADVICE[name](value, has_dropout), takes, module)
+            told.append(f"{name!r}: {advice}")
     return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {'; '.join(told)}")
 
 
-def _possible(advice: str, takes: Mapping[str, Any], config: Any) -> str:
+def _of_module(name: str, value: Any, module: Any) -> str:
+    """What a module is made with, and a call cannot say; "" for what it is not about."""
+    decoder = getattr(module, "decoder", module)
+    if name in ("is_causal", "causal") and getattr(decoder, "causal", False) is True:
+        if value is not False:
+            return "leave it out, it is causal by itself"
+        return f"give causal=False to {type(decoder).__name__}, when the module is made"
+    if name == "dropout_p" and module is not None and value == 0:
+        return "leave it out; a module in eval mode drops nothing"
+    return ""
+
+
+def _possible(advice: str, takes: Mapping[str, Any], module: Any) -> str:
     """The advice, or another where the function lacks the argument that it names."""
+    if "return_weights" in takes and "attention_weights" in advice:
+        return "write return_weights=True"
     wanted = re.match(r"write (\w+)=", advice)
     if wanted is None or wanted[1] in takes:
         return advice
+    config = getattr(module, "config", None)
     # A block's configuration has a dropout of its own, which is not that of the weights.
     for made in (getattr(config, "attention", None), config):
         if hasattr(made, wanted[1]):
@@ -135,6 +153,7 @@ _ADVICE: dict[str, Callable[[Any, bool], str]] = {
     "alibi_slopes": lambda value, has_dropout: "write bias=ALiBi(slopes), slopes (Hq,)",
     "deterministic": _leave_out("results repeat bit by bit but on the backends that explain() says lack it"),
     "return_attn_probs": lambda value, has_dropout: "call attention_weights, or attention_with_lse for the lse",
+    "need_weights": lambda value, has_dropout: "call attention_weights",
     "key_padding_mask": lambda value, has_dropout: "write mask=Padding(~key_padding_mask): here True = attend",
     "attention_mask": lambda value, has_dropout: "write mask=Padding(attention_mask.bool())",
 }

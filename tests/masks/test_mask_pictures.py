@@ -9,7 +9,7 @@ from html import escape
 import pytest
 import torch
 
-from saccade._masks import Causal, FromTensor, Global, Padding, PerHead, Predicate, RandomBlocks, Window
+from saccade._masks import Causal, Edges, FromTensor, Global, Padding, PerHead, Predicate, RandomBlocks, Window
 
 
 def test_text_of_every_pair():
@@ -85,6 +85,8 @@ def test_a_notebook_shows_the_drawing_without_styles_that_reach_its_page():
         (FromTensor(torch.ones(2, 1, 7, 19, dtype=torch.bool)), (7, 19)),
         (Causal() & FromTensor(torch.ones(41, 41, dtype=torch.bool)), (41, 41)),
         (Causal().slice((3, 9), (0, 23), lengths=(29, 29)), (6, 23)),
+        (Global([5000]), (2**13, 2**13)),  # nothing is seen at a shorter length
+        (Edges([5000], [4000]), (2**13, 2**13)),
     ],
     ids=repr,
 )

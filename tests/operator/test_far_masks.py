@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from masks.mask_sets import table
-from saccade import Causal, Columns, Dilated, Edges, Fixed, FromTensor, Global, RandomBlocks, Strided, attention
+from saccade import Causal, Columns, Dilated, Edges, Fixed, FromTensor, Global, RandomBlocks, Strided, Window, attention
 from saccade._backends._lowering import is_structured, lower
 
 BATCH, LQ, LK = 3, 5, 11
@@ -98,6 +98,16 @@ def test_tables_are_those_of_the_call(offset):
         assert sum(one.numel() for one in made) <= 4 * len(far) + BATCH * (LQ + LK) + 4 * LQ * BATCH, repr(placed)
         assert not is_structured(placed)
         assert pickle.loads(pickle.dumps(placed)) == placed == mask.to("cpu").at(offset)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # TorchDynamo's own
+@pytest.mark.parametrize(
+    "mask", [Global([2**21]), Edges([2**21, 3], [5, 2]), Window(3, 3) | Global([5, 2**21])], ids=repr
+)
+def test_one_graph_takes_far_positions(mask):
+    query = torch.randn(1, 2, LQ, 5)
+    compiled = torch.compile(lambda query: attention(query, query, query, mask), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(query), attention(query, query, query, mask, backend="reference"))
 
 
 def test_graphs_hold_what_is_alike_for_all_lengths():

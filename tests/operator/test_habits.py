@@ -175,7 +175,12 @@ WRAPPED = {
 @pytest.mark.parametrize(
     ("name", "given", "told"),
     [
-        *((name, {"is_causal": True}, "write mask=Causal()") for name in WRAPPED if name[0] not in "Tm"),
+        *((name, {"is_causal": True}, "write mask=Causal()") for name in WRAPPED if name[0] not in "DTm"),
+        ("Decoder.forward", {"is_causal": True}, "leave it out, it is causal by itself"),
+        ("Decoder.forward", {"causal": False}, "give causal=False to Decoder, when the module is made"),
+        ("Transformer.forward", {"is_causal": True}, "leave it out, it is causal by itself"),
+        ("MultiHeadAttention.forward", {"dropout_p": 0.0}, "a module in eval mode drops nothing"),
+        ("MultiHeadAttention.forward", {"need_weights": True}, "write return_weights=True"),
         *((name, {"enable_gqa": True}, "leave it out") for name in WRAPPED),
         *((name, {"another": 1}, "argument 'another'") for name in WRAPPED),
         ("Transformer.forward", {"attn_mask": TUTORIAL.bool()}, "it takes source, target, source_mask, target_mask"),
@@ -195,6 +200,13 @@ def test_modules_and_variants_tell_it_as_well(name, given, told):
         WRAPPED[name](**given)
     message = str(error.value)
     assert message.startswith(f"{name}() got an unexpected keyword argument") and told in message
+
+
+def test_what_wraps_is_a_piece_of_code_for_each_function():
+    """PyTorch's compiler gives up on a piece of code after eight graphs."""
+    wrapped = [MultiHeadAttention.forward, EncoderBlock.forward, Decoder.forward, saccade.merge]
+    assert len({id(function.__code__) for function in wrapped}) == len(wrapped)
+    assert saccade.merge.__code__.co_name == "merge"
 
 
 def test_an_error_from_within_stays_what_it_is():

@@ -213,7 +213,9 @@ def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
 
 
 def _says_little(drawn: Picture) -> bool:
-    """Whether all is seen, or all that is no later than the query: a window, say, of which the size is not reached."""
+    """Whether nothing is seen, or all, or all that is no later than the query: a window whose size is not reached."""
+    if not drawn.cells.any():
+        return True
     later = np.triu(np.ones_like(drawn.cells, dtype=bool), 1)
     early = np.tril(np.ones_like(later), -1)
     return bool((drawn.cells[early] == 1).all()) and set(drawn.cells[later].tolist()) in ({0.0}, {1.0})

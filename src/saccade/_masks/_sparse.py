@@ -176,6 +176,8 @@ class Edges(Mask):
         return there & (low < end) & (keys[low.clamp(max=edges - 1)] == key)
 
     def _region(self, region: Region) -> Kind:
+        if self._by_lengths and torch.compiler.is_compiling():  # which cannot look at values on the host
+            return "partial"
         first, last = np.searchsorted(self.queries.host, region.positions)
         keys = self.keys.host[first:last]
         kept = np.count_nonzero((keys >= region.keys[0]) & (keys < region.keys[1]))
@@ -209,6 +211,8 @@ class Listed:
         return _found(self.table.on(index.device), index)[1]
 
     def kind(self, span: Span, item: int | None) -> Kind:
+        if torch.compiler.is_compiling():  # which cannot look at values on the host
+            return "partial"
         first, last = np.searchsorted(self.table.host, span)
         return counted(int(last - first), span[1] - span[0])
 
