@@ -17,7 +17,7 @@ from torch import Tensor
 from .._masks import Mask
 from .._masks._data import Table, extent, lasting, per_item
 from .._masks._intervals import Region, Span
-from .._masks._program import Asked, Operation, Program, has_program, is_beyond
+from .._masks._program import Operation, Program, ProgramScope, has_program, is_beyond
 from ._kernels import module
 
 _SIDE = 64  # rows and keys of a tile that is worked out here
@@ -37,7 +37,7 @@ class Lowered(NamedTuple):
 def lower(mask: Mask, Lq: int, Lk: int) -> Lowered:
     """The mask for Lq queries and Lk keys as numbers and tensors; its tables are passed on as they are, not copied."""
     program = Program(_tiles)
-    program.part(mask, Asked((0, Lq), (0, Lk), Lk - Lq, mask))
+    program.part(mask, ProgramScope((0, Lq), (0, Lk), Lk - Lq, mask))
     return Lowered(program.numbers, program.tensors)
 
 
@@ -76,41 +76,41 @@ def _is_structured(mask: Mask, beyond: bool) -> bool:
     return has_program(mask) and not by_lengths and all(_is_structured(part, beyond) for part in mask._parts())
 
 
-def _tiles(mask: Mask, asked: Asked, program: Program) -> None:
+def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
     """A predicate, worked out: tiles of 64 x 64 bits, of which equal ones are kept once and uniform ones not at all."""
-    (top, bottom), (left, right) = asked.rows, asked.keys
+    (top, bottom), (left, right) = scope.rows, scope.keys
     batch, heads = mask._shape()
-    if not isinstance(asked.offset, int):
-        batch = max(batch, asked.offset.shape[0])
+    if not isinstance(scope.offset, int):
+        batch = max(batch, scope.offset.shape[0])
     which = np.full((batch, heads, -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)), _EMPTY, dtype=np.int32)
     known: dict[bytes, int] = {}
     most = max(math.isqrt(_PATCH // max(batch * heads, 1)) // _SIDE, 1) * _SIDE
-    for rows, keys, undecided in _patches(asked, asked.rows, asked.keys, most):
+    for rows, keys, undecided in _patches(scope, scope.rows, scope.keys, most):
         down, across = (
             slice((a - low) // _SIDE, -(-(b - low) // _SIDE)) for (a, b), low in ((rows, top), (keys, left))
         )
         if undecided:
-            bits = _worked_out(mask, rows, keys, asked.offset, (batch, heads))
+            bits = _worked_out(mask, rows, keys, scope.offset, (batch, heads))
             which[:, :, down, across] = _numbered(bits, known)
         else:
-            which[:, :, down, across] = _decided(mask, rows, keys, asked.offset, (batch, heads))[..., None, None]
+            which[:, :, down, across] = _decided(mask, rows, keys, scope.offset, (batch, heads))[..., None, None]
     held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, _SIDE)
     tables = [program.table(torch.from_numpy(array)) for array in (which, held.copy())]
     program.write(Operation.TILES, *tables, top, bottom, left, right)
 
 
-def _patches(asked: Asked, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span, bool]]:
+def _patches(scope: ProgramScope, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span, bool]]:
     """Rectangles, and whether they have to be worked out: these are halved until they are at most `most` on a side."""
     if rows[0] >= rows[1] or keys[0] >= keys[1]:
         return
     high, wide = rows[1] - rows[0], keys[1] - keys[0]
-    undecided = asked.undecided(rows, keys)
+    undecided = scope.undecided(rows, keys)
     if not undecided or (high <= most and wide <= most):
         yield rows, keys, undecided
         return
     for some_rows in _halves(rows) if high > most else (rows,):
         for some_keys in _halves(keys) if wide > most else (keys,):
-            yield from _patches(asked, some_rows, some_keys, most)
+            yield from _patches(scope, some_rows, some_keys, most)
 
 
 def _halves(span: Span) -> tuple[Span, Span]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._intervals import Kind, Region, both, either, inverted
 from ._mask import Lengths, Mask, fixed_lengths
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 
 class _Several(Mask):
@@ -48,10 +48,10 @@ class _Several(Mask):
     def _value(self) -> tuple[Hashable, ...]:
         return self.parts
 
-    def _write_parts(self, operation: Operation, program: Program, asked: Asked) -> None:
+    def _write_parts(self, operation: Operation, program: Program, scope: ProgramScope) -> None:
         program.write(operation, len(self.parts))
         for part in self.parts:
-            program.part(part, asked)
+            program.part(part, scope)
 
     @property
     def _widens(self) -> bool:
@@ -78,8 +78,8 @@ class And(_Several):
     def _region(self, region: Region) -> Kind:
         return both(part._region(region) for part in self.parts)
 
-    def _write(self, program: Program, asked: Asked) -> None:
-        self._write_parts(Operation.ALL, program, asked)
+    def _write(self, program: Program, scope: ProgramScope) -> None:
+        self._write_parts(Operation.ALL, program, scope)
 
     @property
     def _sees_itself(self) -> bool:
@@ -97,8 +97,8 @@ class Or(_Several):
     def _region(self, region: Region) -> Kind:
         return either(part._region(region) for part in self.parts)
 
-    def _write(self, program: Program, asked: Asked) -> None:
-        self._write_parts(Operation.ANY, program, asked)
+    def _write(self, program: Program, scope: ProgramScope) -> None:
+        self._write_parts(Operation.ANY, program, scope)
 
     @property
     def _sees_itself(self) -> bool:
@@ -135,9 +135,9 @@ class Not(Mask):
     def _region(self, region: Region) -> Kind:
         return inverted(self.part._region(region))
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.INVERT)
-        program.part(self.part, asked)
+        program.part(self.part, scope)
 
     def __repr__(self) -> str:
         return f"~({self.part!r})" if isinstance(self.part, _Several) else f"~{self.part!r}"

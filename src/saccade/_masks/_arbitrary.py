@@ -12,7 +12,7 @@ from torch import Tensor
 from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole, zeros_and_ones
 from ._intervals import Kind, Region
 from ._mask import Mask, Problem
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 _BLOCK = 32
 
@@ -101,7 +101,7 @@ class FromTensor(Mask):
     def _made(cls, **fields: Any) -> Mask:
         return cls(fields["tensor"])
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.TENSOR, program.table(self.tensor))
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ._data import Table, block_counts, bounded, describe, whole
 from ._intervals import Kind, Region, Span, counted
 from ._mask import Mask, Problem
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 _LOW = 0xFFFFFFFF
 _MANY = 4096  # beyond so many blocks a rectangle is not worth counting
@@ -93,7 +93,7 @@ class Blocks(Mask):
         if problem.keys > keys:
             raise ValueError(f"Blocks: the layout covers {keys} keys, there are {problem.keys}")
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.BLOCKS, program.table(self.layout), self.size)
 
     def __repr__(self) -> str:
@@ -176,7 +176,7 @@ class RandomBlocks(Mask):
         for part in range(max(first, 0), last + 1):
             yield _block_drawn(self._start, count, drawer, part)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.RANDOM, self._start, self.size, self.count, int(self.symmetric))
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._data import Table, bounded_table, describe
 from ._intervals import Kind, Region, Span
 from ._mask import Mask, Problem, common
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | Table
 
@@ -129,7 +129,7 @@ class Documents(Mask):
     def _sees_itself(self) -> bool:
         return self.key_ids is None
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.DOCUMENTS, program.table(self.query_ids), program.table(self.key_ids))
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import describe
 from ._intervals import Kind, Region, throughout
 from ._mask import Lengths, Mask, fixed_lengths
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 
 class PerHead(Mask):
@@ -92,10 +92,10 @@ class PerHead(Mask):
     def _widens(self) -> bool:
         return all(part._widens for part in self._distinct)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.HEADS, len(self._distinct), len(self._which), *self._which)
         for part in self._distinct:
-            program.part(part, asked)
+            program.part(part, scope)
 
     def __repr__(self) -> str:
         return f"PerHead([{', '.join(map(repr, self.masks))}])"

@@ -21,7 +21,7 @@ from ._intervals import Kind, Region, Span
 
 if TYPE_CHECKING:
     from ._picture import Picture
-    from ._program import Asked, Program
+    from ._program import Program, ProgramScope
 
 Lengths = tuple[int, int]
 Where = slice | range | tuple[int, int]
@@ -83,7 +83,7 @@ class Mask(ABC):
         """Another one from the values of its fields."""
         return cls(**fields)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         """Its part of the program for the native kernels; a class that has none is worked out pair by pair."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import Subset, Table, bounded_table, describe, lasting, traced, zeros_and_ones
 from ._intervals import Kind, Region, both
 from ._mask import Lengths, Mask, Problem, common
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
 
@@ -114,7 +114,7 @@ class Padding(Mask):
     def _by_key(self) -> bool:
         return self.queries is None
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         rows = None if self.queries is None else self.queries.table
         program.write(Operation.PADDING, program.table(self.keys.table), program.table(rows))
 

@@ -12,7 +12,7 @@ from ._algebra import bracketed
 from ._data import Table, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, Span, throughout
 from ._mask import Lengths, Mask, Problem, Where, span
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 
 def shared(masks: Sequence[Mask]) -> Hashable:
@@ -100,9 +100,9 @@ class At(Mask):
     def _widens(self) -> bool:
         return self.part._widens
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.AT, *program.number(self.offset))
-        program.part(self.part, asked._replace(offset=self.offset))
+        program.part(self.part, scope._replace(offset=self.offset))
 
     def __repr__(self) -> str:
         return f"{bracketed(self.part)}.at({self.offset!r})"
@@ -190,11 +190,11 @@ class Slice(Mask):
     def _widens(self) -> bool:
         return self.part._widens
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         lengths = self.lengths
         program.write(Operation.SLICE, self.rows[0], self.keys[0], *(lengths or (0, 0)), int(lengths is not None))
-        rows, keys = _shifted(asked.rows, self.rows[0]), _shifted(asked.keys, self.keys[0])
-        program.part(self.part, asked._replace(rows=rows, keys=keys, offset=self._offset()))
+        rows, keys = _shifted(scope.rows, self.rows[0]), _shifted(scope.keys, self.keys[0])
+        program.part(self.part, scope._replace(rows=rows, keys=keys, offset=self._offset()))
 
     def __repr__(self) -> str:
         lengths = "" if self.lengths is None else f", lengths={self.lengths}"

@@ -48,7 +48,7 @@ class Operation(IntEnum):
     COLUMNS = 20
 
 
-class Asked(NamedTuple):
+class ProgramScope(NamedTuple):
     """The rows and keys at which a part is asked, where its row 0 stands, and whose part it is.
 
     Row 0 and key 0 of the whole are row `rows[0]` and key `keys[0]` of the part.
@@ -77,7 +77,7 @@ class Program:
         work_out: writes a part that has no program of its own, pair by pair where that is needed.
     """
 
-    def __init__(self, work_out: Callable[[Mask, Asked, Program], None]):
+    def __init__(self, work_out: Callable[[Mask, ProgramScope, Program], None]):
         self.numbers: list[int] = []
         self.tensors: list[Tensor] = []
         self.work_out = work_out
@@ -96,11 +96,11 @@ class Program:
         """One for all items, or one for each."""
         return (0, value) if isinstance(value, int) else (1, self.table(value))
 
-    def part(self, mask: Mask, asked: Asked) -> None:
-        if has_program(mask) and not (asked.beyond and mask._tables_reach_back):
-            mask._write(self, asked)
+    def part(self, mask: Mask, scope: ProgramScope) -> None:
+        if has_program(mask) and not (scope.beyond and mask._tables_reach_back):
+            mask._write(self, scope)
         else:
-            self.work_out(mask, asked, self)
+            self.work_out(mask, scope, self)
 
 
 def has_program(mask: Mask) -> bool:

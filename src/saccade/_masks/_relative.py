@@ -10,7 +10,7 @@ from torch import Tensor
 from ._data import Table, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, band, both, chunks_apart, either, in_columns
 from ._mask import Mask
-from ._program import OPEN, Asked, Operation, Program
+from ._program import OPEN, Operation, Program, ProgramScope
 
 
 class Causal(Mask):
@@ -39,7 +39,7 @@ class Causal(Mask):
     def _region(self, region: Region) -> Kind:
         return band(*region.distances(), None, 0)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.WINDOW, OPEN, 0)
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Window(Mask):
     def _widens(self) -> bool:
         return self.left is None
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.WINDOW, *(OPEN if side is None else side for side in (self.left, self.right)))
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class Prefix(Mask):
         seen: Kind = "full" if stop <= least else "empty" if start >= most else "partial"
         return either((band(*region.distances(), None, 0), seen))
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.PREFIX, *program.number(self.length))
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class Strided(Mask):
         next_column = -(-max(least, 0) // self.stride) * self.stride
         return "partial" if near == "empty" and next_column <= most else near
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.STRIDED, self.stride)
 
     def __repr__(self) -> str:
@@ -242,7 +242,7 @@ class Fixed(Mask):
         shown = chunks_apart(region, self.stride), in_columns(region.keys, self.stride, self.columns)
         return both((band(low, high, None, 0), either(shown)))
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.FIXED, self.stride, self.columns)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 from ._data import bounded
 from ._intervals import Kind, Region, chunks_apart, in_columns
 from ._mask import Mask
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 
 class Dilated(Mask):
@@ -55,7 +55,7 @@ class Dilated(Mask):
             return "empty"
         return "full" if self.step == 1 or low == high else "partial"
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.DILATED, self.step)
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Chunks(Mask):
     def _region(self, region: Region) -> Kind:
         return chunks_apart(region, self.size, self.left, self.right)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.CHUNKS, self.size, self.left, self.right)
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class Columns(Mask):
     def _region(self, region: Region) -> Kind:
         return in_columns(region.keys, self.stride, self.columns)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Operation.COLUMNS, self.stride, self.columns)
 
     def __repr__(self) -> str:

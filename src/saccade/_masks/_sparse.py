@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import Subset, Table, bounded_table, describe
 from ._intervals import Kind, Region, Span, counted, either
 from ._mask import Mask, Problem
-from ._program import Asked, Operation, Program
+from ._program import Operation, Program, ProgramScope
 
 _NEAR = 1 << 20  # positions below it have a table of all positions: no search, and alike for all lengths in a graph
 
@@ -83,16 +83,16 @@ class Global(Mask):
             have = self.tokens.shape[-1]
             raise ValueError(f"Global: {have} booleans, but queries and keys reach position {reached - 1}")
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         if isinstance(self._members, Subset):
             program.write(Operation.GLOBAL, program.table(self._members.table))
-        elif asked.beyond:
-            program.work_out(self, asked, program)
+        elif scope.beyond:
+            program.work_out(self, scope, program)
         else:
             # The table is of the keys and, behind them, of the positions of this call's rows.
-            keys = asked.keys[1]
+            keys = scope.keys[1]
             marks = np.isin(
-                np.concatenate([np.arange(keys), _moved_near(asked, keys, program)]), self._members.table.host
+                np.concatenate([np.arange(keys), _moved_near(scope, keys, program)]), self._members.table.host
             )
             program.write(Operation.GLOBAL, program.table(torch.from_numpy(marks)))
 
@@ -184,10 +184,10 @@ class Edges(Mask):
         size = (region.positions[1] - region.positions[0]) * (region.keys[1] - region.keys[0])
         return counted(int(kept), size)
 
-    def _write(self, program: Program, asked: Asked) -> None:
+    def _write(self, program: Program, scope: ProgramScope) -> None:
         starts, keys = self._starts.values, self.keys.values
         if self._by_lengths:
-            positions = _moved_near(asked, 0, program)
+            positions = _moved_near(scope, 0, program)
             first, last = np.searchsorted(self.queries.host, [positions, positions + 1])
             counts = last - first
             ends = np.cumsum(counts)
@@ -237,13 +237,13 @@ def _dense_enough(positions: np.ndarray, count: int) -> bool:
     return bool(positions.max(initial=-1) < max(_NEAR, 16 * count))
 
 
-def _moved_near(asked: Asked, first: int, program: Program) -> np.ndarray:
+def _moved_near(scope: ProgramScope, first: int, program: Program) -> np.ndarray:
     """The positions of this call's rows, one span for each different offset; what follows gets them from `first` on.
 
     It is placed so that its position `first + n` is the n-th of these, however far away and apart they are.
     """
-    top, bottom = asked.rows
-    offsets = np.array([asked.offset]) if isinstance(asked.offset, int) else asked.offset.host
+    top, bottom = scope.rows
+    offsets = np.array([scope.offset]) if isinstance(scope.offset, int) else scope.offset.host
     distinct, which = np.unique(offsets, return_inverse=True)
     moved = which.reshape(-1) * (bottom - top) + first - top
     many = len(moved) != 1
