@@ -39,18 +39,25 @@ def _poisoned(make):
     return make_poisoned
 
 
-@pytest.fixture(autouse=True)
-def uninitialised_memory_is_poison(monkeypatch):
-    # Patched by name and not by use_deterministic_algorithms, which would also change the kernels under test.
-    for owner, names in ((torch, ("empty", "empty_like", "empty_strided")), (torch.Tensor, ("new_empty",))):
-        for name in names:
-            monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+POISONED = [(torch, name) for name in ("empty", "empty_like", "empty_strided")] + [(torch.Tensor, "new_empty")]
+ORIGINALS = [getattr(owner, name) for owner, name in POISONED]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def uninitialised_memory_is_poison():
+    # Patched by name and not by use_deterministic_algorithms, which would also change the kernels under test. Once: a
+    # patch a test costs as much as a small test.
+    with pytest.MonkeyPatch.context() as patch:
+        for (owner, name), make in zip(POISONED, ORIGINALS, strict=True):
+            patch.setattr(owner, name, _poisoned(make))
+        yield
 
 
 @pytest.fixture
-def meta_device(uninitialised_memory_is_poison, monkeypatch):
+def meta_device(monkeypatch):
     """`torch.device("meta")` as it is: poisoned functions are not among those it knows, and take memory."""
-    monkeypatch.undo()
+    for (owner, name), make in zip(POISONED, ORIGINALS, strict=True):
+        monkeypatch.setattr(owner, name, make)
     torch.utils._device._device_constructors.cache_clear()
     yield
     torch.utils._device._device_constructors.cache_clear()
@@ -60,7 +67,8 @@ def meta_device(uninitialised_memory_is_poison, monkeypatch):
 def seeds():
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    # torch.manual_seed also seeds other devices. Without one it queues the seed together with a stack trace: 1 ms.
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture
