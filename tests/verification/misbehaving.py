@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -118,9 +119,17 @@ def starts_a_daemon(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return right(q, k, v)
 
 
-def forks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    os.fork()  # both come back
-    return right(q, k, v)
+@dataclass(frozen=True)
+class Forks:
+    """Calls itself on in two processes, and writes who called into a file."""
+
+    file: str
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with open(self.file, "a") as calls:
+            calls.write(f"{os.getpid()}\n")
+        os.fork()  # both come back
+        return right(q, k, v)
 
 
 def floods(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

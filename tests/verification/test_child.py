@@ -117,9 +117,11 @@ def test_any_class_of_error_is_an_error_of_the_call(isolated):
 
 
 @on_linux
-def test_a_copy_that_the_target_makes_of_its_process_has_no_say():
-    report = report_of(misbehaving.forks)
+def test_a_copy_that_the_target_makes_of_its_process_has_no_say(tmp_path):
+    report = report_of(misbehaving.Forks(str(tmp_path / "calls")))
     assert [one.name for one in report.outcomes] == ["first", "second", "third"]
+    callers = (tmp_path / "calls").read_text().split()
+    assert len(callers) > 5 and len(set(callers)) == 1  # no copy calls again, and copies itself
 
 
 def test_a_process_that_may_start_none_says_so(monkeypatch):

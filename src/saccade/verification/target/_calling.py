@@ -6,6 +6,7 @@ Shapes: B batch, H heads, Lq / Lk lengths (Q, K in axes), D head width, E model 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -74,13 +75,18 @@ def entered(target: Any, reading: Reading, places: tuple[Any, ...], keywords: di
 
 
 def guarded(function: Callable[..., Any], *places: Any, **keywords: Any) -> Any:
-    """`function(...)`; what it raises comes as TargetError, with where."""
+    """`function(...)`; what it raises comes as TargetError, with where. A copy that it makes of this process ends here:
+    going on, each copy would copy itself in the next call."""
+    own = os.getpid()
     try:
         return function(*places, **keywords)
     except (Inapplicable, TargetError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # classes of the target's own, too
         raise TargetError(error_in_words(error), location_of(error)) from error
+    finally:
+        if os.getpid() != own:
+            os._exit(0)
 
 
 def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
