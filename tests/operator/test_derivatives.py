@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.autograd.forward_ad as fwd
@@ -95,25 +97,44 @@ def test_forward_over_reverse(kind, twice_differentiated):
     )
 
 
+def second(function, problem):
+    """Derivatives by the leaves and by the cotangents, of the gradient in a random direction."""
+    leaves = problems.leaves(problem.tensors)
+    draw = torch.Generator().manual_seed(7)
+    out, lse = function(leaves)
+    cotangents = [torch.randn(x.shape, dtype=torch.float64, generator=draw).requires_grad_() for x in (out, lse)]
+    first = problems.pull((out, lse), leaves, cotangents, create_graph=True)
+    directions = [torch.randn(g.shape, dtype=torch.float64, generator=draw) for g in first]
+    return problems.pull(first, [*leaves.values(), *cotangents], directions)
+
+
+@functools.cache
+def second_of_oracle(name):
+    problem = CASES[name]()
+    return second(lambda t: problem.truth(t)[:2], problem)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_second_derivatives_are_the_oracles(name, twice_differentiated):
     problem = CASES[name]()
-    found = []
-    for function in (lambda t: problem.ours(t, twice_differentiated), lambda t: problem.truth(t)[:2]):
-        leaves = problems.leaves(problem.tensors)
-        draw = torch.Generator().manual_seed(7)
-        out, lse = function(leaves)
-        cotangents = [torch.randn(x.shape, dtype=torch.float64, generator=draw).requires_grad_() for x in (out, lse)]
-        first = problems.pull((out, lse), leaves, cotangents, create_graph=True)
-        directions = [torch.randn(g.shape, dtype=torch.float64, generator=draw) for g in first]
-        found.append(problems.pull(first, [*leaves.values(), *cotangents], directions))
-    for got, want in zip(*found, strict=True):
+    found = second(lambda t: problem.ours(t, twice_differentiated), problem)
+    for got, want in zip(found, second_of_oracle(name), strict=True):
         assert_close(got, want, terms=512)
 
 
 def tangents_of(tensors, seed=11):
     draw = torch.Generator().manual_seed(seed)
     return {name: torch.randn(t.shape, dtype=t.dtype, generator=draw) for name, t in tensors.items()}
+
+
+@functools.cache
+def pulled_by_oracle(name):
+    """Cotangents of both results, and what they give for each leaf."""
+    problem = CASES[name]()
+    leaves = problems.leaves(problem.tensors)
+    results, draw = problem.truth(leaves)[:2], torch.Generator().manual_seed(0)
+    cotangents = [torch.randn(x.shape, dtype=x.dtype, generator=draw) for x in results]
+    return cotangents, problems.pull(results, leaves, cotangents)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,13 +146,10 @@ def test_jvp_is_the_transpose_of_the_oracles_gradient(name, differentiable):
         dual = {name: fwd.make_dual(t, tangents[name]) for name, t in problem.tensors.items()}
         pushed = [fwd.unpack_dual(x).tangent for x in problem.ours(dual, differentiable)]
     assert all(x is not None for x in pushed), "forward mode gave no tangent"
-    leaves = problems.leaves(problem.tensors)
-    out, lse = problem.truth(leaves)[:2]
-    c_out, c_lse = torch.randn(out.shape, dtype=out.dtype), torch.randn(lse.shape, dtype=out.dtype)
-    pulled = problems.pull((out, lse), leaves, (c_out, c_lse))
+    (c_out, c_lse), pulled = pulled_by_oracle(name)
     want = sum((g * t).sum() for g, t in zip(pulled, tangents.values(), strict=True))
     got = (pushed[0] * c_out).sum() + (pushed[1] * c_lse).sum()
-    assert_close(got, want, terms=out.numel())
+    assert_close(got, want, terms=c_out.numel())
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "bias", "sink"])

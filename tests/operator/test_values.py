@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -12,34 +13,51 @@ import oracle
 import problems
 import saccade
 from problems import CASES, assert_close
+from saccade._backends import _kernels
 
 every_case = pytest.mark.parametrize("name", CASES)
+
+
+@functools.cache
+def truth(name, dtype):
+    """Of a case stated in `dtype`: the oracle's results, their gradients, and the gradients of the output alone."""
+    assert dtype == problems.DTYPE
+    problem = CASES[name]()
+    leaves = problems.leaves(problem.tensors)
+    found = problem.truth(leaves)
+    of_both = gradients(found.out, found.lse, leaves, retain_graph=True)
+    return (found.out.detach(), found.lse.detach()), of_both, gradients_of_out(found.out, leaves)
 
 
 @every_case
 def test_output_and_lse(name, backend):
     problem = CASES[name]()
     out, lse = problem.ours(backend=backend)
-    want = problem.truth()
+    want_out, want_lse = truth(name, problems.DTYPE)[0]
     assert out.dtype == lse.dtype == problems.DTYPE
-    assert_close(out, want.out)
-    assert_close(lse, want.lse)
-    assert_close(problem.out(backend=backend), want.out)
+    assert_close(out, want_out)
+    assert_close(lse, want_lse)
+    assert_close(problem.out(backend=backend), want_out)
 
 
-def gradients(out, lse, leaves, seed=3):
+def gradients(out, lse, leaves, seed=3, **options):
     """Of random cotangents on both results; they are random on empty rows too, where they must not matter."""
     draw = torch.Generator().manual_seed(seed)
     cotangents = [torch.randn(x.shape, dtype=problems.DTYPE, generator=draw) for x in (out, lse)]
-    return dict(zip(leaves, problems.pull((out, lse), leaves, cotangents), strict=True))
+    return dict(zip(leaves, problems.pull((out, lse), leaves, cotangents, **options), strict=True))
+
+
+def gradients_of_out(out, leaves):
+    """Of a random cotangent of stride 2: nothing asks for contiguous ones."""
+    cotangent = torch.randn(*out.shape, 2, dtype=problems.DTYPE, generator=torch.Generator().manual_seed(0))[..., 0]
+    return torch.autograd.grad(out, list(leaves.values()), cotangent)
 
 
 @every_case
 def test_gradient_of_every_input(name, backend):
     problem = CASES[name]()
-    ours, theirs = problems.leaves(problem.tensors), problems.leaves(problem.tensors)
-    got = gradients(*problem.ours(ours, backend), ours)
-    want = gradients(*problem.truth(theirs)[:2], theirs)
+    ours = problems.leaves(problem.tensors)
+    got, want = gradients(*problem.ours(ours, backend), ours), truth(name, problems.DTYPE)[1]
     for leaf in want:
         assert_close(got[leaf], want[leaf], terms=256)
 
@@ -47,13 +65,24 @@ def test_gradient_of_every_input(name, backend):
 @every_case
 def test_gradient_without_lse(name, backend):
     problem = CASES[name]()
-    ours, theirs = problems.leaves(problem.tensors), problems.leaves(problem.tensors)
-    out, want_out = problem.out(ours, backend), problem.truth(theirs).out
-    cotangent = torch.randn(*out.shape, 2, dtype=problems.DTYPE)[..., 0]  # stride 2: nothing asks for contiguous ones
-    got = torch.autograd.grad(out, list(ours.values()), cotangent)
-    want = torch.autograd.grad(want_out, list(theirs.values()), cotangent)
+    ours = problems.leaves(problem.tensors)
+    got, want = gradients_of_out(problem.out(ours, backend), ours), truth(name, problems.DTYPE)[2]
     for one, other in zip(got, want, strict=True):
         assert_close(one, other, terms=256)
+
+
+@pytest.mark.skipif(_kernels.module is None, reason="no native build")
+@every_case
+def test_auto_in_float32_is_native_to_the_bit(name, monkeypatch):
+    # Therefore only one of the two is asked in the tests of every backend.
+    monkeypatch.setattr(problems, "DTYPE", torch.float32)
+    found = []
+    for backend in ("auto", "native"):
+        problem = CASES[name]()
+        leaves = problems.leaves(problem.tensors)
+        out, lse = problem.ours(leaves, backend)
+        found.append([out, lse, problem.out(leaves, backend), *gradients(out, lse, leaves).values()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("layout", ["expanded scalar", "expanded heads", "transposed"])
