@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from saccade.benchmark.variants import Comparison, Error, Line, Path, Point
+from saccade.benchmark.variants import (
+    ApproximationError,
+    ContenderResults,
+    GradientReach,
+    LengthResult,
+    VariantComparison,
+)
 
 MACHINE = {
     "processor": "Abacus",
@@ -33,14 +39,14 @@ def point(length, training, *, error=None, forward=None, decode=None, memory=Non
     """Medians are the numbers given; the other readings are `spread` times as much, and as little."""
     told = {"forward": forward, "training": training, "decode": decode}
     readings = {call: (n / spread, n, spread * n) for call, n in told.items() if n is not None}
-    found = None if error is None else Error(error, 2 * error)
-    return Point(length, readings, memory, error=found, **more)
+    found = None if error is None else ApproximationError(error, 2 * error)
+    return LengthResult(length, readings, memory, error=found, **more)
 
 
 def line(name, seconds, *, error=None, known=512, kind="reading", computes="approximation", whole=False, **more):
     """seconds: of training, by length; error: at the length `known`."""
     points = tuple(point(n, s, error=error if n == known else None) for n, s in seconds.items())
-    return Line(name, kind, computes, "", whole, points, **more)
+    return ContenderResults(name, kind, computes, "", whole, points, **more)
 
 
 def exact(seconds, **more):
@@ -48,23 +54,25 @@ def exact(seconds, **more):
 
 
 def comparison(*lines, tolerance=0.1, paths=(), **data):
-    return Comparison(dict(MACHINE), {"tolerance": tolerance}, {**DATA, **data}, list(lines), list(paths))
+    return VariantComparison(dict(MACHINE), {"tolerance": tolerance}, {**DATA, **data}, list(lines), list(paths))
 
 
 def full():
     """One of everything."""
-    path = Path("exact", 1, (1, 2, 4), (1.0, 0.5, 0.0))
-    some = Line(
+    path = GradientReach("exact", 1, (1, 2, 4), (1.0, 0.5, 0.0))
+    some = ContenderResults(
         "some",
         "reading",
         "approximation",
         "rank=3",
         points=(
             point(512, 0.5, forward=0.25, decode=1e-4, memory=3 * 2**20, error=0.06, kept=2**10, parameters=7),
-            Point(1024, note="would form about 9.0 GiB"),
+            LengthResult(1024, note="would form about 9.0 GiB"),
         ),
     )
-    other = Line("other", "reading", "other", "", points=(point(512, 0.1, error=4.0, no_decode="it has no past"),))
-    refused = Line("late", "reading", "approximation", "", refused="cannot be causal: it mixes all tokens")
+    other = ContenderResults(
+        "other", "reading", "other", "", points=(point(512, 0.1, error=4.0, no_decode="it has no past"),)
+    )
+    refused = ContenderResults("late", "reading", "approximation", "", refused="cannot be causal: it mixes all tokens")
     layers = [line("attention", {512: 2.0, 1024: 8.0}, kind="layer", whole=True), line("GRU", {512: 1.0}, kind="layer")]
     return comparison(exact({512: 1.0, 1024: 4.0}), some, other, refused, *layers, paths=[path])

@@ -46,7 +46,7 @@ class Dropout:
         return kept.to(dtype) * (1.0 / (1.0 - self.p))
 
 
-class Drawn(Dropout):
+class GraphDropout(Dropout):
     """While a compiler looks on: the seed is a tensor (1,), which a graph draws anew on each run."""
 
     def __init__(self, p: float, seed: Tensor) -> None:
@@ -82,4 +82,4 @@ def as_dropout(dropout: float | Dropout) -> Dropout | None:
     if p == 0.0:
         return None
     seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64)
-    return Drawn(p, seed) if torch.compiler.is_compiling() else Dropout(p, int(seed.item()))
+    return GraphDropout(p, seed) if torch.compiler.is_compiling() else Dropout(p, int(seed.item()))

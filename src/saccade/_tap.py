@@ -42,7 +42,7 @@ class AttentionCall:
 Observer = Callable[[AttentionCall], None]
 
 
-class OnlyLooks:
+class PassiveMode:
     """A `TorchFunctionMode` that changes nothing: a call may be answered past it, if the observers are told of it."""
 
 

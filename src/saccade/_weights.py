@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ._backends._tiles import Problem, by_group, logits_of, look
+from ._backends._tiles import TileProblem, by_group, logits_of, look
 from ._backends.chunked import attend
 from ._biases import Bias, Span
 from ._call import Call, sink_lse, without_autocast
@@ -70,7 +70,7 @@ def attention_weights(
 
 def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: list[int] | None) -> Tensor:
     problem = replace(
-        Problem.of(call),
+        TileProblem.of(call),
         rows=None if rows is None else tuple(rows),
         heads=None if heads is None else tuple(heads),
     )
@@ -100,7 +100,7 @@ def _finite(lse: Tensor) -> Tensor:
     return torch.where(lse == float("-inf"), 0.0, lse)
 
 
-def _rest(problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor) -> Tensor | None:
+def _rest(problem: TileProblem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor) -> Tensor | None:
     """(B, Hq, r): what rounding took from a large lse; None where that is nothing.
 
     Beside logits of -1e9 in a whole row (what some write for a mask) the log of n keys is lost, and n weights of 1/n
@@ -115,7 +115,7 @@ def _rest(problem: Problem, query: Tensor, key: Tensor, parameter: Tensor | None
     return torch.where(total > 0, torch.log(torch.where(total > 0, total, 1.0)), 0.0)
 
 
-def _totals(problem: Problem, *given: Tensor | None) -> tuple[Tensor]:
+def _totals(problem: TileProblem, *given: Tensor | None) -> tuple[Tensor]:
     """(B, Hq, r): sum_j exp(s_ij - lse_i) over all keys; by rounding it is not quite 1."""
     query, key, _, parameter, lse = given
     assert query is not None and key is not None and lse is not None
@@ -134,7 +134,7 @@ def _totals(problem: Problem, *given: Tensor | None) -> tuple[Tensor]:
 
 
 def _weights(
-    problem: Problem,
+    problem: TileProblem,
     query: Tensor,
     key: Tensor,
     parameter: Tensor | None,

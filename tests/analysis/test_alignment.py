@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pretend import PretendModel, evenly, first, itself, randomly
 
 from saccade.analysis import _alignment as alignment
-from saccade.analysis._alignment import Missing, align, most_attended
+from saccade.analysis._alignment import UnmatchedWords, align, most_attended
 from saccade.inspection import open_model, split_words, weights_of
 from saccade.inspection._models import Tokens
 
@@ -67,7 +67,7 @@ def test_words_without_a_token_and_tokens_without_a_word():
 
 
 def test_a_file_that_does_not_match_is_refused():
-    missing = Missing("bank.conllu", "deaf")
+    missing = UnmatchedWords("bank.conllu", "deaf")
     text = "one ! two ?"
     missing.add(
         "s1", ["one"] * 70, align(Deaf([[evenly]]), " ".join(["one"] * 70), split_words(" ".join(["one"] * 70)))

@@ -9,7 +9,7 @@ from checkpoints import bert, gpt2, llama
 from pretend import PretendModel, evenly
 from test_treebank import DONT, line, write
 
-from saccade.analysis import Labelled, read_labels, study_probe
+from saccade.analysis import LabelledSentence, read_labels, study_probe
 from saccade.analysis import _probe as probe
 from saccade.analysis._hidden import hidden_states
 from saccade.inspection import open_model, split_words
@@ -64,7 +64,7 @@ def sentences(count, seed=0, length=9, types=400):
         words = [f"w{k}" for k in draw.integers(types, size=length)]
         text = " ".join(words)
         labels = tuple(LABELS[k] for k in draw.choice(3, length, p=(0.5, 0.3, 0.2)))
-        found.append(Labelled(f"s{number}", text, tuple(split_words(text)), labels))
+        found.append(LabelledSentence(f"s{number}", text, tuple(split_words(text)), labels))
     return found
 
 
@@ -143,7 +143,7 @@ def test_a_word_has_one_random_label_in_the_control_task():
     forms = np.array(["a", "b", "a", "c", "b"] * 20)
     labels = np.array(["A", "B", "B", "C", "B"] * 20)
     held_out = np.zeros(100, dtype=bool)
-    drawn = probe._control(probe._Examples([], labels, forms, np.arange(100)), held_out, seed=0)
+    drawn = probe._control(probe._ProbeExamples([], labels, forms, np.arange(100)), held_out, seed=0)
     for form in "abc":
         assert len(set(drawn[forms == form])) == 1
     assert set(drawn) <= {"A", "B", "C"}
@@ -162,7 +162,7 @@ def test_words_of_several_tokens_are_averaged(monkeypatch):
 
     monkeypatch.setattr(probe, "hidden_states", states)
     monkeypatch.setattr(probe, "_learn", learn)
-    given = [Labelled(f"s{k}", "abcde fg h", ((0, 5), (6, 8), (9, 10)), ("A", "B", None)) for k in range(2)]
+    given = [LabelledSentence(f"s{k}", "abcde fg h", ((0, 5), (6, 8), (9, 10)), ("A", "B", None)) for k in range(2)]
     found = study_probe(model, given)
     assert [v.shape for v in kept["vectors"]] == [(4, WIDTH)] * 2
     assert kept["vectors"][0][:2, 0].tolist() == [2.0, 4.0]  # tokens 1, 2, 3 and token 4

@@ -14,8 +14,8 @@ from test_syntax import bank
 
 from saccade.analysis import (
     COLUMNS,
-    Knows,
     Probe,
+    ProbeAccuracy,
     Text,
     as_numbers,
     as_rows,
@@ -119,7 +119,9 @@ def test_coreference():
 
 
 def knows(layer, accuracy, converged=True):
-    return Knows(layer, accuracy, (accuracy - 0.02, accuracy + 0.02), accuracy - 0.5, (-0.01, 0.3), 0.25, converged)
+    return ProbeAccuracy(
+        layer, accuracy, (accuracy - 0.02, accuracy + 0.02), accuracy - 0.5, (-0.01, 0.3), 0.25, converged
+    )
 
 
 def probe():

@@ -10,10 +10,10 @@ import torch
 from comparisons import full
 from saccade import cli
 from saccade.benchmark.attention import Budget
-from saccade.benchmark.variants import Comparison
+from saccade.benchmark.variants import VariantComparison
 from saccade.benchmark.variants import measuring as work
 from saccade.benchmark.variants.tables import text
-from saccade.benchmark.variants.weighing import Weight
+from saccade.benchmark.variants.weighing import CallWeight
 
 TINY = "compare --threads 1 --seconds 0 --rounds 1 --random 1,2,8 --lengths 16,32,64".split()
 
@@ -25,7 +25,7 @@ def nobody_is_weighed(monkeypatch):
     def weigh(who, sizes, lengths, limits, threads, seed, told, stop):
         for one in who:
             told(one.name)
-        return {one.name: {length: Weight(length * 2**10, "", 0.0) for length in lengths} for one in who}
+        return {one.name: {length: CallWeight(length * 2**10, "", 0.0) for length in lengths} for one in who}
 
     monkeypatch.setattr(work, "weigh", weigh)
     monkeypatch.setattr(work, "WARM", 0.0)  # nothing is repeated for the clock's sake
@@ -65,7 +65,7 @@ def test_a_comparison_prints_its_tables_and_ends_with_advice(capsys):
 
 def test_layers_stand_beside_attention(capsys):
     assert cli.main([*TINY, "--lengths", "16", "--mechanism", "GRU", "--json", "-"]) == 0
-    made = Comparison.from_json(capsys.readouterr().out)
+    made = VariantComparison.from_json(capsys.readouterr().out)
     assert [line.name for line in made.lines] == ["exact", "attention", "GRU"]
     assert [path.name for path in made.paths] == ["exact", "attention", "GRU"]
     assert made.settings["command"].startswith("saccade")
@@ -76,7 +76,7 @@ def test_layers_stand_beside_attention(capsys):
 def test_bidirectional(capsys):
     given = "--lengths 16 --bidirectional --no-layers --mechanism linformer --mechanism window --json -"
     assert cli.main([*TINY, *given.split()]) == 0
-    made = Comparison.from_json(capsys.readouterr().out)
+    made = VariantComparison.from_json(capsys.readouterr().out)
     assert made.data["causal"] is False
     exact, window, linformer = sorted(made.lines, key=lambda line: ("exact", "window", "linformer").index(line.name))
     assert "causal" in window.refused
@@ -115,7 +115,7 @@ def test_files_are_written_and_shown_again(no_work, tmp_path, capsys):
     given = ["--json", str(files["json"]), "--markdown", str(files["md"]), "--plot", str(files["svg"])]
     assert cli.main([*TINY, *given]) == 0
     first = capsys.readouterr().out
-    made = Comparison.from_json(files["json"].read_text())
+    made = VariantComparison.from_json(files["json"].read_text())
     assert first.splitlines() == text(made)
     assert files["md"].read_text().startswith("# Which attention to choose")
     drawn = files["svg"].read_text()
@@ -140,7 +140,7 @@ def test_ctrl_c_shows_and_writes_what_there_is(monkeypatch, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "Reading q, k and v: 16 tokens" in shown
     assert "32 tokens" not in shown
-    assert Comparison.from_json(file.read_text()).lengths == [16]
+    assert VariantComparison.from_json(file.read_text()).lengths == [16]
 
 
 def test_a_wrong_result_is_exit_status_1(no_work, monkeypatch, tmp_path, capsys):

@@ -11,7 +11,7 @@ from pretend_random import KINDS
 import saccade
 from saccade._tap import AttentionCall
 from saccade.inspection import look, weights_of
-from saccade.inspection._chance import LUCK, SHARED, SPREAD, Evens, largest_mean, largest_weight, mean_of, uneven
+from saccade.inspection._chance import LUCK, SHARED, SPREAD, UniformCalls, largest_mean, largest_weight, mean_of, uneven
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
 from saccade.models.tokenizer import train_bpe
 
@@ -43,7 +43,7 @@ def test_a_model_that_looks_everywhere_alike(kind, size):
 
 def test_alike_is_over_the_keys_that_a_mask_shows():
     one = torch.randn(1, 3, 7, 5)
-    evens, bias = Evens(), torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1) > 0, float("-inf"))
+    evens, bias = UniformCalls(), torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1) > 0, float("-inf"))
     seen = {"windowed": saccade.Causal() & saccade.Window(2, 0), "causal": saccade.Causal(), "by bias": None}
     for name, mask in seen.items():
         added = bias.expand(1, 3, 7, 7) if name == "by bias" else None

@@ -27,8 +27,8 @@ from saccade._masks import (
     Window,
     kinds,
 )
-from saccade._masks._data import Subset, Table
-from saccade._masks._program import Operation
+from saccade._masks._data import OwnedTensor, Subset
+from saccade._masks._program import Opcode
 
 L = 23
 BLOCKS = (torch.arange(30).view(5, 6) % 4 > 0)[:, :5]
@@ -75,7 +75,7 @@ def dense(mask, lengths=(L, L)):
 def plain(value):
     """What a constructor takes: the tensor of a table."""
     value = value.table if isinstance(value, Subset) else value
-    return value.values if isinstance(value, Table) else value
+    return value.values if isinstance(value, OwnedTensor) else value
 
 
 def moved(mask, by, rows=9, keys=9):
@@ -138,12 +138,12 @@ def test_a_subclass_has_no_program_but_its_own():
     from saccade._backends._lowering import is_structured, lower
 
     assert not is_structured(Every())
-    assert lower(Every(), 3, 5).program[0] == Operation.TILES
-    assert lower(Causal(), 3, 5).program[0] == Operation.WINDOW
+    assert lower(Every(), 3, 5).program[0] == Opcode.TILES
+    assert lower(Causal(), 3, 5).program[0] == Opcode.WINDOW
     assert "Every" not in kinds()
 
 
 def test_operations_have_the_same_numbers_in_python_and_in_cpp():
     header = (Path(__file__).parents[2] / "native" / "mask_program.h").read_text(encoding="utf-8")
     theirs = {name.upper(): int(number) for name, number in re.findall(r"^    (\w+) = (\d+),", header, re.MULTILINE)}
-    assert theirs == {operation.name: operation.value for operation in Operation}
+    assert theirs == {operation.name: operation.value for operation in Opcode}

@@ -12,7 +12,7 @@ from torch import nn
 
 import saccade
 from saccade.monitoring import _show
-from saccade.monitoring._aggregates import Running
+from saccade.monitoring._aggregates import RunningSums
 from saccade.monitoring._show import short
 
 B, L, H, D = 3, 7, 2, 5
@@ -193,8 +193,8 @@ def test_aggregates_of_parts_are_those_of_the_whole():
     """Counts, means, spreads and extremes, whatever the split, also of numbers far from 0."""
     samples = 1000 + torch.randn(2, 5, H, 13)
     counted = torch.rand(1, 5, 1, 13) > 0.4
-    whole = Running.of(("a", "b"), samples, counted)
-    parts = [Running.of(("a", "b"), samples[:, b : b + 1], counted[:, b : b + 1]) for b in range(5)]
+    whole = RunningSums.of(("a", "b"), samples, counted)
+    parts = [RunningSums.of(("a", "b"), samples[:, b : b + 1], counted[:, b : b + 1]) for b in range(5)]
     joined = parts[0]
     for part in parts[1:]:
         joined = joined.join(part)
@@ -210,13 +210,13 @@ def test_aggregates_of_parts_are_those_of_the_whole():
 
 
 def test_statistics_that_come_and_go():
-    first = Running.of(("a",), torch.full((1, 1, 1, 2), 3.0), torch.tensor(True))
-    second = Running.of(("b", "a"), torch.tensor([5.0, 1.0]).view(2, 1, 1, 1), torch.tensor(True))
+    first = RunningSums.of(("a",), torch.full((1, 1, 1, 2), 3.0), torch.tensor(True))
+    second = RunningSums.of(("b", "a"), torch.tensor([5.0, 1.0]).view(2, 1, 1, 1), torch.tensor(True))
     (head,) = first.join(second).of_heads()
     assert (head["a"].count, head["a"].mean, head["a"].min, head["a"].max) == (3, pytest.approx(7 / 3), 1.0, 3.0)
     assert (head["b"].count, head["b"].mean, head["b"].spread) == (1, 5.0, 0.0)
 
 
 def test_no_samples_are_nan_and_not_zero():
-    (head,) = Running.of(("a",), torch.zeros(1, 1, 1, 2), torch.tensor(False)).of_heads()
+    (head,) = RunningSums.of(("a",), torch.zeros(1, 1, 1, 2), torch.tensor(False)).of_heads()
     assert head["a"].count == 0 and head["a"].mean != head["a"].mean

@@ -68,7 +68,9 @@ def test_values_and_gradients(instructions, length, group, features, width, norm
     scale = torch.zeros(2, 2, 1 + length)
     if scaled:
         scale = torch.cat([torch.zeros(2, 2, 1), 3 * torch.randn(2, 2, length)], -1)
-    out, sums = kernel.read(kernel.Told(kernel.IDENTITY, normalise, 1e-19), *tensors, scale if scaled else None)
+    out, sums = kernel.read(
+        kernel.CausalKernelSettings(kernel.IDENTITY, normalise, 1e-19), *tensors, scale if scaled else None
+    )
     exact = [x.detach().double().requires_grad_() for x in tensors]
     expected = quadratic(*exact, scale.double(), normalise), after(*exact[1:], scale.double())
     cotangents = torch.randn_like(out), torch.randn_like(sums)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import saccade
 from masks import mask_sets
 from saccade._backends import _lowering
-from saccade._backends._lowering import Lowered, Operation, built, is_structured, lower, native_mask
+from saccade._backends._lowering import MaskProgram, Opcode, built, is_structured, lower, native_mask
 from saccade._masks import (
     Blocks,
     Causal,
@@ -334,7 +334,7 @@ def test_a_predicate_is_asked_only_where_its_answer_matters():
     assert sum(asked) < length * length / 4
     held = tensors[-1]
     assert held.shape[1] == 64 and len(held) == 3, "the pattern repeats: its tiles are kept once"
-    assert Operation.TILES in program
+    assert Opcode.TILES in program
 
 
 def test_a_list_of_every_block_is_one_piece():
@@ -418,12 +418,12 @@ def test_the_object_outlives_its_mask():
 def test_tables_are_read_as_they_lie():
     """int32 as well as int64, and any strides."""
     wide = seeded(2, LK, 3, LQ)
-    made = built(Lowered([Operation.TENSOR, 0], [wide.permute(0, 2, 3, 1)]), LQ, LK)
+    made = built(MaskProgram([Opcode.TENSOR, 0], [wide.permute(0, 2, 3, 1)]), LQ, LK)
     assert (block_of(made, 1, 2, (0, LQ), 0, LK) == wide.numpy()[1, :, 2].T).all()
     ids = (torch.arange(2 * LK) // 31).int()
-    made = built(Lowered([Operation.DOCUMENTS, 0, -1], [ids[::2]]), LK, LK)
+    made = built(MaskProgram([Opcode.DOCUMENTS, 0, -1], [ids[::2]]), LK, LK)
     assert (block_of(made, 0, 0, (0, LK), 0, LK) == (ids[::2, None] == ids[None, ::2]).numpy()).all()
-    made = built(Lowered([Operation.PADDING, 0, -1], [torch.tensor([7, 0, 3, 0, 5, 0]).int()[::2]]), LQ, LK)
+    made = built(MaskProgram([Opcode.PADDING, 0, -1], [torch.tensor([7, 0, 3, 0, 5, 0]).int()[::2]]), LQ, LK)
     assert [made.keys_of(b, 0, (0, 1)) for b in range(3)] == [(0, 7), (0, 3), (0, 5)]
 
 
@@ -507,26 +507,26 @@ def test_lists_built_by_several_threads_at_once():
     "program, tensors, message",
     [
         ([], [], "it ends too early"),
-        ([Operation.WINDOW, 1], [], "it ends too early"),
+        ([Opcode.WINDOW, 1], [], "it ends too early"),
         ([99], [], "no such operation"),
-        ([Operation.WINDOW, 1, 1, 1], [], "numbers are left over"),
-        ([Operation.PADDING, 0, -1], [], "no such table"),
-        ([Operation.PADDING, 0, -1], [torch.zeros(2, 3, dtype=torch.int64)], "another number of axes"),
-        ([Operation.TENSOR, 0], [torch.zeros(1, 1, 2, 2, dtype=torch.int64)], "another dtype"),
-        ([Operation.STRIDED, 0], [], "a number is too small"),
-        ([Operation.DILATED, 0], [], "a number is too small"),
-        ([Operation.CHUNKS, 3, -1, 0], [], "a number is too small"),
-        ([Operation.COLUMNS, 3, 4], [], "more columns than the stride"),
-        ([Operation.DOCUMENTS, 0, -1], [torch.zeros(6, dtype=torch.int64)], "fewer ids than keys"),
-        ([Operation.TENSOR, 0], [torch.zeros(1, 1, 4, 7, dtype=torch.bool)], "fewer rows"),
+        ([Opcode.WINDOW, 1, 1, 1], [], "numbers are left over"),
+        ([Opcode.PADDING, 0, -1], [], "no such table"),
+        ([Opcode.PADDING, 0, -1], [torch.zeros(2, 3, dtype=torch.int64)], "another number of axes"),
+        ([Opcode.TENSOR, 0], [torch.zeros(1, 1, 2, 2, dtype=torch.int64)], "another dtype"),
+        ([Opcode.STRIDED, 0], [], "a number is too small"),
+        ([Opcode.DILATED, 0], [], "a number is too small"),
+        ([Opcode.CHUNKS, 3, -1, 0], [], "a number is too small"),
+        ([Opcode.COLUMNS, 3, 4], [], "more columns than the stride"),
+        ([Opcode.DOCUMENTS, 0, -1], [torch.zeros(6, dtype=torch.int64)], "fewer ids than keys"),
+        ([Opcode.TENSOR, 0], [torch.zeros(1, 1, 4, 7, dtype=torch.bool)], "fewer rows"),
         (
-            [Operation.ALL, 2, Operation.PREFIX, 1, 0, Operation.PREFIX, 1, 1],
+            [Opcode.ALL, 2, Opcode.PREFIX, 1, 0, Opcode.PREFIX, 1, 1],
             [torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)],
             "different numbers of items",
         ),
-        ([Operation.HEADS, 1, 2, 0, 1, Operation.WINDOW, 1, 1], [], "no such part"),
+        ([Opcode.HEADS, 1, 2, 0, 1, Opcode.WINDOW, 1, 1], [], "no such part"),
     ],
 )
 def test_what_is_no_program_is_refused(program, tensors, message):
     with pytest.raises(ValueError, match=message):
-        built(Lowered(program, tensors), 5, 7)
+        built(MaskProgram(program, tensors), 5, 7)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from saccade.variants import Heads, Mechanism, MechanismConfig, Recurrent, Traits, shown
+from saccade.variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, Traits, shown
 
 TOY = dict(paper="none", computes="other", time="L", memory="L", choose="Never.", avoid="Always.")
 
@@ -62,7 +62,7 @@ class MeanState(NamedTuple):
 class Mean(Recurrent):
     """out_i = the mean of the values seen, weighted by nothing; times sigmoid(query . key_i) where both stand at i."""
 
-    def __init__(self, heads: Heads):
+    def __init__(self, heads: HeadSizes):
         super().__init__()
         self.heads = heads
         self.fails = False
@@ -140,7 +140,7 @@ class SharedConfig(ExactConfig):
 class Weighed(Mechanism):
     """Softmax attention, each row times a number read from its token; and a parameter."""
 
-    def __init__(self, heads: Heads):
+    def __init__(self, heads: HeadSizes):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads.width))
         self.reset_parameters()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.training import Execution, LanguageRun, Looks, Settings
+from saccade.training import EvaluationSettings, Execution, LanguageRun, Settings
 
 WORDS = "the cat sat on the mat and the dog sat on the log while a bird sang in the tree".split()
 
@@ -31,7 +31,7 @@ def make_run(story, tmp_path):
             steps=steps,
             batch=3,
             warmup=2,
-            looks=Looks(**{"every": 2, **(looks or {})}),
+            looks=EvaluationSettings(**{"every": 2, **(looks or {})}),
             execution=Execution(**{"precision": "no", **(execution or {})}),
         )
         small = {"layers": 1, "heads": 2, "width": 12, "hidden": 16, "context": 11, **(shape or {})}

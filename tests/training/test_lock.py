@@ -13,7 +13,7 @@ import pytest
 from saccade.training import Reporter, train_language_model
 from saccade.training import lock as locking
 from saccade.training.folder import make_folder
-from saccade.training.lock import Lock
+from saccade.training.lock import FileLock
 from training.test_run import files_of
 
 # The module alone, which needs only the standard library: a process that starts at once.
@@ -28,7 +28,7 @@ time.sleep(60)
 
 def refused(path):
     with pytest.raises(BlockingIOError, match="locked by another process"):
-        Lock(path)
+        FileLock(path)
     return True
 
 
@@ -42,7 +42,7 @@ def test_a_lock_lives_as_long_as_its_process_and_no_longer(tmp_path, worker):
         process.wait()
         try:
             assert path.exists()  # which means nothing
-            Lock(path).close()
+            FileLock(path).close()
         finally:
             if alive != process.pid:
                 os.kill(alive, signal.SIGKILL)
@@ -58,17 +58,17 @@ def test_a_lock_whose_file_is_removed_while_it_is_taken(tmp_path, monkeypatch):
         take(handle)
 
     monkeypatch.setattr(locking, "_take", late)
-    lock = Lock(path)
+    lock = FileLock(path)
     assert taken and refused(path)
     lock.close()
 
 
 def test_a_lock_within_one_process(tmp_path):
-    first = Lock(tmp_path / "lock")
+    first = FileLock(tmp_path / "lock")
     assert refused(tmp_path / "lock")
     first.close()
     first.close()
-    Lock(tmp_path / "lock").close()
+    FileLock(tmp_path / "lock").close()
 
 
 def test_a_system_without_locks_is_told(make_run, monkeypatch):

@@ -14,8 +14,8 @@ from saccade.models import DecoderLM, ModelConfig
 from saccade.training import (
     Corpus,
     Diverged,
+    EvaluationSettings,
     Execution,
-    Looks,
     Monitor,
     Settings,
     draw_windows,
@@ -24,12 +24,14 @@ from saccade.training import (
     train,
     whole_windows,
 )
-from saccade.training.loop import _Run, spread
+from saccade.training.loop import _LoopState, spread
 from saccade.training.windows import draw_copying
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
 FLOAT32 = Execution(precision="no")
-SETTINGS = Settings(steps=5, batch=3, rate=0.01, warmup=2, clip=0.5, execution=FLOAT32, looks=Looks(every=2))
+SETTINGS = Settings(
+    steps=5, batch=3, rate=0.01, warmup=2, clip=0.5, execution=FLOAT32, looks=EvaluationSettings(every=2)
+)
 TOKENS = torch.arange(211) ** 2 % 31
 
 
@@ -136,7 +138,9 @@ def test_the_same_seed_gives_the_same_weights():
 
 
 def test_learns_a_text_by_heart():
-    settings = Settings(steps=250, batch=16, rate=0.02, warmup=10, execution=FLOAT32, looks=Looks(every=250))
+    settings = Settings(
+        steps=250, batch=16, rate=0.02, warmup=10, execution=FLOAT32, looks=EvaluationSettings(every=250)
+    )
     # Of period 13 and longer than the context: the next token follows from the last two.
     tokens = (torch.arange(211) % 13) * (torch.arange(211) % 13) % 11
     _, notes, loss = run(settings, make(dataclasses.replace(CONFIG, width=32)), tokens)
@@ -239,13 +243,13 @@ def test_bad_settings(change, message):
     [
         (Execution, {"precision": "fp8"}, "precision: expected 'auto', 'bf16', 'fp16' or 'no', got 'fp8'"),
         (Execution, {"accumulate": 0}, "accumulate: must be at least 1, got 0"),
-        (Looks, {"every": 0}, "every: must be at least 1, got 0"),
-        (Looks, {"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),
-        (Looks, {"checkpoint_every": 0}, "checkpoint_every: must be at least 1, got 0"),
-        (Looks, {"patience": 0}, "patience: must be at least 1, got 0"),
-        (Looks, {"log_every": 0}, "log_every: must be at least 1, got 0"),
-        (Looks, {"improvement": -0.1}, "improvement: must be finite and not negative, got -0.1"),
-        (Looks, {"improvement": math.nan}, "improvement: must be finite and not negative, got nan"),
+        (EvaluationSettings, {"every": 0}, "every: must be at least 1, got 0"),
+        (EvaluationSettings, {"evaluate_windows": 0}, "evaluate_windows: must be at least 1, got 0"),
+        (EvaluationSettings, {"checkpoint_every": 0}, "checkpoint_every: must be at least 1, got 0"),
+        (EvaluationSettings, {"patience": 0}, "patience: must be at least 1, got 0"),
+        (EvaluationSettings, {"log_every": 0}, "log_every: must be at least 1, got 0"),
+        (EvaluationSettings, {"improvement": -0.1}, "improvement: must be finite and not negative, got -0.1"),
+        (EvaluationSettings, {"improvement": math.nan}, "improvement: must be finite and not negative, got nan"),
     ],
 )
 def test_bad_execution_and_looks(make, change, message):
@@ -254,7 +258,7 @@ def test_bad_execution_and_looks(make, change, message):
 
 
 def test_a_scaled_loss_may_overflow_twenty_times_in_a_row():
-    run = object.__new__(_Run)
+    run = object.__new__(_LoopState)
     run.accelerator, run._skipped = SimpleNamespace(scaler=object()), 0
     for _ in range(2):
         assert all(run._sound(3.0, math.inf) for _ in range(20))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade.training import Looks, Reporter, Stopped, train_language_model
+from saccade.training import EvaluationSettings, Reporter, Stopped, train_language_model
 from saccade.training.files import read_checkpoint
 from training.test_files import files_no_larger_than
 
@@ -337,7 +337,7 @@ def test_patience_counts_after_copying_and_by_what_is_an_improvement():
     from saccade.training import Settings
     from saccade.training.loop import Progress
 
-    looks = Looks(patience=2, improvement=0.1)
+    looks = EvaluationSettings(patience=2, improvement=0.1)
     settings = Settings(steps=50, copying=10, looks=looks)
     progress = Progress()
     for loss in (3.0, 4.0, 5.0):

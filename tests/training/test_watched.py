@@ -8,7 +8,7 @@ import pytest
 
 from saccade.models import load
 from saccade.monitoring import Thresholds
-from saccade.training import Execution, Looks, Reporter, Settings, train_language_model
+from saccade.training import EvaluationSettings, Execution, Reporter, Settings, train_language_model
 from training.test_killing import scalars
 
 SHAPE = {"layers": 2, "heads": 2, "width": 12, "hidden": 16, "context": 31}
@@ -81,6 +81,6 @@ def test_a_model_whose_blocks_are_computed_again_is_watched_too(make_run):
 
 def test_steps_between_looks_are_positive_and_the_model_is_not_compiled():
     with pytest.raises(ValueError, match="watch: must be at least 1, got 0"):
-        Looks(watch=0)
+        EvaluationSettings(watch=0)
     with pytest.raises(ValueError, match="watch: a compiled model cannot be watched"):
-        Settings(3, looks=Looks(watch=2), execution=Execution(compile=True))
+        Settings(3, looks=EvaluationSettings(watch=2), execution=Execution(compile=True))

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from saccade.models import DecoderLM, ModelConfig
-from saccade.training import Corpus, Execution, Looks, Monitor, Settings, train
+from saccade.training import Corpus, EvaluationSettings, Execution, Monitor, Settings, train
 from saccade.training.processes import accelerator_for
 
 CONFIG = ModelConfig(31, width=12, layers=2, heads=2, hidden=16, context=11)
@@ -40,7 +40,7 @@ def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
         warmup=2,
         clip=0.5,
         execution=Execution("no", accumulate),
-        looks=Looks(every=3, log_every=7, tensorboard=True),
+        looks=EvaluationSettings(every=3, log_every=7, tensorboard=True),
     )
     accelerator, notes = accelerator_for(settings), Notes()
     torch.manual_seed(3)

@@ -14,7 +14,7 @@ import saccade
 from saccade import ALiBi, Causal, Dropout, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, MultiHeadAttention
 from saccade.positions import RotaryConfig
-from saccade.variants import DifferentialConfig, Heads, differential_attention, initial_lambda
+from saccade.variants import DifferentialConfig, HeadSizes, differential_attention, initial_lambda
 
 B, H, LQ, LK, D, DV = 2, 6, 7, 11, 5, 13
 INITIAL = 0.37
@@ -120,7 +120,7 @@ def test_each_layer_of_a_stack_begins_with_its_own_lambda():
 
 def test_parameters_as_the_paper_starts_them():
     torch.manual_seed(0)
-    module = DifferentialConfig(2).build(Heads(4096, 2, 2, 1024, 2048))
+    module = DifferentialConfig(2).build(HeadSizes(4096, 2, 2, 1024, 2048))
     assert [name for name, _ in module.named_parameters()] == [
         "lambda_q1",
         "lambda_k1",
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(TypeError, match="depth: expected an int, got 1.5"):
         DifferentialConfig(1.5)
     with pytest.raises(ValueError, match="heads: differential attention takes pairs of query heads.* got 3 and 2"):
-        DifferentialConfig().build(Heads(12, 3, 2, 4, 8))
+        DifferentialConfig().build(HeadSizes(12, 3, 2, 4, 8))
 
 
 @pytest.mark.parametrize("size", [1e4, 1e20, 1e30])

@@ -10,7 +10,7 @@ import saccade
 from saccade import Causal, Padding
 from saccade.nn import AttentionConfig, MultiHeadAttention
 from saccade.positions import RotaryConfig
-from saccade.variants import GatedConfig, Heads, gated_attention
+from saccade.variants import GatedConfig, HeadSizes, gated_attention
 
 B, L, WIDTH, HEADS, KV = 3, 11, 24, 6, 2
 OPTIONS = dict(scale=0.4, softcap=2.0, sink=True, positions=RotaryConfig(), kv_heads=KV)
@@ -64,7 +64,7 @@ def test_headwise_is_one_number_for_each_head():
 
 def test_the_gate_starts_by_fan_in():
     torch.manual_seed(0)
-    weight = GatedConfig().build(Heads(256, 4, 4, 64, 64)).gate.weight
+    weight = GatedConfig().build(HeadSizes(256, 4, 4, 64, 64)).gate.weight
     assert weight.shape == (256, 256)
     assert abs(weight.std() * 16 - 1) < 5 / (2 * 256 * 256) ** 0.5  # five standard errors
 
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(TypeError, match="headwise: expected True or False, got 1"):
         GatedConfig(1)
     with pytest.raises(TypeError, match="tokens: gated attention reads what the queries were projected from, got None"):
-        GatedConfig().build(Heads(8, 4, 2, 7, 3))(query, key, value)
+        GatedConfig().build(HeadSizes(8, 4, 2, 7, 3))(query, key, value)
 
 
 @pytest.mark.parametrize("width", [7, 1], ids=["elementwise", "headwise"])

@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade import Causal, Padding, Window
-from saccade.variants import Heads, LinearConfig, LinearState, _causal, _causal_native, linear_attention, linear_step
+from saccade.variants import (
+    HeadSizes,
+    LinearConfig,
+    LinearState,
+    _causal,
+    _causal_native,
+    linear_attention,
+    linear_step,
+)
 from saccade.variants.feature_maps import NAMES, Dpfp, EluPlusOne, Relu, Softmax, Taylor
 
 NEAR = 1e-12  # of the largest entry: sums of some hundred float64 products in another order
@@ -389,7 +397,7 @@ def test_a_state_that_does_not_fit_is_refused(length):
 def test_configuration():
     config = LinearConfig("taylor", normalise=False)
     assert LinearConfig(**json.loads(json.dumps(asdict(config)))) == config
-    module = config.build(Heads(24, 6, 3, 7, 5))
+    module = config.build(HeadSizes(24, 6, 3, 7, 5))
     tensors = inputs()
     assert not list(module.parameters())
     expected = linear_attention(*tensors, Causal(), feature_map=Taylor(), normalise=False)
@@ -404,4 +412,4 @@ def test_configuration():
     with pytest.raises(TypeError, match="normalise: expected True or False, got int"):
         LinearConfig(normalise=1)
     with pytest.raises(ValueError, match="nu: expected less than 2, twice the width of a head, got 3"):
-        LinearConfig("dpfp-3").build(Heads(6, 6, 6, 1, 1))
+        LinearConfig("dpfp-3").build(HeadSizes(6, 6, 6, 1, 1))

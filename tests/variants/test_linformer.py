@@ -15,7 +15,7 @@ import saccade
 from problems import assert_close
 from recording import Largest
 from saccade.nn import AttentionConfig, BlockConfig, Encoder
-from saccade.variants import Heads, LinformerConfig, linformer_attention
+from saccade.variants import HeadSizes, LinformerConfig, linformer_attention
 
 RANK, LENGTH = 5, 17
 
@@ -171,7 +171,7 @@ def test_normal_projections_keep_inner_products_along_the_sequence():
     found = []
     for rank in ranks:
         config = LinformerConfig(n, rank, "key-value")
-        module = config.build(Heads(3, draws, draws, 3, 3))
+        module = config.build(HeadSizes(3, draws, draws, 3, 3))
         R = torch.empty(draws, rank, n, dtype=torch.float64)
         module.key_projection = torch.nn.Parameter(R)
         module.reset_parameters()
@@ -190,7 +190,7 @@ def test_normal_projections_keep_inner_products_along_the_sequence():
 
 
 def test_how_projections_begin():
-    module = LinformerConfig(997, 61).build(Heads(24, 6, 3, 4, 4))
+    module = LinformerConfig(997, 61).build(HeadSizes(24, 6, 3, 4, 4))
     assert module.key_projection.shape == module.value_projection.shape == (3, 61, 997)
     for matrix in module.parameters():
         count = matrix.numel()
@@ -201,7 +201,7 @@ def test_how_projections_begin():
 
 @pytest.mark.parametrize(("shared", "count", "heads"), [("none", 2, 3), ("heads", 2, 1), ("key-value", 1, 1)])
 def test_what_is_shared(shared, count, heads):
-    module = LinformerConfig(LENGTH, RANK, shared).build(Heads(30, 6, 3, 5, 7)).double()
+    module = LinformerConfig(LENGTH, RANK, shared).build(HeadSizes(30, 6, 3, 5, 7)).double()
     matrices = list(module.parameters())
     assert [tuple(m.shape) for m in matrices] == [(heads, RANK, LENGTH)] * count
     t = problems.tensors()

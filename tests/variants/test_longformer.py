@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade import ALiBi, Causal, Global, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Encoder, GrowingLayer, MultiHeadAttention
-from saccade.variants import Heads, LongformerConfig
+from saccade.variants import HeadSizes, LongformerConfig
 from saccade.variants.patterns import longformer
 
 B, HQ, HKV, D, DV, E = 2, 4, 2, 5, 3, 13
@@ -28,7 +28,7 @@ def inputs(length, batch=B, seed=0):
 
 def build(config) -> torch.nn.Module:
     torch.manual_seed(3)
-    module = config.build(Heads(E, HQ, HKV, D, DV)).double()
+    module = config.build(HeadSizes(E, HQ, HKV, D, DV)).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module
@@ -237,7 +237,7 @@ def test_it_is_what_transformers_has(padded):
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     ours = LongformerConfig(window, global_tokens=(0, 13)).build(
-        Heads(width, heads, heads, width // heads, width // heads)
+        HeadSizes(width, heads, heads, width // heads, width // heads)
     )
     ours = ours.double()
     with torch.no_grad():
@@ -286,7 +286,7 @@ def test_it_is_what_transformers_has(padded):
         (
             ValueError,
             "dilation: 3 of them, but there are 4 query heads",
-            lambda: LongformerConfig(4, dilation=(1, 2, 3)).build(Heads(E, HQ, HKV, D, DV)),
+            lambda: LongformerConfig(4, dilation=(1, 2, 3)).build(HeadSizes(E, HQ, HKV, D, DV)),
         ),
     ],
 )

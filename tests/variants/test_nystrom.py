@@ -16,7 +16,7 @@ import problems
 import saccade
 from problems import assert_close
 from recording import Largest
-from saccade.variants import Heads, NystromConfig, nystrom_attention
+from saccade.variants import HeadSizes, NystromConfig, nystrom_attention
 from saccade.variants.nystrom import _edges, pseudo_inverse
 
 
@@ -364,9 +364,9 @@ def test_configurations_that_make_no_sense():
 
 def test_the_module_begins_as_the_approximation():
     t = problems.tensors(rows=13)
-    module = NystromConfig(landmarks=4, iterations=3, convolution=5).build(Heads(30, 6, 3, 5, 7)).double()
+    module = NystromConfig(landmarks=4, iterations=3, convolution=5).build(HeadSizes(30, 6, 3, 5, 7)).double()
     assert_close(module(*t.values(), scale=0.2), whole(t, landmarks=4, iterations=3, scale=0.2), terms=4096)
     with torch.no_grad():
         module.convolution.copy_(kernel(5))
     assert_close(module(*t.values()), whole(t, kernel(5), landmarks=4, iterations=3), terms=4096)
-    assert not list(NystromConfig(convolution=None).build(Heads(30, 6, 3, 5, 7)).parameters())
+    assert not list(NystromConfig(convolution=None).build(HeadSizes(30, 6, 3, 5, 7)).parameters())

@@ -17,7 +17,7 @@ from saccade import Causal, Padding, Window, attention
 from saccade.benchmark.attention.memory import growth
 from saccade.nn import AttentionConfig, MultiHeadAttention
 from saccade.variants import (
-    Heads,
+    HeadSizes,
     PerformerAttention,
     PerformerConfig,
     PerformerState,
@@ -29,7 +29,7 @@ from saccade.variants.random_features import KINDS
 
 B, HKV, GROUPS, D, DV, VECTORS = 2, 3, 2, 5, 7, 11
 LENGTH = 149  # several chunks, and part of one
-HEADS = Heads(0, HKV * GROUPS, HKV, D, DV)
+HEADS = HeadSizes(0, HKV * GROUPS, HKV, D, DV)
 
 
 def inputs(Lq: int, Lk: int, *, size: float = 0.6, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from saccade import Causal, Padding, Window
-from saccade.variants import Heads, ReformerConfig, lsh_attention
+from saccade.variants import HeadSizes, ReformerConfig, lsh_attention
 from saccade.variants._lsh import factors
 
 B, H, R, L, D, DV = 2, 3, 3, 37, 5, 7
@@ -245,7 +245,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates():
 
 
 def module(**numbers):
-    return ReformerConfig(**{"buckets": 4, "chunk": 3, **numbers}).build(Heads(H * D, H, H, D, DV))
+    return ReformerConfig(**{"buckets": 4, "chunk": 3, **numbers}).build(HeadSizes(H * D, H, H, D, DV))
 
 
 def test_training_draws_anew_and_evaluation_does_not():

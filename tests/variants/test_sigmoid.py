@@ -20,7 +20,7 @@ from saccade._backends import _tiles
 from saccade._dropout import Dropout
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, GrowingLayer, KVCache
 from saccade.positions import AlibiConfig, RotaryConfig
-from saccade.variants import Heads, SigmoidConfig, sigmoid_attention
+from saccade.variants import HeadSizes, SigmoidConfig, sigmoid_attention
 
 # Softcap and sink are of softmax's logits and denominator: sigmoid attention has neither.
 NAMES = [name for name in CASES if "sink" not in name and name not in ("softcap", "everything")]
@@ -369,7 +369,7 @@ def test_arguments_are_checked_as_attention_checks_them():
 def test_the_module_passes_its_options_on():
     problem = CASES["alibi"]()
     t = problem.tensors
-    module = SigmoidConfig(length=29).build(Heads(30, 6, 3, 5, 7))
+    module = SigmoidConfig(length=29).build(HeadSizes(30, 6, 3, 5, 7))
     assert not list(module.parameters())
     got = module(t["query"], t["key"], t["value"], problem.mask, bias=saccade.ALiBi(t["slopes"]), scale=0.3)
     problem.options = {"scale": 0.3}

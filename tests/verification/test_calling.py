@@ -8,7 +8,7 @@ import torch
 import saccade
 from saccade.verification import MaskReading, Reading, TargetError
 from saccade.verification.target._calling import mask_tensor
-from saccade.verification.target._inputs import Inputs
+from saccade.verification.target._inputs import NamedInputs
 from saccade.verification.target._reading import Hints, Promise
 from saccade.verification.target._subject import Subject
 from saccade.verification.target.discovery._discover import discover
@@ -18,7 +18,7 @@ ATTEND = torch.tensor([[True, False, True], [True, True, False]])[None, None]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_mask_of_floats_has_the_dtype_of_the_inputs(dtype):
-    inputs = Inputs({"query": torch.zeros(1, 1, 2, 5, dtype=dtype), "key": torch.zeros(1, 1, 3, 5, dtype=dtype)})
+    inputs = NamedInputs({"query": torch.zeros(1, 1, 2, 5, dtype=dtype), "key": torch.zeros(1, 1, 3, 5, dtype=dtype)})
     seen = mask_tensor(MaskReading("mask", "QK", "ignore", "float32"), ATTEND, inputs)
     torch.testing.assert_close(seen, torch.tensor([[0, 1, 0], [0, 0, 1]], dtype=dtype), rtol=0, atol=0)
     added = mask_tensor(MaskReading("mask", "QK", "additive"), ATTEND, inputs)

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from saccade.verification import Promise
 from saccade.verification.target._reading import Hints
 from saccade.verification.target.discovery._discover import discover
-from saccade.verification.target.discovery._documentation import Source, documented, documented_axes, meaning_of
+from saccade.verification.target.discovery._documentation import (
+    DocumentedSource,
+    documented,
+    documented_axes,
+    meaning_of,
+)
 
 
 def scores_of(q, k):
@@ -256,7 +261,7 @@ def test_words_of_a_meaning(words, meaning):
     assert meaning_of(words) == meaning
 
 
-TWO = Source(
+TWO = DocumentedSource(
     '''
 def f(x, src_mask=None, pad=None):
     """A layer.
@@ -271,7 +276,7 @@ def f(x, src_mask=None, pad=None):
 ''',
     "",
 )
-COMMENTED = Source(
+COMMENTED = DocumentedSource(
     """
 def f(
     x,

@@ -368,7 +368,7 @@ class Keeping(Passing):
     ],
 )
 def test_caches_are_found(module, kind, argument, returned, reset, flag):
-    from saccade.verification.target._decoder import Decoder, in_pieces
+    from saccade.verification.target._decoder import CachedDecoder, in_pieces
 
     subject = discover(module)
     cache = subject.reading.cache
@@ -380,7 +380,7 @@ def test_caches_are_found(module, kind, argument, returned, reset, flag):
         flag,
     )
     inputs = subject.inputs(2, 5)
-    torch.testing.assert_close(in_pieces(Decoder(subject), inputs, (1, 2, 1, 1)), subject(inputs).out)
+    torch.testing.assert_close(in_pieces(CachedDecoder(subject), inputs, (1, 2, 1, 1)), subject(inputs).out)
 
 
 def test_classes_are_made_first():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import saccade.nn
 from saccade.verification import Inapplicable, Reading
 from saccade.verification.target._subject import Subject
-from saccade.verification.tracing._trace import SeenAttention, measured, traced
+from saccade.verification.tracing._trace import TracedAttention, measured, traced
 
 B, H, L, D = 2, 3, 5, 7
 E = H * D
@@ -46,7 +46,7 @@ def expected(query: Tensor, key: Tensor, causal: bool = False) -> tuple[Tensor, 
     return logits, (logits.masked_fill(LATER, -math.inf) if causal else logits).softmax(-1)
 
 
-def seen_in(core: Core) -> tuple[SeenAttention, Projected, Tensor]:
+def seen_in(core: Core) -> tuple[TracedAttention, Projected, Tensor]:
     torch.manual_seed(0)
     module = Projected(core).eval()
     subject = Subject(module, Reading("self", "BLD", E))

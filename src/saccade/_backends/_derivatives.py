@@ -21,8 +21,8 @@ from .._masks import keys_seen
 from ._tiles import (
     NEGATIVE,
     PARAMETER,
-    Problem,
-    Sight,
+    TileProblem,
+    TileVisibility,
     any_in,
     by_group,
     collect,
@@ -39,7 +39,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def backward(
-    problem: Problem,
+    problem: TileProblem,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -78,7 +78,7 @@ class _Backward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(problem: Problem, *inputs: Tensor | None) -> Tensors:
+    def forward(problem: TileProblem, *inputs: Tensor | None) -> Tensors:
         return by_group(_backward, problem, *inputs)
 
     @staticmethod
@@ -104,7 +104,7 @@ class _Backward(torch.autograd.Function):
         return by_group(_backward_tangent, ctx.problem.guard_if(*given), *inputs, *given)
 
 
-def _unread(problem: Problem, lse: Tensor, d_query: Tensor, d_key: Tensor, d_value: Tensor) -> Tensors:
+def _unread(problem: TileProblem, lse: Tensor, d_query: Tensor, d_key: Tensor, d_value: Tensor) -> Tensors:
     """The cotangents of dq, dk, dv with those of empty rows and of keys nobody sees set to 0: they are never read."""
     if not problem.guard_if(d_query, d_key, d_value).guarded or problem.mask is None:
         return d_query, d_key, d_value
@@ -118,7 +118,7 @@ def _unread(problem: Problem, lse: Tensor, d_query: Tensor, d_key: Tensor, d_val
     return d_query, torch.where(seen[..., None], d_key, 0.0), torch.where(seen[..., None], d_value, 0.0)
 
 
-def _pull(problem: Problem, sight: Sight, bad_do: Tensor | None) -> Callable[..., Tensors]:
+def _pull(problem: TileProblem, sight: TileVisibility, bad_do: Tensor | None) -> Callable[..., Tensors]:
     """The tile's function (q, k, v, lse, delta, do[, scores]) -> (dq_i, dk_j, dv_j, ds)."""
 
     def pull(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, d_out: Tensor, *scores: Tensor) -> Tensors:
@@ -147,7 +147,7 @@ def _pull(problem: Problem, sight: Sight, bad_do: Tensor | None) -> Callable[...
 Visit = Callable[[Callable[..., Tensors], Tensors, Span, Span, int, int], None]
 
 
-def _visit(problem: Problem, inputs: tuple[Tensor | None, ...], visit: Visit) -> tuple[list[Span], list[Span]]:
+def _visit(problem: TileProblem, inputs: tuple[Tensor | None, ...], visit: Visit) -> tuple[list[Span], list[Span]]:
     """Call `visit(pull, its arguments, rows, keys, row number, key number)` on every tile that has work."""
     query, key, value, parameter, lse, delta, d_out = inputs
     query, key, value = cast(Tensor, query), cast(Tensor, key), cast(Tensor, value)
@@ -169,7 +169,7 @@ def _cut(tensor: Tensor | None, span: Span) -> Tensor:
     return cast(Tensor, tensor).narrow(2, span.start, len(span))
 
 
-class _Sums:
+class _BlockSums:
     """Sums of blocks by number, joined at the end; a block nobody added to is zero."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Sums:
 class _BiasSums:
     """The parameter's gradient from cotangents of its tiles."""
 
-    def __init__(self, problem: Problem, parameter: Tensor | None) -> None:
+    def __init__(self, problem: TileProblem, parameter: Tensor | None) -> None:
         self.problem, self.parameter = problem, parameter
         self.parts: dict[tuple[int, int], Tensor] = {}
 
@@ -207,10 +207,10 @@ class _BiasSums:
         return self.problem.bias.gather(table, self.parameter, widths).to(self.parameter.dtype)
 
 
-def _backward(problem: Problem, *inputs: Tensor | None, map_tile: Any = None) -> Tensors:
+def _backward(problem: TileProblem, *inputs: Tensor | None, map_tile: Any = None) -> Tensors:
     """The backward pass; `map_tile(pull, arguments, rows, keys)` may stand in for the plain call of a tile."""
     query, key, value, parameter = inputs[:4]
-    dq, dk, dv, db = _Sums(), _Sums(), _Sums(), _BiasSums(problem, parameter)
+    dq, dk, dv, db = _BlockSums(), _BlockSums(), _BlockSums(), _BiasSums(problem, parameter)
 
     def visit(pull: Any, given: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
         dq_i, dk_j, dv_j, ds = pull(*given) if map_tile is None else map_tile(pull, given, rows, keys)
@@ -228,7 +228,7 @@ def _backward(problem: Problem, *inputs: Tensor | None, map_tile: Any = None) ->
 # --- its derivatives ----------------------------------------------------------------------------------------------
 
 
-def _backward_tangent(problem: Problem, *given: Tensor | None) -> Tensors:
+def _backward_tangent(problem: TileProblem, *given: Tensor | None) -> Tensors:
     """Forward mode over the backward pass.
 
     Each tile's directional derivative is taken as the transpose of its transpose: nested forward mode is refused by
@@ -250,11 +250,11 @@ def _backward_tangent(problem: Problem, *given: Tensor | None) -> Tensors:
     return _backward(problem, *inputs, map_tile=map_tile)
 
 
-def _double_backward(problem: Problem, *given: Tensor | None) -> Tensors:
+def _double_backward(problem: TileProblem, *given: Tensor | None) -> Tensors:
     """Cotangents of (q, k, v[, parameter], lse, delta, do) from those of (dq, dk, dv[, dparameter])."""
     inputs, cotangents = given[:7], given[7:]
     query, key, value, parameter, lse, delta, d_out = inputs
-    sums, db = [_Sums() for _ in range(6)], _BiasSums(problem, parameter)
+    sums, db = [_BlockSums() for _ in range(6)], _BiasSums(problem, parameter)
 
     def visit(pull: Any, arguments: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
         (_, _, _, ds), transpose, *_ = torch.func.vjp(pull, *arguments)
@@ -281,7 +281,7 @@ def _double_backward(problem: Problem, *given: Tensor | None) -> Tensors:
 
 
 def tangent(
-    problem: Problem,
+    problem: TileProblem,
     query: Tensor,
     key: Tensor,
     value: Tensor,

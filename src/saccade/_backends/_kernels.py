@@ -49,7 +49,7 @@ def instructions() -> str | None:
     return None if module is None else module.active()
 
 
-class Settings(NamedTuple):
+class KernelSettings(NamedTuple):
     """What a call is besides its tensors. A graph keeps it, so it holds the form of a bias and not its parameter."""
 
     mask: Mask | None
@@ -63,7 +63,7 @@ class Settings(NamedTuple):
 
 
 def forward(
-    settings: Settings,
+    settings: KernelSettings,
     needs_lse: bool,
     query: Tensor,
     key: Tensor,
@@ -85,7 +85,7 @@ def forward(
 
 
 def backward(
-    settings: Settings,
+    settings: KernelSettings,
     given: Tensors,
     wanted: tuple[bool, ...],
     out: Tensor,
@@ -179,7 +179,7 @@ def output_for(query: Tensor, width: int) -> Tensor:
 
 
 def _shared(
-    settings: Settings, query: Tensor, key: Tensor, value: Tensor, bias: _Scores | None, sink: Tensor | None
+    settings: KernelSettings, query: Tensor, key: Tensor, value: Tensor, bias: _Scores | None, sink: Tensor | None
 ) -> tuple[Any, ...]:
     """What native/bindings.cpp calls Shared."""
     return (
@@ -197,7 +197,7 @@ def _shared(
     )
 
 
-def _dropped(settings: Settings) -> tuple[Any, ...] | None:
+def _dropped(settings: KernelSettings) -> tuple[Any, ...] | None:
     dropout = settings.dropout
     if dropout is None:
         return None
@@ -212,14 +212,14 @@ class _Scores:
     """A bias as the kernels read it. Abstract; it keeps what they read alive."""
 
     @staticmethod
-    def of(settings: Settings, query: Tensor, key: Tensor, parameter: Tensor | None) -> _Scores | None:
+    def of(settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor | None) -> _Scores | None:
         if settings.bias is None or parameter is None or not (query.shape[0] and query.shape[2] and key.shape[2]):
             return None
-        made: type[_Scores] = _Line if isinstance(settings.bias, RelativeScores) else _Dense
+        made: type[_Scores] = _DistanceScores if isinstance(settings.bias, RelativeScores) else _DenseScores
         with without_autocast(query.device):
             return made(settings, query, key, parameter.detach())
 
-    def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+    def __init__(self, settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
         raise NotImplementedError
 
     def fields(self) -> tuple[Any, ...]:
@@ -239,10 +239,10 @@ class _Scores:
         raise NotImplementedError
 
 
-class _Dense(_Scores):
+class _DenseScores(_Scores):
     """A tensor that broadcasts to (B, Hq, Lq, Lk)."""
 
-    def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+    def __init__(self, settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
         self.parameter = parameter.resolve_neg()
 
     def fields(self) -> tuple[Any, ...]:
@@ -267,10 +267,10 @@ class _Dense(_Scores):
         return gradient.to(self.parameter.dtype)
 
 
-class _Line(_Scores):
+class _DistanceScores(_Scores):
     """One score for each head and distance `j - i - placement`, (Hq, n): O(Lq + Lk) memory."""
 
-    def __init__(self, settings: Settings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+    def __init__(self, settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
         assert isinstance(settings.bias, RelativeScores)
         self.bias, self.parameter, placement = settings.bias, parameter, settings.placement
         self.placements = None

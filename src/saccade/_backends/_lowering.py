@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from .._masks import Mask
-from .._masks._data import Table, extent, lasting, per_item
+from .._masks._data import OwnedTensor, extent, lasting, per_item
 from .._masks._intervals import Region, Span
-from .._masks._program import Operation, Program, ProgramScope, has_program, is_beyond
+from .._masks._program import Opcode, Program, ProgramScope, has_program, is_beyond
 from ._kernels import module
 
 _SIDE = 64  # rows and keys of a tile that is worked out here
@@ -26,7 +26,7 @@ _CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
 _EMPTY, _FULL = -1, -2
 
 
-class Lowered(NamedTuple):
+class MaskProgram(NamedTuple):
     """A mask as numbers and tensors: what a compiled graph can carry. Both depend on the lengths only for what
     `is_structured` excludes: predicates, tokens and edges that lie far away, and some slices far away."""
 
@@ -34,14 +34,14 @@ class Lowered(NamedTuple):
     tensors: list[Tensor]
 
 
-def lower(mask: Mask, Lq: int, Lk: int) -> Lowered:
+def lower(mask: Mask, Lq: int, Lk: int) -> MaskProgram:
     """The mask for Lq queries and Lk keys as numbers and tensors; its tables are passed on as they are, not copied."""
     program = Program(_tiles)
     program.part(mask, ProgramScope((0, Lq), (0, Lk), Lk - Lq, mask))
-    return Lowered(program.numbers, program.tensors)
+    return MaskProgram(program.numbers, program.tensors)
 
 
-def built(lowered: Lowered, Lq: int, Lk: int) -> Any:
+def built(lowered: MaskProgram, Lq: int, Lk: int) -> Any:
     """The object the kernels take. It reads the tensors where they lie, and keeps them."""
     tensors = lowered.tensors
     tables = [(t.data_ptr(), tuple(t.shape), t.stride(), _CODES[t.dtype]) for t in tensors]
@@ -96,7 +96,7 @@ def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
             which[:, :, down, across] = _decided(mask, rows, keys, scope.offset, (batch, heads))[..., None, None]
     held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, _SIDE)
     tables = [program.table(torch.from_numpy(array)) for array in (which, held.copy())]
-    program.write(Operation.TILES, *tables, top, bottom, left, right)
+    program.write(Opcode.TILES, *tables, top, bottom, left, right)
 
 
 def _patches(scope: ProgramScope, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span, bool]]:
@@ -120,7 +120,7 @@ def _halves(span: Span) -> tuple[Span, Span]:
 
 
 def _decided(
-    mask: Mask, rows: Span, keys: Span, offset: int | Table, shape: tuple[int, int]
+    mask: Mask, rows: Span, keys: Span, offset: int | OwnedTensor, shape: tuple[int, int]
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
     """The numbers (B or 1, H or 1) of a rectangle about which the whole mask is sure.
 
@@ -136,7 +136,7 @@ def _decided(
 
 
 def _worked_out(
-    mask: Mask, rows: Span, keys: Span, offset: int | Table, shape: tuple[int, int]
+    mask: Mask, rows: Span, keys: Span, offset: int | OwnedTensor, shape: tuple[int, int]
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """The bits (B or 1, H or 1, r, c) of a rectangle."""
     b, h = torch.arange(shape[0]).view(-1, 1, 1, 1), torch.arange(shape[1]).view(1, -1, 1, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .._biases import Placement
 from .._call import Call
 from . import _kernels, native
-from ._kernels import Settings, _address, _at, _float, _Scores, _shared, readable
+from ._kernels import KernelSettings, _address, _at, _float, _Scores, _shared, readable
 
 MOST_TOP = 32  # keys kept of each row, at most
 
@@ -96,7 +96,7 @@ def run(
     """
     query, key = readable(call.query.detach()), readable(call.key.detach())
     bias, seen = call.bias, native.lowered(call.mask, query, key)
-    settings = Settings(
+    settings = KernelSettings(
         call.mask,
         seen,
         None if bias is None else bias.form(),

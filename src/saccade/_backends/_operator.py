@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .._biases import ALiBi, Bias, RelativeBias, RelativeScores, TensorBias
 from .._call import Call, sink_lse
-from .._dropout import Drawn, Dropout
+from .._dropout import Dropout, GraphDropout
 from . import _kernels
-from ._kernels import Settings
-from ._lowering import Lowered, built, is_structured, lower
+from ._kernels import KernelSettings
+from ._lowering import MaskProgram, built, is_structured, lower
 
 Tensors = tuple[Tensor, ...]
 
@@ -56,7 +56,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     placements = placement if isinstance(placement, Tensor) else None
     seed, origin = None, (0, 0)
     if dropout is not None:
-        seed = dropout.seed if isinstance(dropout, Drawn) else torch.tensor([_signed(dropout.seed)])
+        seed = dropout.seed if isinstance(dropout, GraphDropout) else torch.tensor([_signed(dropout.seed)])
         origin = origin if mask is None else mask._origin()
     out, _, lse = torch.ops.saccade.attention(
         call.query,
@@ -104,13 +104,13 @@ def _bias(form: list[int]) -> Bias | None:
 # --- forward ------------------------------------------------------------------------------------------------------
 
 
-def _settings(*given: Any) -> Settings:
+def _settings(*given: Any) -> KernelSettings:
     rows, keys = given[0].shape[2], given[1].shape[2]
     program, tables, form, placement, placements, scale, softcap, p, seed, origin = given[_LEAVES:_COUNT]
-    lowered = None if program is None else built(Lowered(list(program), list(tables)), rows, keys)
+    lowered = None if program is None else built(MaskProgram(list(program), list(tables)), rows, keys)
     dropout = None if seed is None else Dropout(p, int(seed))
     placed = placement if placements is None else placements
-    return Settings(None, lowered, _bias(form), placed, scale, softcap or None, dropout, tuple(origin))
+    return KernelSettings(None, lowered, _bias(form), placed, scale, softcap or None, dropout, tuple(origin))
 
 
 @torch.library.impl("saccade::attention", "CPU")

@@ -28,7 +28,7 @@ PARAMETER = 3  # where a bias's parameter, or its gradient, stands among tensors
 
 
 @dataclass(frozen=True)
-class Problem:
+class TileProblem:
     """The part of a call that is not differentiated, possibly for some rows, heads and batch items only."""
 
     mask: Mask | None
@@ -48,7 +48,7 @@ class Problem:
     pulls_bias: bool = True  # whether anyone asks for the parameter's gradient
 
     @classmethod
-    def of(cls, call: Call) -> Problem:
+    def of(cls, call: Call) -> TileProblem:
         bias = None if call.bias is None else call.bias.form()
         placement = 0 if call.bias is None else call.placement
         return cls(
@@ -66,13 +66,13 @@ class Problem:
             batch=(0, call.batch),
         ).guard_if(*call.tensors())
 
-    def group(self, start: int, stop: int) -> Problem:
+    def group(self, start: int, stop: int) -> TileProblem:
         placement = self.placement
         if isinstance(placement, Tensor):
             placement = placement[start:stop]
         return replace(self, batch=(start, stop), placement=placement)
 
-    def guard_if(self, *tensors: Tensor | None) -> Problem:
+    def guard_if(self, *tensors: Tensor | None) -> TileProblem:
         """The same problem, guarded when something non-finite may sit where not every query may look.
 
         On a CPU that is looked up (a sum costs a fiftieth of a scan); on a GPU that would be a synchronisation and
@@ -159,7 +159,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Sight:
+class TileVisibility:
     """What the rows of one tile may see, and where poison sits; constant under every derivative."""
 
     visible: Tensor | None  # (B|1, H|1, r, c), None: everything
@@ -173,14 +173,14 @@ class Sight:
 
 
 def look(
-    problem: Problem,
+    problem: TileProblem,
     rows: Span,
     keys: Span,
     kind: str,
     scores: Tensor | None,
     bad: tuple[Tensor | None, ...],
     heads: int,
-) -> Sight:
+) -> TileVisibility:
     """What is to be seen in a tile: `scores` is its bias, `bad` where its queries, keys and values are not finite."""
     visible = problem.visible(rows, keys, kind)
     bad_q, bad_k, bad_v = bad
@@ -192,11 +192,11 @@ def look(
             # broadcast bias speaks of every key, and who reads `visible` counts them.
             allowed = (scores.detach() != NEGATIVE).expand(-1, -1, len(rows), len(keys))
             visible = allowed if visible is None else visible & allowed
-    return Sight(visible, problem.dropped(rows, keys, heads), marks, bad_v)
+    return TileVisibility(visible, problem.dropped(rows, keys, heads), marks, bad_v)
 
 
 def logits_of(
-    problem: Problem, sight: Sight, query: Tensor, key: Tensor, scores: Tensor | None
+    problem: TileProblem, sight: TileVisibility, query: Tensor, key: Tensor, scores: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Masked logits (B, Hq, r, c), -inf where nothing is seen, and tanh of the capped ones (for their derivative)."""
     logits, tanh = products(query * problem.scale, key), None
@@ -283,7 +283,7 @@ def poison(result: Tensor, hit: Tensor | None) -> Tensor:
     return torch.where(hit, float("nan"), result)
 
 
-def seen_bad(sight: Sight, heads: int, dtype: torch.dtype) -> Tensor | None:
+def seen_bad(sight: TileVisibility, heads: int, dtype: torch.dtype) -> Tensor | None:
     """Which (row, column) of the weighted sum over values met a bad entry: (B, Hq, r|1, Dv)."""
     bad = sight.bad_v
     if bad is None:
@@ -298,7 +298,7 @@ def seen_bad(sight: Sight, heads: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def by_group(
-    function: Callable[..., tuple[Tensor, ...]], problem: Problem, *tensors: Tensor | None
+    function: Callable[..., tuple[Tensor, ...]], problem: TileProblem, *tensors: Tensor | None
 ) -> tuple[Tensor, ...]:
     """`function(problem, *tensors)` over groups of batch items in turn, so that memory does not grow with the batch.
 

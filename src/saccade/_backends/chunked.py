@@ -19,7 +19,7 @@ from .._biases import Span
 from .._call import Call, add_sink, without_autocast
 from .._masks._data import traced
 from . import _derivatives
-from ._tiles import NEGATIVE, PARAMETER, Problem, by_group, logits_of, look, poison, seen_bad, weigh
+from ._tiles import NEGATIVE, PARAMETER, TileProblem, by_group, logits_of, look, poison, seen_bad, weigh
 
 Pair = tuple[Tensor, Tensor]
 
@@ -31,12 +31,14 @@ def refuses(call: Call) -> str | None:
 
 def run(call: Call) -> Pair:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
-    out, lse = attend(Problem.of(call), call.query, call.key, call.value, call.bias.parameter if call.bias else None)
+    out, lse = attend(
+        TileProblem.of(call), call.query, call.key, call.value, call.bias.parameter if call.bias else None
+    )
     out, lse = add_sink(out, lse, call.sink)
     return out.to(call.query.dtype), lse
 
 
-def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
+def attend(problem: TileProblem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
     """out and lse in the accumulator's dtype, without the sink; differentiable as far as anyone asks."""
     if traced():
         raise ValueError(
@@ -44,16 +46,16 @@ def attend(problem: Problem, query: Tensor, key: Tensor, value: Tensor, paramete
             "Use torch.compile or torch.export; backend='reference' can be recorded, and is dense"
         )
     with without_autocast(query.device):
-        return _Attend.apply(problem, query, key, value, parameter)
+        return _ChunkedAttention.apply(problem, query, key, value, parameter)
 
 
-class _Attend(torch.autograd.Function):
+class _ChunkedAttention(torch.autograd.Function):
     """(query, key, value, parameter) -> (out, lse), with recomputing derivatives of every kind."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
+    def forward(problem: TileProblem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
         return by_group(_forward, problem, query, key, value, parameter)  # type: ignore[return-value]
 
     @staticmethod
@@ -77,7 +79,7 @@ class _Attend(torch.autograd.Function):
         return by_group(_derivatives.tangent, problem, *primals, *given, out, lse)  # type: ignore[return-value]
 
 
-def _forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
+def _forward(problem: TileProblem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
     key_spans = problem.key_spans()
     shape = (query.shape[0], query.shape[1], 0)
     outs = [query.new_zeros(*shape, value.shape[3], dtype=problem.dtype)]
@@ -90,7 +92,7 @@ def _forward(problem: Problem, query: Tensor, key: Tensor, value: Tensor, parame
 
 
 def _forward_rows(
-    problem: Problem,
+    problem: TileProblem,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -22,9 +22,9 @@ from .._biases import RelativeScores
 from .._call import Call, add_sink, sink_lse
 from .._masks import Causal, Mask
 from . import _kernels, _operator, chunked
-from ._kernels import TYPES, Settings, Tensors
+from ._kernels import TYPES, KernelSettings, Tensors
 from ._lowering import native_mask
-from ._tiles import Problem
+from ._tiles import TileProblem
 
 _CPU = torch.device("cpu")
 _FAR = 2**16
@@ -63,7 +63,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if _watched():
         return _operator.run(call)
     bias, mask = call.bias, call.mask
-    settings = Settings(
+    settings = KernelSettings(
         mask,
         lowered(mask, call.query, call.key),
         None if bias is None else bias.form(),
@@ -110,8 +110,8 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     elif mask is not None:
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        settings = Settings(mask, seen, None, 0, scale, None, None, (0, 0))
-        return _Attend.apply(settings, False, query, key, value, None, None)
+        settings = KernelSettings(mask, seen, None, 0, scale, None, None, (0, 0))
+        return _NativeAttention.apply(settings, False, query, key, value, None, None)
     out = torch.empty_like(query) if width == value_width else _kernels.output_for(query, value_width)
     out_strides = out.stride()
     if out_strides[3] != 1:  # what a query with overlapping rows may lead to
@@ -168,7 +168,7 @@ def lowered(mask: Mask | None, query: Tensor, key: Tensor) -> Any:
 
 
 def attend(
-    settings: Settings,
+    settings: KernelSettings,
     needs_lse: bool,
     query: Tensor,
     key: Tensor,
@@ -179,17 +179,17 @@ def attend(
     """out and, where needed, lse; through autograd only where somebody may ask for a gradient."""
     given = (query, key, value, parameter, sink)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
-        found = _Attend.apply(settings, needs_lse, *given)
+        found = _NativeAttention.apply(settings, needs_lse, *given)
         return found if needs_lse else (found, None)
     out, lse = _kernels.forward(settings, needs_lse, *given)
     return out, None if lse is None else sink_lse(lse[0], sink)
 
 
-class _Attend(torch.autograd.Function):
+class _NativeAttention(torch.autograd.Function):
     """(query, key, value, parameter, sink) -> out or (out, lse)."""
 
     @staticmethod
-    def forward(ctx: Any, settings: Settings, needs_lse: bool, *given: Any) -> Any:
+    def forward(ctx: Any, settings: KernelSettings, needs_lse: bool, *given: Any) -> Any:
         out, lse = _kernels.forward(settings, True, *given)
         assert lse is not None
         ctx.settings = settings
@@ -214,7 +214,7 @@ def _ordinary(cotangent: Tensor | None) -> bool:
 
 
 def _by_chunked(
-    settings: Settings, given: Tensors, wanted: tuple[bool, ...], d_out: Tensor | None, d_lse: Tensor | None
+    settings: KernelSettings, given: Tensors, wanted: tuple[bool, ...], d_out: Tensor | None, d_lse: Tensor | None
 ) -> Tensors:
     """The gradients as `chunked` computes them from the inputs: these have derivatives themselves."""
     create = torch.is_grad_enabled()
@@ -229,8 +229,10 @@ def _by_chunked(
     return [next(grads) if want else None for want in wanted]
 
 
-def _chunked(settings: Settings, query: Any, key: Any, value: Any, parameter: Any, sink: Any) -> tuple[Tensor, Tensor]:
-    problem = Problem(
+def _chunked(
+    settings: KernelSettings, query: Any, key: Any, value: Any, parameter: Any, sink: Any
+) -> tuple[Tensor, Tensor]:
+    problem = TileProblem(
         settings.mask,
         settings.bias,
         settings.scale,

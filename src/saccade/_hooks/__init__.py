@@ -6,7 +6,7 @@ Imports masks.
 
 from __future__ import annotations
 
-from ._calls import Meaning, SdpaCall
+from ._calls import SdpaCall, SdpaMeaning
 from ._replaced import Handler, mha_handled_by, sdpa_handled_by
 
-__all__ = ["Handler", "Meaning", "SdpaCall", "mha_handled_by", "sdpa_handled_by"]
+__all__ = ["Handler", "SdpaCall", "SdpaMeaning", "mha_handled_by", "sdpa_handled_by"]

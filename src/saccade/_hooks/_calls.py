@@ -46,7 +46,7 @@ class SdpaCall(NamedTuple):
         """Positional and by keyword, as PyTorch takes them. TypeError where PyTorch would raise one."""
         return SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
-    def meaning(self) -> Meaning | str:
+    def meaning(self) -> SdpaMeaning | str:
         """The call in Saccade's terms, or in a few words why it has none (mostly what PyTorch would refuse).
 
         Rows that see no key are 0 in Saccade; in PyTorch they are 0, NaN or a mean, as the kernel has it. A float mask
@@ -69,10 +69,10 @@ class SdpaCall(NamedTuple):
             # From the top left, whatever the lengths.
             causal = _CAUSAL if query.shape[2] == key.shape[2] else _TOP_LEFT
             mask = causal if mask is None else causal & mask
-        return Meaning(query, key, value, mask, bias, self.scale, float(self.dropout_p), leading)
+        return SdpaMeaning(query, key, value, mask, bias, self.scale, float(self.dropout_p), leading)
 
 
-class Meaning(NamedTuple):
+class SdpaMeaning(NamedTuple):
     """A call in Saccade's terms: what `saccade.attention` takes."""
 
     query: Tensor  # (B, Hq, Lq, D)
@@ -116,7 +116,7 @@ _Tensors = tuple[Tensor, Tensor, Tensor, tuple[int, ...]]
 
 
 def _tensors(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> _Tensors | str:
-    """query, key and value with four axes, and what `Meaning` calls leading; or why there are none."""
+    """query, key and value with four axes, and what `SdpaMeaning` calls leading; or why there are none."""
     if not query.layout == key.layout == value.layout == torch.strided or query.is_nested:
         return "tensors that are nested or sparse"
     if not (query.dtype == key.dtype == value.dtype and query.is_floating_point()):

@@ -24,7 +24,7 @@ from .._masks import FromTensor, Mask, Padding
 _MOST = 8  # values remembered by a thread: a model has one mask for each kind of layer
 
 
-class _Entry(NamedTuple):
+class _CachedMask(NamedTuple):
     source: weakref.ref[Tensor]
     version: int | None  # None: made in inference mode
     mask: Mask
@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.entries: dict[Any, _Entry] = {}
+        self.entries: dict[Any, _CachedMask] = {}
 
 
 _THREAD = _Thread()
@@ -107,7 +107,7 @@ def _remembered(
     if isinstance(mask, Mask):
         while len(entries) >= _MOST:
             entries.pop(next(iter(entries)), None)
-        entries[where] = _Entry(weakref.ref(source, lambda _: entries.pop(where, None)), version, mask)
+        entries[where] = _CachedMask(weakref.ref(source, lambda _: entries.pop(where, None)), version, mask)
     return mask
 
 

@@ -25,7 +25,7 @@ MhaHandler = Callable[[bool, Callable[[], tuple[Tensor, "Tensor | None"]]], tupl
 AnyHandler = Callable[[Any, Proceed], Any]
 
 
-class _Held:
+class _ThreadHandlers:
     """The handlers of one thread, the innermost last. Who ends a block on another thread still reaches them."""
 
     handlers: tuple[AnyHandler, ...] = ()
@@ -33,7 +33,7 @@ class _Held:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.held = _Held()
+        self.held = _ThreadHandlers()
 
 
 _LOCK = threading.RLock()

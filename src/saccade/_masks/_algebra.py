@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._intervals import Kind, Region, both, either, inverted
 from ._mask import Lengths, Mask, fixed_lengths
-from ._program import Operation, Program, ProgramScope
+from ._program import Opcode, Program, ProgramScope
 
 
 class _Several(Mask):
@@ -48,7 +48,7 @@ class _Several(Mask):
     def _value(self) -> tuple[Hashable, ...]:
         return self.parts
 
-    def _write_parts(self, operation: Operation, program: Program, scope: ProgramScope) -> None:
+    def _write_parts(self, operation: Opcode, program: Program, scope: ProgramScope) -> None:
         program.write(operation, len(self.parts))
         for part in self.parts:
             program.part(part, scope)
@@ -79,7 +79,7 @@ class And(_Several):
         return both(part._region(region) for part in self.parts)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        self._write_parts(Operation.ALL, program, scope)
+        self._write_parts(Opcode.ALL, program, scope)
 
     @property
     def _sees_itself(self) -> bool:
@@ -98,7 +98,7 @@ class Or(_Several):
         return either(part._region(region) for part in self.parts)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        self._write_parts(Operation.ANY, program, scope)
+        self._write_parts(Opcode.ANY, program, scope)
 
     @property
     def _sees_itself(self) -> bool:
@@ -136,7 +136,7 @@ class Not(Mask):
         return inverted(self.part._region(region))
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.INVERT)
+        program.write(Opcode.INVERT)
         program.part(self.part, scope)
 
     def __repr__(self) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole, zeros_and_ones
 from ._intervals import Kind, Region
-from ._mask import Mask, Problem
-from ._program import Operation, Program, ProgramScope
+from ._mask import Mask, MaskProblem
+from ._program import Opcode, Program, ProgramScope
 
 _BLOCK = 32
 
@@ -49,7 +49,7 @@ class FromTensor(Mask):
         return (1, 1) if len(self.sizes) == 2 else (self.sizes[0], self.sizes[1])
 
     def _tables(self) -> tuple[Any, ...]:
-        return (_Held(self.tensor),)
+        return (_TensorByContents(self.tensor),)
 
     def _moved(self, device: torch.device | str) -> Mask:
         move = self.tensor.to
@@ -79,7 +79,7 @@ class FromTensor(Mask):
             self._set(_summary=_summarised(self.tensor))
         return self._summary
 
-    def _fits(self, problem: Problem) -> None:
+    def _fits(self, problem: MaskProblem) -> None:
         rows, keys = self.sizes[-2:]
         free = (1,) if len(self.sizes) == 4 else ()
         fitting = [
@@ -92,7 +92,7 @@ class FromTensor(Mask):
             )
 
     def _value(self) -> tuple[Hashable, ...]:
-        return (_Held(self.tensor), self.sizes)
+        return (_TensorByContents(self.tensor), self.sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_summary": None}
@@ -102,7 +102,7 @@ class FromTensor(Mask):
         return cls(fields["tensor"])
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.TENSOR, program.table(self.tensor))
+        program.write(Opcode.TENSOR, program.table(self.tensor))
 
     def __repr__(self) -> str:
         if self.tensor.numel() <= 16 and self.tensor.device.type == "cpu":
@@ -178,7 +178,7 @@ def as_mask(mask: Any) -> Mask | None:
     raise TypeError(f"mask must be a Mask, a bool tensor or None, got {describe(mask)}")
 
 
-class _Held:
+class _TensorByContents:
     """A tensor that is part of a mask's value, compared by its contents."""
 
     def __init__(self, tensor: Tensor):
@@ -189,7 +189,7 @@ class _Held:
         return self.tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and torch.equal(self.tensor.cpu(), other.tensor.cpu())
+        return isinstance(other, _TensorByContents) and torch.equal(self.tensor.cpu(), other.tensor.cpu())
 
     def __hash__(self) -> int:
         return hash(tuple(self.tensor.shape))

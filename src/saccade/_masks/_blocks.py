@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import Table, block_counts, bounded, describe, whole
+from ._data import OwnedTensor, block_counts, bounded, describe, whole
 from ._intervals import Kind, Region, Span, counted
-from ._mask import Mask, Problem
-from ._program import Operation, Program, ProgramScope
+from ._mask import Mask, MaskProblem
+from ._program import Opcode, Program, ProgramScope
 
 _LOW = 0xFFFFFFFF
 _MANY = 4096  # beyond so many blocks a rectangle is not worth counting
@@ -44,13 +44,13 @@ class Blocks(Mask):
 
     _fields = ("layout", "size")
 
-    layout: Table
+    layout: OwnedTensor
     size: int
     _counts: np.ndarray
 
     def __init__(self, layout: Sequence[Sequence[bool]] | Tensor, size: int):
         wanted = "booleans (nq, nk) or (H, nq, nk)"
-        table = Table.of(layout, "Blocks: layout", wanted, booleans=True, integers=False)
+        table = OwnedTensor.of(layout, "Blocks: layout", wanted, booleans=True, integers=False)
         if len(table.shape) not in (2, 3) or 0 in table.shape:
             raise ValueError(f"Blocks: layout must be {wanted}, got {describe(table.values)}")
         self._set(layout=table, size=bounded(size, "Blocks: size", least=1), _counts=block_counts(_by_head(table.host)))
@@ -58,7 +58,7 @@ class Blocks(Mask):
     def _own_shape(self) -> tuple[int, int]:
         return 1, 1 if len(self.layout.shape) == 2 else self.layout.shape[0]
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return (self.layout,)
 
     def _moved(self, device: torch.device | str) -> Mask:
@@ -84,7 +84,7 @@ class Blocks(Mask):
         kept = counts[:, bottom, right] - counts[:, top, right] - counts[:, bottom, left] + counts[:, top, left]
         return "empty" if not kept.any() else "full" if kept.min() == total else "partial"
 
-    def _fits(self, problem: Problem) -> None:
+    def _fits(self, problem: MaskProblem) -> None:
         rows, keys = (blocks * self.size for blocks in self.layout.shape[-2:])
         if problem.positions[1] > rows:
             raise ValueError(
@@ -94,7 +94,7 @@ class Blocks(Mask):
             raise ValueError(f"Blocks: the layout covers {keys} keys, there are {problem.keys}")
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.BLOCKS, program.table(self.layout), self.size)
+        program.write(Opcode.BLOCKS, program.table(self.layout), self.size)
 
     def __repr__(self) -> str:
         return f"Blocks({self.layout!r}, size={self.size})"
@@ -177,7 +177,7 @@ class RandomBlocks(Mask):
             yield _block_drawn(self._start, count, drawer, part)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.RANDOM, self._start, self.size, self.count, int(self.symmetric))
+        program.write(Opcode.RANDOM, self._start, self.size, self.count, int(self.symmetric))
 
     def __repr__(self) -> str:
         symmetric = ", symmetric=True" if self.symmetric else ""

@@ -44,10 +44,10 @@ def bounded(value: Any, name: str, *, least: int | None = None) -> int:
     return number
 
 
-def bounded_table(source: Any, name: str, wanted: str, *, booleans: bool = False) -> Table:
-    """`Table.of` positions or lengths: ValueError beyond `FURTHEST`. While a compiler looks on none is looked at."""
+def bounded_table(source: Any, name: str, wanted: str, *, booleans: bool = False) -> OwnedTensor:
+    """`OwnedTensor.of` positions or lengths; ValueError beyond `FURTHEST`. Not read while compiling."""
     try:
-        table = Table.of(source, name, wanted, booleans=booleans, integers=True)
+        table = OwnedTensor.of(source, name, wanted, booleans=booleans, integers=True)
     except TypeError:
         beyond = _beyond_int64(source)
         if beyond is None:
@@ -144,7 +144,7 @@ def zeros_and_ones(tensor: Tensor) -> bool:
     return plain(tensor) and bool(((tensor == 0) | (tensor == 1)).all()) and bool((tensor == 1).any())
 
 
-class Table:
+class OwnedTensor:
     """A tensor that a mask owns: a clone of what was given, and a copy on the host for interval arithmetic.
 
     One made from a list belongs to no device: it is copied to each device that asks (`portable`). One made while a
@@ -161,7 +161,7 @@ class Table:
 
     @classmethod
     @lasting
-    def of(cls, source: Any, name: str, wanted: str, *, booleans: bool, integers: bool) -> Table:
+    def of(cls, source: Any, name: str, wanted: str, *, booleans: bool, integers: bool) -> OwnedTensor:
         """A table of what was given: a tensor, an array or (nested) lists of int64 or bool.
 
         Raises:
@@ -190,7 +190,7 @@ class Table:
 
     @classmethod
     @lasting
-    def holding(cls, host: np.ndarray, device: torch.device | None) -> Table:
+    def holding(cls, host: np.ndarray, device: torch.device | None) -> OwnedTensor:
         """A table of numbers worked out on the host; `device` None: it goes anywhere."""
         host = np.ascontiguousarray(host)
         values = torch.from_numpy(host)
@@ -214,9 +214,9 @@ class Table:
             self._copies[device] = self._moved(device)
         return self._copies[device]
 
-    def to(self, device: torch.device | str) -> Table:
+    def to(self, device: torch.device | str) -> OwnedTensor:
         moved = self.values if self.portable else self._moved(device)
-        return self if moved is self.values else Table(moved, portable=False, host=self.host)
+        return self if moved is self.values else OwnedTensor(moved, portable=False, host=self.host)
 
     @lasting
     def _moved(self, device: torch.device | str) -> Tensor:
@@ -228,7 +228,7 @@ class Table:
         return None if self.portable else self.values.device
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Table):
+        if not isinstance(other, OwnedTensor):
             return NotImplemented
         return self.host.dtype == other.host.dtype and np.array_equal(self.host, other.host)
 
@@ -245,8 +245,8 @@ class Table:
         return _restore, (self.values, self.portable)
 
 
-def _restore(values: Tensor, portable: bool) -> Table:
-    return Table(values, portable=portable)
+def _restore(values: Tensor, portable: bool) -> OwnedTensor:
+    return OwnedTensor(values, portable=portable)
 
 
 class Subset:
@@ -255,7 +255,7 @@ class Subset:
     Nothing outside the boolean row (before 0, or after its end) is a member.
     """
 
-    def __init__(self, table: Table):
+    def __init__(self, table: OwnedTensor):
         self.table = table
         self.by_length = table.values.dtype != torch.bool
         self.batch = table.shape[0]
@@ -337,7 +337,7 @@ def block_counts(flags: np.ndarray) -> np.ndarray:
     return counts
 
 
-def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
+def numbers(value: Any, name: str, *, least: int | None = None) -> int | OwnedTensor:
     """An int, or a table of one int per batch item. ValueError as `bounded`, or for a shape other than (B,)."""
     if getattr(value, "ndim", 0) == 0 and hasattr(value, "__index__"):
         return bounded(value, name, least=least)
@@ -349,7 +349,7 @@ def numbers(value: Any, name: str, *, least: int | None = None) -> int | Table:
     return table
 
 
-def per_item(value: int | Table, b: Tensor) -> Tensor | int:
+def per_item(value: int | OwnedTensor, b: Tensor) -> Tensor | int:
     """The number of each batch item b."""
     if isinstance(value, int):
         return value
@@ -357,7 +357,7 @@ def per_item(value: int | Table, b: Tensor) -> Tensor | int:
     return values[b] if values.numel() != 1 else values[0]
 
 
-def extent(value: int | Table, item: int | None) -> tuple[int, int]:
+def extent(value: int | OwnedTensor, item: int | None) -> tuple[int, int]:
     """Least and greatest of the numbers of all batch items, or of one."""
     if isinstance(value, int):
         return value, value

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import Table, bounded_table, describe
+from ._data import OwnedTensor, bounded_table, describe
 from ._intervals import Kind, Region, Span
-from ._mask import Mask, Problem, common
-from ._program import Operation, Program, ProgramScope
+from ._mask import Mask, MaskProblem, common
+from ._program import Opcode, Program, ProgramScope
 
-Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | Table
+Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | OwnedTensor
 
 
 class Documents(Mask):
@@ -43,8 +43,8 @@ class Documents(Mask):
 
     _fields = ("query_ids", "key_ids")
 
-    query_ids: Table
-    key_ids: Table | None
+    query_ids: OwnedTensor
+    key_ids: OwnedTensor | None
     _rows: _Ranges
     _keys: _Ranges
 
@@ -87,7 +87,7 @@ class Documents(Mask):
         keys = 1 if self.key_ids is None else _batch(self.key_ids)
         return common(_batch(self.query_ids), keys, "batch items"), 1
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return (self.query_ids,) if self.key_ids is None else (self.query_ids, self.key_ids)
 
     def _moved(self, device: torch.device | str) -> Mask:
@@ -110,7 +110,7 @@ class Documents(Mask):
         same = (rows[0] == rows[1]) & (keys[0] == keys[1]) & (rows[0] == keys[0])
         return "full" if inside and same.all() else "partial"
 
-    def _fits(self, problem: Problem) -> None:
+    def _fits(self, problem: MaskProblem) -> None:
         have, keys = self._rows.size, self._keys.size
         if self.key_ids is None:
             reached = max(problem.positions[1], problem.keys) if problem.rows else problem.keys
@@ -130,7 +130,7 @@ class Documents(Mask):
         return self.key_ids is None
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.DOCUMENTS, program.table(self.query_ids), program.table(self.key_ids))
+        program.write(Opcode.DOCUMENTS, program.table(self.query_ids), program.table(self.key_ids))
 
     def __repr__(self) -> str:
         return f"Documents({self.query_ids!r}{'' if self.key_ids is None else f', key_ids={self.key_ids!r}'})"
@@ -168,7 +168,7 @@ def _renumbered(ids: np.ndarray) -> np.ndarray:
     return runs if pieces else table
 
 
-def _looked_up(table: Table, b: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+def _looked_up(table: OwnedTensor, b: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """The id at each index, and whether there is one."""
     ids = table.on(index.device)
     size = ids.shape[-1]
@@ -181,21 +181,21 @@ def _looked_up(table: Table, b: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return ids[b if ids.shape[0] > 1 else torch.zeros_like(b), index], inside
 
 
-def _batch(table: Table) -> int:
+def _batch(table: OwnedTensor) -> int:
     return 1 if len(table.shape) == 1 else table.shape[0]
 
 
-def _ids(source: Any, name: str) -> Table:
-    if isinstance(source, Table):
+def _ids(source: Any, name: str) -> OwnedTensor:
+    if isinstance(source, OwnedTensor):
         return source
     wanted = "integers (L,) or (B, L)"
-    table = Table.of(source, f"Documents: {name}", wanted, booleans=False, integers=True)
+    table = OwnedTensor.of(source, f"Documents: {name}", wanted, booleans=False, integers=True)
     if len(table.shape) not in (1, 2):
         raise ValueError(f"Documents: {name} must be {wanted}, got {describe(table.values)}")
     return table
 
 
-def _cumulative(source: Any, name: str) -> Table:
+def _cumulative(source: Any, name: str) -> OwnedTensor:
     table = bounded_table(source, f"Documents: {name}", "integers (N + 1,)")
     host = table.host
     if host.ndim != 1 or host.size < 2 or host[0] != 0 or (np.diff(host) < 0).any():
@@ -203,6 +203,6 @@ def _cumulative(source: Any, name: str) -> Table:
     return table
 
 
-def _expanded(cu_seqlens: Table) -> Table:
+def _expanded(cu_seqlens: OwnedTensor) -> OwnedTensor:
     lengths = np.diff(cu_seqlens.host)
-    return Table.holding(np.repeat(np.arange(len(lengths), dtype=np.int64), lengths), cu_seqlens.device)
+    return OwnedTensor.holding(np.repeat(np.arange(len(lengths), dtype=np.int64), lengths), cu_seqlens.device)

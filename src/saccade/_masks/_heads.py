@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import describe
 from ._intervals import Kind, Region, throughout
 from ._mask import Lengths, Mask, fixed_lengths
-from ._program import Operation, Program, ProgramScope
+from ._program import Opcode, Program, ProgramScope
 
 
 class PerHead(Mask):
@@ -93,7 +93,7 @@ class PerHead(Mask):
         return all(part._widens for part in self._distinct)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.HEADS, len(self._distinct), len(self._which), *self._which)
+        program.write(Opcode.HEADS, len(self._distinct), len(self._which), *self._which)
         for part in self._distinct:
             program.part(part, scope)
 

@@ -20,7 +20,7 @@ from ._data import bounded, describe, zeros_and_ones
 from ._intervals import Kind, Region, Span
 
 if TYPE_CHECKING:
-    from ._picture import Picture
+    from ._picture import MaskPicture
     from ._program import Program, ProgramScope
 
 Lengths = tuple[int, int]
@@ -28,7 +28,7 @@ Where = slice | range | tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Problem:
+class MaskProblem:
     """The sizes a mask is asked to fit; where `exact` is false there may be more rows and keys than these."""
 
     rows: int
@@ -36,7 +36,7 @@ class Problem:
     positions: Span
     exact: bool = True
 
-    def standing(self, positions: Span) -> Problem:
+    def standing(self, positions: Span) -> MaskProblem:
         return replace(self, positions=positions)
 
 
@@ -94,7 +94,7 @@ class Mask(ABC):
     def _own_shape(self) -> tuple[int, int]:
         return 1, 1
 
-    def _fits(self, problem: Problem) -> None:  # noqa: B027
+    def _fits(self, problem: MaskProblem) -> None:  # noqa: B027
         """ValueError if the mask's own data does not fit; parts, batch and heads are looked after elsewhere."""
 
     def _tables(self) -> tuple[Any, ...]:
@@ -230,7 +230,7 @@ class Mask(ABC):
             return Tile("empty")
         return Tile("full") if bits.all() else Tile("partial", bits.contiguous())
 
-    def picture(self, Lq: int, Lk: int, *, to: str | Path | None = None, **options: Any) -> Picture | str | Path:
+    def picture(self, Lq: int, Lk: int, *, to: str | Path | None = None, **options: Any) -> MaskPicture | str | Path:
         """A drawing of one batch item and head, sampled where the mask is large: Lq x Lk is never formed.
 
         Args:
@@ -291,7 +291,7 @@ class Mask(ABC):
             raise ValueError(f"mask: made for {heads} heads, the query has {Hq} heads: {self!r}")
         if device is not None:
             self._check_device(torch.device(device))
-        self._check_fit(Problem(Lq, Lk, (Lk - Lq, Lk)))
+        self._check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk)))
 
     def _check_sizes(self, Lq: int, Lk: int) -> None:
         fixed = self._fixed_lengths()
@@ -302,7 +302,7 @@ class Mask(ABC):
         """(Lq, Lk) of the only problem it may be evaluated on, if it is a slice."""
         return None
 
-    def _check_fit(self, problem: Problem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         self._fits(problem)
         for part in self._parts():
             part._check_fit(problem)

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._data import Subset, Table, bounded_table, describe, lasting, traced, zeros_and_ones
+from ._data import OwnedTensor, Subset, bounded_table, describe, lasting, traced, zeros_and_ones
 from ._intervals import Kind, Region, both
-from ._mask import Lengths, Mask, Problem, common
-from ._program import Operation, Program, ProgramScope
+from ._mask import Lengths, Mask, MaskProblem, common
+from ._program import Opcode, Program, ProgramScope
 
 Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
 
 
-class Sides(NamedTuple):
+class PaddingSides(NamedTuple):
     """The rows that see a key, (B or 1, 1, Lq), None where all do; and the keys that some row sees, (B or 1, 1, Lk)."""
 
     rows: Tensor | None
@@ -50,7 +50,7 @@ class Padding(Mask):
 
     keys: Subset
     queries: Subset | None
-    _last: tuple[Lengths, Sides] | None = None
+    _last: tuple[Lengths, PaddingSides] | None = None
     _positional = False
 
     def __init__(self, keys: Kept, queries: Kept | None = None):
@@ -60,13 +60,13 @@ class Padding(Mask):
     def _own_shape(self) -> tuple[int, int]:
         return common(self.keys.batch, 1 if self.queries is None else self.queries.batch, "batch items"), 1
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return (self.keys.table,) if self.queries is None else (self.keys.table, self.queries.table)
 
     def _moved(self, device: torch.device | str) -> Mask:
         return self._with(keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device))
 
-    def sides(self, Lq: int, Lk: int, device: torch.device) -> Sides:
+    def sides(self, Lq: int, Lk: int, device: torch.device) -> PaddingSides:
         """Which rows and keys take part, for lengths that fit."""
         # Every layer of a model asks the same. On an accelerator a remembered tensor would have to know of streams and
         # of graphs being captured; one made while a compiler or a dispatch mode looks on may not be a plain tensor, and
@@ -80,7 +80,7 @@ class Padding(Mask):
         return last[1]
 
     @lasting
-    def _sides(self, Lq: int, Lk: int, device: torch.device) -> Sides:
+    def _sides(self, Lq: int, Lk: int, device: torch.device) -> PaddingSides:
         keys = self.keys.marks(Lk, device)
         rows = None if self.queries is None else self.queries.marks(Lq, device)
         if not self.keys.everywhere(Lk):
@@ -89,7 +89,7 @@ class Padding(Mask):
         if self.queries is not None and not self.queries.everywhere(Lq):
             keys = keys & self.queries.marks(Lq, device).any(1, keepdim=True)
         keys = keys if Lq else torch.zeros_like(keys)
-        return Sides(None if rows is None else rows[:, None], keys[:, None])
+        return PaddingSides(None if rows is None else rows[:, None], keys[:, None])
 
     def _with(self, **fields: Any) -> Mask:
         return super()._with(_last=None, **fields)
@@ -105,7 +105,7 @@ class Padding(Mask):
         kind = self.keys.kind(region.keys, region.item)
         return kind if self.queries is None else both((kind, self.queries.kind(region.rows, region.item)))
 
-    def _fits(self, problem: Problem) -> None:
+    def _fits(self, problem: MaskProblem) -> None:
         fits(self.keys, problem.keys, "keys", problem.exact)
         if self.queries is not None:
             fits(self.queries, problem.rows, "queries", problem.exact)
@@ -116,7 +116,7 @@ class Padding(Mask):
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
         rows = None if self.queries is None else self.queries.table
-        program.write(Operation.PADDING, program.table(self.keys.table), program.table(rows))
+        program.write(Opcode.PADDING, program.table(self.keys.table), program.table(rows))
 
     def __repr__(self) -> str:
         return f"Padding({self.keys!r}{'' if self.queries is None else f', queries={self.queries!r}'})"

@@ -25,7 +25,7 @@ _ONE_BY_ONE = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class MaskPicture:
     """A mask as a grid of cells, each standing for `step` x `step` pairs of query and key.
 
     In a terminal it prints itself as text, in a notebook it is an SVG image.
@@ -133,14 +133,14 @@ def picture(
     head: int = 0,
     cells: int | None = None,
     overwrite: bool = False,
-) -> Picture | str | Path:
+) -> MaskPicture | str | Path:
     """Draw one batch item and head of a mask.
 
     A mask that is too large to draw pair by pair is drawn in square cells: what is empty or full is known without
     looking, and in every other cell a grid of at most 32 x 32 pairs is looked at.
 
     Args:
-        to: None for a `Picture`, which shows itself as text in a terminal and as an image in a notebook; "text" or
+        to: None for a `MaskPicture`, which shows itself as text in a terminal and as an image in a notebook; "text" or
             "svg" for a string; or a path ending in .txt, .svg, .png or .pdf (the last two need the extra `plot`).
         item, head: which batch item and query head.
         cells: at most so many cells across and down; by default what fits the terminal, or 128 for images.
@@ -148,7 +148,7 @@ def picture(
 
     Raises:
         ValueError: the mask does not fit (Lq, Lk), there is no such item or head, or `to` is none of these.
-        FileExistsError, ImportError: see `Picture.save`.
+        FileExistsError, ImportError: see `MaskPicture.save`.
     """
     if not (to is None or isinstance(to, str | Path)):
         raise TypeError(f"to must be None, 'text', 'svg' or a path, got {describe(to)}")
@@ -163,7 +163,7 @@ def picture(
     shown = [f"item {item} of {batch}"] * (batch > 1) + [f"head {head} of {heads}"] * (heads > 1)
     caption = ", ".join([f"{Lq} queries down, {Lk} keys across", *shown])
     which = (min(item, max(batch - 1, 0)), min(head, heads - 1))
-    drawn = Picture(_fractions(mask, Lq, Lk, step, *which), step, repr(mask), caption, (Lq, Lk))
+    drawn = MaskPicture(_fractions(mask, Lq, Lk, step, *which), step, repr(mask), caption, (Lq, Lk))
     if to is None:
         return drawn
     return drawn.text() if to == "text" else drawn.svg() if to == "svg" else drawn.save(to, overwrite=overwrite)
@@ -179,10 +179,10 @@ def in_notebook(mask: Mask) -> str:
         return f"<code>{escape(repr(mask))}</code>"
 
 
-def _at_usual_sizes(mask: Mask) -> Iterator[Picture]:
+def _at_usual_sizes(mask: Mask) -> Iterator[MaskPicture]:
     for Lq, Lk in _usual_sizes(mask):
         drawn = picture(mask, Lq, Lk, cells=_NOTEBOOK)
-        assert isinstance(drawn, Picture)
+        assert isinstance(drawn, MaskPicture)
         yield drawn
 
 
@@ -212,7 +212,7 @@ def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
     return next((found for part in mask._parts() if (found := _sizes_of_tensors(part))), [])
 
 
-def _says_little(drawn: Picture) -> bool:
+def _says_little(drawn: MaskPicture) -> bool:
     """Whether nothing is seen, or all, or all that is no later than the query: a window whose size is not reached."""
     if not drawn.cells.any():
         return True

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ._algebra import bracketed
-from ._data import Table, bounded, extent, numbers, per_item
+from ._data import OwnedTensor, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, Span, throughout
-from ._mask import Lengths, Mask, Problem, Where, span
-from ._program import Operation, Program, ProgramScope
+from ._mask import Lengths, Mask, MaskProblem, Where, span
+from ._program import Opcode, Program, ProgramScope
 
 
 def shared(masks: Sequence[Mask]) -> Hashable:
@@ -40,9 +40,9 @@ class At(Mask):
     _fields = ("part", "offset")
 
     part: Mask
-    offset: int | Table
+    offset: int | OwnedTensor
 
-    def __init__(self, part: Mask, offset: int | Table):
+    def __init__(self, part: Mask, offset: int | OwnedTensor):
         self._set(part=part, offset=offset)
 
     @classmethod
@@ -59,7 +59,7 @@ class At(Mask):
     def _own_shape(self) -> tuple[int, int]:
         return (1, 1) if isinstance(self.offset, int) else (self.offset.shape[0], 1)
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return () if isinstance(self.offset, int) else (self.offset,)
 
     def _placement(self) -> Hashable:
@@ -68,7 +68,7 @@ class At(Mask):
     def _moved(self, device: torch.device | str) -> Mask:
         return At(self.part.to(device), self.offset if isinstance(self.offset, int) else self.offset.to(device))
 
-    def _check_fit(self, problem: Problem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         unknown = torch.compiler.is_compiling() and not isinstance(self.offset, int)
         low, high = (0, -problem.rows) if unknown else extent(self.offset, None)
         self.part._check_fit(problem.standing((low, high + problem.rows)))
@@ -101,7 +101,7 @@ class At(Mask):
         return self.part._widens
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.AT, *program.number(self.offset))
+        program.write(Opcode.AT, *program.number(self.offset))
         program.part(self.part, scope._replace(offset=self.offset))
 
     def __repr__(self) -> str:
@@ -165,9 +165,9 @@ class Slice(Mask):
     def _offset(self, inner: Hashable = "open") -> int:
         return 0 if self.lengths is None or inner != "open" else self.lengths[1] - self.lengths[0]
 
-    def _check_fit(self, problem: Problem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         rows, keys = self.lengths or (self.rows[1], self.keys[1])
-        inner = Problem(rows, keys, _shifted((0, rows), self._offset()), exact=self.lengths is not None)
+        inner = MaskProblem(rows, keys, _shifted((0, rows), self._offset()), exact=self.lengths is not None)
         self.part._check_fit(inner)
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class Slice(Mask):
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
         lengths = self.lengths
-        program.write(Operation.SLICE, self.rows[0], self.keys[0], *(lengths or (0, 0)), int(lengths is not None))
+        program.write(Opcode.SLICE, self.rows[0], self.keys[0], *(lengths or (0, 0)), int(lengths is not None))
         rows, keys = _shifted(scope.rows, self.rows[0]), _shifted(scope.keys, self.keys[0])
         program.part(self.part, scope._replace(rows=rows, keys=keys, offset=self._offset()))
 

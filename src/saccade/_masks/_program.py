@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from ._data import Table
+from ._data import OwnedTensor
 from ._intervals import Span
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ OPEN = 1 << 60  # a side without an end
 _BEYOND = 1 << 24
 
 
-class Operation(IntEnum):
+class Opcode(IntEnum):
     """What a part of the program is: the same numbers as in native/mask_program.h."""
 
     WINDOW = 0
@@ -56,7 +56,7 @@ class ProgramScope(NamedTuple):
 
     rows: Span
     keys: Span
-    offset: int | Table
+    offset: int | OwnedTensor
     whole: Mask
 
     @property
@@ -82,17 +82,17 @@ class Program:
         self.tensors: list[Tensor] = []
         self.work_out = work_out
 
-    def write(self, operation: Operation, *numbers: int) -> None:
+    def write(self, operation: Opcode, *numbers: int) -> None:
         self.numbers.extend((operation, *numbers))
 
-    def table(self, table: Table | Tensor | None) -> int:
+    def table(self, table: OwnedTensor | Tensor | None) -> int:
         """The number of a table, -1 for none."""
         if table is None:
             return -1
-        self.tensors.append(table.values if isinstance(table, Table) else table)
+        self.tensors.append(table.values if isinstance(table, OwnedTensor) else table)
         return len(self.tensors) - 1
 
-    def number(self, value: int | Table) -> tuple[int, int]:
+    def number(self, value: int | OwnedTensor) -> tuple[int, int]:
         """One for all items, or one for each."""
         return (0, value) if isinstance(value, int) else (1, self.table(value))
 

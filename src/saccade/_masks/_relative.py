@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._data import Table, bounded, extent, numbers, per_item
+from ._data import OwnedTensor, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, band, both, chunks_apart, either, in_columns
 from ._mask import Mask
-from ._program import OPEN, Operation, Program, ProgramScope
+from ._program import OPEN, Opcode, Program, ProgramScope
 
 
 class Causal(Mask):
@@ -40,7 +40,7 @@ class Causal(Mask):
         return band(*region.distances(), None, 0)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.WINDOW, OPEN, 0)
+        program.write(Opcode.WINDOW, OPEN, 0)
 
     def __repr__(self) -> str:
         return "Causal()"
@@ -95,7 +95,7 @@ class Window(Mask):
         return self.left is None
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.WINDOW, *(OPEN if side is None else side for side in (self.left, self.right)))
+        program.write(Opcode.WINDOW, *(OPEN if side is None else side for side in (self.left, self.right)))
 
     def __repr__(self) -> str:
         return f"Window({self.left}, {self.right})"
@@ -128,7 +128,7 @@ class Prefix(Mask):
     _sees_itself = True
     _widens = True
 
-    length: int | Table
+    length: int | OwnedTensor
 
     def __init__(self, length: int | Sequence[int] | Tensor):
         self._set(length=numbers(length, "Prefix: length", least=0))
@@ -136,7 +136,7 @@ class Prefix(Mask):
     def _own_shape(self) -> tuple[int, int]:
         return (1, 1) if isinstance(self.length, int) else (self.length.shape[0], 1)
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return () if isinstance(self.length, int) else (self.length,)
 
     def _moved(self, device: torch.device | str) -> Mask:
@@ -152,7 +152,7 @@ class Prefix(Mask):
         return either((band(*region.distances(), None, 0), seen))
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.PREFIX, *program.number(self.length))
+        program.write(Opcode.PREFIX, *program.number(self.length))
 
     def __repr__(self) -> str:
         return f"Prefix({self.length!r})"
@@ -198,7 +198,7 @@ class Strided(Mask):
         return "partial" if near == "empty" and next_column <= most else near
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.STRIDED, self.stride)
+        program.write(Opcode.STRIDED, self.stride)
 
     def __repr__(self) -> str:
         return f"Strided({self.stride})"
@@ -243,7 +243,7 @@ class Fixed(Mask):
         return both((band(low, high, None, 0), either(shown)))
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.FIXED, self.stride, self.columns)
+        program.write(Opcode.FIXED, self.stride, self.columns)
 
     def __repr__(self) -> str:
         return f"Fixed({self.stride}, {self.columns})"

@@ -7,7 +7,7 @@ from torch import Tensor
 from ._data import bounded
 from ._intervals import Kind, Region, chunks_apart, in_columns
 from ._mask import Mask
-from ._program import Operation, Program, ProgramScope
+from ._program import Opcode, Program, ProgramScope
 
 
 class Dilated(Mask):
@@ -56,7 +56,7 @@ class Dilated(Mask):
         return "full" if self.step == 1 or low == high else "partial"
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.DILATED, self.step)
+        program.write(Opcode.DILATED, self.step)
 
     def __repr__(self) -> str:
         return f"Dilated({self.step})"
@@ -107,7 +107,7 @@ class Chunks(Mask):
         return chunks_apart(region, self.size, self.left, self.right)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.CHUNKS, self.size, self.left, self.right)
+        program.write(Opcode.CHUNKS, self.size, self.left, self.right)
 
     def __repr__(self) -> str:
         neighbours = f", {self.left}, {self.right}" if self.left or self.right else ""
@@ -157,7 +157,7 @@ class Columns(Mask):
         return in_columns(region.keys, self.stride, self.columns)
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
-        program.write(Operation.COLUMNS, self.stride, self.columns)
+        program.write(Opcode.COLUMNS, self.stride, self.columns)
 
     def __repr__(self) -> str:
         return f"Columns({self.stride}, {self.columns})"

@@ -50,16 +50,17 @@ def _factors(mask: Mask) -> list[Mask]:
         return [factor for part in mask.parts for factor in _factors(part)]
     if isinstance(mask, At):
         return [
-            part if isinstance(part, _Rows) or part._by_key else At(part, mask.offset) for part in _factors(mask.part)
+            part if isinstance(part, _RealRows) or part._by_key else At(part, mask.offset)
+            for part in _factors(mask.part)
         ]
     if isinstance(mask, Slice):
         return [Slice(part, mask.rows, mask.keys, mask.lengths) for part in _factors(mask.part)]
     if isinstance(mask, Padding) and mask.queries is not None:
-        return [mask._with(queries=None), _Rows(mask.queries)]
+        return [mask._with(queries=None), _RealRows(mask.queries)]
     return [mask]
 
 
-class _Rows(Mask):
+class _RealRows(Mask):
     """What `Padding(queries=...)` says about rows, on its own."""
 
     queries: Subset
@@ -83,7 +84,9 @@ class _Rows(Mask):
 
 def _repeats(mask: Mask, by_key: list[Mask]) -> bool:
     """Whether the rows kept are those of the keys kept: then a key that is kept has a row that is."""
-    return isinstance(mask, _Rows) and any(isinstance(part, Padding) and part.keys == mask.queries for part in by_key)
+    return isinstance(mask, _RealRows) and any(
+        isinstance(part, Padding) and part.keys == mask.queries for part in by_key
+    )
 
 
 def _seen(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor | None:

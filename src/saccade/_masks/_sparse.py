@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import Subset, Table, bounded_table, describe
+from ._data import OwnedTensor, Subset, bounded_table, describe
 from ._intervals import Kind, Region, Span, counted, either
-from ._mask import Mask, Problem
-from ._program import Operation, Program, ProgramScope
+from ._mask import Mask, MaskProblem
+from ._program import Opcode, Program, ProgramScope
 
 _NEAR = 1 << 20  # positions below it have a table of all positions: no search, and alike for all lengths in a graph
 
@@ -39,8 +39,8 @@ class Global(Mask):
     _fields = ("tokens",)
     _by_position = True
 
-    tokens: Table
-    _members: Subset | Listed
+    tokens: OwnedTensor
+    _members: Subset | SparseSubset
 
     def __init__(self, tokens: Sequence[int] | Sequence[bool] | Tensor):
         wanted = "positions (T,) of integers, or booleans (L,) or (B, L)"
@@ -53,18 +53,18 @@ class Global(Mask):
         if not boolean:
             if (table.host < 0).any():
                 raise ValueError(f"Global: tokens has a negative position, {int(table.host.min())}")
-            table = Table.holding(np.unique(table.host), table.device)
+            table = OwnedTensor.holding(np.unique(table.host), table.device)
         self._set(tokens=table, _members=_members(table))
 
     @property
     def _by_lengths(self) -> bool:  # type: ignore[override]
         """Whether the tokens are known by a list alone, without a table of positions."""
-        return isinstance(self._members, Listed)
+        return isinstance(self._members, SparseSubset)
 
     def _own_shape(self) -> tuple[int, int]:
         return self._members.batch, 1
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return (self._members.table,)
 
     def _moved(self, device: torch.device | str) -> Mask:
@@ -77,7 +77,7 @@ class Global(Mask):
         spans = (region.positions, region.keys)
         return either(self._members.kind(span, region.item) for span in spans)
 
-    def _fits(self, problem: Problem) -> None:
+    def _fits(self, problem: MaskProblem) -> None:
         reached = max(problem.positions[1], problem.keys)
         if self.tokens.values.dtype == torch.bool and reached > self.tokens.shape[-1]:
             have = self.tokens.shape[-1]
@@ -85,7 +85,7 @@ class Global(Mask):
 
     def _write(self, program: Program, scope: ProgramScope) -> None:
         if isinstance(self._members, Subset):
-            program.write(Operation.GLOBAL, program.table(self._members.table))
+            program.write(Opcode.GLOBAL, program.table(self._members.table))
         elif scope.beyond:
             program.work_out(self, scope, program)
         else:
@@ -94,7 +94,7 @@ class Global(Mask):
             marks = np.isin(
                 np.concatenate([np.arange(keys), _moved_near(scope, keys, program)]), self._members.table.host
             )
-            program.write(Operation.GLOBAL, program.table(torch.from_numpy(marks)))
+            program.write(Opcode.GLOBAL, program.table(torch.from_numpy(marks)))
 
     def __repr__(self) -> str:
         return f"Global({self.tokens!r})"
@@ -123,10 +123,10 @@ class Edges(Mask):
 
     _fields = ("queries", "keys")
 
-    queries: Table
-    keys: Table
-    _nodes: Table | None  # the query positions that have edges; None: a table of all positions is small
-    _starts: Table  # node n, or position n, has the edges from `_starts[n]` to `_starts[n + 1] - 1`
+    queries: OwnedTensor
+    keys: OwnedTensor
+    _nodes: OwnedTensor | None  # the query positions that have edges; None: a table of all positions is small
+    _starts: OwnedTensor  # node n, or position n, has the edges from `_starts[n]` to `_starts[n + 1] - 1`
     _steps: int
 
     def __init__(self, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor):
@@ -147,15 +147,15 @@ class Edges(Mask):
         device = next((side.device for side in sides if side.device is not None), None)
         named = zip(("queries", "keys", "_starts"), (pairs[:, 0], pairs[:, 1], starts), strict=True)
         self._set(_steps=int(np.diff(starts).max(initial=0)).bit_length())
-        self._set(_nodes=Table.holding(nodes, device) if scattered else None)
-        self._set(**{name: Table.holding(values.astype(np.int64), device) for name, values in named})
+        self._set(_nodes=OwnedTensor.holding(nodes, device) if scattered else None)
+        self._set(**{name: OwnedTensor.holding(values.astype(np.int64), device) for name, values in named})
 
     @property
     def _by_lengths(self) -> bool:  # type: ignore[override]
         """Whether the edges are found by a list of the positions that have some, without a table of positions."""
         return self._nodes is not None
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return (self.keys, self._starts) if self._nodes is None else (self.keys, self._starts, self._nodes)
 
     def _moved(self, device: torch.device | str) -> Mask:
@@ -193,18 +193,18 @@ class Edges(Mask):
             ends = np.cumsum(counts)
             edges = np.arange(counts.sum()) + np.repeat(first - (ends - counts), counts)
             starts, keys = torch.from_numpy(np.append(0, ends)), torch.from_numpy(self.keys.host[edges])
-        program.write(Operation.EDGES, program.table(starts), program.table(keys))
+        program.write(Opcode.EDGES, program.table(starts), program.table(keys))
 
     def __repr__(self) -> str:
         return f"Edges({self.queries!r}, {self.keys!r})"
 
 
-class Listed:
+class SparseSubset:
     """A set of positions, sorted: what `Subset` is, for positions too far away for a table of booleans."""
 
     batch = 1
 
-    def __init__(self, table: Table):
+    def __init__(self, table: OwnedTensor):
         self.table = table
 
     def contains(self, b: Tensor, index: Tensor) -> Tensor:
@@ -216,20 +216,20 @@ class Listed:
         first, last = np.searchsorted(self.table.host, span)
         return counted(int(last - first), span[1] - span[0])
 
-    def to(self, device: torch.device | str) -> Listed:
+    def to(self, device: torch.device | str) -> SparseSubset:
         moved = self.table.to(device)
-        return self if moved is self.table else Listed(moved)
+        return self if moved is self.table else SparseSubset(moved)
 
 
-def _members(tokens: Table) -> Subset | Listed:
+def _members(tokens: OwnedTensor) -> Subset | SparseSubset:
     """The set of the positions listed, or of those that booleans (B, L) or (L,) mark."""
     if tokens.values.dtype == torch.bool:
-        return Subset(Table.holding(np.atleast_2d(tokens.host), tokens.device))
+        return Subset(OwnedTensor.holding(np.atleast_2d(tokens.host), tokens.device))
     if not _dense_enough(tokens.host, len(tokens.host)):
-        return Listed(tokens)
+        return SparseSubset(tokens)
     marks = np.zeros((1, int(tokens.host.max(initial=-1)) + 1), dtype=np.bool_)
     marks[0, tokens.host] = True
-    return Subset(Table.holding(marks, tokens.device))
+    return Subset(OwnedTensor.holding(marks, tokens.device))
 
 
 def _dense_enough(positions: np.ndarray, count: int) -> bool:
@@ -247,7 +247,7 @@ def _moved_near(scope: ProgramScope, first: int, program: Program) -> np.ndarray
     distinct, which = np.unique(offsets, return_inverse=True)
     moved = which.reshape(-1) * (bottom - top) + first - top
     many = len(moved) != 1
-    program.write(Operation.AT, int(many), program.table(torch.from_numpy(moved)) if many else int(moved[0]))
+    program.write(Opcode.AT, int(many), program.table(torch.from_numpy(moved)) if many else int(moved[0]))
     return (distinct[:, None] + np.arange(top, bottom)).ravel()
 
 

@@ -21,7 +21,7 @@ HISTOGRAMS = ("query", "key", "value", "logits", "weights")
 
 
 @dataclass(frozen=True)
-class Asked:
+class StatisticsRequest:
     groups: tuple[str, ...]
     members: Tensor | None  # (B|1, G, Lk) bool
     received: bool
@@ -29,10 +29,12 @@ class Asked:
     histograms: frozenset[str]
 
 
-def make_asked(call: Call, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any) -> Asked:
+def make_asked(
+    call: Call, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any
+) -> StatisticsRequest:
     """Check what is asked; every refusal names the argument, what came and what was expected."""
     names, members = _groups(call, groups)
-    return Asked(names, members, bool(received), whole(top, "top", least=0), _histograms(histograms))
+    return StatisticsRequest(names, members, bool(received), whole(top, "top", least=0), _histograms(histograms))
 
 
 def _groups(call: Call, groups: Any) -> tuple[tuple[str, ...], Tensor | None]:

@@ -21,11 +21,11 @@ from .._foreign import named, refused
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
 from . import _dense, _fused, _tiled
-from ._asked import Asked, make_asked
-from ._heads import Vectors, per_head
+from ._asked import StatisticsRequest, make_asked
+from ._heads import HeadVectors, per_head
 from ._result import Statistics
-from ._rows import Rows
-from ._sight import Sight, sight_of
+from ._rows import RowStatistics
+from ._sight import RowVisibility, sight_of
 from ._uncompiled import uncompiled
 
 BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
@@ -128,7 +128,7 @@ def _bare(tensor: Tensor, name: str) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal if forward_ad._current_level >= 0 else tensor
 
 
-def choose(call: Call, asked: Asked, backend: str) -> Any:
+def choose(call: Call, asked: StatisticsRequest, backend: str) -> Any:
     """The module that computes the call."""
     if backend == "auto":
         return _tiled if _fused.refuses(call, asked) else _fused
@@ -140,9 +140,9 @@ def choose(call: Call, asked: Asked, backend: str) -> Any:
     return BACKENDS[backend]
 
 
-def _statistics(call: Call, asked: Asked, module: Any, has_value: bool) -> Statistics:
+def _statistics(call: Call, asked: StatisticsRequest, module: Any, has_value: bool) -> Statistics:
     sight = sight_of(call)
-    rows: Rows = module.rows(call, asked, sight.standing, sight.first)
+    rows: RowStatistics = module.rows(call, asked, sight.standing, sight.first)
     counted = rows.lse != -torch.inf
     if asked.top:
         spoiled = torch.isnan(rows.lse)[..., None]
@@ -167,17 +167,17 @@ def _statistics(call: Call, asked: Asked, module: Any, has_value: bool) -> Stati
 
 
 def _per_head(
-    call: Call, asked: Asked, rows: Rows, counted: Tensor, sight: Sight, has_value: bool
+    call: Call, asked: StatisticsRequest, rows: RowStatistics, counted: Tensor, sight: RowVisibility, has_value: bool
 ) -> dict[str, dict[str, Tensor]]:
     keys = sight.keys
     if keys is not None and keys.shape[1] > 1:
         keys = keys.unflatten(1, (call.kv_heads, -1)).any(2)
     vectors = {
-        "query": Vectors.of(call.query, None if bool(counted.all()) else counted),
-        "key": Vectors.of(call.key, keys),
+        "query": HeadVectors.of(call.query, None if bool(counted.all()) else counted),
+        "key": HeadVectors.of(call.key, keys),
     }
     if has_value:
-        vectors["value"] = Vectors.of(call.value, keys)
+        vectors["value"] = HeadVectors.of(call.value, keys)
     found = per_head(vectors, asked.histograms, rows, counted, sight.seen)
     if asked.histograms & {"logits", "weights"}:
         _tiled.add_histograms(call, asked, rows, found)

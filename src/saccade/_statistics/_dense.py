@@ -11,17 +11,17 @@ from torch import Tensor
 from .._biases import Placement
 from .._call import Call
 from .._reference import _logits, _seen_and_bias
-from ._asked import Asked
+from ._asked import StatisticsRequest
 from ._places import positions
-from ._rows import Rows
+from ._rows import RowStatistics
 
 
-def refuses(call: Call, asked: Asked) -> str | None:
+def refuses(call: Call, asked: StatisticsRequest) -> str | None:
     """None: the reference takes every call."""
     return None
 
 
-def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
+def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     seen, bias = _seen_and_bias(call)
     seen = seen & (bias != -torch.inf)
     logits = torch.where(seen, _logits(call, seen) + bias, -torch.inf)
@@ -49,7 +49,7 @@ def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
     fine = seen & ~bad
     best = _greatest(logits, -torch.inf)
     top_weights, top_keys = _top(logits, p, asked.top)
-    return Rows(
+    return RowStatistics(
         lse=lse,
         entropy=torch.where(p == 0, 0.0, -p * log_p).sum(-1),
         largest=_greatest(p, 0.0),

@@ -11,23 +11,23 @@ from torch import Tensor
 from .._backends import _native_statistics
 from .._biases import Placement
 from .._call import Call
-from ._asked import Asked
-from ._rows import Rows
+from ._asked import StatisticsRequest
+from ._rows import RowStatistics
 
 
-def refuses(call: Call, asked: Asked) -> str | None:
+def refuses(call: Call, asked: StatisticsRequest) -> str | None:
     """Why the kernels cannot do this call, or None."""
     return _native_statistics.refuses(call, asked.top)
 
 
-def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
+def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     groups = None if asked.members is None else asked.members.transpose(0, 1)
     found = _native_statistics.run(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
     lse = found.lse if call.sink is None else _with_sink(found.lse, call.sink)
     mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
     mass |= {"sink": found.sink, **dict(zip(asked.groups, found.groups.unbind(0), strict=True))}
     top_weights, top_keys = found.top_weights, found.top_keys
-    return Rows(
+    return RowStatistics(
         lse=lse,
         entropy=found.entropy,
         largest=found.largest,

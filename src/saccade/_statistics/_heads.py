@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from ._histograms import even_bins, even_edges, tally
-from ._rows import Rows
+from ._rows import RowStatistics
 
 Numbers = dict[str, Tensor]
 
 
-class Vectors(NamedTuple):
+class HeadVectors(NamedTuple):
     entries: Tensor  # (B, H, L, D), float32 at least
     real: Tensor | None  # bool (B, H, L), None: all are
 
     @classmethod
-    def of(cls, tensor: Tensor, real: Tensor | None) -> Vectors:
+    def of(cls, tensor: Tensor, real: Tensor | None) -> HeadVectors:
         """`real` is (B|1, H|1, L)."""
         wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
         return cls(wide, None if real is None else real.expand(wide.shape[:3]))
@@ -46,7 +46,7 @@ class Vectors(NamedTuple):
 
 
 def per_head(
-    vectors: dict[str, Vectors], histograms: Collection[str], rows: Rows, counted: Tensor, seen: Tensor
+    vectors: dict[str, HeadVectors], histograms: Collection[str], rows: RowStatistics, counted: Tensor, seen: Tensor
 ) -> dict[str, Numbers]:
     """What `Statistics.heads` holds, but for the histograms of logits and weights.
 
@@ -77,13 +77,13 @@ def per_head(
 # --- vectors ------------------------------------------------------------------------------------------------------
 
 
-def _sound(vectors: Vectors, bounds: tuple[Tensor, Tensor]) -> Numbers:
+def _sound(vectors: HeadVectors, bounds: tuple[Tensor, Tensor]) -> Numbers:
     """Of vectors that are all finite."""
     low, high = bounds
     return {"min": low, "max": high, "norm": _average(vectors.norms, vectors.real)} | _none_bad(low)
 
 
-def _exactly(vectors: Vectors, histogram: bool) -> Numbers:
+def _exactly(vectors: HeadVectors, histogram: bool) -> Numbers:
     """Of vectors some entries of which are not finite, or none of which are real."""
     entries, real = vectors
     finite = torch.isfinite(entries)
@@ -115,7 +115,7 @@ def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
 # --- logits and weights -------------------------------------------------------------------------------------------
 
 
-def _bad_pairs(rows: Rows, seen: Tensor) -> tuple[Numbers, Numbers]:
+def _bad_pairs(rows: RowStatistics, seen: Tensor) -> tuple[Numbers, Numbers]:
     """Shares and first places of logits and of weights. A NaN or +inf among a row's logits spoils each weight."""
     pairs = seen.sum((0, 2))
     spoiled = torch.where(torch.isnan(rows.largest), seen, 0)

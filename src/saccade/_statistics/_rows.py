@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowStatistics:
     """(B, Hq, Lq) unless it says otherwise. Rows that see nothing hold 0, -1 for a key, and lse = -inf."""
 
     lse: Tensor  # the sink counted
@@ -34,12 +34,12 @@ class Rows:
     received: Tensor | None = None  # (B, Hq, Lk)
 
 
-def joined(parts: list[Rows], dim: int) -> Rows:
+def joined(parts: list[RowStatistics], dim: int) -> RowStatistics:
     """Rows one after another (dim 2) or items (dim 0)."""
     if len(parts) == 1:
         return parts[0]
-    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Rows)}
-    return Rows(**{name: _joined(column, dim) for name, column in columns.items()})
+    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(RowStatistics)}
+    return RowStatistics(**{name: _joined(column, dim) for name, column in columns.items()})
 
 
 def _joined(column: list[Any], dim: int) -> Any:

@@ -23,7 +23,7 @@ from ._places import padded_rows, positions, standing
 _ROWS, _KEYS = 256, 2048
 
 
-class Sight(NamedTuple):
+class RowVisibility(NamedTuple):
     """What depends on the mask and the lengths alone, unless a bias of -inf hides more."""
 
     seen: Tensor  # int64 (B|1, H|1, Lq|1), how many keys each row sees
@@ -35,10 +35,10 @@ class Sight(NamedTuple):
 
 # One mask serves every layer of a model. By identity, because to compare two masks means to compare their tensors; on
 # a CPU alone, because elsewhere a remembered tensor would have to know of streams and of graphs being captured.
-_REMEMBERED: dict[int, tuple[Any, tuple[int, int], Sight]] = {}
+_REMEMBERED: dict[int, tuple[Any, tuple[int, int], RowVisibility]] = {}
 
 
-def sight_of(call: Call) -> Sight:
+def sight_of(call: Call) -> RowVisibility:
     """What the mask shows and a bias of -inf does not hide."""
     mask, sizes = call.mask, (call.length_q, call.length_k)
     if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
@@ -53,14 +53,14 @@ def sight_of(call: Call) -> Sight:
 
 
 @lasting
-def _worked_out(call: Call) -> Sight:
+def _worked_out(call: Call) -> RowVisibility:
     hidden = _hides(call)
     seen = None if hidden else _counted(call)
     if seen is None:
         seen, keys = _walked(call, hidden)
     else:
         keys = keys_seen(call.mask, call.length_q, call.length_k, device=call.device)
-    return Sight(
+    return RowVisibility(
         seen, keys, _first(keys, call.device), padded_rows(call.mask, call.length_q, call.device), standing(call)
     )
 
@@ -82,7 +82,7 @@ def _hides(call: Call) -> bool:
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _DistanceRule:
     """Row i sees the keys j with `keys[j]` and -left <= j - pos(i) <= right, if `rows[i]`; None sets no limit."""
 
     left: int | None = None
@@ -98,7 +98,7 @@ def _counted(call: Call) -> Tensor | None:
         return torch.full((1, 1, 1), call.length_k, device=call.device)
     if isinstance(mask, FromTensor):
         return mask.tensor.sum(-1) * (1 if mask.tensor.shape[3] == call.length_k else call.length_k)
-    rule = _rule(mask, _Rule(), call)
+    rule = _rule(mask, _DistanceRule(), call)
     if rule is None:
         return None
     placement = _stands_at(mask, call.length_k - call.length_q, call.device)
@@ -117,10 +117,10 @@ def _counted(call: Call) -> Tensor | None:
     return (count if rule.rows is None else torch.where(rule.rows, count, 0))[:, None]
 
 
-def _rule(mask: Mask, rule: _Rule, call: Call) -> _Rule | None:
+def _rule(mask: Mask, rule: _DistanceRule, call: Call) -> _DistanceRule | None:
     """The rule of `mask` and `rule` together."""
     if isinstance(mask, And):
-        joined: _Rule | None = rule
+        joined: _DistanceRule | None = rule
         for part in mask.parts:
             joined = None if joined is None else _rule(part, joined, call)
         return joined

@@ -20,39 +20,39 @@ from torch import Tensor
 from .._backends._tiles import NEGATIVE, weigh
 from .._biases import Placement, Span
 from .._call import Call
-from ._asked import PLACES, Asked
+from ._asked import PLACES, StatisticsRequest
 from ._histograms import even_bins, even_edges, octave_bins, octaves, tally
 from ._places import positions
-from ._rows import Rows, joined
-from ._walk import Piece, Walk, walks
+from ._rows import RowStatistics, joined
+from ._walk import TileWalk, WeightTile, walks
 
 _GONE = -1000.0  # exp of it is 0 in every dtype, and 0 * it is 0 where 0 * -inf is not
 
 
-def refuses(call: Call, asked: Asked) -> str | None:
+def refuses(call: Call, asked: StatisticsRequest) -> str | None:
     """None: the tiles take every call."""
     return None
 
 
-def rows(call: Call, asked: Asked, standing: Placement, first: Tensor) -> Rows:
+def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     parts = walks(call, asked, standing, first)
     found = joined([_rows_of(walk) for walk in parts], 0)
     return replace(found, received=torch.cat([_received(walk, found) for walk in parts])) if asked.received else found
 
 
-def _rows_of(walk: Walk) -> Rows:
+def _rows_of(walk: TileWalk) -> RowStatistics:
     key_spans = walk.problem.key_spans()
     spans = walk.problem.row_spans() or [Span(0, 0, torch.arange(0, device=walk.query.device))]
     blocks = []
     for span in spans:
-        sums = _Sums(walk, span)
+        sums = _RowSums(walk, span)
         for piece in walk.pieces(span, key_spans):
             sums.add(walk, piece)
         blocks.append(_finished(walk, sums))
     return joined(blocks, 2)
 
 
-def _received(walk: Walk, rows: Rows) -> Tensor:
+def _received(walk: TileWalk, rows: RowStatistics) -> Tensor:
     """sum_i p_ij over the counted rows, (B, Hq, Lk)."""
     sums = walk.zeros(walk.problem.length_k)
     for piece, weights in walk.weights(rows):
@@ -60,7 +60,9 @@ def _received(walk: Walk, rows: Rows) -> Tensor:
     return sums
 
 
-def add_histograms(call: Call, asked: Asked, rows: Rows, found: dict[str, dict[str, Tensor]]) -> None:
+def add_histograms(
+    call: Call, asked: StatisticsRequest, rows: RowStatistics, found: dict[str, dict[str, Tensor]]
+) -> None:
     """Counts and edges of logits and weights, as far as they are asked for, into what was found of them per head."""
     wanted = [name for name in ("logits", "weights") if name in asked.histograms]
     for name in wanted:
@@ -77,10 +79,10 @@ def add_histograms(call: Call, asked: Asked, rows: Rows, found: dict[str, dict[s
                 found[name]["counts"] += tally(bins, inside, edges)
 
 
-class _Sums:
+class _RowSums:
     """What is carried from tile to tile for a block of rows: (B, Hq, r), and (B, Hq, r, n) for n groups or keys."""
 
-    def __init__(self, walk: Walk, rows: Span):
+    def __init__(self, walk: TileWalk, rows: Span):
         zeros = walk.zeros(len(rows))
         none = torch.full_like(zeros, -1, dtype=torch.int64)
         self.best, self.best_at = torch.full_like(zeros, NEGATIVE), none
@@ -96,7 +98,7 @@ class _Sums:
         self.wanted = torch.stack(torch.broadcast_tensors(*wanted), -1)  # (B|1, r, 4), keys
         self.found = walk.zeros(len(rows), len(PLACES)) + NEGATIVE  # their logits
 
-    def add(self, walk: Walk, piece: Piece) -> None:
+    def add(self, walk: TileWalk, piece: WeightTile) -> None:
         keys, logits, _ = piece
         tile_best, tile_at = logits.max(-1)
         self.best_at = torch.where(tile_best > self.best, tile_at + keys.start, self.best_at)
@@ -126,7 +128,7 @@ class _Sums:
         found = logits.gather(-1, index.clamp(0, len(keys) - 1).expand(self.found.shape))
         self.found = torch.where(inside, found, self.found)
 
-    def _range(self, piece: Piece, greatest: Tensor) -> None:
+    def _range(self, piece: WeightTile, greatest: Tensor) -> None:
         keys, logits, seen = piece
         shown = logits if seen is None else torch.where(seen, logits, torch.inf)
         least = shown.amin(-1)
@@ -163,7 +165,7 @@ def _greatest(entries: Tensor, count: int) -> Tensor:
     return torch.topk((ordered << 32) - places, count, dim=-1).indices
 
 
-def _finished(walk: Walk, sums: _Sums) -> Rows:
+def _finished(walk: TileWalk, sums: _RowSums) -> RowStatistics:
     empty = sums.total == 0
     some = torch.where(empty, 1.0, sums.total)
     pivot = torch.where(empty, 0.0, sums.best)
@@ -173,7 +175,7 @@ def _finished(walk: Walk, sums: _Sums) -> Rows:
     # Of a row that sees a NaN, what it does not see still weighs 0.
     places = torch.where(sums.found == NEGATIVE, 0.0, _weight(sums.found, *wide))
     entropy = torch.where(empty, 0.0, kept * rest - sums.shifted * factor)
-    return Rows(
+    return RowStatistics(
         lse=torch.where(empty, NEGATIVE, pivot + rest),
         entropy=entropy.clamp(min=0),
         largest=torch.where(empty, 0.0, torch.exp(-rest)),
@@ -196,7 +198,7 @@ def _weight(logits: Tensor, pivot: Tensor, rest: Tensor, empty: Tensor) -> Tenso
     return torch.where(empty, 0.0, torch.exp((logits - pivot) - rest))
 
 
-def _masses(walk: Walk, places: Tensor, sink: Tensor, groups: Tensor) -> dict[str, Tensor]:
+def _masses(walk: TileWalk, places: Tensor, sink: Tensor, groups: Tensor) -> dict[str, Tensor]:
     mass = dict(zip(PLACES, places.unbind(-1), strict=True)) | {"sink": sink}
     return mass | dict(zip(walk.names, groups.unbind(-1), strict=True))
 

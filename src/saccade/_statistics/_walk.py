@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from .._backends import _tiles
-from .._backends._tiles import NEGATIVE, Problem, logits_of, look
+from .._backends._tiles import NEGATIVE, TileProblem, logits_of, look
 from .._biases import Placement, Span
 from .._call import Call
-from ._asked import Asked
-from ._rows import Rows
+from ._asked import StatisticsRequest
+from ._rows import RowStatistics
 
 
-class Piece(NamedTuple):
+class WeightTile(NamedTuple):
     """One tile: its logits, -inf where nothing is seen, and what is seen (None: all)."""
 
     keys: Span
@@ -29,10 +29,10 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walk:
+class TileWalk:
     """Some batch items of a call."""
 
-    problem: Problem
+    problem: TileProblem
     query: Tensor
     key: Tensor
     parameter: Tensor | None  # of the bias
@@ -50,7 +50,7 @@ class Walk:
     def zeros(self, *shape: int) -> Tensor:
         return self.query.new_zeros(self.query.shape[0], self.heads, *shape, dtype=self.problem.dtype)
 
-    def pieces(self, rows: Span, key_spans: list[Span]) -> Iterator[Piece]:
+    def pieces(self, rows: Span, key_spans: list[Span]) -> Iterator[WeightTile]:
         problem = self.problem
         q, bad_q = problem.block(self.query, rows)
         for _, keys, kind in problem.tiles(rows, key_spans):
@@ -62,9 +62,9 @@ class Walk:
             if scores is not None and problem.guarded:  # as every problem is whose bias holds -inf
                 allowed = scores != NEGATIVE
                 seen = allowed if seen is None else seen & allowed
-            yield Piece(keys, logits, seen)
+            yield WeightTile(keys, logits, seen)
 
-    def weights(self, rows: Rows) -> Iterator[tuple[Piece, Tensor]]:
+    def weights(self, rows: RowStatistics) -> Iterator[tuple[WeightTile, Tensor]]:
         """Every tile with its weights (B, Hq, r, c), 0 where nothing is seen, once the rows are known."""
         items = slice(*self.problem.batch)
         pivots = torch.zeros_like(rows.rest)[items] if rows.pivot is None else rows.pivot[items]
@@ -77,19 +77,28 @@ class Walk:
                 yield piece, weights if piece.seen is None else torch.where(piece.seen, weights, 0.0)
 
 
-def walks(call: Call, asked: Asked, standing: Placement, first: Tensor) -> list[Walk]:
+def walks(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> list[TileWalk]:
     """The call in groups of items, so that memory does not grow with the batch."""
     tile = call.heads * min(_tiles.ROWS, max(1, call.length_q)) * min(_tiles.KEYS, max(1, call.length_k))
     size = max(1, _tiles.GROUP // tile)
     parameter = None if call.bias is None else call.bias.parameter
     members = None if asked.members is None else asked.members.transpose(1, 2).to(call.accumulator)
-    whole = Walk(
-        Problem.of(call), call.query, call.key, parameter, call.sink, standing, first, asked.groups, members, asked.top
+    whole = TileWalk(
+        TileProblem.of(call),
+        call.query,
+        call.key,
+        parameter,
+        call.sink,
+        standing,
+        first,
+        asked.groups,
+        members,
+        asked.top,
     )
     return [_items(whole, start, min(start + size, call.batch)) for start in range(0, max(1, call.batch), size)]
 
 
-def _items(walk: Walk, start: int, stop: int) -> Walk:
+def _items(walk: TileWalk, start: int, stop: int) -> TileWalk:
     def cut(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[0] == 1 else tensor[start:stop]
 

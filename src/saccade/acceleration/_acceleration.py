@@ -12,12 +12,12 @@ from types import TracebackType
 from .._backends import _kernels
 from .._hooks import mha_handled_by, sdpa_handled_by
 from ._answers import answer, answer_mha
-from ._thread import THREAD, Held, Tally
+from ._thread import THREAD, ActiveAccelerations, CallCounts
 
 _LOCK = threading.RLock()  # one may be switched off by another thread than the one that it is on for
 
 
-class Acceleration(Tally):
+class Acceleration(CallCounts):
     """What `saccade.accelerate()` gives: a switch, and the count of what went where.
 
     As a context manager, or by `install()` and `uninstall()`, it is on for the calls of the thread that switched it on.
@@ -32,7 +32,7 @@ class Acceleration(Tally):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: Held | None = None
+        self._held: ActiveAccelerations | None = None
 
     @property
     def taken(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _tap
 from .._backends import native
 from .._checks import make_call
-from .._hooks import Meaning, SdpaCall
+from .._hooks import SdpaCall, SdpaMeaning
 from . import _rules
 from ._thread import counted
 
@@ -42,7 +42,7 @@ def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | 
     return proceed()
 
 
-def _computed(meaning: Meaning) -> Tensor | str:
+def _computed(meaning: SdpaMeaning) -> Tensor | str:
     """(B, Hq, Lq, Dv), or why the kernels cannot."""
     query, key, value, mask, bias, scale, dropout, _ = meaning
     if bias is None and not dropout:
@@ -54,7 +54,7 @@ def _computed(meaning: Meaning) -> Tensor | str:
     return native.run(call)[0] if refused is None else refused
 
 
-def _told(meaning: Meaning) -> Tensor | str:
+def _told(meaning: SdpaMeaning) -> Tensor | str:
     """The same, and those who watch this thread are told of the call: they do not see it anywhere else."""
     with _tap.aside() as observers:
         out = _computed(meaning)

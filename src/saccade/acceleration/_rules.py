@@ -27,7 +27,7 @@ from torch.utils._device import DeviceContext
 
 from .. import _tap
 from .._backends import _kernels
-from .._hooks import Meaning, SdpaCall
+from .._hooks import SdpaCall, SdpaMeaning
 
 SMALL = "too small for the kernels to be faster"
 EMPTY = "nothing to compute"
@@ -47,7 +47,7 @@ _DROPPED_PAIRS = 2**12
 _BIAS_PAIRS, _BIAS_WIDTHS = 2**21, 128  # and the least of D + Dv
 
 
-def taken(call: SdpaCall) -> Meaning | str:
+def taken(call: SdpaCall) -> SdpaMeaning | str:
     """What the call means, where Saccade takes it; otherwise why not."""
     return _foreign(call) or _interrupted() or small(call) or _undefined(call) or _meant(call)
 
@@ -140,20 +140,20 @@ def _interrupted() -> str | None:
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return "a dispatch mode or torch.jit.trace wants to see PyTorch's operators"
     modes = torch._C._len_torch_function_stack()
-    harmless = DeviceContext, _tap.OnlyLooks
+    harmless = DeviceContext, _tap.PassiveMode
     if modes and any(not isinstance(torch._C._get_function_stack_at(n), harmless) for n in range(modes)):
         return "a TorchFunctionMode wants to see PyTorch's functions"
     return None
 
 
-def _meant(call: SdpaCall) -> Meaning | str:
+def _meant(call: SdpaCall) -> SdpaMeaning | str:
     meaning = call.meaning()
     if isinstance(meaning, str) or meaning.bias is None:
         return meaning
     return _biased(meaning) or meaning
 
 
-def _biased(meaning: Meaning) -> str | None:
+def _biased(meaning: SdpaMeaning) -> str | None:
     query, key, value, _, bias, _, dropout, leading = meaning
     assert bias is not None
     pairs = math.prod(leading) * key.shape[2]

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import ExitStack
 
 
-class Tally:
+class CallCounts:
     """What went where: calls taken, by backend; calls left, by the reason; how many of both a compiler traced."""
 
     def __init__(self) -> None:
@@ -16,17 +16,17 @@ class Tally:
         self.traced = 0
 
 
-class Held:
+class ActiveAccelerations:
     """The accelerations that are on in one thread, and what is undone with the last one."""
 
     def __init__(self) -> None:
-        self.on: tuple[Tally, ...] = ()
+        self.on: tuple[CallCounts, ...] = ()
         self.blocks = ExitStack()
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.held = Held()
+        self.held = ActiveAccelerations()
 
 
 THREAD = _Thread()

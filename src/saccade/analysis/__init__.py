@@ -5,38 +5,38 @@ Begin with `_corpus.py`. Imports `inspection`, which knows one text, and what th
 
 from __future__ import annotations
 
-from ._compare import Change, Comparison, compare
+from ._compare import ModelComparison, ScoreChange, compare
 from ._coreference import Coreference, study_coreference
 from ._corpus import ROLES, CorpusScores, study_corpus
-from ._labels import Labelled, read_labels
+from ._labels import LabelledSentence, read_labels
 from ._mentions import Document, Mention, read_coreference
 from ._numbers import COLUMNS, as_numbers, as_rows
-from ._probe import Knows, Probe, study_probe
+from ._probe import Probe, ProbeAccuracy, study_probe
 from ._scores import SCORES
 from ._syntax import Syntax, study_syntax
-from ._tally import Answer, Tally
+from ._tally import AnswerShare, AnswerTally
 from ._texts import Text, cut, read_files
-from ._treebank import Sentence, Word, read_treebank
+from ._treebank import Sentence, TreebankWord, read_treebank
 
 __all__ = [
     "COLUMNS",
     "ROLES",
     "SCORES",
-    "Answer",
-    "Change",
-    "Comparison",
+    "AnswerShare",
+    "AnswerTally",
     "Coreference",
     "CorpusScores",
     "Document",
-    "Knows",
-    "Labelled",
+    "LabelledSentence",
     "Mention",
+    "ModelComparison",
     "Probe",
+    "ProbeAccuracy",
+    "ScoreChange",
     "Sentence",
     "Syntax",
-    "Tally",
     "Text",
-    "Word",
+    "TreebankWord",
     "as_numbers",
     "as_rows",
     "compare",

@@ -22,7 +22,7 @@ _ENTRIES = 2**24  # weights formed at once: 64 MiB of float32
 TOLERATED = 0.05  # of all words may have no token of their own before a file is refused
 
 
-class Aligned(NamedTuple):
+class AlignedText(NamedTuple):
     """A text as a model reads it. A unit is a word, or several that share tokens and cannot be told apart.
 
     The tokens of unit u are ``starts[u] <= i < starts[u + 1]``; special tokens belong to none.
@@ -42,7 +42,7 @@ class Aligned(NamedTuple):
         return next((word for word, unit in enumerate(self.unit_of) if unit is None), None)
 
 
-def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> Aligned:
+def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> AlignedText:
     """The words ``text[start:stop]``, in order, on the tokens of ``model``; blanks belong to the word after them."""
     found = model.encode(text)
     ahead = len(model.before)
@@ -64,7 +64,7 @@ def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> Alig
         for word in held:
             unit_of[word] = unit
     ids = (*model.before, *found.ids, *model.after)
-    return Aligned(ids, (*starts, ahead + len(found.ids)), tuple(unit_of))
+    return AlignedText(ids, (*starts, ahead + len(found.ids)), tuple(unit_of))
 
 
 def _owners(words: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -73,7 +73,7 @@ def _owners(words: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) 
     return [(bisect_right(stops, start), bisect_left(starts, stop)) for start, stop in spans]
 
 
-def most_attended(call: AttentionCall, aligned: Aligned, asked: Sequence[int]) -> np.ndarray:
+def most_attended(call: AttentionCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
     """(Hq, N): the unit that each unit of ``asked`` looks at most, itself and special tokens left out.
 
     -1 where all its weight is on itself and on special tokens. The first of several with the same weight.
@@ -85,7 +85,7 @@ def most_attended(call: AttentionCall, aligned: Aligned, asked: Sequence[int]) -
     return np.concatenate(parts, 1)
 
 
-def _most(call: AttentionCall, aligned: Aligned, asked: Sequence[int]) -> np.ndarray:
+def _most(call: AttentionCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
     pieces = [range(aligned.starts[u], aligned.starts[u + 1]) for u in asked]
     weights = weights_of(call, rows=[row for held in pieces for row in held])[0].double().cpu()
     of_query = torch.repeat_interleave(torch.tensor([len(held) for held in pieces]))
@@ -99,7 +99,7 @@ def _most(call: AttentionCall, aligned: Aligned, asked: Sequence[int]) -> np.nda
     return np.where(words.numpy().max(-1) > 0, best, -1)
 
 
-class Missing:
+class UnmatchedWords:
     """Counts words to which the tokenizer gives no token; a file in which they are many does not match it."""
 
     def __init__(self, source: str, model: str):
@@ -107,7 +107,7 @@ class Missing:
         self.words = self.missing = 0
         self._first = ""
 
-    def add(self, sentence: str, forms: Sequence[str], aligned: Aligned) -> None:
+    def add(self, sentence: str, forms: Sequence[str], aligned: AlignedText) -> None:
         gone = sum(unit is None for unit in aligned.unit_of)
         if gone and not self._first:
             at = aligned.missing

@@ -16,7 +16,7 @@ from ._scores import SCORES
 from ._uncertainty import LEVEL, half_width
 
 
-class Change(NamedTuple):
+class ScoreChange(NamedTuple):
     """One head's score in the one model and in the other, and their difference with its uncertainty."""
 
     layer: int
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ModelComparison:
     """``after`` less ``before``, text by text.
 
     ``by_head`` says whether heads are compared one by one, which needs the same layers and heads in both; thirds of
@@ -51,7 +51,7 @@ class Comparison:
             raise ValueError(f"heads cannot be compared one by one between {shapes}; thirds of the layers can")
         return np.asarray(self.after.scores[name] - self.before.scores[name])
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ScoreChange]:
         """Every head and score that both models have, the largest differences first."""
         found = []
         for name in SCORES:
@@ -62,7 +62,7 @@ class Comparison:
             for layer, head in zip(*(axis.tolist() for axis in np.nonzero(known)), strict=True):
                 at = layer, head
                 found.append(
-                    Change(
+                    ScoreChange(
                         layer,
                         head,
                         name,
@@ -85,14 +85,14 @@ class Comparison:
         return sum(int(np.isfinite(mean(self.differences(name))).sum()) for name in SCORES)
 
 
-def compare(before: CorpusScores, after: CorpusScores) -> Comparison:
+def compare(before: CorpusScores, after: CorpusScores) -> ModelComparison:
     """Pair the texts of two studies. ValueError where they are not the same texts."""
     if before.texts == after.texts:
-        return Comparison(before, after)
+        return ModelComparison(before, after)
     shared = [name for name in before.texts if name in after.texts]
     if not shared:
         raise ValueError(f"{before.model} and {after.model} were studied on different texts; none is shared")
-    return Comparison(_only(before, shared), _only(after, shared))
+    return ModelComparison(_only(before, shared), _only(after, shared))
 
 
 def _only(study: CorpusScores, names: list[str]) -> CorpusScores:

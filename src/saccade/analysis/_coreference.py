@@ -17,9 +17,9 @@ import torch
 
 from .._tap import AttentionCall
 from ..inspection import TextModel
-from ._alignment import Aligned, Missing, align, most_attended
+from ._alignment import AlignedText, UnmatchedWords, align, most_attended
 from ._mentions import Document, Mention
-from ._tally import Answer, Tally
+from ._tally import AnswerShare, AnswerTally
 from ._texts import fitting
 
 EVERY = "all"
@@ -42,9 +42,9 @@ class Coreference:
     words: int
     missing: int
     out_of_reach: int
-    tallies: dict[str, Tally]
-    nearest: dict[str, Answer]
-    same_word: dict[str, Answer]
+    tallies: dict[str, AnswerTally]
+    nearest: dict[str, AnswerShare]
+    same_word: dict[str, AnswerShare]
 
 
 def study_coreference(
@@ -55,8 +55,8 @@ def study_coreference(
     Raises:
         ValueError: no anaphor with an antecedent that the model reads at once, or words that do not match its tokens.
     """
-    found = _Found(model)
-    missing = Missing(source, model.name)
+    found = _AntecedentTallies(model)
+    missing = UnmatchedWords(source, model.name)
     pieces = [piece for document in documents for piece in _pieces(model, document)]
     for piece in pieces:
         missing.add(piece.name, [piece.text[start:stop] for start, stop in piece.words], piece.aligned)
@@ -82,17 +82,17 @@ def study_coreference(
     )
 
 
-class _Piece(NamedTuple):
+class _DocumentPart(NamedTuple):
     """A document, or as much of it as the model reads at once."""
 
     name: str
     text: str
     words: tuple[tuple[int, int], ...]
     mentions: tuple[Mention, ...]
-    aligned: Aligned
+    aligned: AlignedText
 
 
-def _pieces(model: TextModel, document: Document) -> Iterator[_Piece]:
+def _pieces(model: TextModel, document: Document) -> Iterator[_DocumentPart]:
     words, first = document.words, 0
     while first < len(words):
         start = words[first][0]
@@ -111,7 +111,7 @@ def _pieces(model: TextModel, document: Document) -> Iterator[_Piece]:
             if first <= m.first and m.last < last
         )
         text = document.text[start : words[last - 1][1]]
-        yield _Piece(document.name, text, own, mentions, align(model, text, own))
+        yield _DocumentPart(document.name, text, own, mentions, align(model, text, own))
         first = last
 
 
@@ -125,27 +125,27 @@ def _anaphora(mentions: Sequence[Mention]) -> list[tuple[Mention, list[Mention]]
     return found
 
 
-class _Case(NamedTuple):
+class _AntecedentCase(NamedTuple):
     kinds: tuple[str, ...]
     asks: int
     answers: frozenset[int]
 
 
-class _Found:
+class _AntecedentTallies:
     """What has been asked so far."""
 
     def __init__(self, model: TextModel):
         self.model = model
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, AnswerTally] = {}
         self._right: dict[tuple[str, str], int] = {}
 
-    def ask(self, fold: int, piece: _Piece) -> None:
+    def ask(self, fold: int, piece: _DocumentPart) -> None:
         cases = [case for pair in _anaphora(piece.mentions) if (case := self._case(piece, *pair)) is not None]
         if not cases:
             return
         for case in cases:
             for kind in case.kinds:
-                tally = self.tallies.setdefault(kind, Tally(self.model.heads))
+                tally = self.tallies.setdefault(kind, AnswerTally(self.model.heads))
                 tally.ask(fold, [answer - case.asks for answer in case.answers])
         asked = sorted({case.asks for case in cases})
         rows = [asked.index(case.asks) for case in cases]
@@ -162,7 +162,7 @@ class _Found:
 
         self.model.run(torch.tensor([piece.aligned.ids]), visit)
 
-    def _case(self, piece: _Piece, mention: Mention, antecedents: list[Mention]) -> _Case | None:
+    def _case(self, piece: _DocumentPart, mention: Mention, antecedents: list[Mention]) -> _AntecedentCase | None:
         """None where tokens do not tell the anaphor from its antecedents."""
         unit_of = piece.aligned.unit_of
         asks = unit_of[mention.head]
@@ -178,12 +178,12 @@ class _Found:
             for name, nearest in (("nearest", before), ("same word", same)):
                 right = bool(nearest) and max(nearest, key=lambda m: (m.last, m.first)).entity == mention.entity
                 self._right[name, kind] = self._right.get((name, kind), 0) + right
-        return _Case(kinds, asks, answers)
+        return _AntecedentCase(kinds, asks, answers)
 
-    def baseline(self, name: str) -> dict[str, Answer]:
-        return {kind: Answer(self._right[name, kind], tally.total) for kind, tally in self.tallies.items()}
+    def baseline(self, name: str) -> dict[str, AnswerShare]:
+        return {kind: AnswerShare(self._right[name, kind], tally.total) for kind, tally in self.tallies.items()}
 
 
-def _word(piece: _Piece, word: int) -> str:
+def _word(piece: _DocumentPart, word: int) -> str:
     start, stop = piece.words[word]
     return piece.text[start:stop].casefold()

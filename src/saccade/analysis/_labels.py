@@ -11,7 +11,7 @@ from ._treebank import read_treebank
 COLUMNS = ("upos", "deprel")
 
 
-class Labelled(NamedTuple):
+class LabelledSentence(NamedTuple):
     """A sentence with the characters of its words and a label for each; None where a word has none."""
 
     name: str
@@ -24,7 +24,7 @@ class Labelled(NamedTuple):
         return [self.text[start:stop] for start, stop in self.words]
 
 
-def read_labels(path: str | Path, column: str = "upos") -> list[Labelled]:
+def read_labels(path: str | Path, column: str = "upos") -> list[LabelledSentence]:
     """The sentences of a file, by its ending: the column of a .conllu, else `word<TAB>label` lines with blank lines
     between sentences, whose words stand between blanks in the text.
 
@@ -41,11 +41,11 @@ def read_labels(path: str | Path, column: str = "upos") -> list[Labelled]:
     return found
 
 
-def _from_treebank(path: Path, column: str) -> list[Labelled]:
+def _from_treebank(path: Path, column: str) -> list[LabelledSentence]:
     if column not in COLUMNS:
         raise ValueError(f"column: expected {' or '.join(COLUMNS)}, got {column!r}")
     return [
-        Labelled(
+        LabelledSentence(
             sentence.name,
             sentence.text,
             tuple((word.start, word.stop) for word in sentence.words),
@@ -55,8 +55,8 @@ def _from_treebank(path: Path, column: str) -> list[Labelled]:
     ]
 
 
-def _from_columns(path: Path) -> list[Labelled]:
-    sentences: list[Labelled] = []
+def _from_columns(path: Path) -> list[LabelledSentence]:
+    sentences: list[LabelledSentence] = []
     held: list[tuple[str, str]] = []
     for number, line in enumerate([*read_text(path).split("\n"), ""], 1):
         if line.strip():
@@ -74,9 +74,9 @@ def _pair(path: Path, number: int, line: str) -> tuple[str, str]:
     return cells[0].strip(), cells[1].strip()
 
 
-def _sentence(name: str, pairs: list[tuple[str, str]]) -> Labelled:
+def _sentence(name: str, pairs: list[tuple[str, str]]) -> LabelledSentence:
     at, spans = 0, []
     for word, _ in pairs:
         spans.append((at, at + len(word)))
         at += len(word) + 1
-    return Labelled(name, " ".join(word for word, _ in pairs), tuple(spans), tuple(label for _, label in pairs))
+    return LabelledSentence(name, " ".join(word for word, _ in pairs), tuple(spans), tuple(label for _, label in pairs))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..inspection import split_words
 from ._texts import read_text
-from ._treebank import Sentence, Word, read_treebank
+from ._treebank import Sentence, TreebankWord, read_treebank
 
 KINDS = {"": "", "PRON": "pronoun", "DET": "pronoun", "PROPN": "name"}  # by the tag of the head word
 
@@ -122,7 +122,7 @@ def _joined(sentences: list[Sentence]) -> Document:
     """One text, sentences between blanks; a mention may reach over several."""
     text = ""
     spans: list[tuple[int, int]] = []
-    words: list[Word] = []
+    words: list[TreebankWord] = []
     first_words: list[int] = []
     for sentence in sentences:
         start = len(text) + bool(text)
@@ -153,7 +153,7 @@ def _moved(head: int | None, by: int) -> int | None:
     return head if head is None or head < 0 else head + by
 
 
-def _brackets(sentence: Sentence, word: Word, place: int) -> Iterator[tuple[str, str]]:
+def _brackets(sentence: Sentence, word: TreebankWord, place: int) -> Iterator[tuple[str, str]]:
     """("(", ")" or "()", entity) in the order they are written.
 
     Of a mention in parts (`e1[1/2]`) the first part stands for it: the others would be antecedents of each other.
@@ -170,11 +170,11 @@ def _brackets(sentence: Sentence, word: Word, place: int) -> Iterator[tuple[str,
             yield ("()" if closed else "(") if opened else ")", name
 
 
-def _refuse(sentence: Sentence, word: Word, place: int, what: str) -> None:
+def _refuse(sentence: Sentence, word: TreebankWord, place: int, what: str) -> None:
     raise ValueError(f"sentence {sentence.name}: token {place + 1} {word.form!r} {what}")
 
 
-def _head(words: Sequence[Word], first: int, last: int) -> int:
+def _head(words: Sequence[TreebankWord], first: int, last: int) -> int:
     """The word of the mention that depends on one outside of it; the last one where the file has no tree."""
     outside = [w for w in range(first, last + 1) if not _is_within(words[w].head, first, last)]
     return outside[0] if outside and words[outside[0]].head is not None else last

@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from ._compare import Comparison
+from ._compare import ModelComparison
 from ._coreference import Coreference
 from ._corpus import THIRDS, CorpusScores, deviation, mean
 from ._probe import Probe
 from ._scores import SCORES
 from ._syntax import Syntax
-from ._tally import Answer, Tally
+from ._tally import AnswerShare, AnswerTally
 
 QUANTILES = (0.1, 0.5, 0.9)
 COLUMNS = ("study", "model", "score", "layer", "head", "value", "deviation", "chance", "count")
 
 
-def as_numbers(study: CorpusScores | Comparison | Syntax | Coreference | Probe) -> dict[str, Any]:
+def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Probe) -> dict[str, Any]:
     """What `saccade look --json` prints of a study; docs/studying.md says what each entry is. None: not known."""
     made: dict[str, Any]
     if isinstance(study, CorpusScores):
         made = _corpus(study)
-    elif isinstance(study, Comparison):
+    elif isinstance(study, ModelComparison):
         made = _comparison(study)
     elif isinstance(study, Syntax):
         made = _syntax(study)
@@ -104,7 +104,7 @@ def _thirds(study: CorpusScores, name: str) -> dict[str, Any]:
     return {third: {"mean": average[k], "deviation": spread[k]} for k, third in enumerate(THIRDS)}
 
 
-def _comparison(study: Comparison) -> dict[str, Any]:
+def _comparison(study: ModelComparison) -> dict[str, Any]:
     thirds = {}
     for name in SCORES:
         difference, wide = study.thirds(name)
@@ -119,7 +119,7 @@ def _comparison(study: Comparison) -> dict[str, Any]:
     }
 
 
-def _tally(tally: Tally) -> dict[str, Any]:
+def _tally(tally: AnswerTally) -> dict[str, Any]:
     layer, head = tally.best
     offset, answer = tally.best_offset
     of_head, of_offset = tally.held_out
@@ -131,7 +131,7 @@ def _tally(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: AnswerShare) -> dict[str, Any]:
     return {"right": answer.right, "cases": answer.cases, "share": answer.share, "interval": list(answer.interval)}
 
 

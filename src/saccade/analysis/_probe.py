@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from ..inspection import TextModel
-from ._alignment import Aligned, Missing, align
+from ._alignment import AlignedText, UnmatchedWords, align
 from ._hidden import hidden_states
-from ._labels import Labelled
+from ._labels import LabelledSentence
 from ._uncertainty import over_groups
 
 HELD_OUT = 0.25  # of the sentences
@@ -33,7 +33,7 @@ Interval = tuple[float, float]
 Progress = Callable[[int, int], None]
 
 
-class Knows(NamedTuple):
+class ProbeAccuracy(NamedTuple):
     """What a probe of one layer gets right on held-out sentences; intervals are 95 %, over sentences."""
 
     layer: int  # 0: the embeddings; n: after layer n, counted from 1
@@ -56,7 +56,7 @@ class Probe:
     majority: str
     majority_accuracy: float
     majority_interval: Interval
-    layers: tuple[Knows, ...]
+    layers: tuple[ProbeAccuracy, ...]
     words: tuple[int, int]  # to learn from, to test on
     sentences: tuple[int, int]
     too_long: int
@@ -64,7 +64,7 @@ class Probe:
     left: int  # sentences that were not needed
 
 
-class _Examples(NamedTuple):
+class _ProbeExamples(NamedTuple):
     vectors: list[np.ndarray]  # (N, E) by layer
     labels: np.ndarray  # (N,)
     forms: np.ndarray  # (N,)
@@ -73,7 +73,7 @@ class _Examples(NamedTuple):
 
 def study_probe(
     model: TextModel,
-    sentences: Sequence[Labelled],
+    sentences: Sequence[LabelledSentence],
     *,
     seed: int = 0,
     most: int = 10_000,
@@ -127,8 +127,8 @@ def study_probe(
     )
 
 
-def _aligned(model: TextModel, sentences: Sequence[Labelled], source: str) -> list[Aligned]:
-    missing = Missing(source, model.name)
+def _aligned(model: TextModel, sentences: Sequence[LabelledSentence], source: str) -> list[AlignedText]:
+    missing = UnmatchedWords(source, model.name)
     aligned = [align(model, sentence.text, sentence.words) for sentence in sentences]
     for sentence, its in zip(sentences, aligned, strict=True):
         missing.add(sentence.name, sentence.forms, its)
@@ -136,7 +136,7 @@ def _aligned(model: TextModel, sentences: Sequence[Labelled], source: str) -> li
     return aligned
 
 
-def _first_words(order: Sequence[int], sentences: Sequence[Labelled], most: int) -> list[int]:
+def _first_words(order: Sequence[int], sentences: Sequence[LabelledSentence], most: int) -> list[int]:
     taken: list[int] = []
     words = 0
     for i in order:
@@ -147,7 +147,9 @@ def _first_words(order: Sequence[int], sentences: Sequence[Labelled], most: int)
     return taken
 
 
-def _collect(model: TextModel, texts: Sequence[tuple[Labelled, Aligned]], told: Callable[[int], None]) -> _Examples:
+def _collect(
+    model: TextModel, texts: Sequence[tuple[LabelledSentence, AlignedText]], told: Callable[[int], None]
+) -> _ProbeExamples:
     """The vectors of all labelled words: of each layer the mean over the word's tokens."""
     vectors: list[list[np.ndarray]] = []
     labels, forms, groups = [], [], []
@@ -168,13 +170,15 @@ def _collect(model: TextModel, texts: Sequence[tuple[Labelled, Aligned]], told: 
         told(number + 1)
     if not labels:
         raise ValueError(f"none of the {len(texts)} sentences taken has a word with a label")
-    return _Examples([np.stack(held) for held in vectors], np.array(labels), np.array(forms), np.array(groups))
+    return _ProbeExamples([np.stack(held) for held in vectors], np.array(labels), np.array(forms), np.array(groups))
 
 
-def _learn(examples: _Examples, held_out: np.ndarray, seed: int, told: Callable[[int], None]) -> tuple[Knows, ...]:
+def _learn(
+    examples: _ProbeExamples, held_out: np.ndarray, seed: int, told: Callable[[int], None]
+) -> tuple[ProbeAccuracy, ...]:
     groups = examples.groups[held_out]
     control = _control(examples, held_out, seed)
-    found: list[Knows] = []
+    found: list[ProbeAccuracy] = []
     first: np.ndarray | None = None
     for layer, vectors in enumerate(examples.vectors):
         right, converged = _right(vectors, examples.labels, held_out)
@@ -185,7 +189,7 @@ def _learn(examples: _Examples, held_out: np.ndarray, seed: int, told: Callable[
         right_by, count = _by_group(right, groups)
         gain_by, _ = _by_group(right.astype(int) - first.astype(int), groups)
         found.append(
-            Knows(
+            ProbeAccuracy(
                 layer,
                 float(right.mean()),
                 over_groups(right_by, count, seed),
@@ -198,7 +202,7 @@ def _learn(examples: _Examples, held_out: np.ndarray, seed: int, told: Callable[
     return tuple(found)
 
 
-def _control(examples: _Examples, held_out: np.ndarray, seed: int) -> np.ndarray:
+def _control(examples: _ProbeExamples, held_out: np.ndarray, seed: int) -> np.ndarray:
     """(N,): a label for every word type, drawn as often as the labels occur."""
     types, place = np.unique(examples.forms, return_inverse=True)
     drawn: np.ndarray = np.random.default_rng([seed, 1]).choice(examples.labels[~held_out], len(types))

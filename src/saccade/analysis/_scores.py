@@ -19,7 +19,7 @@ from torch import Tensor
 from .._statistics import Statistics, statistics
 from .._tap import AttentionCall
 from ..inspection import TextModel
-from ..inspection._chance import Evens
+from ..inspection._chance import UniformCalls
 from ._pairs import pair_weights
 
 FEW = 8  # rows that see no more keys are left out: everything looks like a habit there
@@ -33,7 +33,7 @@ GROUPS = ("delimiter", "punctuation")
 ByHead = dict[str, np.ndarray]  # (layers, heads) by score; NaN where it could not be measured
 
 
-class Measured(NamedTuple):
+class TextScores(NamedTuple):
     """The scores of one text, and the same of a head that looks at everything alike."""
 
     scores: ByHead
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Marked:
+class MarkedText:
     """What a model reads, and which of it is what; masks are (L,)."""
 
     ids: tuple[int, ...]
@@ -52,7 +52,7 @@ class Marked:
     after: tuple[int, ...]
 
 
-def mark(model: TextModel, text: str) -> Marked:
+def mark(model: TextModel, text: str) -> MarkedText:
     """The tokens of ``text`` as the model reads it.
 
     Delimiters are the special tokens but the very first one, and line breaks; punctuation is a token of the text
@@ -74,7 +74,7 @@ def mark(model: TextModel, text: str) -> Marked:
             mask[0] = False
         return mask
 
-    return Marked(
+    return MarkedText(
         (*model.before, *found.ids, *model.after),
         placed([True] * len(pieces), False),
         placed(letters, False),
@@ -84,20 +84,20 @@ def mark(model: TextModel, text: str) -> Marked:
     )
 
 
-def measure_text(model: TextModel, tokens: Marked, draw: np.random.Generator) -> Measured:
+def measure_text(model: TextModel, tokens: MarkedText, draw: np.random.Generator) -> TextScores:
     """Every score of every head on one text; ``draw`` shuffles its tokens for the repeats."""
     on_text = _on_text(model, tokens)
     on_repeats = _on_repeats(model, tokens, draw)
-    return Measured(on_text.scores | on_repeats.scores, on_text.chance | on_repeats.chance)
+    return TextScores(on_text.scores | on_repeats.scores, on_text.chance | on_repeats.chance)
 
 
 # A text
 
 
-def _on_text(model: TextModel, tokens: Marked) -> Measured:
+def _on_text(model: TextModel, tokens: MarkedText) -> TextScores:
     pairs = {name: _earlier(tokens, shift) for name, shift in (("induction", 1), ("duplicate", 0))}
-    taken = _Taken(model)
-    alike = _Alike()
+    taken = _LayerScores(model)
+    alike = _UniformChance()
 
     def visit(layer: int, call: AttentionCall) -> None:
         seen, even = _seen(call, tokens.groups), alike.of(call, tokens.groups)
@@ -115,7 +115,7 @@ def _on_text(model: TextModel, tokens: Marked) -> Measured:
     return taken.measured()
 
 
-def _earlier(tokens: Marked, shift: int) -> tuple[Tensor, Tensor]:
+def _earlier(tokens: MarkedText, shift: int) -> tuple[Tensor, Tensor]:
     """(rows, keys) of every ordinary token and each earlier occurrence of it, or what stood ``shift`` after that."""
     places: dict[int, list[int]] = {}
     rows, keys = [], []
@@ -148,9 +148,9 @@ def _dormant(call: AttentionCall, rows: Tensor) -> Tensor:
 # Random tokens of the text, written twice
 
 
-def _on_repeats(model: TextModel, tokens: Marked, draw: np.random.Generator) -> Measured:
+def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator) -> TextScores:
     """No token twice in one copy, so the earlier occurrence is the only one (Olsson et al. 2022)."""
-    taken = _Taken(model)
+    taken = _LayerScores(model)
     known = sorted({token for token, counts in zip(tokens.ids, tokens.ordinary.tolist(), strict=True) if counts})
     around = len(tokens.before) + len(tokens.after)
     room = len(known) if model.context is None else (model.context - around) // 2
@@ -162,7 +162,7 @@ def _on_repeats(model: TextModel, tokens: Marked, draw: np.random.Generator) -> 
     copy = draw.choice(known, length, replace=False).tolist()
     rows = torch.arange(length) + len(tokens.before) + length
     targets = {"repeat induction": rows - length + 1, "repeat duplicate": rows - length}
-    alike = _Alike()
+    alike = _UniformChance()
 
     def visit(layer: int, call: AttentionCall) -> None:
         seen, even = _seen(call, {}), alike.of(call, {})
@@ -202,7 +202,7 @@ def _mean(values: Tensor, rows: Tensor) -> Tensor:
     return torch.where(rows, values, 0.0).sum(-1) / rows.sum(-1)
 
 
-class _Even(NamedTuple):
+class _UniformHead(NamedTuple):
     """A head that looks at all it may see alike."""
 
     call: AttentionCall
@@ -212,21 +212,21 @@ class _Even(NamedTuple):
         return pair_weights(self.call, self.seen.lse, rows, keys)
 
 
-class _Alike:
+class _UniformChance:
     """Chance of each layer; layers that show the same pairs share it."""
 
     def __init__(self) -> None:
-        self._calls = Evens()
-        self._known: dict[int, _Even] = {}
+        self._calls = UniformCalls()
+        self._known: dict[int, _UniformHead] = {}
 
-    def of(self, call: AttentionCall, groups: dict[str, Tensor]) -> _Even:
+    def of(self, call: AttentionCall, groups: dict[str, Tensor]) -> _UniformHead:
         even = self._calls.of(call)  # which keeps it, so its id stays its own
         if id(even) not in self._known:
-            self._known[id(even)] = _Even(even, _seen(even, groups))
+            self._known[id(even)] = _UniformHead(even, _seen(even, groups))
         return self._known[id(even)]
 
 
-class _Taken:
+class _LayerScores:
     """Scores and chance, layer by layer."""
 
     def __init__(self, model: TextModel):
@@ -250,5 +250,5 @@ class _Taken:
         for held in (self._scores, self._chance):
             held.setdefault(name, np.full((len(self._heads), max(self._heads)), np.nan))
 
-    def measured(self) -> Measured:
-        return Measured(self._scores, self._chance)
+    def measured(self) -> TextScores:
+        return TextScores(self._scores, self._chance)

@@ -19,8 +19,8 @@ import torch
 
 from .._tap import AttentionCall
 from ..inspection import TextModel
-from ._alignment import Aligned, Missing, align, most_attended
-from ._tally import Tally
+from ._alignment import AlignedText, UnmatchedWords, align, most_attended
+from ._tally import AnswerTally
 from ._treebank import Sentence
 
 DIRECTIONS = ("dependent to head", "head to dependent")
@@ -40,7 +40,7 @@ class Syntax:
     words: int
     missing: int  # words without a token
     together: int  # cases whose two words share their tokens
-    tallies: dict[tuple[str, str], Tally]
+    tallies: dict[tuple[str, str], AnswerTally]
     ahead: Counter[tuple[str, str]]
 
     def relations(self, least: int = 1) -> list[str]:
@@ -61,7 +61,7 @@ def study_syntax(
     Raises:
         ValueError: no sentence with a relation that the model can read, or words that do not match its tokens.
     """
-    found = _Found(model, source)
+    found = _RelationTallies(model, source)
     aligned = [_aligned(model, sentence) for sentence in sentences]
     for sentence, its in zip(sentences, aligned, strict=True):
         found.missing.add(sentence.name, [word.form for word in sentence.words], its)
@@ -76,21 +76,21 @@ def study_syntax(
     return found.result(len(sentences))
 
 
-def _aligned(model: TextModel, sentence: Sentence) -> Aligned:
+def _aligned(model: TextModel, sentence: Sentence) -> AlignedText:
     return align(model, sentence.text, [(word.start, word.stop) for word in sentence.words])
 
 
-class _Found:
+class _RelationTallies:
     """What has been asked so far."""
 
     def __init__(self, model: TextModel, source: str):
         self.model, self.source = model, source
-        self.missing = Missing(source, model.name)
-        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.missing = UnmatchedWords(source, model.name)
+        self.tallies: dict[tuple[str, str], AnswerTally] = {}
         self.ahead: Counter[tuple[str, str]] = Counter()
         self.too_long = self.together = 0
 
-    def ask(self, number: int, sentence: Sentence, aligned: Aligned) -> None:
+    def ask(self, number: int, sentence: Sentence, aligned: AlignedText) -> None:
         cases = self._cases(sentence, aligned)
         if not cases:
             return
@@ -111,7 +111,7 @@ class _Found:
 
         self.model.run(torch.tensor([aligned.ids]), visit)
 
-    def _cases(self, sentence: Sentence, aligned: Aligned) -> list[_Case]:
+    def _cases(self, sentence: Sentence, aligned: AlignedText) -> list[_RelationCase]:
         cases = []
         for word, unit in zip(sentence.words, aligned.unit_of, strict=True):
             if word.head is None or word.head < 0 or not word.relation:
@@ -126,11 +126,11 @@ class _Found:
                 if self.model.causal and answer > asks:
                     self.ahead.update((kind, direction) for kind in _kinds(word.relation))
                 else:
-                    cases.append(_Case(word.relation, direction, asks, answer))
+                    cases.append(_RelationCase(word.relation, direction, asks, answer))
         return cases
 
-    def _tally(self, relation: str, direction: str) -> Tally:
-        return self.tallies.setdefault((relation, direction), Tally(self.model.heads))
+    def _tally(self, relation: str, direction: str) -> AnswerTally:
+        return self.tallies.setdefault((relation, direction), AnswerTally(self.model.heads))
 
     def result(self, sentences: int) -> Syntax:
         if not self.tallies:
@@ -150,7 +150,7 @@ class _Found:
         )
 
 
-class _Case(NamedTuple):
+class _RelationCase(NamedTuple):
     relation: str
     direction: str
     asks: int  # the unit that looks

@@ -15,7 +15,7 @@ import numpy as np
 from ._uncertainty import wilson
 
 
-class Answer(NamedTuple):
+class AnswerShare(NamedTuple):
     """How often something is right about a kind of case."""
 
     right: int
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(eq=False)
-class Tally:
+class AnswerTally:
     """What every head and every fixed offset answered about one kind of case."""
 
     heads: tuple[int, ...]
@@ -58,8 +58,8 @@ class Tally:
     def total(self) -> int:
         return int(self.count.sum())
 
-    def of_head(self, layer: int, head: int) -> Answer:
-        return Answer(int(self.right[:, layer, head].sum()), self.total)
+    def of_head(self, layer: int, head: int) -> AnswerShare:
+        return AnswerShare(int(self.right[:, layer, head].sum()), self.total)
 
     @property
     def best(self) -> tuple[int, int]:
@@ -67,13 +67,13 @@ class Tally:
         return _best(self.right.sum(0))
 
     @property
-    def best_offset(self) -> tuple[int, Answer]:
+    def best_offset(self) -> tuple[int, AnswerShare]:
         """The offset that is right most often (the nearest of several), and how often."""
         offset = _best_offset(self.offsets[0] + self.offsets[1])
-        return offset, Answer(sum(held[offset] for held in self.offsets), self.total)
+        return offset, AnswerShare(sum(held[offset] for held in self.offsets), self.total)
 
     @property
-    def held_out(self) -> tuple[Answer, Answer]:
+    def held_out(self) -> tuple[AnswerShare, AnswerShare]:
         """The best head and the best offset of each half of the texts, asked about the other half.
 
         The best of many heads is partly luck; this is not.
@@ -84,7 +84,7 @@ class Tally:
                 head += int(self.right[fold][_best(self.right[1 - fold])])
                 offset += self.offsets[fold][_best_offset(self.offsets[1 - fold])]
         counted = sum(int(self.count[fold]) for fold in (0, 1) if self.count[1 - fold])
-        return Answer(head, counted), Answer(offset, counted)
+        return AnswerShare(head, counted), AnswerShare(offset, counted)
 
 
 def _best(right: np.ndarray) -> tuple[int, int]:

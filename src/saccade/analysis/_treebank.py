@@ -15,7 +15,7 @@ from ._texts import LARGEST_FILE
 COLUMNS = 10
 
 
-class Word(NamedTuple):
+class TreebankWord(NamedTuple):
     """``text[start:stop]`` of its sentence. The words of a range whose forms do not spell it share all of it."""
 
     form: str
@@ -30,7 +30,7 @@ class Word(NamedTuple):
 class Sentence(NamedTuple):
     name: str  # its sent_id, or where it stands in the file
     text: str
-    words: tuple[Word, ...]
+    words: tuple[TreebankWord, ...]
     new_document: bool
     metadata: dict[str, str | None]
 
@@ -131,7 +131,7 @@ def _inside(tokens: Any, number: tuple[int, str, int], form: str, start: int) ->
     return spans
 
 
-def _words(name: str, tokens: Any, spans: dict[int, tuple[int, int]]) -> tuple[Word, ...]:
+def _words(name: str, tokens: Any, spans: dict[int, tuple[int, int]]) -> tuple[TreebankWord, ...]:
     plain = [token for token in tokens if isinstance(token["id"], int)]
     words = []
     for place, token in enumerate(plain, 1):
@@ -146,7 +146,7 @@ def _words(name: str, tokens: Any, spans: dict[int, tuple[int, int]]) -> tuple[W
             raise ValueError(f"sentence {name}: token {place} {token['form']!r} is its own head")
         start, stop = spans[place]
         words.append(
-            Word(
+            TreebankWord(
                 token["form"],
                 start,
                 stop,
@@ -163,7 +163,7 @@ def _known(value: str | None) -> str:
     return "" if value in (None, "_") else str(value)
 
 
-def _refuse_text(name: str, words: tuple[Word, ...], text: str, expected: str) -> None:
+def _refuse_text(name: str, words: tuple[TreebankWord, ...], text: str, expected: str) -> None:
     """ValueError that names the first token from which on the text is another."""
     same = 0
     while same < min(len(text), len(expected)) and text[same] == expected[same]:

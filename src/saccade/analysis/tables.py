@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from .._terminal._console import Console
-from ._compare import Change, Comparison
+from ._compare import ModelComparison, ScoreChange
 from ._coreference import Coreference
 from ._corpus import ROLES, THIRDS, CorpusScores, deviation, mean
 from ._probe import Probe
 from ._scores import SCORES
 from ._syntax import ALL, DIRECTIONS, Syntax
-from ._tally import Answer, Tally
+from ._tally import AnswerShare, AnswerTally
 
 CHANGES = 12  # of a comparison
 SHOWN = 0.005  # a difference that two decimals show
@@ -119,7 +119,7 @@ def _print_roles(console: Console, study: CorpusScores) -> None:
 # Two checkpoints
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: ModelComparison) -> None:
     """What changed from the one to the other: thirds of the layers, and the heads that changed most."""
     before, after = comparison.before, comparison.after
     _title(console, f"{before.model} -> {after.model}, on the same {_texts(before)}")
@@ -148,7 +148,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     _note(console, f"* not 0, even with {len(changes):,} comparisons at once (95 %, Bonferroni): {certain:,} of them")
 
 
-def _change(change: Change) -> tuple[str, ...]:
+def _change(change: ScoreChange) -> tuple[str, ...]:
     mark = " *" if change.certain else ""
     difference = _signed(change.difference, change.half_width) + mark
     return (f"{change.layer}.{change.head}", change.score, _short(change.before), _short(change.after), difference)
@@ -228,7 +228,7 @@ def print_coreference(console: Console, study: Coreference) -> None:
         _note(console, f"without a token: {_count(study.missing, 'word')}")
 
 
-def _best(tally: Tally) -> tuple[str, ...]:
+def _best(tally: AnswerTally) -> tuple[str, ...]:
     """cases, head, right, 95 %, held out."""
     layer, head = tally.best
     answer = tally.of_head(layer, head)
@@ -241,7 +241,7 @@ def _best(tally: Tally) -> tuple[str, ...]:
     )
 
 
-def _interval(answer: Answer) -> str:
+def _interval(answer: AnswerShare) -> str:
     return _range(*answer.interval)
 
 

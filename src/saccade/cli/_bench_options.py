@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from ..benchmark.attention import Case, Contender, Settings
+    from ..benchmark.attention import Case, Contender, MeasurementSettings
 
 T = TypeVar("T")
 Shape = tuple[str, str, str, int, int, int, int, int]  # of a `Case`, from its mask on
 
 
 @dataclasses.dataclass(frozen=True)
-class Cases:
+class CaseOptions:
     """Cases: every combination is measured; lists are written 1,2,3"""
 
     length: Annotated[
@@ -60,7 +60,7 @@ class Cases:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contenders:
+class ContenderOptions:
     """Contenders"""
 
     backend: Annotated[str, typer.Option(metavar="LIST", help="Saccade's backends.")] = "native,auto"
@@ -78,7 +78,7 @@ class Contenders:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measuring:
+class BenchMeasuringOptions:
     """Measuring"""
 
     threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
@@ -98,7 +98,7 @@ class Measuring:
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class BenchOutputOptions:
     """Output: files are replaced"""
 
     as_json: Annotated[
@@ -113,17 +113,17 @@ class Output:
     ] = None
 
 
-def settings_of(measuring: Measuring, *, memory: bool) -> Settings:
+def settings_of(measuring: BenchMeasuringOptions, *, memory: bool) -> MeasurementSettings:
     import torch
 
-    from ..benchmark.attention import Budget, Settings
+    from ..benchmark.attention import Budget, MeasurementSettings
 
     quick = measuring.quick
     seconds = measuring.seconds if measuring.seconds is not None else (0.3 if quick else 3.0)
     rounds = measuring.rounds if measuring.rounds is not None else (3 if quick else 5)
     if rounds < 1:
         raise ValueError(f"rounds: must be at least 1, got {rounds}")
-    return Settings(
+    return MeasurementSettings(
         torch.get_num_threads() if measuring.threads is None else measuring.threads,
         Budget(seconds, rounds, max(100, rounds)),
         measuring.clock,
@@ -132,7 +132,7 @@ def settings_of(measuring: Measuring, *, memory: bool) -> Settings:
     )
 
 
-def cases_of(given: Cases, cache: int, *, quick: bool) -> list[Case]:
+def cases_of(given: CaseOptions, cache: int, *, quick: bool) -> list[Case]:
     """The product of all lists, lengths ascending within each of the rest; each case once."""
     axes = (
         listed(given.stage, "pass", str),
@@ -152,7 +152,7 @@ def cases_of(given: Cases, cache: int, *, quick: bool) -> list[Case]:
     return list(found)
 
 
-def _lengths(given: Cases, cache: int, quick: bool, shape: Shape) -> list[Case]:
+def _lengths(given: CaseOptions, cache: int, quick: bool, shape: Shape) -> list[Case]:
     from ..benchmark.attention import Case
     from ..benchmark.attention.targets import decoding
 
@@ -171,17 +171,17 @@ def _lengths(given: Cases, cache: int, quick: bool, shape: Shape) -> list[Case]:
     return made
 
 
-def contenders_of(given: Contenders, *, quick: bool) -> list[Contender]:
-    from ..benchmark.attention import Dense, Flex, Ours, Sdpa
+def contenders_of(given: ContenderOptions, *, quick: bool) -> list[Contender]:
+    from ..benchmark.attention import DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
     from ..benchmark.attention.sets import forced
 
     backends = listed(given.backend, "backend", str)
-    ours: list[Contender] = [Ours(backend) for backend in backends]
+    ours: list[Contender] = [SaccadeAttention(backend) for backend in backends]
     if given.instruction_set is not None:
         for name in listed(given.instruction_set, "set", str):
             with forced(name):  # one that is not there is told now
-                ours.append(Ours("native", name))
-    others: dict[str, Contender] = {"sdpa": Sdpa(), "flex": Flex(), "dense": Dense()}
+                ours.append(SaccadeAttention("native", name))
+    others: dict[str, Contender] = {"sdpa": SdpaAttention(), "flex": FlexAttention(), "dense": DenseAttention()}
     usual = "sdpa,dense" if quick else "sdpa,flex,dense"
     wanted = [] if given.against == "none" else listed(given.against or usual, "against", str)
     for name in wanted:

@@ -11,11 +11,11 @@ import typer
 from ._bench_options import listed
 
 if TYPE_CHECKING:
-    from ..benchmark.variants.measuring import Settings
+    from ..benchmark.variants.measuring import ComparisonSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class DataOptions:
     """Data: one of random numbers, a file, or a model that reads a text"""
 
     random: Annotated[
@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class ComparedOptions:
     """What is compared"""
 
     mechanism: Annotated[
@@ -72,7 +72,7 @@ class Chosen:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measuring:
+class CompareMeasuringOptions:
     """Measuring"""
 
     threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
@@ -95,7 +95,7 @@ class Measuring:
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class CompareOutputOptions:
     """Output: files are replaced"""
 
     as_json: Annotated[
@@ -111,7 +111,7 @@ class Output:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tasks:
+class TaskOptions:
     """Tasks: train a small model with each mechanism instead"""
 
     task: Annotated[
@@ -150,12 +150,12 @@ def refuse_beside(why: str, *given: object) -> None:
                 raise ValueError(f"{field.name.replace('_', '-')}: {why}")
 
 
-def settings_of(measuring: Measuring) -> Settings:
+def settings_of(measuring: CompareMeasuringOptions) -> ComparisonSettings:
     import torch
 
     from ..benchmark.attention import Budget
-    from ..benchmark.variants.measuring import Settings
-    from ..benchmark.variants.weighing import Limits
+    from ..benchmark.variants.measuring import ComparisonSettings
+    from ..benchmark.variants.weighing import WeighingLimits
 
     quick = measuring.quick
     seconds = measuring.seconds if measuring.seconds is not None else (0.1 if quick else 1.0)
@@ -165,15 +165,15 @@ def settings_of(measuring: Measuring) -> Settings:
     for name in ("most_memory", "longest_call", "tolerance"):
         if not getattr(measuring, name) > 0:
             raise ValueError(f"{name.replace('_', '-')}: must be positive, got {getattr(measuring, name)}")
-    return Settings(
+    return ComparisonSettings(
         torch.get_num_threads() if measuring.threads is None else measuring.threads,
         Budget(seconds, rounds, max(100, rounds)),
-        Limits(int(measuring.most_memory * 2**30), measuring.longest_call),
+        WeighingLimits(int(measuring.most_memory * 2**30), measuring.longest_call),
         measuring.seed,
     )
 
 
-def lengths_of(chosen: Chosen, *, quick: bool) -> list[int]:
+def lengths_of(chosen: ComparedOptions, *, quick: bool) -> list[int]:
     """Ascending, each once."""
     usual = "256,1k,2k" if quick else "256,1k,4k,8k"
     found = [tokens(text) for text in listed(chosen.lengths or usual, "lengths", str)]

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from ._bench_options import listed
-from ._compare_options import Chosen, Measuring, Output, Tasks, refuse_beside
+from ._compare_options import ComparedOptions, CompareMeasuringOptions, CompareOutputOptions, TaskOptions, refuse_beside
 from ._errors import require
 
 if TYPE_CHECKING:
-    from ..benchmark.tasks import Case, Row, Task
+    from ..benchmark.tasks import FinishedRun, Task, TrainingCase
 
 
-def compare_tasks(tasks: Tasks, chosen: Chosen, measuring: Measuring, output: Output) -> None:
+def compare_tasks(
+    tasks: TaskOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, output: CompareOutputOptions
+) -> None:
     """Train a small model with each mechanism on the tasks that are named, and show what it solves."""
     kept = replace(measuring, threads=None, seed=0, quick=False)  # what is left has no meaning here
     refuse_beside("tasks are of one length, and trained, not timed", replace(chosen, mechanism=None, layers=True), kept)
@@ -28,7 +30,7 @@ def compare_tasks(tasks: Tasks, chosen: Chosen, measuring: Measuring, output: Ou
     if output.read is not None:
         _show(_read(output.read, wanted, chosen.mechanism), output, files)
         return
-    session = _Session(_cases(tasks, chosen, measuring, wanted), tasks.records)
+    session = _TaskSession(_cases(tasks, chosen, measuring, wanted), tasks.records)
     try:
         session.run(1 if measuring.threads is None else measuring.threads)
     except KeyboardInterrupt:
@@ -39,12 +41,12 @@ def compare_tasks(tasks: Tasks, chosen: Chosen, measuring: Measuring, output: Ou
 
 
 @dataclass
-class _Session:
+class _TaskSession:
     """Runs that are wanted, and the rows of those that are done."""
 
-    cases: list[Case]
+    cases: list[TrainingCase]
     records: Path | None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FinishedRun] = field(default_factory=list)
 
     def run(self, threads: int) -> None:
         """Run what no record is of; what is done is kept, whatever happens then."""
@@ -56,17 +58,17 @@ class _Session:
         left = missing(self.cases, self.rows)
         with _progress(len(left), self.cases[0].budget.steps) as (begin, step, end):
 
-            def started(case: Case) -> Callable[[int, float], object]:
+            def started(case: TrainingCase) -> Callable[[int, float], object]:
                 begin(f"{case.task.name}: {case.name}, seed {case.seed}")
                 return step
 
-            def ended(row: Row) -> None:
+            def ended(row: FinishedRun) -> None:
                 self._keep(row)
                 end()
 
             go_through(left, started, ended, threads)
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: FinishedRun) -> None:
         from ..benchmark.tasks import append
 
         self.rows.append(row)
@@ -74,7 +76,7 @@ class _Session:
             append(self.records, row)
 
 
-def _checked(output: Output) -> dict[str, Path]:
+def _checked(output: CompareOutputOptions) -> dict[str, Path]:
     """The files to write, by kind: what is wrong with them is said before minutes of work."""
     from ..viewer import check_target
 
@@ -101,23 +103,25 @@ def _tasks(names: Sequence[str]) -> list[Task]:
     return [known[name]() for name in known if name in asked or "all" in asked]
 
 
-def _cases(tasks: Tasks, chosen: Chosen, measuring: Measuring, wanted: list[Task]) -> list[Case]:
-    from ..benchmark.tasks import Budget, Shape, cases
+def _cases(
+    tasks: TaskOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, wanted: list[Task]
+) -> list[TrainingCase]:
+    from ..benchmark.tasks import ModelShape, TrainingBudget, cases
     from ..benchmark.tasks.everyone import NETWORKS
 
-    budget = Budget(steps=60) if measuring.quick else Budget()
+    budget = TrainingBudget(steps=60) if measuring.quick else TrainingBudget()
     if tasks.steps is not None:
         budget = replace(budget, steps=tasks.steps)
     if tasks.rates is not None:
         budget = replace(budget, rates=tuple(listed(tasks.rates, "rates", float)))
-    shape = Shape() if tasks.taps is None else Shape(taps=tasks.taps)
+    shape = ModelShape() if tasks.taps is None else ModelShape(taps=tasks.taps)
     names = None if not chosen.mechanism else list(dict.fromkeys(["exact", *chosen.mechanism]))
     found = cases(wanted, names, tasks.seeds, shape, budget)
     found = [case for case in found if chosen.layers or case.name not in NETWORKS]
     return [replace(case, seed=case.seed + measuring.seed) for case in found]
 
 
-def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[Row]:
+def _read(path: Path, wanted: list[Task], names: list[str] | None) -> list[FinishedRun]:
     from ..benchmark.tasks import load
 
     if not path.exists():
@@ -149,7 +153,7 @@ def _progress(
         )
 
 
-def _show(rows: list[Row], output: Output, files: dict[str, Path]) -> None:
+def _show(rows: list[FinishedRun], output: CompareOutputOptions, files: dict[str, Path]) -> None:
     from ..benchmark.tasks import as_dict, refused, tables
     from ..viewer import write_whole
 

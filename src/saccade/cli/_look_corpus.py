@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class CorpusOptions:
     """Studies of many texts"""
 
     corpus: Annotated[
@@ -51,11 +51,17 @@ class Study:
     @property
     def asked(self) -> bool:
         """Whether any of these options was given."""
-        return self != Study()
+        return self != CorpusOptions()
 
 
 def study(
-    options: Study, model: str | None, *, text: list[str] | None, out: Path | None, force: bool, as_numbers: bool
+    options: CorpusOptions,
+    model: str | None,
+    *,
+    text: list[str] | None,
+    out: Path | None,
+    force: bool,
+    as_numbers: bool,
 ) -> None:
     """Run the studies that are asked for, print tables (or JSON), and write the numbers to `out`."""
     files = _checked(options, text)
@@ -72,7 +78,7 @@ def study(
         _print(found, out)
 
 
-def _checked(options: Study, text: list[str] | None) -> list[Path]:
+def _checked(options: CorpusOptions, text: list[str] | None) -> list[Path]:
     """The files of the corpus; what can be known to be wrong is told before any work."""
     if text and not options.corpus:
         raise UserError(f"a study reads files, not a TEXT; {text[0]!r} came: --corpus {text[0]}")
@@ -104,7 +110,7 @@ def _target(out: Path | None, *, force: bool) -> Path | None:
     return check_target(out, force=force)
 
 
-def _studies(options: Study, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
+def _studies(options: CorpusOptions, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
     """(name, study), one after the other."""
     from .. import analysis
     from ..analysis.tables import shown_progress
@@ -131,7 +137,7 @@ def _studies(options: Study, model: TextModel, files: list[Path], *, quiet: bool
             )
 
 
-def _corpus(options: Study, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
+def _corpus(options: CorpusOptions, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
     from ..analysis import compare, cut, read_files, study_corpus
     from ..analysis.tables import shown_progress
     from ..inspection import open_model

@@ -55,7 +55,7 @@ def _options(group: type) -> list[inspect.Parameter]:
     return made
 
 
-class Grouped(TyperCommand):
+class GroupedCommand(TyperCommand):
     """A command whose help lists options under the headings of their groups, as plain text."""
 
     # Typed as Any: newer typer releases carry their own copy of click, older ones import it.

@@ -19,7 +19,7 @@ Text = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class Files:
+class FileOptions:
     """Files and folders"""
 
     out: Annotated[Path, typer.Option(help="The folder to write the model into.")] = Path("runs/lm")
@@ -34,7 +34,7 @@ class Files:
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class TextOptions:
     """Text and tokens"""
 
     hold_out: Annotated[
@@ -53,7 +53,7 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class ModelOptions:
     """Model"""
 
     layers: Annotated[int, typer.Option(help="Decoder blocks.")] = 4
@@ -82,7 +82,7 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learning:
+class LearningOptions:
     """Learning"""
 
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2000
@@ -96,25 +96,27 @@ class Learning:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class RangeTestOptions:
     """Rates and learning"""
 
     low: Annotated[float, typer.Option(help="The lowest rate.")] = 1e-6
     high: Annotated[float, typer.Option(help="The highest rate.")] = 1.0
     steps: Annotated[int, typer.Option(help="How many rates are tried, a step with each.")] = 100
-    batch: Annotated[int, typer.Option(help="Windows in each step.")] = Learning.batch
-    decay: Annotated[float, typer.Option(help="Weight decay.")] = Learning.decay
-    beta2: Annotated[float, typer.Option(help="AdamW's second beta.")] = Learning.beta2
-    clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = Learning.clip
-    seed: Annotated[int, typer.Option(help="Of windows, weights and dropout.")] = Learning.seed
+    batch: Annotated[int, typer.Option(help="Windows in each step.")] = LearningOptions.batch
+    decay: Annotated[float, typer.Option(help="Weight decay.")] = LearningOptions.decay
+    beta2: Annotated[float, typer.Option(help="AdamW's second beta.")] = LearningOptions.beta2
+    clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = LearningOptions.clip
+    seed: Annotated[int, typer.Option(help="Of windows, weights and dropout.")] = LearningOptions.seed
 
     @property
-    def learning(self) -> Learning:
-        return Learning(self.steps, self.batch, decay=self.decay, beta2=self.beta2, clip=self.clip, seed=self.seed)
+    def learning(self) -> LearningOptions:
+        return LearningOptions(
+            self.steps, self.batch, decay=self.decay, beta2=self.beta2, clip=self.clip, seed=self.seed
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class MachineOptions:
     """Memory and speed"""
 
     precision: Annotated[
@@ -131,7 +133,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Keeping:
+class EvaluationOptions:
     """Looking and keeping"""
 
     every: Annotated[int, typer.Option(help="Steps between looks at the validation text.")] = 250
@@ -160,13 +162,15 @@ class Keeping:
         return self.tensorboard is not False and importlib.util.find_spec("tensorboard") is not None
 
 
-def settings_of(data: Data, learning: Learning, machine: Machine, keeping: Keeping | None = None) -> Settings:
+def settings_of(
+    data: TextOptions, learning: LearningOptions, machine: MachineOptions, keeping: EvaluationOptions | None = None
+) -> Settings:
     """The options as the training loop takes them."""
-    from ..training import Execution, Looks, Settings
+    from ..training import EvaluationSettings, Execution, Settings
 
-    looks = Looks()
+    looks = EvaluationSettings()
     if keeping is not None:
-        looks = Looks(
+        looks = EvaluationSettings(
             every=keeping.every,
             checkpoint_every=keeping.checkpoint_every,
             patience=keeping.patience,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ._errors import UserError, require
-from ._train_options import Data, Machine, Shape, Text, Trial, settings_of
+from ._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text, TextOptions, settings_of
 
 if TYPE_CHECKING:
     from ..training import RangeTest
@@ -19,10 +19,10 @@ LINES = 20  # of the table
 
 def learning_rate(
     text: Text,
-    data: Data,
-    shape: Shape,
-    trial: Trial,
-    machine: Machine,
+    data: TextOptions,
+    shape: ModelOptions,
+    trial: RangeTestOptions,
+    machine: MachineOptions,
     out: Annotated[
         Path | None, typer.Option(help="A folder for rate.csv, rate.json and (matplotlib) rate.png.")
     ] = None,

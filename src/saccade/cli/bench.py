@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import __version__
-from ._bench_options import Cases, Contenders, Measuring, Output, cases_of, contenders_of, settings_of
+from ._bench_options import (
+    BenchMeasuringOptions,
+    BenchOutputOptions,
+    CaseOptions,
+    ContenderOptions,
+    cases_of,
+    contenders_of,
+    settings_of,
+)
 from ._errors import require
-from ._options import Grouped, flattened
+from ._options import GroupedCommand, flattened
 
 if TYPE_CHECKING:
-    from ..benchmark.attention import Group, Report
-    from ..benchmark.attention.targets import Target
+    from ..benchmark.attention import BenchmarkReport, MeasurementGroup
+    from ..benchmark.attention.targets import PerformanceTarget
 
 EPILOG = """
 Exit status: 0 measured, 1 a result was wrong (it is shown without a speed), 2 bad input, 3 a target was missed, 130
@@ -27,10 +35,14 @@ stopped by Ctrl-C (what was measured until then is shown and written).
 
 
 def register(app: typer.Typer) -> None:
-    app.command("bench", cls=Grouped, epilog=EPILOG, short_help="Time attention on this machine.")(flattened(bench))
+    app.command("bench", cls=GroupedCommand, epilog=EPILOG, short_help="Time attention on this machine.")(
+        flattened(bench)
+    )
 
 
-def bench(cases: Cases, contenders: Contenders, measuring: Measuring, output: Output) -> None:
+def bench(
+    cases: CaseOptions, contenders: ContenderOptions, measuring: BenchMeasuringOptions, output: BenchOutputOptions
+) -> None:
     """Time attention on this machine: Saccade, PyTorch's kernels, and how near they come to what the chip can do.
 
     Contenders take turns in one process, after each one's result was checked. Ratios are medians over the rounds.
@@ -42,7 +54,7 @@ def bench(cases: Cases, contenders: Contenders, measuring: Measuring, output: Ou
     files = _checked(output)
     try:
         report = _read(output.read) if output.read else _measured(cases, contenders, measuring, output, files)
-    except _Stopped as stopped:
+    except _BenchmarkStopped as stopped:
         _show(stopped.report, output, files)
         raise typer.Exit(130) from None
     _show(report, output, files)
@@ -52,12 +64,12 @@ def bench(cases: Cases, contenders: Contenders, measuring: Measuring, output: Ou
         raise typer.Exit(3)
 
 
-class _Stopped(Exception):
-    def __init__(self, report: Report):
+class _BenchmarkStopped(Exception):
+    def __init__(self, report: BenchmarkReport):
         self.report = report
 
 
-def _checked(output: Output) -> dict[str, Path]:
+def _checked(output: BenchOutputOptions) -> dict[str, Path]:
     """The files to write, by kind: what is wrong with them is said before minutes of work."""
     from ..viewer import check_target
 
@@ -69,19 +81,23 @@ def _checked(output: Output) -> dict[str, Path]:
     return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
 
 
-def _read(path: Path) -> Report:
-    from ..benchmark.attention import Report
+def _read(path: Path) -> BenchmarkReport:
+    from ..benchmark.attention import BenchmarkReport
 
     try:
-        return Report.from_json(path.read_text(encoding="utf-8"))
+        return BenchmarkReport.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def _measured(
-    cases: Cases, contenders: Contenders, measuring: Measuring, output: Output, files: dict[str, Path]
-) -> Report:
-    from ..benchmark.attention import Report
+    cases: CaseOptions,
+    contenders: ContenderOptions,
+    measuring: BenchMeasuringOptions,
+    output: BenchOutputOptions,
+    files: dict[str, Path],
+) -> BenchmarkReport:
+    from ..benchmark.attention import BenchmarkReport
     from ..benchmark.attention.machine import describe, last_level_cache
     from ..benchmark.attention.running import hold_to, sweep
 
@@ -91,10 +107,10 @@ def _measured(
     swept = cases_of(cases, cache, quick=measuring.quick) if chosen is None else []
     who = contenders_of(contenders, quick=measuring.quick)
     machine = describe(__version__, settings.threads)
-    report = Report(machine, {"command": _command(), "clock": settings.clock, **vars(settings.budget)})
+    report = BenchmarkReport(machine, {"command": _command(), "clock": settings.clock, **vars(settings.budget)})
     with _progress(len(swept) if chosen is None else len(chosen)) as advance:
 
-        def told(group: Group) -> None:
+        def told(group: MeasurementGroup) -> None:
             advance(group.title)
             if "json" in files:
                 _write(files["json"], report.as_json())
@@ -105,16 +121,16 @@ def _measured(
             else:
                 hold_to(report, chosen, settings, told)
         except KeyboardInterrupt:
-            raise _Stopped(report) from None
+            raise _BenchmarkStopped(report) from None
     return report
 
 
-def _targets(contenders: Contenders, measuring: Measuring, cache: int) -> list[Target]:
-    from ..benchmark.attention.targets import Preset, targets
+def _targets(contenders: ContenderOptions, measuring: BenchMeasuringOptions, cache: int) -> list[PerformanceTarget]:
+    from ..benchmark.attention.targets import TargetPreset, targets
 
     subject, *rest = contenders.backend.split(",")
     lower = (contenders.instruction_set or "avx2").split(",")[0]
-    preset = Preset(subject, rest[0] if rest else subject, lower, cache, measuring.quick)
+    preset = TargetPreset(subject, rest[0] if rest else subject, lower, cache, measuring.quick)
     wanted = [word for words in measuring.only or [] for word in words.split()]
     chosen = [target for target in targets(preset) if all(word in target.title.split() for word in wanted)]
     if not chosen:
@@ -140,7 +156,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
         yield lambda title: progress.update(task, advance=1, description=title)
 
 
-def _show(report: Report, output: Output, files: dict[str, Path]) -> None:
+def _show(report: BenchmarkReport, output: BenchOutputOptions, files: dict[str, Path]) -> None:
     from ..benchmark.attention import tables
 
     if "json" in files:

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import __version__
-from ._compare_options import Chosen, Measuring, Output, Source, Tasks, lengths_of, refuse_beside, settings_of
+from ._compare_options import (
+    ComparedOptions,
+    CompareMeasuringOptions,
+    CompareOutputOptions,
+    DataOptions,
+    TaskOptions,
+    lengths_of,
+    refuse_beside,
+    settings_of,
+)
 from ._errors import UserError, require
-from ._options import Grouped, flattened
+from ._options import GroupedCommand, flattened
 
 if TYPE_CHECKING:
-    from ..benchmark.variants import Comparison, Data
+    from ..benchmark.variants import ComparisonData, VariantComparison
 
 EPILOG = """
 Exit status: 0 measured, 1 a result was wrong (it is shown without a time), 2 bad input, 130 stopped by Ctrl-C (what was
@@ -26,12 +35,18 @@ measured until then is shown and written).
 
 
 def register(app: typer.Typer) -> None:
-    app.command("compare", cls=Grouped, epilog=EPILOG, short_help="Choose an attention, by time, memory and error.")(
-        flattened(compare)
-    )
+    app.command(
+        "compare", cls=GroupedCommand, epilog=EPILOG, short_help="Choose an attention, by time, memory and error."
+    )(flattened(compare))
 
 
-def compare(source: Source, chosen: Chosen, measuring: Measuring, output: Output, tasks: Tasks) -> None:
+def compare(
+    source: DataOptions,
+    chosen: ComparedOptions,
+    measuring: CompareMeasuringOptions,
+    output: CompareOutputOptions,
+    tasks: TaskOptions,
+) -> None:
     """Choose an attention: time, memory and error of each mechanism, and one sentence of advice.
 
     Without options on the q, k, v of the embedded model as it reads the start of a novel.
@@ -76,7 +91,7 @@ def _list() -> None:
         typer.echo(capabilities())
 
 
-def _checked(output: Output) -> dict[str, Path]:
+def _checked(output: CompareOutputOptions) -> dict[str, Path]:
     """The files to write, by kind: what is wrong with them is said before minutes of work."""
     from ..viewer import check_target
 
@@ -88,19 +103,21 @@ def _checked(output: Output) -> dict[str, Path]:
     return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
 
 
-def _read(path: Path) -> Comparison:
-    from ..benchmark.variants import Comparison
+def _read(path: Path) -> VariantComparison:
+    from ..benchmark.variants import VariantComparison
 
     try:
-        return Comparison.from_json(path.read_text(encoding="utf-8"))
+        return VariantComparison.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _measured(source: Source, chosen: Chosen, measuring: Measuring, files: dict[str, Path]) -> tuple[Comparison, bool]:
+def _measured(
+    source: DataOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, files: dict[str, Path]
+) -> tuple[VariantComparison, bool]:
     """What was measured, and whether Ctrl-C ended it."""
     from ..benchmark.attention.machine import describe
-    from ..benchmark.variants import Comparison
+    from ..benchmark.variants import VariantComparison
     from ..benchmark.variants import measuring as work
     from ..benchmark.variants.distance import paths
     from ..benchmark.variants.everyone import chosen as picked
@@ -110,7 +127,7 @@ def _measured(source: Source, chosen: Chosen, measuring: Measuring, files: dict[
     data = _data(source, max(lengths))
     told = {"command": shlex.join(["saccade", *sys.argv[1:]]), "tolerance": measuring.tolerance}
     told |= {"seed": settings.seed, **vars(settings.budget)}
-    comparison = Comparison(describe(__version__, settings.threads), told, data.as_json())
+    comparison = VariantComparison(describe(__version__, settings.threads), told, data.as_json())
     length = min(max(lengths), 256 if measuring.quick else 1024)
     with _progress(2 * len(who) + len(lengths)) as advance, contextlib.suppress(KeyboardInterrupt):
         work.measure(comparison, who, data, lengths, settings, _telling(advance, comparison, files))
@@ -119,7 +136,7 @@ def _measured(source: Source, chosen: Chosen, measuring: Measuring, files: dict[
     return comparison, True
 
 
-def _data(source: Source, most: int) -> Data:
+def _data(source: DataOptions, most: int) -> ComparisonData:
     from ..benchmark.variants import model_data, random_data, tensor_data
 
     ways = {"random": source.random, "tensors": source.tensors, "model": source.model, "text": source.text}
@@ -135,7 +152,9 @@ def _data(source: Source, most: int) -> Data:
     return model_data(source.model, source.text, source.layer, most=most, causal=source.causal)
 
 
-def _telling(advance: Callable[[str], None], comparison: Comparison, files: dict[str, Path]) -> Callable[[str], None]:
+def _telling(
+    advance: Callable[[str], None], comparison: VariantComparison, files: dict[str, Path]
+) -> Callable[[str], None]:
     """Moves the bar, and keeps what is measured: a run that is stopped loses nothing."""
 
     def told(what: str) -> None:
@@ -160,7 +179,7 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
         yield lambda what: progress.update(task, advance=1, description=what)
 
 
-def _show(comparison: Comparison, output: Output, files: dict[str, Path]) -> None:
+def _show(comparison: VariantComparison, output: CompareOutputOptions, files: dict[str, Path]) -> None:
     from ..benchmark.variants import tables
 
     if "json" in files:
@@ -178,7 +197,7 @@ def _show(comparison: Comparison, output: Output, files: dict[str, Path]) -> Non
         write_whole(files["plot"], draw(comparison, files["plot"].suffix.lower()[1:]))
 
 
-def _print(comparison: Comparison) -> None:
+def _print(comparison: VariantComparison) -> None:
     """Tables with styles in a terminal, the same lines without them in a pipe."""
     from rich.text import Text
 

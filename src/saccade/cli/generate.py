@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from .._terminal import uncleaned
-from ._options import Grouped
+from ._options import GroupedCommand
 
 
 def register(app: typer.Typer) -> None:
-    app.command("generate", cls=Grouped, short_help="Continue a text, token by token.")(generate)
+    app.command("generate", cls=GroupedCommand, short_help="Continue a text, token by token.")(generate)
 
 
 def generate(

@@ -15,8 +15,8 @@ import typer
 
 from .. import __version__
 from ._errors import UserError, require
-from ._look_corpus import Study, study
-from ._options import Grouped, flattened
+from ._look_corpus import CorpusOptions, study
+from ._options import GroupedCommand, flattened
 
 if TYPE_CHECKING:
     from ..inspection import Look, TextModel
@@ -27,7 +27,7 @@ REPORTS, FIGURES = (".html", ".htm"), (".png", ".svg")  # what --out writes, by 
 TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
 
 
-class Given(NamedTuple):
+class InputText(NamedTuple):
     """The text, how a command names it again, and where it came from ("" for the command line)."""
 
     text: str
@@ -35,7 +35,7 @@ class Given(NamedTuple):
     source: str
 
 
-class Wanted(NamedTuple):
+class MapOptions(NamedTuple):
     """The head and the rows to map, and the first word that is read."""
 
     head: tuple[int, int] | None
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class LookOptions:
     """A look at one text"""
 
     head: Annotated[
@@ -68,7 +68,9 @@ class Chosen:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("look", cls=Grouped, short_help="Show what a language model attends to in a text.")(flattened(look))
+    app.command("look", cls=GroupedCommand, short_help="Show what a language model attends to in a text.")(
+        flattened(look)
+    )
 
 
 def look(
@@ -77,8 +79,8 @@ def look(
         list[str] | None,
         typer.Argument(metavar="TEXT", help="A text in quotes, a file, or - for standard input.", show_default=False),
     ] = None,
-    chosen: Chosen,
-    studies: Study,
+    chosen: LookOptions,
+    studies: CorpusOptions,
     model: Annotated[
         str | None,
         typer.Option(
@@ -103,12 +105,12 @@ def look(
     Words are counted with their punctuation. Standard input is read only for - or when no TEXT is given.
     """
     if studies.asked:
-        if chosen != Chosen():
+        if chosen != LookOptions():
             raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")
         study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
         return
     given = _cut(_given(text), chosen.first, chosen.last)
-    wanted = Wanted(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
+    wanted = MapOptions(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
     is_figure = out is not None and out.suffix.lower() in FIGURES
     if out is not None and out.suffix.lower() not in REPORTS + FIGURES and not out.is_dir():
         raise UserError(
@@ -131,7 +133,7 @@ def look(
 # The text
 
 
-def _given(arguments: list[str] | None) -> Given:
+def _given(arguments: list[str] | None) -> InputText:
     if arguments and len(arguments) > 1:
         if "-" in arguments:
             raise UserError("both a text and - for standard input came; give one of them")
@@ -143,15 +145,15 @@ def _given(arguments: list[str] | None) -> Given:
     argument = arguments[0]
     path = _as_file(argument)
     if path is None:
-        return Given(_clean(argument, "the text"), _again(argument), "")
-    return Given(_clean(_decoded(_read(path), str(path)), str(path)), [str(path)], f"from file {path}")
+        return InputText(_clean(argument, "the text"), _again(argument), "")
+    return InputText(_clean(_decoded(_read(path), str(path)), str(path)), [str(path)], f"from file {path}")
 
 
-def _from_standard_input(*, asked: bool) -> Given:
+def _from_standard_input(*, asked: bool) -> InputText:
     if sys.stdin is None or (sys.stdin.isatty() and not asked):
         raise UserError('no text came: saccade look "The cat sat on the mat."')
     text = _clean(_decoded(sys.stdin.buffer.read(LARGEST_FILE + 1), "standard input"), "standard input")
-    return Given(text, _again(" ".join(text.split()[:12])), "from standard input")
+    return InputText(text, _again(" ".join(text.split()[:12])), "from standard input")
 
 
 def _as_file(argument: str) -> Path | None:
@@ -203,7 +205,7 @@ def _clean(text: str, name: str) -> str:
     return text
 
 
-def _cut(given: Given, first: int | None, last: int | None) -> Given:
+def _cut(given: InputText, first: int | None, last: int | None) -> InputText:
     """The words ``first`` to ``last``, both included and counted from 1."""
     if first is None and last is None:
         return given
@@ -220,7 +222,7 @@ def _cut(given: Given, first: int | None, last: int | None) -> Given:
         )
     again = [*given.again, "--from", str(start), "--to", str(stop)]
     words = f"words {start:,} to {stop:,} of {len(spans):,}"
-    return Given(given.text[spans[start - 1][0] : spans[stop - 1][1]], again, f"{words} {given.source}".strip())
+    return InputText(given.text[spans[start - 1][0] : spans[stop - 1][1]], again, f"{words} {given.source}".strip())
 
 
 # The look
@@ -244,7 +246,9 @@ def _parse_rows(rows: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _look(given: Given, model: str | None, wanted: Wanted, *, targets: list[Path], force: bool, quiet: bool) -> Look:
+def _look(
+    given: InputText, model: str | None, wanted: MapOptions, *, targets: list[Path], force: bool, quiet: bool
+) -> Look:
     from ..analysis.tables import shown_progress
     from ..inspection import look as look_through
     from ..inspection import open_model
@@ -288,7 +292,7 @@ def _write(seen: Look, report: Path, figure: Path | None) -> None:
 # What is printed
 
 
-def _print(seen: Look, given: Given, model: str | None, report: Path, figure: Path | None) -> None:
+def _print(seen: Look, given: InputText, model: str | None, report: Path, figure: Path | None) -> None:
     from rich.text import Text
 
     from .._terminal._console import Console
@@ -307,7 +311,7 @@ def _print(seen: Look, given: Given, model: str | None, report: Path, figure: Pa
         console.print(Text.assemble(("Next    " if i == 0 else "        ", "dim"), command), soft_wrap=True)
 
 
-def _next(seen: Look, given: Given, model: str | None, figure: Path | None) -> list[str]:
+def _next(seen: Look, given: InputText, model: str | None, figure: Path | None) -> list[str]:
     """Three commands worth trying now."""
     options = ["--model", model] if model else []
     others = [

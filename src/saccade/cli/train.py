@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from ._errors import require
-from ._options import Grouped, flattened
-from ._train_options import Data, Files, Keeping, Learning, Machine, Shape, Text, settings_of
+from ._options import GroupedCommand, flattened
+from ._train_options import (
+    EvaluationOptions,
+    FileOptions,
+    LearningOptions,
+    MachineOptions,
+    ModelOptions,
+    Text,
+    TextOptions,
+    settings_of,
+)
 from ._train_rate import learning_rate
 
 if TYPE_CHECKING:
@@ -26,13 +35,21 @@ step, and --resume goes on from there.
 
 def register(app: typer.Typer) -> None:
     train = typer.Typer(no_args_is_help=True, help="Train a model of your own.")
-    train.command("lm", cls=Grouped, epilog=EPILOG)(flattened(language_model))
-    train.command("rate", cls=Grouped, short_help="Find a learning rate to train with.")(flattened(learning_rate))
+    train.command("lm", cls=GroupedCommand, epilog=EPILOG)(flattened(language_model))
+    train.command("rate", cls=GroupedCommand, short_help="Find a learning rate to train with.")(
+        flattened(learning_rate)
+    )
     app.add_typer(train, name="train")
 
 
 def language_model(
-    text: Text, files: Files, data: Data, shape: Shape, learning: Learning, machine: Machine, keeping: Keeping
+    text: Text,
+    files: FileOptions,
+    data: TextOptions,
+    shape: ModelOptions,
+    learning: LearningOptions,
+    machine: MachineOptions,
+    keeping: EvaluationOptions,
 ) -> None:
     """Train a language model on TEXT, and measure what its heads do.
 

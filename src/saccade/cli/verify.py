@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ._errors import UserError
-from ._options import Grouped, flattened
+from ._options import GroupedCommand, flattened
 
 if TYPE_CHECKING:
     from ..verification import Report, Undecided
@@ -30,7 +30,7 @@ CHECKS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Promised:
+class PromiseOptions:
     """What its author promises (what is not said is found out, and told)"""
 
     causal: Annotated[
@@ -58,7 +58,7 @@ class Promised:
 
 
 @dataclasses.dataclass(frozen=True)
-class Calls:
+class CallOptions:
     """How to call it (what is not said is found out, and told)"""
 
     arg: Annotated[
@@ -95,7 +95,7 @@ class Calls:
 
 
 @dataclasses.dataclass(frozen=True)
-class Runs:
+class RunOptions:
     """What is run, and how long"""
 
     only: Annotated[
@@ -110,7 +110,7 @@ class Runs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outputs:
+class OutputOptions:
     """What is written"""
 
     as_numbers: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for programs.")] = False
@@ -122,7 +122,9 @@ class Outputs:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify", cls=Grouped, short_help="Find the promises that an attention breaks.")(flattened(verify))
+    app.command("verify", cls=GroupedCommand, short_help="Find the promises that an attention breaks.")(
+        flattened(verify)
+    )
 
 
 def verify(
@@ -135,10 +137,10 @@ def verify(
             show_default=False,
         ),
     ],
-    promised: Promised,
-    calls: Calls,
-    runs: Runs,
-    outputs: Outputs,
+    promised: PromiseOptions,
+    calls: CallOptions,
+    runs: RunOptions,
+    outputs: OutputOptions,
 ) -> None:
     """Verify an implementation of attention: which promises it breaks, where, and how to mend it.
 
@@ -159,7 +161,9 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verified(target: str, promised: Promised, calls: Calls, runs: Runs, outputs: Outputs) -> Report:
+def _verified(
+    target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions, outputs: OutputOptions
+) -> Report:
     from ..verification import Hints, Limits, Promise, Undecided
     from ..verification import verify as verify_target
 
@@ -222,7 +226,7 @@ def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
     return chosen
 
 
-def _checked(outputs: Outputs, target: str) -> dict[str, Path]:
+def _checked(outputs: OutputOptions, target: str) -> dict[str, Path]:
     """The files to write, by kind: whether they can be written is known before any work is done."""
     from ..viewer import check_target
 

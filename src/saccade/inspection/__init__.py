@@ -7,7 +7,7 @@ Begin with `_look.py`, then `_collect.py` (weights) and `_findings.py` (sentence
 from __future__ import annotations
 
 from ._collect import AttentionMap, collect, words_that_fit
-from ._findings import Finding, find, name_of
+from ._findings import MapFinding, find, name_of
 from ._look import Look, look
 from ._models import TextModel, Tokens, as_text_model, weights_of
 from ._numbers import hundredths, short_number
@@ -21,8 +21,8 @@ __all__ = [
     "RULES",
     "START",
     "AttentionMap",
-    "Finding",
     "Look",
+    "MapFinding",
     "TextModel",
     "Tokens",
     "Word",

@@ -47,7 +47,7 @@ def even_call(call: AttentionCall, mask: Mask | None) -> AttentionCall:
     return AttentionCall(nothing, nothing, nothing, mask, None, 1.0, None, None, 0.0, nothing, "chance")
 
 
-class Evens:
+class UniformCalls:
     """The even call of each layer; layers that show the same pairs share it."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def largest_weight(chance: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-middle - _quantile(count) * np.sqrt(SPREAD**2 + others))))
 
 
-class Mean(NamedTuple):
+class ChanceMean(NamedTuple):
     """What chance gives to an average over rows: its value and its standard deviation, where each row has luck of its
     own, and where all have the same."""
 
@@ -87,25 +87,25 @@ class Mean(NamedTuple):
     common: np.ndarray
 
 
-def mean_of(chance: np.ndarray, different: float = 1.0) -> Mean:
+def mean_of(chance: np.ndarray, different: float = 1.0) -> ChanceMean:
     """Of the chances (..., rows) of the single rows; NaN without a row.
 
     ``different``: the share of rows that are of different words. Queries of one word are alike, and so is their luck.
     """
     rows = chance.shape[-1]
     if not rows:
-        return Mean(*3 * (np.full(chance.shape[:-1], np.nan),))
+        return ChanceMean(*3 * (np.full(chance.shape[:-1], np.nan),))
     spread = SPREAD**2 + _sum_of_others(_odds(chance))
     variance = chance * (1 - chance) * (1 - 1 / np.sqrt(1 + math.pi * spread / 8))  # of a logistic of a normal number
-    return Mean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows, np.sqrt(variance).mean(-1))
+    return ChanceMean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows, np.sqrt(variance).mean(-1))
 
 
-def averaged(one: Mean, rows: np.ndarray | int, heads: int = 1) -> Mean:
+def averaged(one: ChanceMean, rows: np.ndarray | int, heads: int = 1) -> ChanceMean:
     """What chance gives to the average of so many rows like this ``one``, in so many heads."""
-    return Mean(one.value, one.deviation / np.sqrt(rows * heads), one.deviation / np.sqrt(heads))
+    return ChanceMean(one.value, one.deviation / np.sqrt(rows * heads), one.deviation / np.sqrt(heads))
 
 
-def largest_mean(chance: Mean, count: int, clear_of: float = CLEAR_OF, shared: float = 0.0) -> np.ndarray:
+def largest_mean(chance: ChanceMean, count: int, clear_of: float = CLEAR_OF, shared: float = 0.0) -> np.ndarray:
     """What the largest of ``count`` such averages stays under but for LUCK, and what is clear of looking alike.
 
     ``shared``: the share of luck that is that of all rows, `SHARED` where they look at one key.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._tap import AttentionCall
 from ..models import LanguageModel
-from ._chance import Evens
+from ._chance import UniformCalls
 from ._models import TextModel, Tokens, as_text_model, weights_of
 from ._words import Word, group, split_words
 
@@ -98,7 +98,7 @@ def collect(model: TextModel | LanguageModel, text: str) -> AttentionMap:
     weights, alike = (
         np.zeros((model.layers, heads, len(words), len(words)), np.float32) for heads in (max(model.heads), 1)
     )
-    evens = Evens()
+    evens = UniformCalls()
 
     def keep(layer: int, call: AttentionCall) -> None:
         seen = weights_of(call)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ._chance import CLEAR_OF, SHARED, Mean, above_chance, largest_mean, largest_weight, mean_of, uneven
+from ._chance import CLEAR_OF, SHARED, ChanceMean, above_chance, largest_mean, largest_weight, mean_of, uneven
 from ._collect import AttentionMap
 from ._numbers import hundredths, short_number
 from ._scores import by_chance, different, followers, here, occurrences, telling, visible
@@ -29,7 +29,7 @@ _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "sevent
 
 
 @dataclass(frozen=True)
-class Finding:
+class MapFinding:
     """A sentence, the ``value`` in it, and where on the map it can be read off again.
 
     ``kind``: "look", "copy", "same" are ``weights[layer, head, query, key]``; "previous", "next", "self" are the
@@ -53,7 +53,7 @@ class Finding:
         return self.layer or 0, self.head or 0
 
 
-def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[Finding]:
+def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
     """The most telling findings, the first about a head whenever any head stands out; never an empty list.
 
     ``roles`` is what ``measure_roles`` returned: only a head with a measured role is said to have a habit of copying.
@@ -92,10 +92,10 @@ def _ordinal(n: int) -> str:
     return f"{n}{ending}"
 
 
-def diverse(candidates: list[Finding], limit: int) -> list[Finding]:
+def diverse(candidates: list[MapFinding], limit: int) -> list[MapFinding]:
     """The best of each kind, then a second link from another head and word if there is room."""
     ranked = sorted(candidates, key=lambda f: -f.telling)
-    chosen: list[Finding] = []
+    chosen: list[MapFinding] = []
     for one in ranked:
         if all(f.kind != one.kind for f in chosen):
             chosen.append(one)
@@ -126,7 +126,7 @@ def _beyond_chance(
     return out
 
 
-def _links(seen: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[Finding]:
+def _links(seen: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[MapFinding]:
     """One word that looks at another further off, not at its own repetition or what followed that."""
     others = occurrences(seen)
     place = np.arange(len(others))
@@ -144,10 +144,10 @@ def _links(seen: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Itera
             yield _link(seen, layer, head, q, k, float(worth))
 
 
-def _link(seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> Finding:
+def _link(seen: AttentionMap, layer: int, head: int, q: int, k: int, gain: float) -> MapFinding:
     value = float(seen.weights[layer, head, q, k])
     sentence = looks(name_of(seen, q), name_of(seen, k), value, layer, head)
-    return Finding("look", sentence, value, gain, layer, head, q, k)
+    return MapFinding("look", sentence, value, gain, layer, head, q, k)
 
 
 def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
@@ -158,7 +158,7 @@ def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
 
 def _copies(
     seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at_random: np.ndarray
-) -> Iterator[Finding]:
+) -> Iterator[MapFinding]:
     """A repeated word that looks at its other occurrence, or at what followed it."""
     others = occurrences(seen)
     if not others.any():
@@ -178,24 +178,24 @@ def _copies(
                 way = "back" if j < q else "ahead"
                 where = f"({short_number(value)}) in layer {layer} head {head}"
                 sentence = f"{name_of(seen, q)} looks {way} at {name_of(seen, j)} {where}"
-                yield Finding(
+                yield MapFinding(
                     "same", capital(sentence), value, float(gain[layer, head, q, j]), layer, head, int(q), int(j)
                 )
 
 
 def _copy(
     seen: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at: tuple[int, int, int, int]
-) -> Iterator[Finding]:
+) -> Iterator[MapFinding]:
     layer, head, q, k = at
     value, worth = float(seen.weights[at]), float(gain[at])
     if seen.words[k].is_delimiter or worth < CLEAR / 2:
         return
     looks = f"{name_of(seen, q)} looks at {name_of(seen, k)} ({short_number(value)})"
     if (layer, head) in copying and k < q:
-        yield Finding("copy", f"Head {layer}.{head} copies what followed last time: {looks}", value, 2 * worth, *at)
+        yield MapFinding("copy", f"Head {layer}.{head} copies what followed last time: {looks}", value, 2 * worth, *at)
     elif value >= MAIN:
         sentence = f"{looks} in layer {layer} head {head}, the word after {name_of(seen, k - 1)}"
-        yield Finding("copy", capital(sentence), value, worth, *at)
+        yield MapFinding("copy", capital(sentence), value, worth, *at)
 
 
 HABITS = {
@@ -205,7 +205,7 @@ HABITS = {
 }
 
 
-def _habits(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, Mean]) -> Iterator[Finding]:
+def _habits(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, ChanceMean]) -> Iterator[MapFinding]:
     if len(seen.ordinary) < 4:  # with fewer words an average is no habit
         return
     for name, does in HABITS.items():
@@ -217,7 +217,7 @@ def _habits(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str,
         if value > max(MOST, least[layer, 0]):
             text = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
             worth = value * np.log(value / chance[name].value[layer, 0])
-            yield Finding(name, text, value, float(worth), layer, head)
+            yield MapFinding(name, text, value, float(worth), layer, head)
 
 
 def largest_of(values: np.ndarray) -> tuple[int, int]:
@@ -226,10 +226,10 @@ def largest_of(values: np.ndarray) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[Finding]:
+def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[MapFinding]:
     if len(seen.ordinary) < 4:  # as for habits
         return
-    best: Finding | None = None
+    best: MapFinding | None = None
     marks = [i for i, w in enumerate(seen.words) if w.is_delimiter]
     for k in marks:
         rows = seen.ordinary[(seen.ordinary > k) if seen.causal else (seen.ordinary != k)]
@@ -249,14 +249,14 @@ def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[Finding]:
             whose = "the words after it" if seen.causal else "the other words"
             share = f"{short_number(value)} of the weight of {whose}"
             sentence = f"Layer {layer} head {head} gathers at {name_of(seen, k)}: {share}"
-            best = Finding("delimiter", sentence, value, float(worth), layer, head, None, k)
+            best = MapFinding("delimiter", sentence, value, float(worth), layer, head, None, k)
     if best:
         yield best
 
 
 def _sink(
-    seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, Mean], at_random: np.ndarray
-) -> list[Finding]:
+    seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, ChanceMean], at_random: np.ndarray
+) -> list[MapFinding]:
     """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides."""
     if (seen.ordinary > 0).sum() < 3:
         return []
@@ -274,7 +274,9 @@ def _sink(
     return out
 
 
-def resting(count: int, means: np.ndarray, chance: Mean, at_random: np.ndarray, kind: str, where: str) -> list[Finding]:
+def resting(
+    count: int, means: np.ndarray, chance: ChanceMean, at_random: np.ndarray, kind: str, where: str
+) -> list[MapFinding]:
     """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more.
 
     Nothing where all those heads are ``at_random`` and such as luck that rows have in common would give.
@@ -288,20 +290,20 @@ def resting(count: int, means: np.ndarray, chance: Mean, at_random: np.ndarray, 
     verb = "rests" if found == 1 else "rest"
     much = "half" if least == MOST else short_number(least)
     sentence = f"{found} of {count} heads {verb} {where} more than {much}"
-    return [Finding(kind, sentence, found, 0.0)]
+    return [MapFinding(kind, sentence, found, 0.0)]
 
 
-def _nothing(seen: AttentionMap, at_random: bool) -> Finding:
+def _nothing(seen: AttentionMap, at_random: bool) -> MapFinding:
     if len(seen.ordinary) == 1:
         at = int(seen.ordinary[0])
         others = [name_of(seen, int(i)) for i in np.flatnonzero(visible(seen)[at]) if i != at]
         more = f" and at {' and '.join(others)}" if others else ""
         said = f"Nothing to tell yet: {name_of(seen, at)} can look only at itself{more}"
-        return Finding("nothing", said, 0.0, 0.0)
+        return MapFinding("nothing", said, 0.0, 0.0)
     if at_random:
-        return Finding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)
+        return MapFinding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)
     clear = f"no weight of {short_number(MAIN)} or more that chance or the head's own habit would not give"
-    return Finding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)
+    return MapFinding("nothing", f"Nothing stands out in this text: {clear}", MAIN, 0.0)
 
 
 def capital(sentence: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ._chance import CLEAR_OF, SHARED, above_chance, averaged, largest_mean, largest_weight, mean_of
-from ._findings import MAIN, MOST, NOTHING_BUT_CHANCE, Finding, capital, diverse, largest_of, looks, resting
+from ._findings import MAIN, MOST, NOTHING_BUT_CHANCE, MapFinding, capital, diverse, largest_of, looks, resting
 from ._numbers import hundredths, short_number
-from ._whole import Link, Part, Row, Whole
+from ._whole import TokenMap, WordLink, WordRow, WordWeights
 
 HABITS = {
     "previous": "looks one token back",
@@ -22,7 +22,9 @@ HABITS = {
 }
 
 
-def find_in_whole(whole: Whole, part: Part, roles: dict[str, Any] | None = None, limit: int = 7) -> list[Finding]:
+def find_in_whole(
+    whole: TokenMap, part: WordWeights, roles: dict[str, Any] | None = None, limit: int = 7
+) -> list[MapFinding]:
     """The most telling findings, as `find` has them on a map; never an empty list.
 
     ``query`` and ``key`` are indices of the whole's words. Kinds are those of `find` and two more: "gathers" is a
@@ -45,17 +47,17 @@ def find_in_whole(whole: Whole, part: Part, roles: dict[str, Any] | None = None,
     if chosen:
         return chosen
     if whole.at_random.all():
-        return [Finding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)]
-    return [Finding("nothing", f"Nothing stands out: no weight of {short_number(MAIN)} or more", MAIN, 0.0)]
+        return [MapFinding("nothing", NOTHING_BUT_CHANCE, 0.0, 0.0)]
+    return [MapFinding("nothing", f"Nothing stands out: no weight of {short_number(MAIN)} or more", MAIN, 0.0)]
 
 
-def name_in_whole(whole: Whole, i: int) -> str:
+def name_in_whole(whole: TokenMap, i: int) -> str:
     """The word in quotes with its number: ``'cat' (word 2,013)``."""
     word = whole.words[i]
     return f"'{word.label}'" if word.special else f"'{word.label}' (word {whole.number(i):,})"
 
 
-def _link(whole: Whole, link: Link, row: Row, copying: set[tuple[int, int]]) -> Iterator[Finding]:
+def _link(whole: TokenMap, link: WordLink, row: WordRow, copying: set[tuple[int, int]]) -> Iterator[MapFinding]:
     q, k, layer, head = link.query, link.key, link.layer, link.head
     value, alike = float(row.weights[k]), row.alike[k]
     if value < MAIN or above_chance(row.weights[k], alike) < CLEAR_OF:
@@ -76,10 +78,10 @@ def _link(whole: Whole, link: Link, row: Row, copying: set[tuple[int, int]]) -> 
     else:
         where = f"in layer {layer} head {head}, the word after {name_in_whole(whole, k - 1)}"
         sentence = f"{names[0]} looks at {names[1]} ({short_number(value)}) {where}"
-    yield Finding(link.kind, capital(sentence), value, link.gain, layer, head, q, k)
+    yield MapFinding(link.kind, capital(sentence), value, link.gain, layer, head, q, k)
 
 
-def _habits(whole: Whole) -> Iterator[Finding]:
+def _habits(whole: TokenMap) -> Iterator[MapFinding]:
     for name, does in HABITS.items():
         if np.isnan(whole.habits[name]).all():
             continue
@@ -90,7 +92,7 @@ def _habits(whole: Whole) -> Iterator[Finding]:
         if value > max(MOST, least[layer, 0]):
             sentence = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
             worth = value * float(np.log(value / chance.value[layer, 0]))
-            yield Finding(name, sentence, value, worth, layer, head)
+            yield MapFinding(name, sentence, value, worth, layer, head)
     words, shares, least = whole.gathers
     layer, head = largest_of(np.where(shares > least, shares, 0))
     value, k = float(shares[layer, head]), int(words[layer, head])
@@ -99,10 +101,10 @@ def _habits(whole: Whole) -> Iterator[Finding]:
         whose = "the tokens after it" if whole.causal else "the other tokens"
         share = f"{short_number(value)} of the weight of {whose}"
         sentence = f"Layer {layer} head {head} gathers at {name_in_whole(whole, k)}: {share}"
-        yield Finding("gathers", sentence, value, value * float(np.log(value / chance_of_one)), layer, head, None, k)
+        yield MapFinding("gathers", sentence, value, value * float(np.log(value / chance_of_one)), layer, head, None, k)
 
 
-def _received(whole: Whole) -> list[Finding]:
+def _received(whole: TokenMap) -> list[MapFinding]:
     """The words that all heads together look at most, and more than by chance."""
     more = whole.received - whole.by_chance
     first, *others = (int(i) for i in np.argsort(-np.where(more >= 0.01, whole.received, 0), kind="stable")[:3])
@@ -112,16 +114,16 @@ def _received(whole: Whole) -> list[Finding]:
     then = [f"{name_in_whole(whole, i)} {short_number(whole.received[i])}" for i in others if more[i] >= 0.01]
     sentence = f"{name_in_whole(whole, first)} gets {short_number(value)} of the weight of all heads"
     sentence += f", then {' and '.join(then)}" if then else ""
-    return [Finding("received", capital(sentence), value, 0.0, key=first)]
+    return [MapFinding("received", capital(sentence), value, 0.0, key=first)]
 
 
-def _luckily_received(whole: Whole) -> np.ndarray:
+def _luckily_received(whole: TokenMap) -> np.ndarray:
     """(W,): the most of the weight of all heads that random logits give to each word."""
     one = mean_of(whole.by_chance[:, None])  # of one row of one head; there are so many
     return largest_mean(averaged(one, whole.length, whole.count), len(whole.words), 0, SHARED)
 
 
-def _sink(whole: Whole) -> list[Finding]:
+def _sink(whole: TokenMap) -> list[MapFinding]:
     kind = "token" if whole.words[0].special else "word"
     where = f"on the first {kind}: {name_in_whole(whole, 0)} gets"
     out = resting(whole.count, whole.habits["sink"], whole.chance["sink"], whole.at_random, "sink", where)

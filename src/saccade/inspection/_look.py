@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from ..models import LanguageModel
-from ._chance import Mean, above_chance
+from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
-from ._findings import Finding, find
+from ._findings import MapFinding, find
 from ._findings_whole import find_in_whole, name_in_whole
-from ._models import OwnModel, TextModel, Told, as_text_model
+from ._models import ModelWithProgress, SaccadeModel, TextModel, as_text_model
 from ._numbers import short_number
 from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
-from ._whole import Whole, look_again, survey
+from ._whole import TokenMap, look_again, survey
 
 MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
 MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte
@@ -39,14 +39,14 @@ class Look:
     """
 
     seen: AttentionMap
-    findings: list[Finding]
+    findings: list[MapFinding]
     roles: dict[str, Any] | None
     layer: int
     head: int
     query: int
     model: str = "embedded model"
     source: str = ""
-    whole: Whole | None = None
+    whole: TokenMap | None = None
     outside: Sequence[str] = ()
     generates: bool = True  # whether `saccade generate` can go on with the text
 
@@ -65,7 +65,7 @@ class Look:
         return here(self.seen) if self.whole is None else self.whole.habits
 
     @cached_property
-    def chance(self) -> dict[str, Mean]:
+    def chance(self) -> dict[str, ChanceMean]:
         """What chance gives to the ``habits``, (layers, 1) by name."""
         return by_chance(self.seen) if self.whole is None else self.whole.chance
 
@@ -189,13 +189,13 @@ def look(
     Raises ValueError for a text without words or too long for the model, and for a head or words that do not exist.
     """
     model = as_text_model(model)
-    generates = isinstance(model, OwnModel)
+    generates = isinstance(model, SaccadeModel)
     check_head(model, head)
     _check_roles(model)
     tokens, words = read(model, text)
     whole = rows is None and fits_a_map(model, len(words))
     if progress:
-        model = Told(model, progress, passes=1 if whole else 3)
+        model = ModelWithProgress(model, progress, passes=1 if whole else 3)
     if whole:
         found = _of_a_map(model, collect(model, text), head)
     else:
@@ -227,7 +227,7 @@ def _most_telling(seen: AttentionMap, layer: int, head: int) -> int:
 
 
 def _of_a_part(
-    model: TextModel, ids: list[int], whole: Whole, head: tuple[int, int] | None, rows: tuple[int, int] | None
+    model: TextModel, ids: list[int], whole: TokenMap, head: tuple[int, int] | None, rows: tuple[int, int] | None
 ) -> Look:
     asked = None if rows is None else _asked(whole, rows)
     links = [(link.layer, link.head, link.query) for link in whole.links]
@@ -249,7 +249,7 @@ def _of_a_part(
 
 
 def _shown(
-    whole: Whole, told: list[Finding], head: tuple[int, int] | None
+    whole: TokenMap, told: list[MapFinding], head: tuple[int, int] | None
 ) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """The head to show, of which something is told if no other is asked for, and two words that its map is around."""
     of_head = [f for f in told if f.layer is not None and head in (None, f.place)]
@@ -261,11 +261,11 @@ def _shown(
     return place, (link.query, link.key) if link else None
 
 
-def _elsewhere(whole: Whole, query: int, key: int, value: float) -> str:
+def _elsewhere(whole: TokenMap, query: int, key: int, value: float) -> str:
     return f"{name_in_whole(whole, query)} looks at {name_in_whole(whole, key)} {short_number(value)}"
 
 
-def _asked(whole: Whole, rows: tuple[int, int]) -> Iterable[int]:
+def _asked(whole: TokenMap, rows: tuple[int, int]) -> Iterable[int]:
     total = len(whole.ordinary)
     first, last = rows
     if not 1 <= first <= last <= total:
@@ -276,7 +276,7 @@ def _asked(whole: Whole, rows: tuple[int, int]) -> Iterable[int]:
     return range(first + whole.leading - 1, last + whole.leading)
 
 
-def _words_around(whole: Whole, ends: tuple[int, int] | None) -> Iterable[int]:
+def _words_around(whole: TokenMap, ends: tuple[int, int] | None) -> Iterable[int]:
     """The words around both ends of what is told; the first words where that is about none."""
     low, stop = whole.leading, int(whole.ordinary[-1]) + 1
     if ends is None:
@@ -285,7 +285,7 @@ def _words_around(whole: Whole, ends: tuple[int, int] | None) -> Iterable[int]:
     return {i for side in sides for i in side}
 
 
-def _placed(finding: Finding, place: dict[int, int]) -> Finding:
+def _placed(finding: MapFinding, place: dict[int, int]) -> MapFinding:
     """The finding with its words as indices of the part's; without them if they are not all in it."""
     words = [i for i in (finding.query, finding.key) if i is not None]
     if not all(i in place for i in words):

@@ -101,7 +101,7 @@ def weights_of(call: AttentionCall, **chosen: Any) -> Tensor:
     )
 
 
-class OwnModel(TextModel):
+class SaccadeModel(TextModel):
     """A language model of Saccade's: it begins every text with ``<s>`` and reads from left to right."""
 
     causal = True
@@ -153,7 +153,7 @@ class OwnModel(TextModel):
         self.lm.model(tokens, observe=tell)
 
 
-class Told(TextModel):
+class ModelWithProgress(TextModel):
     """A model that tells ``progress(done, total)`` of each layer that was observed, in so many passes."""
 
     def __init__(self, model: TextModel, progress: Callable[[int, int], None], passes: int):
@@ -183,7 +183,7 @@ class Told(TextModel):
 
 def as_text_model(model: TextModel | LanguageModel) -> TextModel:
     """The model itself, or a language model of Saccade's as one."""
-    return model if isinstance(model, TextModel) else OwnModel(model)
+    return model if isinstance(model, TextModel) else SaccadeModel(model)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import _tap
-from .._hooks import Meaning, SdpaCall, sdpa_handled_by
+from .._hooks import SdpaCall, SdpaMeaning, sdpa_handled_by
 from .._hooks.transformers import AttentionMeaning, functions_wrapped_by, meaning_of
 
 
@@ -53,7 +53,7 @@ def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
         yield
 
 
-def _call(meant: AttentionMeaning | Meaning, out: Tensor, source: str, module: Any) -> _tap.AttentionCall:
+def _call(meant: AttentionMeaning | SdpaMeaning, out: Tensor, source: str, module: Any) -> _tap.AttentionCall:
     softcap = meant.softcap if isinstance(meant, AttentionMeaning) else None
     sink = meant.sink if isinstance(meant, AttentionMeaning) else None
     return _tap.AttentionCall(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..models import LanguageModel, ModelConfig, load
 from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS, read_json
-from ._models import OwnModel, TextModel, UnreadableCheckpoint
+from ._models import SaccadeModel, TextModel, UnreadableCheckpoint
 
 FILES = "config.json, model.safetensors and tokenizer.json"
 FORMS = (
@@ -30,7 +30,7 @@ def open_model(source: str | Path | None = None) -> TextModel:
             without attention that can be seen, a hub that cannot be reached, transformers not installed.
     """
     if source is None:
-        return OwnModel(load())
+        return SaccadeModel(load())
     folder = Path(source).expanduser()
     if folder.is_dir():
         return _from_folder(folder)
@@ -47,7 +47,7 @@ def _from_folder(folder: Path) -> TextModel:
         raise FileNotFoundError(f"{path}: missing from the model folder; {FORMS}")
     config = _settings(path)
     if config is None or "model_type" not in config:
-        return OwnModel(_own(folder, config))
+        return SaccadeModel(_own(folder, config))
     _require_transformers(str(folder))
     from ._transformers import read_checkpoint
 

@@ -27,7 +27,7 @@ BATCH = 4
 LONGEST_TEXT = 2_000_000  # characters; windows are spread evenly over them
 
 
-class Rule(NamedTuple):
+class RoleRule(NamedTuple):
     """The largest of ``roles`` decides if it stands ``at_least`` so far above chance."""
 
     roles: tuple[str, ...]
@@ -39,9 +39,9 @@ Scores = dict[str, np.ndarray]
 
 # In this order: a head that copies rests on the first token when there is nothing to copy, so copying is asked first.
 RULES = (
-    Rule(("repeat", "duplicate"), 0.25, "repeated random tokens"),
-    Rule(("previous", "self", "delimiter", "sink"), 0.40, "held-out text"),
-    Rule(("broad",), 0.80, "held-out text"),
+    RoleRule(("repeat", "duplicate"), 0.25, "repeated random tokens"),
+    RoleRule(("previous", "self", "delimiter", "sink"), 0.40, "held-out text"),
+    RoleRule(("broad",), 0.80, "held-out text"),
 )
 ROLE_NAMES = {
     "previous": "previous token",
@@ -93,7 +93,7 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
     }
 
 
-def role_of(above: dict[str, float], rules: Sequence[Rule] = RULES) -> tuple[str, str]:
+def role_of(above: dict[str, float], rules: Sequence[RoleRule] = RULES) -> tuple[str, str]:
     """(role, the score that decided it) from the scores above chance, by ``rules``, of which the last is for "broad".
 
     A mixed head names the score that came closest to its threshold.

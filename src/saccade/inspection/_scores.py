@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._chance import Mean, mean_of
+from ._chance import ChanceMean, mean_of
 from ._collect import AttentionMap
 
 _FLOOR = 0.01
@@ -32,7 +32,7 @@ def here(seen: AttentionMap) -> dict[str, np.ndarray]:
     return out
 
 
-def by_chance(seen: AttentionMap) -> dict[str, Mean]:
+def by_chance(seen: AttentionMap) -> dict[str, ChanceMean]:
     """What chance gives to the averages of `here`, (layers, 1) each, by the same code."""
     return {name: mean_of(values, different(seen)) for name, values in by_row(seen, seen.alike).items()}
 

@@ -22,7 +22,7 @@ _PROBE = "The cat sat on the mat."
 _UNLIMITED = 10**9  # a tokenizer without a limit says 10**30
 
 
-class Checkpoint(TextModel):
+class TransformersModel(TextModel):
     """A checkpoint in the transformers layout: the attention implementation it asks for runs, if it is PyTorch's.
 
     Of an encoder-decoder it is the encoder that reads a text. Layers, heads and whether a word sees later ones are
@@ -96,7 +96,7 @@ class Checkpoint(TextModel):
         return tuple(heads), not any(looks_ahead)
 
 
-def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
+def read_checkpoint(source: str, *, local: bool) -> TransformersModel:
     """The checkpoint in the folder, or with the hub's id, ``source``.
 
     Raises:
@@ -116,7 +116,7 @@ def read_checkpoint(source: str, *, local: bool) -> Checkpoint:
         if spoilt:
             raise ValueError(f"{source}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
         try:
-            return Checkpoint(source, module, tokenizer)
+            return TransformersModel(source, module, tokenizer)
         except ValueError:
             raise
         except Exception as error:  # heads that do not divide the width, and all else that a first reading finds

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._statistics import Statistics, statistics
 from .._tap import AttentionCall
-from ._chance import SHARED, Evens, Mean, averaged, largest_mean, mean_of, uneven
+from ._chance import SHARED, ChanceMean, UniformCalls, averaged, largest_mean, mean_of, uneven
 from ._collect import check_finite
 from ._models import TextModel, weights_of
 from ._words import Word
@@ -31,7 +31,7 @@ SAMPLED, MOST_SAMPLED = 32, 2**22  # rows whose logits are compared with random 
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class TokenMap:
     """What every head of a model did on all of one text, on tokens.
 
     ``habits``: (layers, heads) by name, as `here` has them on words; special tokens count as looked at, never as
@@ -51,9 +51,9 @@ class Whole:
     habits: dict[str, np.ndarray]
     received: np.ndarray
     gathers: tuple[np.ndarray, np.ndarray, np.ndarray]
-    links: tuple[Link, ...]
+    links: tuple[WordLink, ...]
     by_layer: tuple[int, ...]
-    chance: dict[str, Mean]
+    chance: dict[str, ChanceMean]
     by_chance: np.ndarray
     at_random: np.ndarray
 
@@ -90,7 +90,7 @@ class Whole:
         return sum(word.last - word.first for word in self.words if not word.special)
 
 
-class Link(NamedTuple):
+class WordLink(NamedTuple):
     """``kind``: "look", "same" (another occurrence of the word) or "copy" (what followed one)."""
 
     gain: float  # in nats, of the tokens; of a "look" over sqrt(n m), its words standing n and m times in the text
@@ -101,7 +101,7 @@ class Link(NamedTuple):
     key: int
 
 
-class _Text:
+class _TokensToWords:
     """What a tensor of tokens is on words."""
 
     def __init__(self, words: Sequence[Word], causal: bool):
@@ -128,17 +128,17 @@ class _Text:
         return self.rows[before[self.rows] > 0]
 
 
-def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word]) -> Whole:
+def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word]) -> TokenMap:
     """The statistics of all of ``text``, whose tokens and words these are."""
-    about = _Text(words, model.causal)
+    about = _TokensToWords(words, model.causal)
     most = max(model.heads)
     habits: dict[str, np.ndarray] = {}
     gathers = np.zeros((model.layers, most), int), np.zeros((model.layers, most)), np.ones((model.layers, most))
     received, by_chance = np.zeros((2, about.length))
-    chance: dict[str, list[Mean]] = {}
+    chance: dict[str, list[ChanceMean]] = {}
     at_random = np.ones((model.layers, most), bool)
-    evens = _Evens(about)
-    best: dict[str, list[Link]] = {"look": [], "same": [], "copy": []}
+    evens = _UniformStatistics(about)
+    best: dict[str, list[WordLink]] = {"look": [], "same": [], "copy": []}
 
     def visit(layer: int, call: AttentionCall) -> None:
         found, (even, even_call) = _statistics(call, about), evens.of(call)
@@ -161,8 +161,8 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
         np.bincount(about.word_of, each) / (sum(model.heads) * about.length) for each in (received, by_chance)
     )
     links = sorted((link for links in best.values() for link in links), reverse=True)
-    means = {name: Mean(*map(np.stack, zip(*layers, strict=True))) for name, layers in chance.items()}
-    return Whole(
+    means = {name: ChanceMean(*map(np.stack, zip(*layers, strict=True))) for name, layers in chance.items()}
+    return TokenMap(
         text,
         about.words,
         model.causal,
@@ -177,11 +177,11 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
     )
 
 
-class _Evens:
+class _UniformStatistics:
     """The even call of each layer and its statistics; layers that show the same pairs share them."""
 
-    def __init__(self, about: _Text):
-        self._about, self._calls = about, Evens()
+    def __init__(self, about: _TokensToWords):
+        self._about, self._calls = about, UniformCalls()
         self._known: dict[int, tuple[Statistics, AttentionCall]] = {}
 
     def of(self, call: AttentionCall) -> tuple[Statistics, AttentionCall]:
@@ -191,7 +191,7 @@ class _Evens:
         return self._known[id(even)]
 
 
-def _uneven(call: AttentionCall, even: AttentionCall, about: _Text, count: int) -> np.ndarray:
+def _uneven(call: AttentionCall, even: AttentionCall, about: _TokensToWords, count: int) -> np.ndarray:
     """(H,): `uneven` of a few rows, spread over the text."""
     most = max(4, min(SAMPLED, MOST_SAMPLED // (call.query.shape[1] * about.length), len(about.rows)))
     rows = np.unique(about.rows[np.linspace(0, len(about.rows) - 1, most).astype(int)]).tolist()
@@ -204,7 +204,7 @@ def _received(found: Statistics) -> np.ndarray:
     return np.asarray(found.received[0].double().cpu().numpy())
 
 
-def _statistics(call: AttentionCall, about: _Text) -> Statistics:
+def _statistics(call: AttentionCall, about: _TokensToWords) -> Statistics:
     groups = {
         "delimiters": torch.from_numpy(about.delimiter),
         "specials": torch.from_numpy(about.special & (np.arange(about.length) > 0)),
@@ -221,7 +221,7 @@ def _statistics(call: AttentionCall, about: _Text) -> Statistics:
     )
 
 
-def _habits(found: Statistics, about: _Text) -> dict[str, np.ndarray]:
+def _habits(found: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
     rows = about.rows
     chosen = {
         "entropy": ("entropy", rows),
@@ -235,7 +235,7 @@ def _habits(found: Statistics, about: _Text) -> dict[str, np.ndarray]:
     }
 
 
-def _by_row(found: Statistics, about: _Text) -> dict[str, np.ndarray]:
+def _by_row(found: Statistics, about: _TokensToWords) -> dict[str, np.ndarray]:
     """The weight of single rows on kinds of tokens, (H, rows)."""
     rows = about.rows
     beside = rows[1:][~about.special[rows[1:] - 1]]
@@ -257,7 +257,7 @@ def _of_rows(found: Statistics, name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def _gathers(
-    received: np.ndarray, found: Statistics, alike: np.ndarray, even: Statistics, about: _Text, count: int
+    received: np.ndarray, found: Statistics, alike: np.ndarray, even: Statistics, about: _TokensToWords, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per head the word of one token that gets the most of the other tokens' weight on average, and how much of it
     is the most that chance gives in ``count`` heads.
@@ -276,7 +276,7 @@ def _gathers(
     return about.word_of[best], np.take_along_axis(share, best[:, None], -1)[:, 0], least
 
 
-def _links(layer: int, found: Statistics, received: np.ndarray, about: _Text) -> Iterable[Link]:
+def _links(layer: int, found: Statistics, received: np.ndarray, about: _TokensToWords) -> Iterable[WordLink]:
     """The links of largest weights, by kind the ones that tell most: `telling` on tokens, as far as is known here.
 
     Expected is the largest of what a head that looks everywhere alike would give, what the key receives on average,
@@ -298,7 +298,7 @@ def _links(layer: int, found: Statistics, received: np.ndarray, about: _Text) ->
         yield from _of_kinds(layer, head, gain, k, about)
 
 
-def _of_kinds(layer: int, head: int, gain: np.ndarray, k: np.ndarray, about: _Text) -> Iterable[Link]:
+def _of_kinds(layer: int, head: int, gain: np.ndarray, k: np.ndarray, about: _TokensToWords) -> Iterable[WordLink]:
     query, key = about.word_of, about.word_of[k]
     name_q, name_k, before_k = about.name[query], about.name[key], about.name[np.maximum(key - 1, 0)]
     far = (abs(query - key) > 1) & (name_q >= 0) & (name_k >= 0) & (gain > 0)
@@ -310,17 +310,17 @@ def _of_kinds(layer: int, head: int, gain: np.ndarray, k: np.ndarray, about: _Te
     for kind, chosen in (("same", far & same), ("copy", far & copy & ~same), ("look", far & ~same & ~copy)):
         places = np.flatnonzero(chosen)
         for i in places[np.argsort(-gain[places], kind="stable")[:KEPT]]:
-            yield Link(float(gain[i]), kind, layer, head, int(query[i]), int(key[i]))
+            yield WordLink(float(gain[i]), kind, layer, head, int(query[i]), int(key[i]))
 
 
-def _keep(best: dict[str, list[Link]], links: Iterable[Link]) -> None:
+def _keep(best: dict[str, list[WordLink]], links: Iterable[WordLink]) -> None:
     for link in links:
         heapq.heappush(best[link.kind], link)
         if len(best[link.kind]) > KEPT:
             heapq.heappop(best[link.kind])
 
 
-class Row(NamedTuple):
+class WordRow(NamedTuple):
     """The exact weights of one word of a head on all words of the text, (W,), and those of looking alike."""
 
     layer: int
@@ -331,7 +331,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class WordWeights:
     """The exact weights of a few words: on each other for all heads (layers, heads, n, n), and of chosen rows in full.
 
     ``alike`` (layers, 1, n, n): what a head gives that looks at all it may see alike.
@@ -342,28 +342,28 @@ class Part:
     columns: tuple[int, ...]
     weights: np.ndarray
     alike: np.ndarray
-    rows: tuple[Row, ...]
+    rows: tuple[WordRow, ...]
     outside: tuple[tuple[int, int, float], ...]
 
 
 def look_again(
     model: TextModel,
     ids: Sequence[int],
-    whole: Whole,
+    whole: TokenMap,
     columns: Sequence[int],
     rows: Iterable[tuple[int, int, int]],
     head: tuple[int, int],
-) -> Part:
+) -> WordWeights:
     """The weights of the words ``columns`` on each other, all weights of ``rows``, which are (layer, head, word) each,
     and what the ``columns`` look at elsewhere in one ``head``."""
     belongs, pieces = _pieces([whole.words[i] for i in columns])
     weights, alike = (
         np.zeros((model.layers, heads, len(columns), len(columns)), np.float32) for heads in (max(model.heads), 1)
     )
-    evens = Evens()
+    evens = UniformCalls()
     wanted = sorted(set(rows))
     starts = np.array([word.first for word in whole.words])
-    exact: list[Row] = []
+    exact: list[WordRow] = []
     outside: list[tuple[int, int, float]] = []
 
     def row(call: AttentionCall, head: int, query: int) -> np.ndarray:
@@ -378,7 +378,7 @@ def look_again(
             found = found if of is call else found.mean(0, keepdim=True)
             out[layer, : len(found)] = (belongs / belongs.sum(-1, keepdim=True) @ found @ belongs.T).float().numpy()
         exact.extend(
-            Row(layer, one, query, row(call, one, query), row(even, 0, query))
+            WordRow(layer, one, query, row(call, one, query), row(even, 0, query))
             for at, one, query in wanted
             if at == layer
         )
@@ -390,7 +390,9 @@ def look_again(
                 outside.append((query, key, float(elsewhere[key])))
 
     model.run(model.whole(ids), visit)
-    return Part(tuple(columns), weights, alike, tuple(exact), tuple(sorted(outside, key=lambda found: -found[2])))
+    return WordWeights(
+        tuple(columns), weights, alike, tuple(exact), tuple(sorted(outside, key=lambda found: -found[2]))
+    )
 
 
 def _pieces(words: list[Word]) -> tuple[Tensor, list[int]]:

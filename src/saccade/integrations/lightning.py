@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..monitoring import Alarm, AttentionMonitor, Histogram, Monitoring, TensorBoardLog
+from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings, TensorBoardLog
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,12 +62,12 @@ class AttentionCallback(*callback_classes()):  # type: ignore[misc]
 
     Args:
         log: as in `AttentionMonitor`; None is the trainer's loggers.
-        options: the fields of `Monitoring`; after an alarm of `stop_on` the trainer is asked to stop.
+        options: the fields of `MonitorSettings`; after an alarm of `stop_on` the trainer is asked to stop.
     """
 
     def __init__(self, log: Any = None, **options: Any):
         super().__init__()
-        Monitoring(**options)  # what is wrong with them is said before training
+        MonitorSettings(**options)  # what is wrong with them is said before training
         self._given, self._options = log, options
         self._state: dict[str, Any] | None = None
         self._begun: int | None = None

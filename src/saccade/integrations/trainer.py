@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..monitoring import Alarm, AttentionMonitor, Histogram, Monitoring
+from ..monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings
 from ..monitoring._monitor_log import tensorboard_in
 
 try:
@@ -58,12 +58,12 @@ class AttentionCallback(TrainerCallback):
 
     Args:
         log: as in `AttentionMonitor`; None is TensorBoard in the folder above.
-        options: the fields of `Monitoring`; after an alarm of `stop_on` the trainer is asked to stop.
+        options: the fields of `MonitorSettings`; after an alarm of `stop_on` the trainer is asked to stop.
     """
 
     def __init__(self, log: Any = None, **options: Any):
         super().__init__()
-        Monitoring(**options)  # what is wrong with them is said before training
+        MonitorSettings(**options)  # what is wrong with them is said before training
         self._given, self._options = log, options
         self.monitor: AttentionMonitor | None = None
 

@@ -10,11 +10,11 @@ from ._aggregates import Aggregate
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._kept import KeptCall
-from ._monitor import AttentionMonitor, Monitoring
-from ._monitor_log import Histogram, Log, TensorBoardLog
+from ._monitor import AttentionMonitor, MonitorSettings
+from ._monitor_log import Histogram, MonitorLog, TensorBoardLog
 from ._observations import Observations, load
 from ._record import CallRecord, CallSite, GradientRecord, Unobserved
-from ._watch import Watched, watch
+from ._watch import ModelWatch, watch
 
 __all__ = [
     "Aggregate",
@@ -26,13 +26,13 @@ __all__ = [
     "GradientRecord",
     "Histogram",
     "KeptCall",
-    "Log",
-    "Monitoring",
+    "ModelWatch",
+    "MonitorLog",
+    "MonitorSettings",
     "Observations",
     "TensorBoardLog",
     "Thresholds",
     "Unobserved",
-    "Watched",
     "load",
     "watch",
 ]

@@ -32,7 +32,7 @@ class Aggregate:
 
 
 @dataclass
-class Running:
+class RunningSums:
     """Sums of samples for several statistics: each (S, H), float64."""
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Running:
     most: Tensor
 
     @staticmethod
-    def of(names: Sequence[str], samples: Tensor, counted: Tensor) -> Running:
+    def of(names: Sequence[str], samples: Tensor, counted: Tensor) -> RunningSums:
         """Of samples (S, B, H, L) where `counted`, of a shape that broadcasts to them, says so."""
         wide = torch.float64 if samples.device.type != "mps" else torch.float32
         counted = counted.expand(samples.shape)
@@ -55,16 +55,16 @@ class Running:
         squares = (off * off).sum((1, 3), dtype=wide) - off.sum((1, 3), dtype=wide) ** 2 / some
         least = torch.where(counted, samples, torch.inf).amin((1, 3)).to(wide)
         most = torch.where(counted, samples, -torch.inf).amax((1, 3)).to(wide)
-        return Running(tuple(names), count, mean, squares.clamp(min=0), least, most)
+        return RunningSums(tuple(names), count, mean, squares.clamp(min=0), least, most)
 
-    def join(self, other: Running) -> Running:
+    def join(self, other: RunningSums) -> RunningSums:
         """Of the samples of both."""
         if self.names != other.names:
             return self._with(other.names).join(other._with(self.names))
         total = self.count + other.count
         share = other.count / total.clamp(min=1)
         apart = torch.where(other.count > 0, other.mean - self.mean, 0.0)
-        return Running(
+        return RunningSums(
             self.names,
             total,
             torch.where(self.count > 0, self.mean + apart * share, other.mean),
@@ -73,7 +73,7 @@ class Running:
             torch.maximum(self.most, other.most),
         )
 
-    def _with(self, names: tuple[str, ...]) -> Running:
+    def _with(self, names: tuple[str, ...]) -> RunningSums:
         """With a line without samples for each name that is missing, in one order for both sides of a join."""
         order = tuple(sorted({*self.names, *names}))
         empty = self.count.new_zeros(1, self.count.shape[1])
@@ -81,7 +81,7 @@ class Running:
         where = [lines.get(name, len(self.names)) for name in order]
         fills = (empty, empty, empty, empty + torch.inf, empty - torch.inf)
         held = (self.count, self.mean, self.squares, self.least, self.most)
-        return Running(order, *(torch.cat([own, fill])[where] for own, fill in zip(held, fills, strict=True)))
+        return RunningSums(order, *(torch.cat([own, fill])[where] for own, fill in zip(held, fills, strict=True)))
 
     def of_heads(self) -> list[dict[str, Aggregate]]:
         """For each head, its statistics by name."""

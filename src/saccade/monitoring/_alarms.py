@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ._alarms_reading import Numbers, Reading, joined, reading_of
-from ._alarms_rules import ADVICE, NOT_FINITE, RULES, VANISHING, Finding, Past, not_finite, vanishing_gradients
+from ._alarms_reading import CallReading, Numbers, joined, reading_of
+from ._alarms_rules import ADVICE, NOT_FINITE, RULES, VANISHING, HeadHistory, RuleMatch, not_finite, vanishing_gradients
 from ._alarms_thresholds import Thresholds
 from ._record import CallRecord, GradientRecord
 
@@ -67,7 +67,7 @@ class Alarm:
 
 
 @dataclass
-class _Case:
+class _OpenAlarm:
     """An alarm that goes on, or has."""
 
     alarm: Alarm
@@ -79,12 +79,12 @@ class _Case:
 
 
 @dataclass
-class _Site:
+class _SiteHistory:
     """What is kept of one call site: two numbers per head, and what is not yet a reading."""
 
-    past: list[Past]
-    waiting: Reading | None = None
-    last: Reading | None = None
+    past: list[HeadHistory]
+    waiting: CallReading | None = None
+    last: CallReading | None = None
 
 
 class Alarms:
@@ -102,10 +102,10 @@ class Alarms:
     def __init__(self, thresholds: Thresholds | None = None, told: Callable[[Alarm], None] | None = None):
         self.thresholds = thresholds or Thresholds()
         self._told = told
-        self._sites: dict[str, _Site] = {}
-        self._cases: list[_Case] = []
-        self._open: dict[tuple[str, str, int | None], _Case] = {}
-        self._broken: _Case | None = None
+        self._sites: dict[str, _SiteHistory] = {}
+        self._cases: list[_OpenAlarm] = []
+        self._open: dict[tuple[str, str, int | None], _OpenAlarm] = {}
+        self._broken: _OpenAlarm | None = None
 
     @property
     def fired(self) -> list[Alarm]:
@@ -118,13 +118,15 @@ class Alarms:
 
     def load_state_dict(self, state: dict[str, list[list[float]]]) -> None:
         """Compare what comes with what `state_dict` kept."""
-        self._sites = {name: _Site([Past(*numbers) for numbers in heads]) for name, heads in state.items()}
+        self._sites = {
+            name: _SiteHistory([HeadHistory(*numbers) for numbers in heads]) for name, heads in state.items()
+        }
 
     def observe(self, record: CallRecord, step: int | None = None) -> list[Alarm]:
         """The alarms that one call sets off; `step` replaces the record's own number."""
         step = record.step if step is None else step
         reading = reading_of(record, self.thresholds.keys, self.thresholds.sharp)
-        site = self._sites.setdefault(record.name, _Site([Past() for _ in range(reading.heads)]))
+        site = self._sites.setdefault(record.name, _SiteHistory([HeadHistory() for _ in range(reading.heads)]))
         if reading.broken is not None:
             site.waiting = site.last = None
             return self._not_finite(not_finite(reading.broken), record, step)
@@ -151,7 +153,7 @@ class Alarms:
         return self._settle(found, record, step, judged=lambda kind: kind == VANISHING)
 
     def _settle(
-        self, found: Iterable[Finding], record: CallRecord | GradientRecord, step: int, judged: Callable[[str], bool]
+        self, found: Iterable[RuleMatch], record: CallRecord | GradientRecord, step: int, judged: Callable[[str], bool]
     ) -> list[Alarm]:
         """Fire what is new, count what goes on, and end what has not been seen for long enough."""
         present, new = set(), []
@@ -174,7 +176,7 @@ class Alarms:
             case.alarm = replace(case.alarm, over=True)
             del self._open[at]
 
-    def _fire(self, finding: Finding, record: CallRecord | GradientRecord, step: int) -> _Case:
+    def _fire(self, finding: RuleMatch, record: CallRecord | GradientRecord, step: int) -> _OpenAlarm:
         alarm = Alarm(
             finding.kind,
             finding.severity,
@@ -189,13 +191,13 @@ class Alarms:
             finding.limits,
             last_step=step,
         )
-        case = _Case(alarm)
+        case = _OpenAlarm(alarm)
         self._cases.append(case)
         if self._told is not None:
             self._told(alarm)
         return case
 
-    def _not_finite(self, finding: Finding, record: CallRecord, step: int) -> list[Alarm]:
+    def _not_finite(self, finding: RuleMatch, record: CallRecord, step: int) -> list[Alarm]:
         if self._broken is not None:
             self._broken.seen(step)
             return []

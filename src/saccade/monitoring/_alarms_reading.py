@@ -25,7 +25,7 @@ _AVERAGED = ("keys", "evenness", "sharp", "first", "absent", "steady")
 
 
 @dataclass(frozen=True)
-class Place:
+class NonFiniteEntry:
     """The first entry of a call that is not finite."""
 
     what: str  # "query", "key", "value", "logits" or "out"
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CallReading:
     """One call in numbers per query head; averages are over the rows that see at least `Thresholds.keys` keys.
 
     Attributes:
@@ -65,13 +65,13 @@ class Reading:
     query: Numbers
     key: Numbers
     value: Numbers
-    broken: Place | None = None
+    broken: NonFiniteEntry | None = None
 
     @property
     def heads(self) -> int:
         return len(self.rows)
 
-    def only(self, rows: int) -> Reading:
+    def only(self, rows: int) -> CallReading:
         """The same with NaN for heads that have fewer rows: each head may have its own mask."""
         few = [count < rows for count in self.rows]
         if not any(few):
@@ -83,7 +83,7 @@ class Reading:
         return replace(self, **kept)
 
 
-def reading_of(record: CallRecord, keys: int, sharp: float) -> Reading:
+def reading_of(record: CallRecord, keys: int, sharp: float) -> CallReading:
     """The numbers of one call; they are fetched from the device at once.
 
     Args:
@@ -115,7 +115,7 @@ def reading_of(record: CallRecord, keys: int, sharp: float) -> Reading:
     }
     values = torch.stack([value.double() for value in numbers.values()]).tolist()
     by_name = {name: tuple(row) for name, row in zip(numbers, values, strict=True)}
-    return Reading(**by_name, broken=_broken(found, record.out_norm))
+    return CallReading(**by_name, broken=_broken(found, record.out_norm))
 
 
 def _steady(found: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def _norm(found: Statistics, what: str) -> Tensor:
     return norm.repeat_interleave(heads // norm.shape[0])
 
 
-def _broken(found: Statistics, out: Tensor) -> Place | None:
+def _broken(found: Statistics, out: Tensor) -> NonFiniteEntry | None:
     """In the order of the computation: query, key, value, logits, out; of these the head with the lowest number."""
     measured = [what for what in _WHAT if what in found.heads]
     shares = torch.cat([found.heads[what]["nonfinite"] for what in measured]).tolist()
@@ -151,13 +151,13 @@ def _broken(found: Statistics, out: Tensor) -> Place | None:
         head = next((head for head, share in enumerate(own) if share != 0), None)
         if head is not None:
             item, _, row, column = held[head].tolist()
-            return Place(what, head, own[head], item, (row, column))
+            return NonFiniteEntry(what, head, own[head], item, (row, column))
     # Without a row that counts there is no mean norm, which is no fault.
     bad = (~out.isfinite() & found.counted.any(2).any(0)).tolist()
-    return Place("out", bad.index(True), math.nan) if any(bad) else None
+    return NonFiniteEntry("out", bad.index(True), math.nan) if any(bad) else None
 
 
-def joined(readings: Sequence[Reading]) -> Reading:
+def joined(readings: Sequence[CallReading]) -> CallReading:
     """Several readings of one call site as one: what is averaged is weighted by rows, of the rest the extremes."""
     whole = readings[0]
     for other in readings[1:]:
@@ -165,7 +165,7 @@ def joined(readings: Sequence[Reading]) -> Reading:
     return whole
 
 
-def _two(a: Reading, b: Reading) -> Reading:
+def _two(a: CallReading, b: CallReading) -> CallReading:
     def by_rows(x: Numbers, y: Numbers) -> Numbers:
         weighted = zip(x, a.rows, y, b.rows, strict=True)
         return tuple((p * m + q * n) / max(m + n, 1) for p, m, q, n in weighted)
@@ -180,4 +180,4 @@ def _two(a: Reading, b: Reading) -> Reading:
     changed["steady_at"] = tuple(p if agree else -1.0 for p, agree in zip(a.steady_at, same, strict=True))
     # Two rows that look at two keys each look at "the same key always" only on their own.
     changed["steady"] = tuple(p if agree else 0.0 for p, agree in zip(changed["steady"], same, strict=True))
-    return Reading(**changed, broken=a.broken or b.broken)
+    return CallReading(**changed, broken=a.broken or b.broken)

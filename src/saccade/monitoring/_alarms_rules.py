@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ._alarms_reading import Numbers, Place, Reading
+from ._alarms_reading import CallReading, NonFiniteEntry, Numbers
 from ._alarms_thresholds import Thresholds
 
 SMOOTHING = 0.5  # weight of the newest reading in what a head is compared with
 
 
 @dataclass
-class Past:
+class HeadHistory:
     """What one head of one call site did before: two numbers that later readings are compared with."""
 
     evenness: float = math.nan
@@ -36,7 +36,7 @@ def _smoothed(before: float, now: float) -> float:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleMatch:
     """That a rule holds for a head (None: for the call as a whole), and why."""
 
     kind: str
@@ -47,14 +47,14 @@ class Finding:
     limits: dict[str, float]
 
 
-Rule = Callable[[Reading, Sequence[Past], Thresholds], Iterator[Finding]]
+Rule = Callable[[CallReading, Sequence[HeadHistory], Thresholds], Iterator[RuleMatch]]
 
 
-def not_finite(place: Place) -> Finding:
+def not_finite(place: NonFiniteEntry) -> RuleMatch:
     """NaN or an infinity, where it entered."""
     entry = "" if place.at is None else f", first at item {place.item}, {_axes(place)}"
     head = f"key-value head {place.head}" if place.what in ("key", "value") else f"head {place.head}"
-    return Finding(
+    return RuleMatch(
         NOT_FINITE,
         "error",
         place.head,
@@ -64,14 +64,14 @@ def not_finite(place: Place) -> Finding:
     )
 
 
-def _axes(place: Place) -> str:
+def _axes(place: NonFiniteEntry) -> str:
     assert place.at is not None
     first = "key" if place.what in ("key", "value") else "row"
     second = "key" if place.what == "logits" else "channel"
     return f"{first} {place.at[0]}, {second} {place.at[1]}"
 
 
-def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+def entropy_collapse(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """The layer as a whole has lost its entropy, and had it before; its heads that have are named."""
     heads = [head for head in range(reading.heads) if not math.isnan(reading.evenness[head])]
     if not heads:
@@ -83,7 +83,7 @@ def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds)
         return
     for head, (evenness, own) in enumerate(zip(reading.evenness, past, strict=True)):
         if evenness <= limits.evenness:
-            yield Finding(
+            yield RuleMatch(
                 ENTROPY_COLLAPSE,
                 "warning",
                 head,
@@ -99,7 +99,7 @@ def entropy_collapse(reading: Reading, past: Sequence[Past], limits: Thresholds)
             )
 
 
-def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+def saturated_softmax(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """Most heads of the layer give nearly all weight to one key in most rows, by logits far apart."""
     pairs = list(zip(reading.sharp, reading.logit, strict=True))
     allowed = [limits.wide if own.highest_evenness < limits.even else limits.learned for own in past]
@@ -108,7 +108,7 @@ def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds
         return
     for head in heads:
         sharp, logit = pairs[head]
-        yield Finding(
+        yield RuleMatch(
             SATURATED,
             "warning",
             head,
@@ -119,12 +119,12 @@ def saturated_softmax(reading: Reading, past: Sequence[Past], limits: Thresholds
         )
 
 
-def logit_growth(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+def logit_growth(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """The largest logit is far above what it was, or where no run has survived."""
     for head, (logit, own) in enumerate(zip(reading.logit, past, strict=True)):
         grown = logit >= limits.logit and logit >= limits.grown * own.lowest_logit
         if grown or logit >= limits.diverging:
-            yield Finding(
+            yield RuleMatch(
                 LOGIT_GROWTH,
                 "error" if logit >= limits.diverging else "warning",
                 head,
@@ -134,7 +134,7 @@ def logit_growth(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
             )
 
 
-def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+def uniform_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """A head looks at all keys alike, and others of its layer do not; or its logits do not differ at all."""
     lowest = min((evenness for evenness in reading.evenness if not math.isnan(evenness)), default=math.nan)
     for head, (evenness, span) in enumerate(zip(reading.evenness, reading.span, strict=True)):
@@ -143,7 +143,7 @@ def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
             why = f"while another head of this layer is at {lowest:.2g}"
             if flat:
                 why = "for its logits are all the same" if span == 0 else f"for its logits differ by {span:.2g} at most"
-            yield Finding(
+            yield RuleMatch(
                 UNIFORM,
                 "warning",
                 head,
@@ -153,7 +153,7 @@ def uniform_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> 
             )
 
 
-def dead_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+def dead_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """A head that looks at the same key always, at none, or whose output is near zero."""
     loudest = max((norm for norm in reading.out if not math.isnan(norm)), default=math.nan)
     for head, (place, weight) in enumerate(_pull(reading)):
@@ -161,17 +161,17 @@ def dead_head(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Ite
         allowed = {"dead": limits.dead, "silent": limits.silent}
         if weight >= limits.dead:
             message = f"{weight:.4f} of the weight is on {place} in every row"
-            yield Finding(DEAD, "warning", head, message, numbers, allowed)
+            yield RuleMatch(DEAD, "warning", head, message, numbers, allowed)
         elif reading.out[head] <= limits.silent * loudest:
             message = f"its output has norm {reading.out[head]:.2g}, that of the layer's strongest head {loudest:.2g}"
-            yield Finding(DEAD, "warning", head, message, numbers, allowed)
+            yield RuleMatch(DEAD, "warning", head, message, numbers, allowed)
 
 
-def sink(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator[Finding]:
+def sink(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """Most attention goes to one key whatever the row, but not all of it: that would be a dead head."""
     for head, (place, weight) in enumerate(_pull(reading)):
         if limits.sink <= weight < limits.dead:
-            yield Finding(
+            yield RuleMatch(
                 SINK,
                 "note",
                 head,
@@ -181,7 +181,7 @@ def sink(reading: Reading, past: Sequence[Past], limits: Thresholds) -> Iterator
             )
 
 
-def _pull(reading: Reading) -> Iterator[tuple[str, float]]:
+def _pull(reading: CallReading) -> Iterator[tuple[str, float]]:
     """For each head the one place that draws most weight, and how much."""
     for first, absent, steady, at in zip(reading.first, reading.absent, reading.steady, reading.steady_at, strict=True):
         places = [(first, "the first key"), (absent, "the learned sink"), (steady, f"key {at:.0f}")]
@@ -190,8 +190,8 @@ def _pull(reading: Reading) -> Iterator[tuple[str, float]]:
 
 
 def vanishing_gradients(
-    reading: Reading, gradients: dict[str, Numbers], past: Sequence[Past], limits: Thresholds
-) -> Iterator[Finding]:
+    reading: CallReading, gradients: dict[str, Numbers], past: Sequence[HeadHistory], limits: Thresholds
+) -> Iterator[RuleMatch]:
     """The gradients of queries and keys are nothing beside that of the output.
 
     With dL/ds_ij = p_ij (do_i.v_j - o_i.do_i), dL/dq_i = scale sum_j dL/ds_ij k_j is at most of the order of
@@ -210,7 +210,7 @@ def vanishing_gradients(
         query = gradients["query"][head] * reading.query[head] / size
         key = gradients["key"][head] * reading.key[head] / size
         if max(query, key) <= limits.gain:
-            yield Finding(
+            yield RuleMatch(
                 VANISHING,
                 "warning",
                 head,

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from .._whole_file import whole_file
-from ._aggregates import Running
+from ._aggregates import RunningSums
 from ._alarms import Alarm
 from ._kept import KeptCall
-from ._masks_stored import Tensors, Unstorable, read_bias, read_mask, stored_bias, stored_mask
-from ._observed import Observed, Place
+from ._masks_stored import Tensors, UnstorableMask, read_bias, read_mask, stored_bias, stored_mask
+from ._observed import CallObservations, SiteObservations
 from ._record import CallSite, Unobserved
 
 FORMAT, VERSION = "saccade-watched", 1
 
 
-def write(seen: Observed, path: str | Path) -> dict[str, str]:
+def write(seen: CallObservations, path: str | Path) -> dict[str, str]:
     """Write `seen` to `path`, whole or not at all. Gives what could not be stored, and why."""
     from safetensors.torch import save_file
 
@@ -50,7 +50,7 @@ def write(seen: Observed, path: str | Path) -> dict[str, str]:
     return left_out
 
 
-def read(source: Path, seen: Observed) -> None:
+def read(source: Path, seen: CallObservations) -> None:
     """Read a file that `write` wrote into `seen`, which is empty so far; for errors see `load`."""
     import safetensors
 
@@ -75,7 +75,7 @@ def read(source: Path, seen: Observed) -> None:
     raise ValueError(f"{source}: written in version {version} of the format, this Saccade reads {VERSION}")
 
 
-def _stored_place(number: int, place: Place, tensors: Tensors, left_out: dict[str, str]) -> dict[str, Any]:
+def _stored_place(number: int, place: SiteObservations, tensors: Tensors, left_out: dict[str, str]) -> dict[str, Any]:
     prefix = f"{number}"
     for kind, running in place.running.items():
         held = (running.count, running.mean, running.squares, running.least, running.most)
@@ -86,7 +86,7 @@ def _stored_place(number: int, place: Place, tensors: Tensors, left_out: dict[st
         try:
             stored = _stored_call(place.kept, f"{prefix}.kept", kept)
             tensors.update(kept)
-        except Unstorable as reason:
+        except UnstorableMask as reason:
             left_out[place.site.name] = str(reason)
     return {
         "site": asdict(place.site),
@@ -120,7 +120,7 @@ def _read_counted(stored: Mapping[str, Any]) -> dict[str, Unobserved]:
     return {name: Unobserved(int(count), str(why)) for name, (count, why) in stored.items()}
 
 
-def _read(contents: Mapping[str, Any], tensors: Tensors, seen: Observed) -> None:
+def _read(contents: Mapping[str, Any], tensors: Tensors, seen: CallObservations) -> None:
     seen.steps, seen.observed = int(contents["steps"]), int(contents["observed"])
     seen.passed_over = int(contents.get("passed_over", 0))
     seen.unobserved = _read_counted(contents["unobserved"])
@@ -131,13 +131,13 @@ def _read(contents: Mapping[str, Any], tensors: Tensors, seen: Observed) -> None
         seen._places[place.site.name] = place
 
 
-def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Place:
-    place = Place(CallSite(**stored["site"]), tuple(stored["heads"]), int(stored["of_all"]))
+def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> SiteObservations:
+    place = SiteObservations(CallSite(**stored["site"]), tuple(stored["heads"]), int(stored["of_all"]))
     for kind, names in stored["statistics"].items():
         held = tensors[f"{prefix}.{kind}"]
         if held.shape != (5, len(names), len(place.heads)):
             raise ValueError(f"{prefix}.{kind} has shape {tuple(held.shape)}")
-        place.running[kind] = Running(tuple(names), *held.unbind())
+        place.running[kind] = RunningSums(tuple(names), *held.unbind())
     if stored["kept"] is not None:
         place.kept = _read_call(stored["kept"], f"{prefix}.kept", tensors)
     return place

@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ._record import CallSite, GradientRecord
-from .calls._seen import Used
+from .calls._seen import GraphTensor
 
 
-class _Call(NamedTuple):
+class _CallStep(NamedTuple):
     site: CallSite
     step: int
 
 
-class Gradients:
+class GradientNorms:
     """Collects norms while backward runs, and tells of them by call when the pass has ended.
 
     Args:
@@ -37,23 +37,25 @@ class Gradients:
     def __init__(self, told: Callable[[GradientRecord], None], missed: Callable[[str, str], None]) -> None:
         self._told, self._missed = told, missed
         self._lock = threading.Lock()  # the passes of several devices run on threads of their own
-        self._pending: dict[int, dict[_Call, dict[str, Tensor]]] = {}  # by backward pass
+        self._pending: dict[int, dict[_CallStep, dict[str, Tensor]]] = {}  # by backward pass
 
-    def listen(self, site: CallSite, step: int, used: dict[str, Used], rows: Tensor, keys: Tensor | None) -> bool:
+    def listen(
+        self, site: CallSite, step: int, used: dict[str, GraphTensor], rows: Tensor, keys: Tensor | None
+    ) -> bool:
         """Hang hooks on the tensors of one call. Says whether any of them will have a gradient.
 
         Args:
             rows: (B, Hq, Lq) bool, those that count.
             keys: (B or 1, H or 1, Lk) bool, those that such a row may see; None: all.
         """
-        call = _Call(site, step)
+        call = _CallStep(site, step)
         real_rows = None if bool(rows.all()) else rows
         needed = {name: one for name, one in used.items() if one.tensor.requires_grad}
         for name, one in needed.items():
             self._hang(call, name, one, keys if name in ("key", "value") else real_rows)
         return bool(needed)
 
-    def _hang(self, call: _Call, name: str, one: Used, real: Tensor | None) -> None:
+    def _hang(self, call: _CallStep, name: str, one: GraphTensor, real: Tensor | None) -> None:
         seen_as = one.seen_as
         handles: list[RemovableHandle] = []
 
@@ -72,7 +74,7 @@ class Gradients:
         if one.tensor.is_leaf:  # it outlives the graph, and other calls use it
             handles.append(handle)
 
-    def _add(self, call: _Call, name: str, norm: Tensor) -> None:
+    def _add(self, call: _CallStep, name: str, norm: Tensor) -> None:
         # Only a pass knows when it ends, and a pass that fails never does: its norms are dropped with the next one.
         running = torch._C._current_graph_task_id()
         with self._lock:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from .._biases import ALiBi, Bias, RelativeBias, TensorBias
 from .._masks import FromTensor, Mask, kinds
-from .._masks._data import Subset, Table
+from .._masks._data import OwnedTensor, Subset
 
 MOST_BITS = 1 << 26  # a mask that cannot be named is stored as its booleans, up to so many
 
 Tensors = dict[str, Tensor]
 
 
-class Unstorable(ValueError):
+class UnstorableMask(ValueError):
     """Something that has no form as plain values; the message says what."""
 
 
@@ -35,11 +35,11 @@ def stored_mask(mask: Mask | None, name: str, sizes: tuple[int, int, int, int], 
         return None
     try:
         return _stored(mask, name, tensors)
-    except Unstorable as unknown:
+    except UnstorableMask as unknown:
         batch, heads = mask._shape()
         bits = batch * heads * sizes[2] * sizes[3]
         if bits > MOST_BITS:
-            raise Unstorable(f"{unknown}, and too large to be stored as {bits} booleans") from None
+            raise UnstorableMask(f"{unknown}, and too large to be stored as {bits} booleans") from None
         return _stored(FromTensor(mask.dense(sizes[2], sizes[3])), name, tensors)
 
 
@@ -47,14 +47,14 @@ def _stored(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, Mask):
         kind = type(value)
         if kinds().get(kind.__name__) is not kind:
-            raise Unstorable(f"the mask is a {type(value).__name__}, which has no form as plain values")
+            raise UnstorableMask(f"the mask is a {type(value).__name__}, which has no form as plain values")
         return {
             "mask": type(value).__name__,
             **{f: _stored(getattr(value, f), f"{name}.{f}", tensors) for f in kind._fields},
         }
     if isinstance(value, Subset):
         value = value.table
-    if isinstance(value, Table):
+    if isinstance(value, OwnedTensor):
         value = value.values
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().contiguous()
@@ -84,7 +84,7 @@ def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:
     if bias is None:
         return None
     if type(bias) not in (TensorBias, ALiBi, RelativeBias):
-        raise Unstorable(f"the bias is a {type(bias).__name__}, which has no form as plain values")
+        raise UnstorableMask(f"the bias is a {type(bias).__name__}, which has no form as plain values")
     tensors[name] = bias.parameter.detach().cpu().contiguous()
     own = {key: getattr(bias, key) for key in ("bidirectional", "max_distance") if hasattr(bias, key)}
     offset = bias.offset.tolist() if isinstance(bias.offset, Tensor) else bias.offset

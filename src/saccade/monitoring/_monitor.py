@@ -15,16 +15,16 @@ from torch import nn
 from ._alarms import SEVERITIES, Alarm, Alarms
 from ._alarms_rules import ADVICE
 from ._alarms_thresholds import Thresholds
-from ._monitor_log import Histogram, Log, Nowhere, as_log
-from ._monitor_tally import VECTORS, Tally, of_layer
+from ._monitor_log import Histogram, MonitorLog, NullLog, as_log
+from ._monitor_tally import VECTORS, StepTally, of_layer
 from ._record import CallRecord, GradientRecord
-from ._watch import Watched, watch
+from ._watch import ModelWatch, watch
 
 LOGGER = logging.getLogger("saccade.monitoring")
 
 
 @dataclass(frozen=True)
-class Monitoring:
+class MonitorSettings:
     """What a monitor watches, and what alarms lead to.
 
     Args:
@@ -86,23 +86,23 @@ class AttentionMonitor:
 
     Args:
         model: what is watched; modules within it that run on their own are as well.
-        log: a folder for TensorBoard (None: a new one in `runs`), a `SummaryWriter`, any `Log`, or False for none.
-        options: the fields of `Monitoring`.
+        log: a folder for TensorBoard (None: a new one in `runs`), a `SummaryWriter`, a `MonitorLog`, or False for none.
+        options: the fields of `MonitorSettings`.
 
     Raises:
-        TypeError, ValueError: a log of another kind; an option that `Monitoring` does not take.
+        TypeError, ValueError: a log of another kind; an option that `MonitorSettings` does not take.
         ModuleNotFoundError: a TensorBoard log without TensorBoard.
     """
 
     def __init__(self, model: nn.Module, log: Any = None, **options: Any):
-        self._model, self._options = model, Monitoring(**options)
+        self._model, self._options = model, MonitorSettings(**options)
         self._off = not _first_process()
-        self._log: Log = Nowhere() if self._off else as_log(log)
+        self._log: MonitorLog = NullLog() if self._off else as_log(log)
         self._alarms = Alarms(self._options.thresholds)
-        self._watched: Watched | None = None
+        self._watched: ModelWatch | None = None
         self._step, self._seen_one = 0, False
         self._scale = 1.0
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, StepTally] = {}
         self._new: list[Alarm] = []
         self._mentioned: set[str] = set()
         self.should_stop: Alarm | None = None
@@ -170,15 +170,15 @@ class AttentionMonitor:
 
     def _record(self, record: CallRecord) -> None:
         with self._harmless():
-            self._tallies.setdefault(record.name, Tally()).add(record)
+            self._tallies.setdefault(record.name, StepTally()).add(record)
             self._new += self._alarms.observe(record, self._step)
 
     def _gradients(self, record: GradientRecord) -> None:
         with self._harmless():
-            self._tallies.setdefault(record.name, Tally()).add_gradients(record, self._scale)
+            self._tallies.setdefault(record.name, StepTally()).add_gradients(record, self._scale)
             self._new += self._alarms.observe_gradients(record, self._step)
 
-    def _mention(self, watched: Watched) -> None:
+    def _mention(self, watched: ModelWatch) -> None:
         """Say once what is not seen in this model, or not known of it."""
         missing = [f"not observed: {name}: {missed.reason}" for name, missed in watched.unobserved.items()]
         if not watched.calls and not missing:
@@ -207,7 +207,7 @@ class AttentionMonitor:
                 self._log.text("attention/alarms", text, self._step)
             self._log.scalars(scalars, self._step)
         except Exception as error:
-            self._log = Nowhere()
+            self._log = NullLog()
             LOGGER.warning("step %d: the log of the attention monitor ends here: %s", self._step, _told(error))
 
     def _tell(self) -> None:

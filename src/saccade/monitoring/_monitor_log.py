@@ -44,7 +44,7 @@ def _below(at: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 @runtime_checkable
-class Log(Protocol):
+class MonitorLog(Protocol):
     """What a monitor writes to. Of each watched step `scalars` comes last, and always."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
@@ -92,7 +92,7 @@ class TensorBoardLog:
             self._writer.add_text(tag, text, step)
 
 
-class Nowhere:
+class NullLog:
     """Keeps nothing."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
@@ -119,17 +119,17 @@ def tensorboard_in(folder: str | os.PathLike[str] | None, first_step: int | None
     return TensorBoardLog(SummaryWriter(log_dir, purge_step=first_step))
 
 
-def as_log(given: Any) -> Log:
+def as_log(given: Any) -> MonitorLog:
     """The log that is meant: see `AttentionMonitor`.
 
     Raises:
         TypeError: none can be made of it.
     """
     if given is False:
-        return Nowhere()
+        return NullLog()
     if given is None or isinstance(given, str | os.PathLike):
         return tensorboard_in(given)
-    if isinstance(given, Log):
+    if isinstance(given, MonitorLog):
         return given
     if hasattr(given, "add_scalar"):
         return TensorBoardLog(given)

@@ -18,7 +18,7 @@ VECTORS = ("query", "key", "value")
 _MEANS = ("entropy", "evenness", "largest")
 
 
-class Tally:
+class StepTally:
     """Adds up the calls of a step at one site: with accumulated gradients there is one for each micro-batch."""
 
     def __init__(self) -> None:

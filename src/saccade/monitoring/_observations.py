@@ -6,13 +6,13 @@ from pathlib import Path
 
 from . import _show
 from ._file import read, write
-from ._observed import Observed
+from ._observed import CallObservations
 
 
-class Observations(Observed):
+class Observations(CallObservations):
     """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
 
-    Printed, it is a summary; in a notebook a table. See `Observed` for its attributes.
+    Printed, it is a summary; in a notebook a table. See `CallObservations` for its attributes.
     """
 
     def save(self, path: str | Path) -> dict[str, str]:

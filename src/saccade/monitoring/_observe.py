@@ -14,14 +14,14 @@ from torch import Tensor
 
 from .. import _tap
 from .._statistics import Statistics, statistics
-from ._aggregates import Running
+from ._aggregates import RunningSums
 from .calls._seen import counted
 
 Groups = Mapping[str, Tensor] | Callable[[_tap.AttentionCall], Mapping[str, Tensor] | None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ObservationRequest:
     """What is wanted of each call, as `saccade.statistics` takes it."""
 
     top: int = 0
@@ -30,7 +30,7 @@ class Asked:
     histograms: Any = None
 
 
-def observed(call: _tap.AttentionCall, asked: Asked) -> tuple[Statistics, Tensor]:
+def observed(call: _tap.AttentionCall, asked: ObservationRequest) -> tuple[Statistics, Tensor]:
     """The statistics of a call, and the mean norm (Hq,) of its output over the rows that count."""
     groups = asked.groups(call) if callable(asked.groups) else asked.groups
     seen = statistics(
@@ -52,7 +52,7 @@ def observed(call: _tap.AttentionCall, asked: Asked) -> tuple[Statistics, Tensor
     return seen, torch.where(seen.counted, norms, 0.0).sum((0, 2)) / rows
 
 
-def row_samples(seen: Statistics, heads: tuple[int, ...]) -> Running:
+def row_samples(seen: Statistics, heads: tuple[int, ...]) -> RunningSums:
     """A sample for each counted row: entropy, evenness, largest weight, distance and the masses."""
     names = [name for name in seen.names if name not in ("lse", "keys_seen")]
     samples = torch.stack([seen.of(name) for name in names])
@@ -60,10 +60,10 @@ def row_samples(seen: Statistics, heads: tuple[int, ...]) -> Running:
     counted[names.index("evenness")] &= seen.keys_seen > 1
     if heads != tuple(range(samples.shape[2])):
         samples, counted = samples[:, :, heads], counted[:, :, heads]
-    return Running.of(names, samples, counted)
+    return RunningSums.of(names, samples, counted)
 
 
-def step_samples(seen: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> Running:
+def step_samples(seen: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> RunningSums:
     """One sample for each head: extremes of the logits, norms, shares of what is not finite."""
     held = seen.heads
     values = {
@@ -81,9 +81,9 @@ def step_samples(seen: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> 
     return of_step(values, out_norm.shape[0], heads)
 
 
-def of_step(values: Mapping[str, Tensor], of_all: int, heads: tuple[int, ...]) -> Running:
+def of_step(values: Mapping[str, Tensor], of_all: int, heads: tuple[int, ...]) -> RunningSums:
     """One sample for each head of values (H,); key and value heads are repeated for the query heads that read them."""
     lines = [value.repeat_interleave(of_all // value.shape[0]) for value in values.values()]
     wide = torch.stack([line.to(lines[0].dtype) for line in lines])
     wide = (wide if heads == tuple(range(of_all)) else wide[:, heads])[:, None, :, None]
-    return Running.of(tuple(values), wide, wide.isfinite())
+    return RunningSums.of(tuple(values), wide, wide.isfinite())

@@ -13,23 +13,23 @@ from typing import Any
 from torch import Tensor
 
 from .._weights import Chosen
-from ._aggregates import Aggregate, Running
+from ._aggregates import Aggregate, RunningSums
 from ._alarms import Alarm
 from ._kept import KeptCall
-from ._record import CallSite, Counts
+from ._record import CallSite, StepCounts
 
 
 @dataclass
-class Place:
+class SiteObservations:
     """What is held for one call site."""
 
     site: CallSite
     heads: tuple[int, ...]  # the query heads that are watched, in the order of the columns below
     of_all: int  # how many query heads there are
-    running: dict[str, Running] = field(default_factory=dict)  # by the kind of sample: "rows", "steps", "gradients"
+    running: dict[str, RunningSums] = field(default_factory=dict)  # by the kind of sample: "rows", "steps", "gradients"
     kept: KeptCall | None = None
 
-    def add(self, kind: str, new: Running) -> None:
+    def add(self, kind: str, new: RunningSums) -> None:
         self.running[kind] = self.running[kind].join(new) if kind in self.running else new
 
     def of_heads(self) -> list[dict[str, Aggregate]]:
@@ -38,7 +38,7 @@ class Place:
         return [{k: v for part in parts for k, v in part[column].items()} for column in range(len(self.heads))]
 
 
-class Observed(Counts):
+class CallObservations(StepCounts):
     """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
 
     Attributes:
@@ -53,7 +53,7 @@ class Observed(Counts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, SiteObservations] = {}
         self._alarms: list[Alarm] = []
 
     @property

@@ -89,7 +89,7 @@ ROWS_UNKNOWN = (
 )
 
 
-class Counts:
+class StepCounts:
     """Steps, and what was not seen in them."""
 
     def __init__(self) -> None:

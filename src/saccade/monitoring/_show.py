@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ._aggregates import Aggregate
-from ._observed import Observed
+from ._observed import CallObservations
 from ._record import Unobserved
 
 Head = dict[str, Aggregate]
@@ -23,7 +23,7 @@ NAME = 44  # characters of a call's name
 WIDTH = 120
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A heading, what it means, and one number for a head."""
 
     title: str
@@ -41,17 +41,17 @@ def _sink(head: Head) -> float | None:
 
 
 COLUMNS = (
-    Column("entropy", "entropy of a row in nats", _mean("entropy")),
-    Column("largest", "largest weight of a row", _mean("largest")),
-    Column("first+sink", "weight on the first key and the learned sink", _sink),
-    Column("self", "weight on the row's own key", _mean("mass.self")),
-    Column("previous", "weight on the key before", _mean("mass.previous")),
-    Column("distance", "mean distance of a row to what it looks at, in tokens", _mean("distance")),
-    Column("max logit", "largest logit of all steps", lambda head: _extreme(head, "logits.max")),
-    Column("out", "norm of the output", _mean("out.norm")),
-    Column("grad q", "norm of the gradient of the queries", _mean("query.gradient")),
-    Column("grad k", "norm of the gradient of the keys", _mean("key.gradient")),
-    Column("grad out", "norm of the gradient of the output", _mean("out.gradient")),
+    TableColumn("entropy", "entropy of a row in nats", _mean("entropy")),
+    TableColumn("largest", "largest weight of a row", _mean("largest")),
+    TableColumn("first+sink", "weight on the first key and the learned sink", _sink),
+    TableColumn("self", "weight on the row's own key", _mean("mass.self")),
+    TableColumn("previous", "weight on the key before", _mean("mass.previous")),
+    TableColumn("distance", "mean distance of a row to what it looks at, in tokens", _mean("distance")),
+    TableColumn("max logit", "largest logit of all steps", lambda head: _extreme(head, "logits.max")),
+    TableColumn("out", "norm of the output", _mean("out.norm")),
+    TableColumn("grad q", "norm of the gradient of the queries", _mean("query.gradient")),
+    TableColumn("grad k", "norm of the gradient of the keys", _mean("key.gradient")),
+    TableColumn("grad out", "norm of the gradient of the output", _mean("out.gradient")),
 )
 
 
@@ -59,7 +59,7 @@ def _extreme(head: Head, name: str) -> float | None:
     return head[name].max if name in head and head[name].count else None
 
 
-class Line(NamedTuple):
+class CallLine(NamedTuple):
     """One call: its layer, name, number of heads, and for each column the numbers by head."""
 
     layer: int
@@ -68,12 +68,12 @@ class Line(NamedTuple):
     numbers: list[dict[int, float]]
 
 
-def lines_of(seen: Observed) -> tuple[list[Column], list[Line]]:
+def lines_of(seen: CallObservations) -> tuple[list[TableColumn], list[CallLine]]:
     """The columns that any call has numbers for, and the calls."""
     held = [(place.site, heads) for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True)]
     columns = [c for c in COLUMNS if any(c.of(head) is not None for _, heads in held for head in heads.values())]
     lines = [
-        Line(
+        CallLine(
             site.layer,
             site.name or "(the model)",
             len(heads),
@@ -87,7 +87,7 @@ def lines_of(seen: Observed) -> tuple[list[Column], list[Line]]:
     return columns, lines
 
 
-def headline(seen: Observed) -> str:
+def headline(seen: CallObservations) -> str:
     """How much was seen, in a sentence."""
     steps = f"{seen.observed} of {seen.steps} step{'s' * (seen.steps != 1)}"
     if not seen.steps:
@@ -105,7 +105,7 @@ def headline(seen: Observed) -> str:
     return f"{count} attention call{'s' * (count != 1)} a step, {steps} observed."
 
 
-def text(seen: Observed) -> str:
+def text(seen: CallObservations) -> str:
     """The summary that `print` shows."""
     parts = _wrapped([headline(seen), *_alarms(seen)])
     columns, lines = lines_of(seen)
@@ -139,7 +139,7 @@ def _blocks(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line for table in tables for line in ("", *table)]
 
 
-def _extremes(columns: Sequence[Column], lines: Sequence[Line]) -> list[str]:
+def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list[str]:
     """Which heads of the whole model have the least and the greatest of each column."""
     found = []
     for place, column in enumerate(columns):
@@ -156,7 +156,7 @@ def _extremes(columns: Sequence[Column], lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _alarms(seen: Observed) -> list[str]:
+def _alarms(seen: CallObservations) -> list[str]:
     if not seen.alarms:
         return []
     order = {"error": 0, "warning": 1, "note": 2}
@@ -168,11 +168,11 @@ def _alarms(seen: Observed) -> list[str]:
     return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
 
 
-def _unobserved(seen: Observed) -> list[str]:
+def _unobserved(seen: CallObservations) -> list[str]:
     return _counted("Not observed:", seen.unobserved, ".unobserved")
 
 
-def _unknown(seen: Observed) -> list[str]:
+def _unknown(seen: CallObservations) -> list[str]:
     return _counted("Not known:", seen.unknown, ".unknown")
 
 
@@ -185,7 +185,7 @@ def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[
     return ["", title, *shown, *([f"  ... and {rest} more in {rest_in}"] if rest else [])]
 
 
-class Grid(str):
+class TextTable(str):
     """Text as any other, which a notebook shows as a table."""
 
     _rows: Sequence[Sequence[str]] = ()
@@ -202,7 +202,7 @@ class Grid(str):
         return f'<div style="overflow-x:auto">{table}</div>'
 
 
-def grid(seen: Observed, statistic: str) -> Grid:
+def grid(seen: CallObservations, statistic: str) -> TextTable:
     """A line for each call, a column for each head."""
     names = {name for heads in seen.aggregates.values() for head in heads.values() for name in head}
     if statistic not in names:
@@ -214,7 +214,7 @@ def grid(seen: Observed, statistic: str) -> Grid:
         cells = [_mean(statistic)(heads[head]) if head in heads else None for head in every]
         numbers = ["" if cell is None else short(cell) for cell in cells]
         rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *numbers])
-    shown = Grid("\n".join(aligned(rows)))
+    shown = TextTable("\n".join(aligned(rows)))
     shown._rows = rows
     return shown
 
@@ -254,7 +254,7 @@ _CELL = "padding:2px 8px;text-align:right;white-space:nowrap;border-bottom:1px s
 _LEFT = _CELL.replace("text-align:right", "text-align:left")
 
 
-def html(seen: Observed) -> str:
+def html(seen: CallObservations) -> str:
     """The same for a notebook: median, and least to greatest in grey."""
     columns, lines = lines_of(seen)
     parts = [f"<p>{html_.escape(headline(seen))}</p>", *_list(_alarms(seen)[1:])]
@@ -272,7 +272,7 @@ def html(seen: Observed) -> str:
     return "".join([*parts, *_list(_unobserved(seen)[1:]), *_list(_unknown(seen)[1:])])
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: CallLine) -> list[str]:
     cells = [f'<td style="{_CELL}">{line.layer}</td>', f'<td style="{_LEFT}">{html_.escape(line.name)}</td>']
     return [*cells, f'<td style="{_CELL}">{line.heads}</td>', *(_median(numbers) for numbers in line.numbers)]
 

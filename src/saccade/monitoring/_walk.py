@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..variants import Mechanism
-from ._record import CallSite, Counts
+from ._record import CallSite, StepCounts
 from .calls._thread import suspended
 
 COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
@@ -26,7 +26,7 @@ MECHANISM = "a mechanism in the place of softmax attention, which has no weights
 ELSEWHERE = "a forward on another thread than the one that watches"
 
 
-class Walk:
+class ModuleWalk:
     """The steps of a watched model on the thread that calls `install`, and the names of the calls in them.
 
     Args:
@@ -37,7 +37,12 @@ class Walk:
     """
 
     def __init__(
-        self, model: nn.Module, every: int, counts: Counts, on_enter: Callable[[], None], on_leave: Callable[[], None]
+        self,
+        model: nn.Module,
+        every: int,
+        counts: StepCounts,
+        on_enter: Callable[[], None],
+        on_leave: Callable[[], None],
     ) -> None:
         self._model, self._every, self._counts = model, every, counts
         self._on_enter, self._on_leave = on_enter, on_leave
@@ -62,8 +67,8 @@ class Walk:
             elif is_compiled(module):
                 self._undo.append(_wrap(module, self._around(path, module)))
             else:
-                self._undo.append(module.register_forward_pre_hook(_Hook(self.begin, path)).remove)
-                self._undo.append(module.register_forward_hook(_Hook(self.end, path), always_call=True).remove)
+                self._undo.append(module.register_forward_pre_hook(_ModuleHook(self.begin, path)).remove)
+                self._undo.append(module.register_forward_hook(_ModuleHook(self.end, path), always_call=True).remove)
 
     def remove(self) -> None:
         """Everything as before `install`; a step that was interrupted ends."""
@@ -181,7 +186,7 @@ class Walk:
         return wrapped
 
 
-class _Hook:
+class _ModuleHook:
     """A hook of one module. Copies of the module, and pickles, get one that does nothing: they are not watched."""
 
     def __init__(self, call: Callable[..., None], path: str) -> None:

@@ -20,13 +20,13 @@ from .. import _tap
 from .._masks._data import describe, whole
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
-from ._gradients import Gradients
+from ._gradients import GradientNorms
 from ._kept import kept_of
 from ._observations import Observations
-from ._observe import Asked, Groups, observed, of_step, row_samples, step_samples
-from ._observed import Place
+from ._observe import Groups, ObservationRequest, observed, of_step, row_samples, step_samples
+from ._observed import SiteObservations
 from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
-from ._walk import Walk
+from ._walk import ModuleWalk
 from .calls import _thread
 from .calls._hugging import attention_functions
 from .calls._mode import AttentionCallsMode
@@ -37,7 +37,7 @@ NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a r
 
 
 @dataclass(frozen=True)
-class Choice:
+class WatchSettings:
     """What is watched, and who is told."""
 
     every: int
@@ -49,19 +49,21 @@ class Choice:
     on_gradients: OnGradients | None
 
 
-class Watched(Observations):
+class ModelWatch(Observations):
     """A watch on a model, and what it saw. A context manager; entered again, it goes on counting."""
 
-    def __init__(self, model: nn.Module, asked: Asked, choice: Choice, alarms: Alarms | None) -> None:
+    def __init__(
+        self, model: nn.Module, asked: ObservationRequest, choice: WatchSettings, alarms: Alarms | None
+    ) -> None:
         super().__init__()
         self._asked, self._choice, self._judge = asked, choice, alarms
-        self._walk = Walk(
+        self._walk = ModuleWalk(
             model, choice.every, self, lambda: _thread.begin(self, AttentionCallsMode), lambda: _thread.end(self)
         )
-        self._gradients = Gradients(self._told_gradients, self.missed)
+        self._gradients = GradientNorms(self._told_gradients, self.missed)
         self._open: contextlib.ExitStack | None = None
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> ModelWatch:
         if self._open is not None:
             raise RuntimeError("watch: this watch is on already; for one inside of it, call watch(model) again")
         with contextlib.ExitStack() as stack:
@@ -130,13 +132,13 @@ class Watched(Observations):
             self._judge.observe(record)
         return record
 
-    def _place(self, site: CallSite, heads: int) -> Place:
+    def _place(self, site: CallSite, heads: int) -> SiteObservations:
         """Where the numbers of a call go."""
         chosen = range(heads) if self._choice.heads is None else self._choice.heads
         for head in (head for head in chosen if head >= heads):
             self.missed(f"{site.name}: head {head}", f"the call has {heads} query heads")
         watched = tuple(head for head in chosen if head < heads)
-        place = self._places.setdefault(site.name, Place(site, watched, heads))
+        place = self._places.setdefault(site.name, SiteObservations(site, watched, heads))
         if place.of_all != heads:
             raise ValueError(f"a call of {heads} query heads where the one before had {place.of_all}")
         return place
@@ -167,7 +169,7 @@ def watch(
     alarms: bool | Thresholds = True,
     on_record: OnRecord | None = None,
     on_gradients: OnGradients | None = None,
-) -> Watched:
+) -> ModelWatch:
     """Observe every attention call in the forwards of a model while a block runs.
 
     ::
@@ -209,7 +211,7 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
-    choice = Choice(
+    choice = WatchSettings(
         whole(every, "every", least=1),
         _chosen(layers, "layers"),
         None if heads is None else tuple(dict.fromkeys(whole(head, "heads", least=0) for head in heads)),
@@ -219,7 +221,9 @@ def watch(
         on_gradients,
     )
     thresholds = alarms if isinstance(alarms, Thresholds) else None
-    return Watched(model, Asked(top, received, groups, histograms), choice, Alarms(thresholds) if alarms else None)
+    return ModelWatch(
+        model, ObservationRequest(top, received, groups, histograms), choice, Alarms(thresholds) if alarms else None
+    )
 
 
 def _chosen(given: Any, name: str) -> Chosen | None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from ._from_torch import from_torch
 from ._to_torch import to_torch
-from ._torch_masks import Translated, masks_from_torch
+from ._torch_masks import TranslatedMasks, masks_from_torch
 from .attention import MultiHeadAttention, Observation
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import (
+    CachedInputs,
     ContextLayer,
     GrowingLayer,
     KVCache,
     LayerCache,
     RecurrentLayer,
-    Seen,
     StaticLayer,
     StreamingLayer,
     WindowLayer,
@@ -30,6 +30,7 @@ from .transformer import Transformer
 __all__ = [
     "AttentionConfig",
     "BlockConfig",
+    "CachedInputs",
     "Context",
     "ContextLayer",
     "Decoder",
@@ -43,12 +44,11 @@ __all__ = [
     "MultiHeadAttention",
     "Observation",
     "RecurrentLayer",
-    "Seen",
     "SelfAttention",
     "StaticLayer",
     "StreamingLayer",
     "Transformer",
-    "Translated",
+    "TranslatedMasks",
     "WindowLayer",
     "from_torch",
     "masks_from_torch",

@@ -23,14 +23,14 @@ from .transformer import Transformer
 StackKind = TypeVar("StackKind", bound=Stack)
 
 
-class Part(NamedTuple):
+class SubmodulePlace(NamedTuple):
     """A module inside another, and where it stands there."""
 
     path: str
     module: Any
 
 
-Pair = tuple[Part, Part]  # (theirs, ours): the same part on both sides
+Pair = tuple[SubmodulePlace, SubmodulePlace]  # (theirs, ours): the same part on both sides
 
 # theirs -> ours; norm2 is the second norm of an encoder layer and the norm before the context of a decoder layer.
 ENCODER_LAYER = {
@@ -95,7 +95,7 @@ def from_torch(module: nn.Module) -> nn.Module:
 
 def pairs(theirs: Any, ours: Any, there: str = "", here: str = "") -> Iterator[Pair]:
     """A module of theirs with its counterpart in ours, and all their parts so, from the outside in."""
-    yield Part(there, theirs), Part(here, ours)
+    yield SubmodulePlace(there, theirs), SubmodulePlace(here, ours)
     for one, other in _counterparts(theirs):
         yield from pairs(theirs.get_submodule(one), ours.get_submodule(other), join(there, one), join(here, other))
 
@@ -117,7 +117,7 @@ def take_over(parts: Iterable[Pair]) -> None:
 
 
 @torch.no_grad()
-def _copy(source: Part, target: Part) -> None:
+def _copy(source: SubmodulePlace, target: SubmodulePlace) -> None:
     given, wanted = tensors(source.module), tensors(target.module)
     shapes = [{name: tuple(tensor.shape) for name, tensor in found.items()} for found in (given, wanted)]
     if shapes[0] != shapes[1]:

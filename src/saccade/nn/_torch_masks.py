@@ -13,7 +13,7 @@ from torch import Tensor
 from .._masks import Causal, FromTensor, Mask, Padding
 
 
-class Translated(NamedTuple):
+class TranslatedMasks(NamedTuple):
     """Who sees whom, and additive scores, as `saccade.attention` and the modules of `saccade.nn` take them."""
 
     mask: Mask | None
@@ -22,7 +22,7 @@ class Translated(NamedTuple):
 
 def masks_from_torch(
     attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, heads: int | None = None
-) -> Translated:
+) -> TranslatedMasks:
     """PyTorch's `attn_mask` and `key_padding_mask`, which say who is *ignored*, as a mask and a bias.
 
     Booleans are inverted. Floating-point masks of 0 and -inf, as `nn.Transformer.generate_square_subsequent_mask`
@@ -49,7 +49,7 @@ def masks_from_torch(
         if scores is not None:
             biases.append(scores[:, None, None] if name == "key_padding_mask" else _four(scores, heads))
     mask = None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1]
-    return Translated(mask, None if not biases else sum(biases[1:], biases[0]))
+    return TranslatedMasks(mask, None if not biases else sum(biases[1:], biases[0]))
 
 
 def _read(name: str, given: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -22,8 +22,8 @@ from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
 from ._ragged import refuse_with_nested, through_nested
-from .cache import ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, Seen, StreamingLayer
-from .cache.aligning import Aligned
+from .cache import CachedInputs, ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, StreamingLayer
+from .cache.aligning import AlignedItems
 from .config import AttentionConfig, check_cross, reason
 from .masking import first_position, joined, of_context, real_context, without_cache
 from .norm import make_norm
@@ -186,13 +186,13 @@ class MultiHeadAttention(nn.Module):
             return self._finished(self._recalled(x, mask, bias, padding, offset, cache, positions), x)
         place = None
         if context is None:
-            query, seen, place = self._within(x, Seen(x, x, mask, bias), padding, offset, cache, positions)
+            query, seen, place = self._within(x, CachedInputs(x, x, mask, bias), padding, offset, cache, positions)
         else:
             refuse_across(positions=positions, padding=padding, offset=offset)
             check_cross(self.config)
             mask = of_context(mask)
             query, key, value = self._across(x, *real_context(mask, context, values), cache)
-            seen = Seen(key, value, mask, bias)
+            seen = CachedInputs(key, value, mask, bias)
         out = self._attend(query, seen, x, place)
         config, crossed = self.config, context is not None
         seen_now = Observation(query, *seen, config.scale, config.softcap, self.sink, out, crossed, self.mechanism)
@@ -248,7 +248,7 @@ class MultiHeadAttention(nn.Module):
             query, key = positions(query, offset), positions(key, offset)
         return cache.advance(query, key, value, mask, padding)
 
-    def _attend(self, query: Tensor, seen: Seen, tokens: Tensor, place: Aligned | None) -> Tensor:
+    def _attend(self, query: Tensor, seen: CachedInputs, tokens: Tensor, place: AlignedItems | None) -> Tensor:
         """(B, heads, Lq, Dv)."""
         config = self.config
         options: dict[str, Any] = dict(
@@ -278,12 +278,12 @@ class MultiHeadAttention(nn.Module):
     def _within(
         self,
         x: Tensor,
-        seen: Seen,
+        seen: CachedInputs,
         padding: Padding | None,
         offset: Offset | None,
         cache: LayerCache | ContextLayer | None,
         positions: nn.Module | None,
-    ) -> tuple[Tensor, Seen, Aligned | None]:
+    ) -> tuple[Tensor, CachedInputs, AlignedItems | None]:
         """Self-attention: queries (B, Hq, Lq, D), what they see (these tokens and those in the cache), and where they
         stand, if a mechanism that knows no placed masks has to be told."""
         if cache is not None:
@@ -296,7 +296,7 @@ class MultiHeadAttention(nn.Module):
             mask, cache = without_cache(mask, bias, padding)
         mechanism, place = self.config.mechanism, None
         if cache is not None and mechanism is not None and mechanism.traits.masks is not True:
-            place = Aligned.of(cache, mask, padding, x.shape[1], mechanism.name)
+            place = AlignedItems.of(cache, mask, padding, x.shape[1], mechanism.name)
         query, key, value = self._projected(x)
         if isinstance(positions, Rotary) and isinstance(cache, StreamingLayer):
             if offset is not None:
@@ -311,7 +311,7 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"bias: the module adds {type(positions).__name__}'s already, and a call takes one")
             bias = positions()
         if cache is None:
-            return query, Seen(key, value, mask, bias), None
+            return query, CachedInputs(key, value, mask, bias), None
         return query, cache.append(key, value, mask, bias, padding), place
 
     def _first_position(self, padding: Padding | None) -> Offset:

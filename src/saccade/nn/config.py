@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .._masks import Window
 from ..positions import AlibiConfig, RotaryConfig, T5Config
-from ..variants import Heads, MechanismConfig
+from ..variants import HeadSizes, MechanismConfig
 
 PositionsConfig = RotaryConfig | AlibiConfig | T5Config
 
@@ -22,7 +22,7 @@ NORMS = ("layer", "rms")
 PLACEMENTS = ("pre", "post", "parallel")
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """The numbers of an attention module, with the defaults put in."""
 
     query_heads: int  # as attention gets them; more than the heads of the output where a mechanism has several maps
@@ -168,13 +168,13 @@ class AttentionConfig:
             raise ValueError(f"softcap: must be positive, got {self.softcap}")
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> AttentionShape:
         """Every number that has a default, as it is meant."""
         context = self.context_width or self.width
         maps = 1 if self.mechanism is None else self.mechanism.maps
         values, head = self.values_width or context, self.head_width or self.width // self.heads // maps
         kv_heads = self.kv_heads or self.heads
-        return Shape(
+        return AttentionShape(
             query_heads=maps * self.heads,
             key_heads=maps * kv_heads,
             kv_heads=kv_heads,
@@ -194,10 +194,10 @@ class AttentionConfig:
         keys = 0 if self.mechanism is not None and self.mechanism.shares_key else shape.key_heads * shape.head
         return shape.query_heads * shape.head, keys, shape.kv_heads * shape.value_head
 
-    def heads_for_mechanism(self) -> Heads:
+    def heads_for_mechanism(self) -> HeadSizes:
         """What a mechanism is built for."""
         shape = self.shape
-        return Heads(self.width, shape.query_heads, shape.key_heads, shape.head, shape.value_head)
+        return HeadSizes(self.width, shape.query_heads, shape.key_heads, shape.head, shape.value_head)
 
     def __eq__(self, other: object) -> bool:
         return self._described() == other._described() if isinstance(other, AttentionConfig) else NotImplemented

@@ -15,16 +15,16 @@ from .norms import gradient_norms
 from .rising_rates import RangeTest, range_test
 from .run import train_language_model
 from .schedule import learning_rate
-from .settings import Execution, Looks, Settings
+from .settings import EvaluationSettings, Execution, Settings
 from .stopping import Stopped
 from .windows import draw_windows, whole_windows
 
 __all__ = [
     "Corpus",
     "Diverged",
+    "EvaluationSettings",
     "Execution",
     "LanguageRun",
-    "Looks",
     "Monitor",
     "RangeTest",
     "Reporter",

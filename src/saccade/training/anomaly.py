@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._backends._tiles import NEGATIVE, Problem, logits_of, look
+from .._backends._tiles import NEGATIVE, TileProblem, logits_of, look
 from .._checks import make_call
 from .._weights import attention_weights
 from ..nn import MultiHeadAttention, Observation
@@ -27,7 +27,7 @@ SHOWN = 12  # clean tensors before the first that is not
 
 
 @dataclasses.dataclass(frozen=True)
-class Statistics:
+class TensorSummary:
     """A tensor in numbers. `minimum`, `maximum` and `mean` are of its finite entries (NaN when it has none)."""
 
     place: str
@@ -52,7 +52,7 @@ class Statistics:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class AnomalyReport:
     """What `find_anomaly` found.
 
     Args:
@@ -62,8 +62,8 @@ class Report:
         note: why nothing was looked at, if so.
     """
 
-    found: Statistics | None
-    clean: tuple[Statistics, ...] = ()
+    found: TensorSummary | None
+    clean: tuple[TensorSummary, ...] = ()
     parameters: tuple[str, ...] = ()
     note: str = ""
 
@@ -85,7 +85,7 @@ class Report:
         return "\n".join([*lines, *(f"  {entry}" for entry in self.clean[-SHOWN:])])
 
 
-def find_anomaly(model: nn.Module, tokens: Tensor) -> Report:
+def find_anomaly(model: nn.Module, tokens: Tensor) -> AnomalyReport:
     """Run windows through a language model, and name the first tensor that is not finite.
 
     Looked at, in the order of computation: the embedding, then in each layer the residual stream, query, key, value,
@@ -101,25 +101,25 @@ def find_anomaly(model: nn.Module, tokens: Tensor) -> Report:
         tokens: windows (B, L + 1): the model sees all but the last and is to predict all but the first.
     """
     parameters = tuple(name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all()))
-    trail = _Trail()
+    trail = _TensorTrail()
     states = _generators(tokens)
-    with contextlib.suppress(_Found):
+    with contextlib.suppress(_FirstAnomaly):
         _forward(model, tokens, trail)
         _restore(states)
         _backward(model, tokens, trail)
-    return Report(trail.found, tuple(trail.clean), parameters)
+    return AnomalyReport(trail.found, tuple(trail.clean), parameters)
 
 
-class _Found(Exception):
+class _FirstAnomaly(Exception):
     """The first tensor that is not finite has been seen; what follows from it is of no interest."""
 
 
-class _Trail:
+class _TensorTrail:
     """The tensors looked at so far."""
 
     def __init__(self) -> None:
-        self.clean: list[Statistics] = []
-        self.found: Statistics | None = None
+        self.clean: list[TensorSummary] = []
+        self.found: TensorSummary | None = None
 
     def add(self, place: str, tensor: Tensor) -> None:
         self.merge(place, tuple(tensor.shape), [(tensor, None)])
@@ -129,12 +129,12 @@ class _Trail:
         statistics = _statistics(place, shape, parts)
         if not statistics.finite:
             self.found = statistics
-            raise _Found
+            raise _FirstAnomaly
         self.clean.append(statistics)
 
 
 @torch.no_grad()
-def _statistics(place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor, Tensor | None]]) -> Statistics:
+def _statistics(place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor, Tensor | None]]) -> TensorSummary:
     low, high, total = math.inf, -math.inf, 0.0
     count = nan = infinite = finite = 0
     for part, counts in parts:
@@ -148,14 +148,14 @@ def _statistics(place: str, shape: tuple[int, ...], parts: Iterable[tuple[Tensor
             total += good.sum().item()
     if not finite:
         low = high = math.nan
-    return Statistics(place, shape, low, high, total / finite if finite else math.nan, count, nan, infinite)
+    return TensorSummary(place, shape, low, high, total / finite if finite else math.nan, count, nan, infinite)
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _forward(model: nn.Module, tokens: Tensor, trail: _Trail) -> None:
+def _forward(model: nn.Module, tokens: Tensor, trail: _TensorTrail) -> None:
     with _hooks(model, trail):
         logits = model(tokens[:, :-1], observe=lambda layer, observation: _attention(trail, layer, observation))
     trail.add("loss", _loss(logits, tokens))
@@ -166,7 +166,7 @@ def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _hooks(model: nn.Module, trail: _Trail) -> Iterator[None]:
+def _hooks(model: nn.Module, trail: _TensorTrail) -> Iterator[None]:
     """Look at what goes into norms and what comes out of every module, but for the insides of attention."""
     handles = []
     inside: set[nn.Module] = set()
@@ -187,7 +187,7 @@ def _hooks(model: nn.Module, trail: _Trail) -> Iterator[None]:
             handle.remove()
 
 
-def _looker(trail: _Trail, place: str) -> Any:
+def _looker(trail: _TensorTrail, place: str) -> Any:
     """A hook, before (module, inputs) or after (module, inputs, output), that looks at the last tensor it is given."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
@@ -205,7 +205,7 @@ def _output_of(name: str) -> str:
     return f"residual stream after layer {number}" if number.isdigit() else f"output of {name}"
 
 
-def _attention(trail: _Trail, layer: int, seen: Observation) -> None:
+def _attention(trail: _TensorTrail, layer: int, seen: Observation) -> None:
     """Query, key, value, logits, weights and output of one attention call; of a mechanism no logits and weights."""
     where = f"layer {layer}, cross-attention" if seen.cross else f"layer {layer}"
     for name in ("query", "key", "value"):
@@ -230,7 +230,7 @@ def _logits(seen: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
         sink=None,
         dropout=0.0,
     )
-    problem = replace(Problem.of(call), guarded=False)  # query and key are finite, or we would not be here
+    problem = replace(TileProblem.of(call), guarded=False)  # query and key are finite, or we would not be here
     parameter = None if call.bias is None else call.bias.parameter
     key_spans = problem.key_spans()
     for rows in problem.row_spans():
@@ -270,7 +270,7 @@ def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
-def _backward(model: nn.Module, tokens: Tensor, trail: _Trail) -> None:
+def _backward(model: nn.Module, tokens: Tensor, trail: _TensorTrail) -> None:
     """Look at each parameter's gradient as the backward pass reaches it."""
     before = {parameter: parameter.grad for parameter in model.parameters()}
     handles = []
@@ -288,7 +288,7 @@ def _backward(model: nn.Module, tokens: Tensor, trail: _Trail) -> None:
             parameter.grad = gradient
 
 
-def _gradient_looker(trail: _Trail, name: str) -> Any:
+def _gradient_looker(trail: _TensorTrail, name: str) -> Any:
     def hook(parameter: Tensor) -> None:
         assert parameter.grad is not None
         trail.add(f"gradient of {name}", parameter.grad)

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..models import ModelConfig
 from ..models.checkpoint import CARD, CONFIG, HEADS, TOKENIZER, WEIGHTS, read_json
 from .files import checkpoints, is_temporary, remove, unfinished
-from .lock import Lock
+from .lock import FileLock
 from .scalars import LOG, log_files
 
 FOLDER = "checkpoints"
@@ -67,7 +67,7 @@ def unfinished_files(out: Path) -> list[Path]:
     return [path for path in out.iterdir() if is_temporary(path, *map(re.escape, OURS))]
 
 
-def lock_existing(out: Path, *, ours: bool) -> Lock | None:
+def lock_existing(out: Path, *, ours: bool) -> FileLock | None:
     """The lock of a folder in which a run writes, or with `ours` of any that is ours; None, and nothing touched, else.
 
     Raises:
@@ -77,7 +77,7 @@ def lock_existing(out: Path, *, ours: bool) -> Lock | None:
     return _locked(out) if begun and ((out / FOLDER / _LOCK).is_file() or (ours and is_ours(out))) else None
 
 
-def make_folder(out: Path, lock: Lock | None = None) -> Lock:
+def make_folder(out: Path, lock: FileLock | None = None) -> FileLock:
     """Make the folder, lock it (unless it is), and find out whether it can be written to, before hours are at stake.
 
     A folder of checkpoints is what makes it one that can be resumed, so both appear at once.
@@ -131,9 +131,9 @@ def _others(out: Path) -> list[Path]:
     return [path for path in (*out.iterdir(), *inside) if path not in known]
 
 
-def _locked(out: Path) -> Lock:
+def _locked(out: Path) -> FileLock:
     try:
-        return Lock(out / FOLDER / _LOCK)
+        return FileLock(out / FOLDER / _LOCK)
     except BlockingIOError:
         raise BlockingIOError(
             f"{out}: another run is writing there; wait for its end, or choose another --out"

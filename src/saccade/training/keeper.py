@@ -26,7 +26,7 @@ from .windows import whole_windows
 Tensors = dict[str, torch.Tensor]
 
 
-class Keeper(Monitor):
+class RunWriter(Monitor):
     """Of the main process. Everything in the folder follows from the checkpoint, and is written again from it.
 
     What cannot be written (a full disk) is told in a line, and tried again at the next look: training goes on, the

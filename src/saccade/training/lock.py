@@ -15,7 +15,7 @@ from pathlib import Path
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # of flock; of msvcrt
 
 
-class Lock:
+class FileLock:
     """The lock on a file, taken as it is made; `close` gives it up and removes the file.
 
     Args:
@@ -90,7 +90,7 @@ def _take(handle: int) -> None:
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-_HELD: weakref.WeakSet[Lock] = weakref.WeakSet()
+_HELD: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from ..models import DecoderLM
 from ..monitoring import AttentionMonitor
-from .anomaly import Report, find_anomaly
+from .anomaly import AnomalyReport, find_anomaly
 from .data import Corpus
 from .evaluation import evaluate
 from .norms import gradient_norms, weight_norms
 from .processes import accelerator_for, any_of, is_sharded, own_rows
-from .settings import Looks, Settings
+from .settings import EvaluationSettings, Settings
 from .state import capture, restore, step_seed, whole_weights
 from .stopping import Stopped
 from .windows import draw_copying, draw_windows, whole_windows
@@ -55,7 +55,7 @@ class Monitor:
 class Diverged(ValueError):
     """The loss or a gradient is not a finite number; `report` says where that began."""
 
-    def __init__(self, message: str, report: Report):
+    def __init__(self, message: str, report: AnomalyReport):
         super().__init__(message)
         self.report = report
 
@@ -73,7 +73,7 @@ class Progress:
     mark: float = math.inf
     waited: int = 0
 
-    def looked(self, validation: float, looks: Looks, *, counts: bool) -> float:
+    def looked(self, validation: float, looks: EvaluationSettings, *, counts: bool) -> float:
         """Note the validation loss and return the mean training loss since the last look."""
         self.validation = validation
         if validation < self.mark - looks.improvement or not counts:
@@ -119,7 +119,7 @@ def train(
         Diverged: the loss or a gradient was not finite. The step was not made.
         Stopped: `stop` said so; the monitor has been given a checkpoint of the last step.
     """
-    run = _Run(model, corpus, start, settings, accelerator or accelerator_for(settings))
+    run = _LoopState(model, corpus, start, settings, accelerator or accelerator_for(settings))
     run.attention = monitor.attention(model)
     progress = Progress() if state is None else run.restore(state)
     if state is None:
@@ -146,7 +146,7 @@ def train(
     return progress.validation
 
 
-class _Run:
+class _LoopState:
     """The model where Accelerate has put it, and what one step does to it."""
 
     def __init__(self, model: DecoderLM, corpus: Corpus, start: int, settings: Settings, accelerator: Accelerator):
@@ -249,10 +249,10 @@ class _Run:
             report,
         )
 
-    def _observed(self, step: int, windows: Tensor) -> Report:
+    def _observed(self, step: int, windows: Tensor) -> AnomalyReport:
         reports = []
         if is_sharded(self.accelerator):
-            return Report(
+            return AnomalyReport(
                 None, (), note="weights are sharded among processes: run again without FSDP to find the place"
             )
         for micro, part in enumerate(own_rows(self.accelerator, windows, self.settings.execution.accumulate)):

@@ -18,7 +18,7 @@ VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LatestCheckpoint:
     """The newest whole checkpoint of a run (None: it was stopped before its first), and the damaged ones passed over.
 
     Args:
@@ -89,7 +89,7 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 
-def as_begun(run: LanguageRun, found: Found | None) -> LanguageRun:
+def as_begun(run: LanguageRun, found: LatestCheckpoint | None) -> LanguageRun:
     """The run with the precision it has been computed in, where none is asked for ("auto"), or what "auto" is here.
 
     A run may go on on another kind of machine, where "auto" by itself would be something else.
@@ -100,7 +100,7 @@ def as_begun(run: LanguageRun, found: Found | None) -> LanguageRun:
     return dataclasses.replace(run, settings=dataclasses.replace(run.settings, execution=execution.settled))
 
 
-def newest(out: Path) -> Found:
+def newest(out: Path) -> LatestCheckpoint:
     """The newest whole checkpoint of the run in `out`.
 
     Raises:
@@ -120,11 +120,11 @@ def newest(out: Path) -> Found:
         except (DamagedCheckpoint, OSError) as error:
             damaged.append(" ".join(str(error).split()))
         else:
-            return Found(path, state, tuple(damaged))
+            return LatestCheckpoint(path, state, tuple(damaged))
     if damaged:
         raise ValueError(f"{out}: none of its checkpoints can be read: {'; '.join(damaged)}; {way_out(out)}")
     check_barely_begun(out)
-    return Found(None, {}, ())
+    return LatestCheckpoint(None, {}, ())
 
 
 def _sha256(parts: Iterable[bytes]) -> str:

@@ -25,12 +25,12 @@ from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer, load
 from ..models.tokenizer import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
 from .folder import check_output, check_still_new, clear, lock_existing, make_folder
-from .keeper import Keeper
+from .keeper import RunWriter
 from .language_run import LanguageRun, Reporter
-from .lock import Lock
+from .lock import FileLock
 from .loop import Diverged, Monitor, train
 from .processes import accelerator_for, is_sharded, joined, together
-from .resume import Found, as_begun, check_same, description, newest
+from .resume import LatestCheckpoint, as_begun, check_same, description, newest
 from .rising_rates import RangeTest, language_model_range_test
 from .stopping import StopAtSignal, Stopped
 from .windows import check_length
@@ -92,7 +92,7 @@ def range_test_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Prepared:
+class _PreparedRun:
     """What a run trains on, found sound, and the checkpoint it continues from (None: it begins)."""
 
     lm: LanguageModel
@@ -101,7 +101,7 @@ class _Prepared:
     state: dict[str, Any] | None
 
 
-def _prepare(run: LanguageRun, found: Found | None, reporter: Reporter) -> _Prepared:
+def _prepare(run: LanguageRun, found: LatestCheckpoint | None, reporter: Reporter) -> _PreparedRun:
     if run.settings.looks.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ValueError('tensorboard: is not installed (pip install "saccade[train]")')
     if found is None:
@@ -122,12 +122,12 @@ def _prepare(run: LanguageRun, found: Found | None, reporter: Reporter) -> _Prep
     corpus = Corpus.encode(*both, lm.tokenizer)
     for name, tokens in (("training", corpus.training), ("validation", corpus.validation)):
         _check_long_enough(name, tokens, lm.model.config.context)
-    return _Prepared(lm, corpus, described, state)
+    return _PreparedRun(lm, corpus, described, state)
 
 
-def _train(run: LanguageRun, prepared: _Prepared, reporter: Reporter, accelerator: Accelerator) -> LanguageModel:
+def _train(run: LanguageRun, prepared: _PreparedRun, reporter: Reporter, accelerator: Accelerator) -> LanguageModel:
     lm, main = prepared.lm, accelerator.is_main_process
-    keeper = Keeper(run, lm, prepared.corpus, reporter, prepared.described, sharded=is_sharded(accelerator))
+    keeper = RunWriter(run, lm, prepared.corpus, reporter, prepared.described, sharded=is_sharded(accelerator))
     loop = None if prepared.state is None else prepared.state["loop"]
     if main:
         keeper.resume(prepared.state) if prepared.state is not None else keeper.begin()
@@ -157,7 +157,7 @@ def _train(run: LanguageRun, prepared: _Prepared, reporter: Reporter, accelerato
 
 
 def _open_folder(
-    run: LanguageRun, prepared: _Prepared, reporter: Reporter, lock: Lock | None, held: contextlib.ExitStack
+    run: LanguageRun, prepared: _PreparedRun, reporter: Reporter, lock: FileLock | None, held: contextlib.ExitStack
 ) -> None:
     """Make the folder one that can be resumed, with nothing of another run's that could be taken for this one's.
 

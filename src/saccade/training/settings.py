@@ -59,7 +59,7 @@ class Execution:
 
 
 @dataclasses.dataclass(frozen=True)
-class Looks:
+class EvaluationSettings:
     """What is looked at and kept on the way. But for the end, none of it changes what is learned.
 
     Args:
@@ -121,7 +121,7 @@ class Settings:
     copying: int = 0
     beta2: float = 0.98
     execution: Execution = Execution()
-    looks: Looks = Looks()
+    looks: EvaluationSettings = EvaluationSettings()
 
     @property
     def all_steps(self) -> int:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from . import feature_maps
 from ._causal import LinearState
-from ._mechanism import Heads, Mechanism, MechanismConfig, Recurrent, State, Traits
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._parse import parse_from
-from ._shown import Shown, shown
+from ._shown import CausalPadding, shown
 from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
 from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
 from .gated import GatedAttention, GatedConfig, gated_attention
@@ -26,11 +26,12 @@ __all__ = [
     "MECHANISMS",
     "BlockTopKAttention",
     "BlockTopKConfig",
+    "CausalPadding",
     "DifferentialAttention",
     "DifferentialConfig",
     "GatedAttention",
     "GatedConfig",
-    "Heads",
+    "HeadSizes",
     "LinearAttention",
     "LinearConfig",
     "LinearState",
@@ -48,7 +49,6 @@ __all__ = [
     "Recurrent",
     "ReformerAttention",
     "ReformerConfig",
-    "Shown",
     "SigmoidAttention",
     "SigmoidConfig",
     "State",

@@ -75,7 +75,7 @@ def read_causally(
         (out (B, H, L, Dv), the state after these tokens).
     """
     if not (known_finite or finite(queries, keys, values)):
-        taint = Taint.of(queries, keys, values)
+        taint = NonFiniteTokens.of(queries, keys, values)
         read = read_causally(
             *taint.without(queries, keys, values),
             state,
@@ -92,7 +92,7 @@ def read_causally(
         log_scale = torch.cat([first[..., None], log_scale], -1).detach()
     least = least_weight(queries.dtype) if least is None else least
     if queries.dtype == torch.float32 and _causal_native.takes(queries, keys, values):
-        told = _causal_native.Told(_causal_native.IDENTITY, normalise, least)
+        told = _causal_native.CausalKernelSettings(_causal_native.IDENTITY, normalise, least)
         return _parted(*_causal_native.read(told, queries, keys, values, sums, log_scale))
     return _parted(*_Causal.apply(queries, keys, values, sums, log_scale, normalise, least))
 
@@ -115,10 +115,12 @@ def read_elu_plus_one(
         return None
     if not finite(query, key, value):
         query, key, value = zeroed(query, rows), zeroed(key, kept), zeroed(value, kept)
-        taint = Taint.of(query, key, value)
+        taint = NonFiniteTokens.of(query, key, value)
         read = read_elu_plus_one(*taint.without(query, key, value), state, rows, kept, normalise)
         return None if read is None else taint.over(*read)
-    told = _causal_native.Told(_causal_native.ELU_PLUS_ONE, normalise, least_weight(torch.float32), rows, kept)
+    told = _causal_native.CausalKernelSettings(
+        _causal_native.ELU_PLUS_ONE, normalise, least_weight(torch.float32), rows, kept
+    )
     return _parted(*_causal_native.read(told, query, key, value, _joined(state, key, value.shape[-1]), None))
 
 
@@ -171,7 +173,7 @@ def least_weight(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).tiny)
 
 
-class Taint(NamedTuple):
+class NonFiniteTokens(NamedTuple):
     """Where tokens were not finite. In their place stands 0 while others are read: within a chunk's product 0 * NaN
     would reach rows that do not see it. NaN is put back after that, so that no bit of the rows before depends on it."""
 
@@ -180,7 +182,7 @@ class Taint(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Taint:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> NonFiniteTokens:
         rows, keys, values = ((x * 0).sum(-1) for x in (query, key, value))
         return cls(rows, keys + values)
 
@@ -217,7 +219,7 @@ def wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-class _Plan(NamedTuple):
+class _ChunkPlan(NamedTuple):
     """How tokens are cut into segments of chunks."""
 
     chunk: int
@@ -225,7 +227,7 @@ class _Plan(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, queries: Tensor, keys: Tensor) -> _Plan:
+    def of(cls, queries: Tensor, keys: Tensor) -> _ChunkPlan:
         length = queries.shape[2]
         return cls(max(1, min(CHUNK, length)), queries.shape[1] // keys.shape[1], length)
 
@@ -261,7 +263,7 @@ class _Scales(NamedTuple):
     states: Tensor | None  # (N, n, 1, 1): of the state's before the chunk in the state's after it
 
     @classmethod
-    def of(cls, plan: _Plan, segment: slice, log_scale: Tensor | None) -> _Scales:
+    def of(cls, plan: _ChunkPlan, segment: slice, log_scale: Tensor | None) -> _Scales:
         if log_scale is None:
             return cls(None, None, None, None)
         running = log_scale.cummax(-1).values.flatten(0, 1)[:, segment.start : segment.stop + 1]
@@ -287,7 +289,7 @@ def _scaled(tensor: Tensor, factor: Tensor | None) -> Tensor:
     return tensor if factor is None else tensor * factor
 
 
-def _pairs(left: Tensor, right: Tensor, plan: _Plan, scales: _Scales) -> Tensor:
+def _pairs(left: Tensor, right: Tensor, plan: _ChunkPlan, scales: _Scales) -> Tensor:
     """Products (N, n, G C, C) of rows and keys of a chunk, 0 for later keys."""
     products = left @ right.mT
     grouped = products.unflatten(2, (plan.groups, plan.chunk))
@@ -321,7 +323,7 @@ class _Causal(torch.autograd.Function):
         normalise: bool,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        plan = _Plan.of(queries, keys)
+        plan = _ChunkPlan.of(queries, keys)
         out = values.new_empty(*queries.shape[:3], values.shape[-1])
         denominators = values.new_empty(*queries.shape[:3], 1)
         state, before = sums.flatten(0, 1), []
@@ -343,7 +345,7 @@ class _Causal(torch.autograd.Function):
     def backward(ctx: Any, g_out: Tensor, g_sums: Tensor) -> tuple[Tensor | None, ...]:
         _causal_native.refuse_second_derivatives()
         queries, keys, values, log_scale, out, denominators, *before = ctx.saved_tensors
-        plan: _Plan = ctx.plan
+        plan: _ChunkPlan = ctx.plan
         g_queries, g_keys, g_values = torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
         g_state = g_sums.flatten(0, 1)
         for segment, state in zip(reversed(plan.segments), reversed(before), strict=True):
@@ -364,7 +366,7 @@ class _Causal(torch.autograd.Function):
         return g_queries, g_keys, g_values, g_state.view_as(g_sums), None, None, None
 
 
-def _operands(plan: _Plan, segment: slice, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+def _operands(plan: _ChunkPlan, segment: slice, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
     """Of one segment: (N, n, G C, M), (N, n, C, M) and (N, n, C, Dv + 1), the column of ones put in."""
     q, k, v = plan.cut(queries, segment, plan.groups), plan.cut(keys, segment), plan.cut(values, segment)
     return q, k, F.pad(v, (0, 1), value=1.0)

@@ -28,7 +28,7 @@ def takes(*tensors: Tensor) -> bool:
     )
 
 
-class Told(NamedTuple):
+class CausalKernelSettings(NamedTuple):
     """What a call is besides its tensors."""
 
     map: int
@@ -39,12 +39,12 @@ class Told(NamedTuple):
 
 
 def read(
-    told: Told, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
+    told: CausalKernelSettings, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """out (B, H, L, Dv) and the sums (B, Hkv, M, Dv + 1) after the last token, from those before the first one."""
     rows, keys = (kept if kept is None else kept.contiguous() for kept in (told.rows, told.keys))
     log_scale = log_scale if log_scale is None else log_scale.contiguous()
-    out, after = _Read.apply(told._replace(rows=rows, keys=keys), query, key, value, sums, log_scale)
+    out, after = _CausalRead.apply(told._replace(rows=rows, keys=keys), query, key, value, sums, log_scale)
     return out, after
 
 
@@ -54,10 +54,16 @@ def refuse_second_derivatives() -> None:
         raise RuntimeError("causal linear attention has first derivatives only: its gradient recomputes (create_graph)")
 
 
-class _Read(torch.autograd.Function):
+class _CausalRead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, told: Told, query: Tensor, key: Tensor, value: Tensor, sums: Tensor, log_scale: Tensor | None
+        ctx: Any,
+        told: CausalKernelSettings,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sums: Tensor,
+        log_scale: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         query, key, value = (_kernels.readable(tensor) for tensor in (query, key, value))
         out = _kernels.output_for(query, value.shape[3])
@@ -102,7 +108,12 @@ def _states(sums: Tensor, length: int) -> Tensor:
 
 
 def _shared(
-    told: Told, query: Tensor, key: Tensor, value: Tensor, log_scale: Tensor | None, running: Tensor | None
+    told: CausalKernelSettings,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_scale: Tensor | None,
+    running: Tensor | None,
 ) -> tuple[Any, ...]:
     """What native/bindings.cpp makes a Linear of."""
     problem = (

@@ -78,7 +78,7 @@ def _hashed(tokens: Tensor, sizes: Tensor, along: Tensor) -> Tensor:
     return torch.cat(found, dim=2).transpose(2, 3)
 
 
-class Sorted(NamedTuple):
+class BucketOrder(NamedTuple):
     """Tokens in the order (bucket, position), per round."""
 
     order: Tensor  # int64 (N, R, L): which token stands at each place
@@ -86,7 +86,7 @@ class Sorted(NamedTuple):
     back: int  # places before its own at which a token may see another, at most
 
 
-def in_order(buckets: Tensor, real: Tensor | None, chunk: int, inside: bool) -> Sorted:
+def in_order(buckets: Tensor, real: Tensor | None, chunk: int, inside: bool) -> BucketOrder:
     """Tokens sorted by their buckets (N, R, L), those that are not real (N, 1, L) in a bucket of their own at the end.
 
     Args:
@@ -105,7 +105,7 @@ def in_order(buckets: Tensor, real: Tensor | None, chunk: int, inside: bool) -> 
         back = int((place - (place // chunk - 1).clamp_(min=0) * chunk).max()) if place.numel() else 0
     # The next chunk of a bucket is 1 further, what follows in another bucket 2 at least.
     codes = (2 * first + (place % chunk == 0)).cumsum(-1, dtype=torch.int32)
-    return Sorted(order, torch.empty_like(codes).scatter_(-1, order, codes), back)
+    return BucketOrder(order, torch.empty_like(codes).scatter_(-1, order, codes), back)
 
 
 def near(codes: Tensor, others: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _Layout:
     of one tensor. Nothing is a token whose code is like no other.
     """
 
-    def __init__(self, sorts: Sorted, items: slice, which: int, rows: int, back: int, causal: bool):
+    def __init__(self, sorts: BucketOrder, items: slice, which: int, rows: int, back: int, causal: bool):
         order = sorts.order[items, which]
         number, length = order.shape
         self.rows, self.back, self.wide = rows, back, (back + 1) * rows
@@ -202,7 +202,7 @@ def _apart(readers: Tensor, read: Tensor) -> Tensor:
     return (readers[:, :, None] - read[:, None, :]).abs_()
 
 
-def _layouts(sorts: Sorted, items: slice, chunk: int, causal: bool) -> Iterator[_Layout]:
+def _layouts(sorts: BucketOrder, items: slice, chunk: int, causal: bool) -> Iterator[_Layout]:
     # Chunks inside a bucket do not end where those of the layout do, which may be as small as is quick.
     rows = chunk // 2 if causal and chunk % 2 == 0 else chunk
     back = -(-sorts.back // rows) if causal else 1
@@ -214,7 +214,7 @@ def _items(query: Tensor) -> Iterator[slice]:
     return _slabs(query.shape[0], max(1, _at_once(_TOKENS, query.device) // max(query.shape[1], 1)))
 
 
-class Chunked(torch.autograd.Function):
+class ChunkedAttention(torch.autograd.Function):
     """(query, key, value (N, L, n)) -> out (N, L, Dv), lse (N, L): over the pairs that any round shows, each once.
 
     Scores are formed a slab at a time, and formed again in the backward pass, in the order found in the forward pass.
@@ -228,7 +228,7 @@ class Chunked(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        sorts: Sorted,
+        sorts: BucketOrder,
         chunk: int,
         causal: bool,
         scale: float,
@@ -263,7 +263,7 @@ class Chunked(torch.autograd.Function):
         with without_autocast(query.device):
             for items in _items(query):
                 given = [tensor[items] for tensor in (scaled, key, value, lse, d_out, delta)]
-                for layout in _layouts(Sorted(order, codes, back), items, chunk, causal):
+                for layout in _layouts(BucketOrder(order, codes, back), items, chunk, causal):
                     for whole, part in zip(total, _backward(layout, *given), strict=True):
                         whole[items] += part
         return total[0].mul_(scale), total[1], total[2], None, None, None, None, None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._masks import Mask
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     """The sizes of the attention that a mechanism stands in."""
 
     width: int  # E, of the tokens that the heads were projected from
@@ -129,7 +129,7 @@ class MechanismConfig(ABC):
         """As its paper sets it, for sequences of up to `length` tokens: what comparisons take where nothing is said."""
 
     @abstractmethod
-    def build(self, heads: Heads) -> Mechanism:
+    def build(self, heads: HeadSizes) -> Mechanism:
         """The module, with its parameters drawn; ValueError where it does not fit these heads."""
 
     def at_depth(self, layer: int) -> MechanismConfig:

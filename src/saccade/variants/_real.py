@@ -13,7 +13,7 @@ from torch import Tensor
 from ._shown import zeroed
 
 
-class Real(NamedTuple):
+class RealTokens(NamedTuple):
     """Where the real tokens stand."""
 
     kept: Tensor  # bool (B|1, L)
@@ -21,7 +21,7 @@ class Real(NamedTuple):
     number: Tensor  # int64 (B|1,): how many are real
 
     @classmethod
-    def of(cls, kept: Tensor) -> Real:
+    def of(cls, kept: Tensor) -> RealTokens:
         """From which tokens are real."""
         first = kept.device.type == "cpu" and not torch.compiler.is_compiling()
         if first and bool((kept[:, 1:] <= kept[:, :-1]).all()):

@@ -15,7 +15,7 @@ from .._masks._algebra import And
 from .._masks._placement import At
 
 
-class Shown(NamedTuple):
+class CausalPadding(NamedTuple):
     """A mask of `Causal()` and `Padding(...)` taken apart."""
 
     causal: bool
@@ -32,7 +32,7 @@ def shown(
     name: str,
     reason: str,
     causal: bool | str = True,
-) -> Shown:
+) -> CausalPadding:
     """What `mask` shows, for a mechanism called `name` that can honour no other masks, for this `reason`.
 
     Queries stand bottom-right: query i at position `i + (Lk - Lq)`. Where it cannot be causal, `causal` says why.
@@ -43,7 +43,7 @@ def shown(
     """
     given = as_mask(mask)
     if given is None:
-        return Shown(False, None, None)
+        return CausalPadding(False, None, None)
     taken = "Causal(), Padding(...) and both of them" if causal is True else "Padding(...)"
     directed, rows, keys = False, None, None
     for factor in given.parts if isinstance(given, And) else (given,):
@@ -57,7 +57,7 @@ def shown(
             rows, keys = _both(rows, sides.rows), _both(keys, sides.keys)
         else:
             raise ValueError(f"mask: {name} takes {taken}, since {reason}; got {factor!r}")
-    return Shown(directed, rows, keys)
+    return CausalPadding(directed, rows, keys)
 
 
 def real_rows(mask: Mask | Tensor | None, Lq: int, Lk: int, device: torch.device) -> Tensor | None:

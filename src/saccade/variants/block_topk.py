@@ -41,8 +41,8 @@ from .._dropout import Dropout, another
 from .._foreign import advised
 from .._masks import Documents, Mask, Padding, as_mask
 from .._masks._data import whole
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
-from ._shown import Shown, shown
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
+from ._shown import CausalPadding, shown
 
 _REASON = "the mean of a block has to be of keys that every later query may see"
 _SCORES = 1 << 22  # scores of queries and blocks that are held at once
@@ -145,7 +145,7 @@ def _blocks(query: Tensor, key: Tensor, mask: Mask | Tensor | None, block: int, 
     return _placed(seen, Lq, Lk, block, device)
 
 
-def _placed(seen: Shown, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
+def _placed(seen: CausalPadding, Lq: int, Lk: int, block: int, device: torch.device) -> _Blocks:
     upto = torch.arange(1, Lk + 1, device=device)[None] if seen.keys is None else seen.keys.cumsum(-1)
     # A query that stands on padding is where the last real token before it is.
     rank = F.pad(upto - 1, (Lq - Lk, 0), value=-1)
@@ -285,7 +285,7 @@ class BlockTopKConfig(MechanismConfig):
         """Section 3.1: 3 blocks of 512 among the 16 of a sequence; of shorter sequences, 16 blocks."""
         return cls(block=max(1, min(512, -(-length // 16))), k=3)
 
-    def build(self, heads: Heads) -> BlockTopKAttention:
+    def build(self, heads: HeadSizes) -> BlockTopKAttention:
         return BlockTopKAttention(self)
 
 

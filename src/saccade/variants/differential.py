@@ -39,7 +39,7 @@ from .._checks import check_inputs
 from .._dropout import Dropout, another
 from .._foreign import advised
 from .._masks import Mask
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 from ._shown import real_rows, zeroed
 
 EPS = 1e-5  # of the norm, in the authors' code
@@ -117,7 +117,7 @@ class DifferentialAttention(Mechanism):
 
     calls_are_maps = True
 
-    def __init__(self, config: DifferentialConfig, heads: Heads):
+    def __init__(self, config: DifferentialConfig, heads: HeadSizes):
         super().__init__()
         if heads.heads % 2 or heads.kv_heads % 2:
             raise ValueError(
@@ -187,7 +187,7 @@ class DifferentialConfig(MechanismConfig):
     def usual(cls, length: int) -> DifferentialConfig:
         return cls()
 
-    def build(self, heads: Heads) -> DifferentialAttention:
+    def build(self, heads: HeadSizes) -> DifferentialAttention:
         return DifferentialAttention(self, heads)
 
     def at_depth(self, layer: int) -> DifferentialConfig:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._masks import Mask
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 from ._shown import real_rows, zeroed
 
 
@@ -71,7 +71,7 @@ class GatedAttention(Mechanism):
 
     calls_are_maps = True
 
-    def __init__(self, config: GatedConfig, heads: Heads):
+    def __init__(self, config: GatedConfig, heads: HeadSizes):
         super().__init__()
         self.heads = heads.heads
         self.gate = nn.Linear(heads.width, heads.heads * (1 if config.headwise else heads.value_head), bias=False)
@@ -136,5 +136,5 @@ class GatedConfig(MechanismConfig):
         """Elementwise, which the paper's section 3 finds best."""
         return cls()
 
-    def build(self, heads: Heads) -> GatedAttention:
+    def build(self, heads: HeadSizes) -> GatedAttention:
         return GatedAttention(self, heads)

@@ -31,8 +31,8 @@ from .._checks import check_inputs
 from .._foreign import advised
 from .._masks import Mask
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
-from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
-from ._shown import Shown, real_rows, shown, zeroed
+from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
+from ._shown import CausalPadding, real_rows, shown, zeroed
 from .feature_maps import EluPlusOne, named
 
 ELU_PLUS_ONE = EluPlusOne()
@@ -128,7 +128,7 @@ def _continued(
     key: Tensor,
     value: Tensor,
     state: LinearState | None,
-    seen: Shown,
+    seen: CausalPadding,
     feature_map: Callable[[Tensor], Tensor],
     normalise: bool,
 ) -> tuple[Tensor, LinearState]:
@@ -149,7 +149,7 @@ def _continued(
 
 
 def _features(
-    query: Tensor, key: Tensor, value: Tensor, seen: Shown, feature_map: Callable[[Tensor], Tensor]
+    query: Tensor, key: Tensor, value: Tensor, seen: CausalPadding, feature_map: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features (B, Hq, Lq, M) and (B, Hkv, Lk, M), and values, in the dtype they are summed in, 0 where padded.
 
@@ -231,14 +231,14 @@ class LinearConfig(MechanismConfig):
     def usual(cls, length: int) -> LinearConfig:
         return cls()
 
-    def build(self, heads: Heads) -> LinearAttention:
+    def build(self, heads: HeadSizes) -> LinearAttention:
         return LinearAttention(self, heads)
 
 
 class LinearAttention(Recurrent):
     """`linear_attention` as a module; without parameters."""
 
-    def __init__(self, config: LinearConfig, heads: Heads):
+    def __init__(self, config: LinearConfig, heads: HeadSizes):
         super().__init__()
         self.feature_map, self.normalise = named(config.feature_map), config.normalise
         self.feature_map.width(heads.head)  # refuses a head that is too narrow for it

@@ -49,8 +49,8 @@ from .._dropout import Dropout
 from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
-from ._real import Real
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
+from ._real import RealTokens
 from ._shown import shown, zeroed
 
 _NOT_CAUSAL = "each projected key mixes all positions, later ones too"
@@ -97,7 +97,7 @@ def linformer_attention(
     batch, length_q, length_k = query.shape[0], query.shape[2], key.shape[2]
     seen = shown(mask, batch, length_q, length_k, query.device, "Linformer", _NO_MASKS, causal=_NOT_CAUSAL)
     if seen.keys is not None:
-        real = Real.of(seen.keys)
+        real = RealTokens.of(seen.keys)
         key, value = real.gather(key), real.gather(value)
     with without_autocast(query.device):
         key, value = (_projected(m, x) for m, x in zip(projections, (key, value), strict=True))
@@ -198,14 +198,14 @@ class LinformerConfig(MechanismConfig):
         """A quarter of the length, at most 256: about the paper's 128 at 512 and 256 at 1024."""
         return cls(length, min(256, max(1, length // 4)))
 
-    def build(self, heads: Heads) -> LinformerAttention:
+    def build(self, heads: HeadSizes) -> LinformerAttention:
         return LinformerAttention(self, heads)
 
 
 class LinformerAttention(Mechanism):
     """`linformer_attention` with learned E and F: `key_projection`, `value_projection` (None where it is E)."""
 
-    def __init__(self, config: LinformerConfig, heads: Heads):
+    def __init__(self, config: LinformerConfig, heads: HeadSizes):
         super().__init__()
         self.config = config
         shape = heads.kv_heads if config.shared == "none" else 1, config.rank, config.length

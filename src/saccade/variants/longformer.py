@@ -36,7 +36,7 @@ from .._attention import attention
 from .._masks import Causal, Global, Mask, Padding, as_mask
 from .._masks._algebra import And
 from .._masks._data import whole
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 from .patterns import longformer
 
 
@@ -85,7 +85,7 @@ class LongformerConfig(MechanismConfig):
         """A window of 512, and the first token global (sections 5 and 6)."""
         return cls(512)
 
-    def build(self, heads: Heads) -> LongformerAttention:
+    def build(self, heads: HeadSizes) -> LongformerAttention:
         """The module; ValueError for dilations of another number of heads."""
         return LongformerAttention(self, heads)
 
@@ -100,7 +100,7 @@ class LongformerAttention(Mechanism):
     are gone.
     """
 
-    def __init__(self, config: LongformerConfig, heads: Heads):
+    def __init__(self, config: LongformerConfig, heads: HeadSizes):
         super().__init__()
         if isinstance(config.dilation, tuple) and len(config.dilation) != heads.heads:
             raise ValueError(f"dilation: {len(config.dilation)} of them, but there are {heads.heads} query heads")
@@ -150,7 +150,7 @@ class LongformerAttention(Mechanism):
         """
         tokens = self._checked(tokens, query)
         batch, Lq, Lk = query.shape[0], query.shape[2], key.shape[2]
-        said = _Said.of(as_mask(mask), batch, Lq, Lk, query.device)
+        said = _CallMask.of(as_mask(mask), batch, Lq, Lk, query.device)
         chosen = self._chosen(said, Lk, query.device)
         if chosen is None:
             return attention(query, key, value, _both(said.mask, self.window), **options)
@@ -174,7 +174,7 @@ class LongformerAttention(Mechanism):
             raise ValueError(f"tokens: expected what the heads were projected from, {expected}, got {came}")
         return tokens
 
-    def _chosen(self, said: _Said, Lk: int, device: torch.device) -> Tensor | None:
+    def _chosen(self, said: _CallMask, Lk: int, device: torch.device) -> Tensor | None:
         """The global tokens, bool (1 or B, Lk); None: there is none, wherever one looks."""
         wanted = torch.tensor([position for position in self.config.global_tokens if position < Lk], device=device)
         if not Lk or not (wanted.numel() or said.chosen):
@@ -200,7 +200,7 @@ class LongformerAttention(Mechanism):
         return repr(self.config)
 
 
-class _Said(NamedTuple):
+class _CallMask(NamedTuple):
     """What the mask of a call says."""
 
     mask: Mask | None
@@ -209,7 +209,7 @@ class _Said(NamedTuple):
     batch: int
 
     @classmethod
-    def of(cls, mask: Mask | None, batch: int, Lq: int, Lk: int, device: torch.device) -> _Said:
+    def of(cls, mask: Mask | None, batch: int, Lq: int, Lk: int, device: torch.device) -> _CallMask:
         if mask is None:
             return cls(None, None, (), batch)
         if mask._placement() not in (None, "open"):

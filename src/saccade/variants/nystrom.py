@@ -49,9 +49,9 @@ from .._checks import check_inputs
 from .._foreign import advised
 from .._masks import Mask, Padding
 from .._masks._data import describe, whole
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
-from ._real import Real
-from ._shown import Shown, shown, zeroed
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
+from ._real import RealTokens
+from ._shown import CausalPadding, shown, zeroed
 
 _NOT_CAUSAL = "its landmarks are means over the whole sequence, later tokens too"
 _NO_DECODER = (
@@ -114,7 +114,13 @@ def nystrom_attention(
 
 
 def _attended(
-    query: Tensor, key: Tensor, value: Tensor, seen: Shown, landmarks: int, iterations: int | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: CausalPadding,
+    landmarks: int,
+    iterations: int | None,
+    scale: float | None,
 ) -> Tensor:
     """The three factors times the values, from the right."""
     of_query, of_key = _landmarks(query, seen.rows, landmarks), _landmarks(key, seen.keys, landmarks)
@@ -137,7 +143,7 @@ def _landmarks(tokens: Tensor, kept: Tensor | None, most: int) -> Landmarks:
     count = min(most, length)
     if kept is None and (count == 0 or length % count == 0):
         return Landmarks(tokens.unflatten(2, (count, length // max(count, 1))).mean(3), None)
-    real = None if kept is None else Real.of(kept)
+    real = None if kept is None else RealTokens.of(kept)
     number = torch.full((1, 1), length, device=tokens.device) if real is None else real.number[:, None]
     edges = _edges(number, count)
     starts, sizes = edges[:, :-1], edges.diff(dim=1)
@@ -193,7 +199,7 @@ def pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
 
 def _convolved(value: Tensor, weight: Tensor, kept: Tensor | None) -> Tensor:
     """Depthwise over the real tokens of each item, (B, Hkv, L, Dv) by (Hq, 1, k) to (B, Hq, L, Dv)."""
-    real = None if kept is None else Real.of(kept)
+    real = None if kept is None else RealTokens.of(kept)
     rows = value if real is None else real.gather(value)
     items = [_slid(item, weight[:, 0]) for item in rows]
     out = torch.stack(items) if items else spread(rows, weight.shape[0])
@@ -281,14 +287,14 @@ class NystromConfig(MechanismConfig):
     def usual(cls, length: int) -> NystromConfig:
         return cls()
 
-    def build(self, heads: Heads) -> NystromAttention:
+    def build(self, heads: HeadSizes) -> NystromAttention:
         return NystromAttention(self, heads)
 
 
 class NystromAttention(Mechanism):
     """`nystrom_attention` as a module, with `convolution` (Hq, 1, width) where there is one."""
 
-    def __init__(self, config: NystromConfig, heads: Heads):
+    def __init__(self, config: NystromConfig, heads: HeadSizes):
         super().__init__()
         self.config = config
         width = config.convolution

@@ -44,8 +44,8 @@ from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
 from ._causal import LinearState, finite, read_all, read_causally, read_state, summed, within
-from ._mechanism import Heads, MechanismConfig, Recurrent, Traits
-from ._shown import Shown, shown, zeroed
+from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
+from ._shown import CausalPadding, shown, zeroed
 from .random_features import (
     check_kind,
     draw_projection,
@@ -115,13 +115,13 @@ def performer_attention(
         _check_projection(projection, key)
     seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "performer", _NO_PAIRS)
     with without_autocast(query.device):
-        given = _Given.of(query, key, value, seen, scale)
+        given = _WideInputs.of(query, key, value, seen, scale)
         estimate = _Estimate(projection.to(query.device), kind)
         out = estimate.causally(given)[0] if seen.causal else estimate.everywhere(given)
         return zeroed(out, seen.rows).to(query.dtype)
 
 
-class _Given(NamedTuple):
+class _WideInputs(NamedTuple):
     """Inputs as the sums take them: in a wide dtype, with half of the scale each, padding filled with 0."""
 
     query: Tensor  # (B, Hq, Lq, D)
@@ -132,7 +132,7 @@ class _Given(NamedTuple):
     poison: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor, seen: Shown, scale: float) -> _Given:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, seen: CausalPadding, scale: float) -> _WideInputs:
         dtype = torch.promote_types(query.dtype, torch.float32)
         # Squares and products of what is kept stay finite; exponents of such norms tell nothing but the largest apart.
         most = torch.finfo(dtype).max ** 0.5 / (16 * query.shape[3])
@@ -164,7 +164,7 @@ class _Estimate:
     projection: Tensor  # (Hkv or 1, m, D)
     kind: str
 
-    def everywhere(self, given: _Given) -> Tensor:
+    def everywhere(self, given: _WideInputs) -> Tensor:
         """Every query reads every real key."""
         query = _grouped(given.query, given.key.shape[1])
         if self.kind == "trigonometric":
@@ -177,7 +177,7 @@ class _Estimate:
         out = out.reshape(*given.query.shape[:3], given.value.shape[3])
         return out if given.poison is None else given.tainted(out, given.poison[1].sum(-1, keepdim=True))
 
-    def causally(self, given: _Given, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
+    def causally(self, given: _WideInputs, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
         """Queries, which stand bottom-right, read real keys up to their own place, and the state."""
         query = _grouped(given.query, given.key.shape[1])
         half = half_square(given.key.detach())
@@ -200,7 +200,7 @@ class _Estimate:
         sums = state.sums + given.poison[1].sum(-1)[..., None, None]
         return given.tainted(out, taint), state._replace(sums=sums)
 
-    def _waves_of_keys(self, given: _Given) -> Tensor:
+    def _waves_of_keys(self, given: _WideInputs) -> Tensor:
         """Features over exp(the largest |y|^2 / 2 of the real keys of the head), 0 of others."""
         half = _hidden(half_square(given.key), given.kept)
         level = half.detach().amax(-2, keepdim=True) if half.shape[2] else half.detach()
@@ -351,7 +351,7 @@ class PerformerConfig(MechanismConfig):
         """256 positive features at D = 64, whatever the length."""
         return cls()
 
-    def build(self, heads: Heads) -> PerformerAttention:
+    def build(self, heads: HeadSizes) -> PerformerAttention:
         """With vectors drawn for each key-value head."""
         return PerformerAttention(self, heads)
 
@@ -373,7 +373,7 @@ class PerformerAttention(Recurrent):
     seed: Tensor  # int64
     passes: Tensor  # int64, forward passes in training; counted where vectors are redrawn
 
-    def __init__(self, config: PerformerConfig, heads: Heads):
+    def __init__(self, config: PerformerConfig, heads: HeadSizes):
         super().__init__()
         self.config, self.heads = config, heads
         features = usual_features(heads.head) if config.features is None else config.features
@@ -413,7 +413,7 @@ class PerformerAttention(Recurrent):
             raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
         with without_autocast(query.device):
-            given = _Given.of(query, key, value, Shown(True, real, real), query.shape[3] ** -0.5)
+            given = _WideInputs.of(query, key, value, CausalPadding(True, real, real), query.shape[3] ** -0.5)
             self._check_state(state, given)
             out, state = _Estimate(self.projection, self.config.kind).causally(given, state)
             return zeroed(out, real).to(query.dtype), state
@@ -422,7 +422,7 @@ class PerformerAttention(Recurrent):
         kind, (heads, vectors, width) = self.config.kind, self.projection.shape
         return f"{kind}, vectors={vectors}, heads={heads}, width={width}"
 
-    def _check_state(self, state: object, given: _Given) -> None:
+    def _check_state(self, state: object, given: _WideInputs) -> None:
         if state is None:
             return
         if not isinstance(state, PerformerState):

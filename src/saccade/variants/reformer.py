@@ -47,8 +47,8 @@ from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
 from . import _lsh
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
-from ._shown import Shown, shown
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
+from ._shown import CausalPadding, shown
 
 _SINGLE_MASKS = "tokens are read as a hash sorts them, whatever a mask says of pairs"
 
@@ -117,11 +117,11 @@ def lsh_attention(
             hashes = _lsh.hashes(_scaled(tokens.detach()), counts, rounds, seed % (1 << 64))
         else:
             hashes = _checked_hashes(hashes, key)
-        found = _guarded(query, tokens, value, _Tokens(hashes, real, chunk, seen.causal, scale, seed))
+        found = _guarded(query, tokens, value, _TokenFacts(hashes, real, chunk, seen.causal, scale, seed))
     return (found if rows is None else found.masked_fill(~rows, 0.0)).to(out_type)
 
 
-class _Tokens(NamedTuple):
+class _TokenFacts(NamedTuple):
     """What is known of the tokens besides their vectors."""
 
     hashes: Tensor  # int64 (B, H, R, L)
@@ -132,7 +132,7 @@ class _Tokens(NamedTuple):
     seed: int
 
 
-def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
+def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
     """`_read` of keys at unit length, where NaN and infinity reach those rows alone that read them.
 
     Such rows are NaN and have no gradient. Products with weights of 0 would carry NaN to all the chunk.
@@ -147,7 +147,7 @@ def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tens
     return _read(query, _unit(key), value, tokens).masked_fill(reached | bad[0], torch.nan)
 
 
-def _read(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
+def _read(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
     """The attention itself, (B, H, Lq, Dv); queries are the last ones, and those before the first token see nothing."""
     missing = key.shape[2] - query.shape[2]
     if 0 in key.shape or 0 in query.shape:
@@ -159,19 +159,19 @@ def _read(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
     return _chunked(F.pad(query, (0, 0, missing, 0)), key, value, tokens)[:, :, missing:]
 
 
-def _chunked(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
+def _chunked(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
     """All tokens sorted into chunks, (B, H, L, Dv)."""
     length = key.shape[2]
     fill = -length % tokens.chunk
     hashes, real = _flat(tokens, fill)
     sorts = _lsh.in_order(hashes, real, tokens.chunk, inside=tokens.causal)
     flat = [F.pad(tensor, (0, 0, 0, fill)).flatten(0, 1) for tensor in (query, key, value)]
-    out, lse = _lsh.Chunked.apply(*flat, sorts, tokens.chunk, tokens.causal, tokens.scale, tokens.seed)
+    out, lse = _lsh.ChunkedAttention.apply(*flat, sorts, tokens.chunk, tokens.causal, tokens.scale, tokens.seed)
     found = torch.where((lse == -math.inf)[..., None], flat[2], out)
     return found[:, :length].unflatten(0, key.shape[:2])
 
 
-def _one_by_one(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> Tensor:
+def _one_by_one(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
     """A few new queries after many tokens, causally: each asks every token whether it stands within reach."""
     count, length = query.shape[2], key.shape[2]
     codes = _lsh.in_order(*_flat(tokens, 0), tokens.chunk, inside=True).codes
@@ -185,7 +185,7 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, tokens: _Tokens) -> T
     return found.unflatten(0, key.shape[:2])
 
 
-def _flat(tokens: _Tokens, fill: int) -> tuple[Tensor, Tensor | None]:
+def _flat(tokens: _TokenFacts, fill: int) -> tuple[Tensor, Tensor | None]:
     """Buckets (N, R, L) and real tokens (N, 1, L) with `fill` tokens more that are not real."""
     batch, heads = tokens.hashes.shape[:2]
     hashes = F.pad(tokens.hashes, (0, fill)).flatten(0, 1)
@@ -225,7 +225,7 @@ def _without_padding(key: Tensor, value: Tensor, keys: Tensor | None) -> tuple[T
     return key.masked_fill(~real, 0.0), value.masked_fill(~real, 0.0), real
 
 
-def _rows(seen: Shown, query: Tensor, length: int) -> Tensor | None:
+def _rows(seen: CausalPadding, query: Tensor, length: int) -> Tensor | None:
     """Rows that read, bool (B or 1, 1, Lq, 1); None: all. A token that is padded as key does not."""
     rows = None if seen.rows is None else seen.rows[:, None, :, None]
     if seen.keys is None:
@@ -314,7 +314,7 @@ class ReformerConfig(MechanismConfig):
         """Section 2: chunks of twice the tokens that a bucket holds on average; 64 tokens and 4 rounds."""
         return cls(buckets=2 * max(1, -(-length // 64)))
 
-    def build(self, heads: Heads) -> ReformerAttention:
+    def build(self, heads: HeadSizes) -> ReformerAttention:
         return ReformerAttention(self)
 
 

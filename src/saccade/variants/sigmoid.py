@@ -32,8 +32,8 @@ from torch import Tensor
 
 from .._backends._tiles import (
     NEGATIVE,
-    Problem,
-    Sight,
+    TileProblem,
+    TileVisibility,
     any_in,
     by_group,
     collect,
@@ -51,7 +51,7 @@ from .._dropout import Dropout
 from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
-from ._mechanism import Heads, Mechanism, MechanismConfig, Traits
+from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 
 
 @advised
@@ -89,7 +89,7 @@ def sigmoid_attention(
     if length is not None:
         whole(length, "length", least=1)
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=None, sink=None, dropout=dropout)
-    problem = Problem.of(call)
+    problem = TileProblem.of(call)
     parameter = None if call.bias is None else call.bias.parameter
     with without_autocast(call.device):
         offset = _offset(problem, parameter, length)
@@ -98,7 +98,7 @@ def sigmoid_attention(
 
 
 @torch.no_grad()
-def _offset(problem: Problem, parameter: Tensor | None, length: int | None) -> Tensor:
+def _offset(problem: TileProblem, parameter: Tensor | None, length: int | None) -> Tensor:
     """log n of each row, (B|1, H|1, Lq)."""
     if length is not None:
         return torch.full((1, 1, problem.length_q), math.log(length), dtype=problem.dtype, device=problem.device)
@@ -113,7 +113,7 @@ def _offset(problem: Problem, parameter: Tensor | None, length: int | None) -> T
     return seen.clamp(min=1).to(problem.dtype).log()
 
 
-def _count(problem: Problem, parameter: Tensor | None, rows: Span, key_spans: list[Span]) -> Tensor:
+def _count(problem: TileProblem, parameter: Tensor | None, rows: Span, key_spans: list[Span]) -> Tensor:
     """How many keys each row of the block sees, int64 (B|1, H|1, r)."""
     total = torch.zeros(1, 1, len(rows), dtype=torch.int64, device=problem.device)
     for _, keys, kind in problem.tiles(rows, key_spans):
@@ -132,7 +132,7 @@ class _Sigmoid(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, offset: Tensor
+        problem: TileProblem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, offset: Tensor
     ) -> Tensor:
         return by_group(_forward, problem, query, key, value, parameter, offset)[0].to(query.dtype)
 
@@ -152,7 +152,7 @@ class _SigmoidBackward(torch.autograd.Function):
     """(query, key, value, parameter, offset, d_out) -> (dq, dk, dv[, dparameter]), which cannot be derived."""
 
     @staticmethod
-    def forward(problem: Problem, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(problem: TileProblem, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         return by_group(_backward, problem, *inputs)
 
     @staticmethod
@@ -173,11 +173,11 @@ class _Tile(NamedTuple):
     key: Tensor  # (B, Hkv, c, D)
     value: Tensor  # (B, Hkv, c, Dv)
     weights: Tensor  # (B, Hq, r, c), 0 where nothing is seen
-    sight: Sight
+    sight: TileVisibility
 
 
 def _tiles(
-    problem: Problem,
+    problem: TileProblem,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -204,7 +204,7 @@ def _tiles(
 
 
 def _forward(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, offset: Tensor
+    problem: TileProblem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None, offset: Tensor
 ) -> tuple[Tensor]:
     key_spans = problem.key_spans()
     out = torch.zeros(*query.shape[:3], value.shape[3], dtype=problem.dtype, device=query.device)
@@ -220,7 +220,7 @@ def _forward(
 
 
 def _backward(
-    problem: Problem,
+    problem: TileProblem,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -297,7 +297,7 @@ class SigmoidConfig(MechanismConfig):
     def usual(cls, length: int) -> SigmoidConfig:
         return cls()
 
-    def build(self, heads: Heads) -> SigmoidAttention:
+    def build(self, heads: HeadSizes) -> SigmoidAttention:
         return SigmoidAttention(self)
 
 

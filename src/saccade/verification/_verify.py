@@ -16,8 +16,8 @@ from .target._kinds import name_of
 from .target._reading import Hints, Promise, Reading
 
 if TYPE_CHECKING:
-    from .running._child import Limits, Printed
-    from .running._job import Broken, Message
+    from .running._child import ChildOutput, Limits
+    from .running._job import Message, TargetUnusable
     from .target._check import Check
 
 Progress = Callable[[int, int, str], None]
@@ -131,29 +131,37 @@ def _chosen(names: Iterable[str | Check] | None) -> list[Check]:
 
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
     from .running._causes import explained
-    from .running._child import Printed, isolated
-    from .running._job import DIRECTIONS, Broken, Called, Done, Looks, Refused, Stage
+    from .running._child import ChildOutput, isolated
+    from .running._job import (
+        DIRECTIONS,
+        CallDescription,
+        CheckDone,
+        FoundReading,
+        RequestError,
+        StageBegun,
+        TargetUnusable,
+    )
 
     start, printed = time.perf_counter(), ""
-    called, looks = Called("", ()), Looks(job.promise.causal, True)
+    called, looks = CallDescription("", ()), FoundReading(job.promise.causal, True)
     findings: list[Finding] = []
     outcomes: list[Outcome] = []
-    messages: Iterable[Message | Printed] = isolated(job, limits) if is_isolated else _in_this_process(job)
+    messages: Iterable[Message | ChildOutput] = isolated(job, limits) if is_isolated else _in_this_process(job)
     for message in messages:
-        if isinstance(message, Refused):
-            raise message.error from (_Elsewhere(message.traceback) if message.traceback else None)
-        if isinstance(message, Stage) and progress is not None:
+        if isinstance(message, RequestError):
+            raise message.error from (_ChildTraceback(message.traceback) if message.traceback else None)
+        if isinstance(message, StageBegun) and progress is not None:
             progress(len(outcomes), len(checks), message.name)
-        elif isinstance(message, Called):
+        elif isinstance(message, CallDescription):
             called = message
-        elif isinstance(message, Looks):
+        elif isinstance(message, FoundReading):
             looks = message
-        elif isinstance(message, Done):
+        elif isinstance(message, CheckDone):
             outcomes.append(message.outcome)
             findings += message.findings
-        elif isinstance(message, Broken):
+        elif isinstance(message, TargetUnusable):
             findings.append(_nothing_works(message))
-        elif isinstance(message, Printed):
+        elif isinstance(message, ChildOutput):
             printed = message.text
     if printed:
         findings.append(_it_prints(printed))
@@ -180,7 +188,7 @@ _STAGES = {
 }
 
 
-class _Elsewhere(Exception):
+class _ChildTraceback(Exception):
     """The traceback of an error that was raised in the child: shown above the error itself."""
 
     def __str__(self) -> str:
@@ -197,7 +205,7 @@ def _in_this_process(job: Any) -> Iterable[Message]:
         torch.set_num_threads(threads)
 
 
-def _nothing_works(broken: Broken) -> Finding:
+def _nothing_works(broken: TargetUnusable) -> Finding:
     from .running._run import raised
 
     doing, mend = _STAGES.get(broken.stage, ("starting", "Try it once more."))

@@ -91,7 +91,7 @@ class Target(pytest.Collector):
         return verify(self.target, self.promised, arguments=self.arguments, checks=chosen)
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """A promise is broken; the message is what the report says of it."""
 
 
@@ -105,7 +105,7 @@ class Promises(pytest.Item):
         found = [one for one in report.findings if one.family == self.name]
         errors = [finding_as_text(one) for one in found if one.severity == "error"]
         if errors:
-            raise Broken("\n\n".join(errors))
+            raise BrokenPromise("\n\n".join(errors))
         others = [finding_as_text(one) for one in found]
         if others:
             self.add_report_section("call", "saccade", "\n\n".join(others))
@@ -114,7 +114,7 @@ class Promises(pytest.Item):
             pytest.skip("; ".join(one.reason for one in outcomes) or "nothing could be checked")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, Broken | ValueError):
+        if isinstance(excinfo.value, BrokenPromise | ValueError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from ..inspection import ROLE_NAMES, short_number
 
 if TYPE_CHECKING:
-    from ..inspection import Finding, Look
+    from ..inspection import Look, MapFinding
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each
@@ -186,7 +186,7 @@ def _note(look: Look, columns: list[int]) -> str:
     return f"{words}: the rest of a row went to words that are not here. {about}"
 
 
-def _link(look: Look, finding: Finding, place: dict[int, int]) -> str:
+def _link(look: Look, finding: MapFinding, place: dict[int, int]) -> str:
     """Where on the page the finding can be read off, as layer.head.word; "" where no word of the page shows it."""
     if finding.layer is None:
         return ""
@@ -198,7 +198,7 @@ def _link(look: Look, finding: Finding, place: dict[int, int]) -> str:
     return f"{finding.layer}.{finding.head}.{place[best[0]]}"
 
 
-def _pairs(look: Look, finding: Finding, place: dict[int, int]) -> list[tuple[int, int]]:
+def _pairs(look: Look, finding: MapFinding, place: dict[int, int]) -> list[tuple[int, int]]:
     """(word, word looked at) on the page of which a finding tells."""
     seen, key = look.seen, finding.key
     rows = [i for i in place if not seen.words[i].special]

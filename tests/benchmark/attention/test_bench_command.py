@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade.benchmark.attention import Contender, Dense, Memory, Report, measuring, running
+from saccade.benchmark.attention import BenchmarkReport, Contender, DenseAttention, PeakMemory, measuring, running
 
 TINY = "bench --threads 1 --seconds 0 --rounds 1 --batch 2 --heads 2 --width 8 --against sdpa,dense".split()
 
@@ -32,7 +32,7 @@ def test_a_sweep_prints_a_table(capsys):
 def test_every_list_is_swept(capsys):
     given = "--length 32 --queries 1,3 --heads 2,4 --kv-heads 2 --value-width 5 --dtype bfloat16 --mask full"
     assert cli.main([*TINY, *given.split(), *"--pass decode --backend chunked --json -".split()]) == 0
-    report = Report.from_json(capsys.readouterr().out)
+    report = BenchmarkReport.from_json(capsys.readouterr().out)
     cases = [group.rows[0].case for group in report.groups]
     assert [(case.length_q, case.heads, case.kv_heads) for case in cases] == [
         (1, 2, 2),
@@ -49,7 +49,7 @@ def test_every_list_is_swept(capsys):
 
 
 def test_files_are_written_and_shown_again(monkeypatch, tmp_path, capsys):
-    weighed = Memory(9000, 1000, "peak")
+    weighed = PeakMemory(9000, 1000, "peak")
     monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)
     files = {kind: tmp_path / f"it.{kind}" for kind in ("json", "md", "svg")}
     given = ["--json", str(files["json"]), "--markdown", str(files["md"]), "--plot", str(files["svg"])]
@@ -67,14 +67,14 @@ class Wrong(Contender):
     name = "wrong"
 
     def forward(self, inputs):
-        right = Dense().forward(inputs)
+        right = DenseAttention().forward(inputs)
         return lambda: right() * 1.01
 
 
 def test_a_wrong_result_is_exit_status_1(monkeypatch, capsys):
     from saccade.cli import bench
 
-    monkeypatch.setattr(bench, "contenders_of", lambda given, quick: [Wrong(), Dense()])
+    monkeypatch.setattr(bench, "contenders_of", lambda given, quick: [Wrong(), DenseAttention()])
     assert cli.main([*TINY, "--length", "32"]) == 1
     out = capsys.readouterr().out
     assert "WRONG: out is off by" in out
@@ -93,22 +93,22 @@ def test_ctrl_c_shows_what_there_is(monkeypatch, tmp_path, capsys):
     file = tmp_path / "it.json"
     assert cli.main([*TINY, "--length", "32,64", "--backend", "auto", "--json", str(file)]) == 130
     assert "L=32" in capsys.readouterr().out
-    assert len(Report.from_json(file.read_text()).groups) == 1
+    assert len(BenchmarkReport.from_json(file.read_text()).groups) == 1
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 3), (0.0, 0)])
 def test_targets_are_judged(monkeypatch, capsys, factor, status):
-    from saccade.benchmark.attention import Case, Entry, Ours, Sdpa, targets
-    from saccade.benchmark.attention.asks import Faster
+    from saccade.benchmark.attention import Case, Entry, SaccadeAttention, SdpaAttention, targets
+    from saccade.benchmark.attention.asks import SpeedupRequirement
 
     case = Case(32, 32)
 
     def two(preset):
         assert (preset.subject, preset.choice, preset.lower) == ("chunked", "auto", "avx2")
-        entries = (Entry(case, Ours(preset.subject)), Entry(case, Sdpa()))
+        entries = (Entry(case, SaccadeAttention(preset.subject)), Entry(case, SdpaAttention()))
         return [
-            targets.Target("one thing", entries, (Faster(99.0 * factor),)),
-            targets.Target("other thing", entries, ()),
+            targets.PerformanceTarget("one thing", entries, (SpeedupRequirement(99.0 * factor),)),
+            targets.PerformanceTarget("other thing", entries, ()),
         ]
 
     monkeypatch.setattr(targets, "targets", two)
@@ -159,7 +159,7 @@ def run_as_a_program(folder, *given):
     command = [sys.executable, "-m", "saccade", "bench", *given, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     assert done.stderr == ""
-    return Report.from_json(done.stdout)
+    return BenchmarkReport.from_json(done.stdout)
 
 
 @pytest.mark.slow  # a process that imports torch

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from saccade.benchmark.attention import Case, Inputs
+from saccade.benchmark.attention import Case, CaseInputs
 
 CASE = Case(7, 13, "causal", "forward", "float32", batch=3, heads=6, kv_heads=2, width=5, value_width=11)
 
@@ -74,13 +74,13 @@ def test_what_is_no_case_is_refused(change, words):
 
 
 def test_inputs_have_the_shapes_of_the_case_and_are_the_same_each_time():
-    inputs = Inputs.make(replace(CASE, dtype="bfloat16", stage="backward"))
+    inputs = CaseInputs.make(replace(CASE, dtype="bfloat16", stage="backward"))
     assert inputs.query.shape == (3, 6, 7, 5)
     assert inputs.key.shape == (3, 2, 13, 5)
     assert inputs.value.shape == (3, 2, 13, 11)
     assert inputs.upstream.shape == (3, 6, 7, 11)
     assert {leaf.dtype for leaf in inputs.leaves} == {torch.bfloat16}
     assert all(leaf.requires_grad for leaf in inputs.leaves)
-    again = Inputs.make(replace(CASE, dtype="bfloat16"))
+    again = CaseInputs.make(replace(CASE, dtype="bfloat16"))
     assert torch.equal(again.key, inputs.key)
     assert not any(leaf.requires_grad for leaf in again.leaves)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import oracle
-from saccade.benchmark.attention import Case, Dense, Inputs, Ours, Sdpa, checking
-from saccade.benchmark.attention.checking import Judge, chosen_rows, staged, written_out
+from saccade.benchmark.attention import Case, CaseInputs, DenseAttention, SaccadeAttention, SdpaAttention, checking
+from saccade.benchmark.attention.checking import CaseJudge, chosen_rows, staged, written_out
 
 CASE = Case(11, 17, "causal", "forward+backward", batch=2, heads=6, kv_heads=3, width=5, value_width=7)
 MASKS = ["full", "causal", "window:5", "padding:half", "documents:3", "prefix:4", "causal+alibi", "bias+causal"]
@@ -25,7 +25,7 @@ def few_rows(monkeypatch):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_is_right_is_attention_by_its_definition(mask):
-    inputs = Inputs.make(replace(CASE, mask=mask, stage="forward+backward", dtype="float64"))
+    inputs = CaseInputs.make(replace(CASE, mask=mask, stage="forward+backward", dtype="float64"))
     case = inputs.case
     seen = case.pattern.dense(case.sizes)
     bias = inputs.bias
@@ -43,23 +43,23 @@ def test_what_is_right_is_attention_by_its_definition(mask):
 @pytest.mark.parametrize("stage", ["forward", "recorded", "backward"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_what_is_right_passes(mask, stage, dtype):
-    inputs = Inputs.make(replace(CASE, mask=mask, stage=stage, dtype=dtype))
-    judge = Judge.of(inputs)
-    for contender in (Ours("auto"), Ours("chunked"), Sdpa(), Dense()):
+    inputs = CaseInputs.make(replace(CASE, mask=mask, stage=stage, dtype=dtype))
+    judge = CaseJudge.of(inputs)
+    for contender in (SaccadeAttention("auto"), SaccadeAttention("chunked"), SdpaAttention(), DenseAttention()):
         verdict = judge.verdict(contender.forward(inputs))
         assert verdict.right, (contender.name, verdict)
 
 
 def test_rows_that_see_nothing_are_zero():
-    inputs = Inputs.make(replace(CASE, mask="window:2+padding:0.25"))
+    inputs = CaseInputs.make(replace(CASE, mask="window:2+padding:0.25"))
     case = inputs.case
     first, stop = case.pattern.ranges(case.sizes)
     empty = (stop <= first).expand(2, -1)
     assert empty.any()
     assert not empty.all()
-    judge = Judge.of(inputs)
+    judge = CaseJudge.of(inputs)
     assert (judge.truth["out"].transpose(1, 2)[empty] == 0).all()
-    assert judge.verdict(Ours("chunked").forward(inputs)).right
+    assert judge.verdict(SaccadeAttention("chunked").forward(inputs)).right
 
 
 class Bent(torch.autograd.Function):
@@ -81,16 +81,16 @@ class Bent(torch.autograd.Function):
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("place", [(0, 0, 0, 0), (1, 2, 5, 3), (-1, -1, -1, -1)])
 def test_one_wrong_entry_of_a_gradient_is_found_though_few_rows_are_computed(which, place):
-    inputs = Inputs.make(replace(CASE, length_q=17))
-    right = Dense().forward(inputs)
-    assert Judge.of(inputs).verdict(right).right
+    inputs = CaseInputs.make(replace(CASE, length_q=17))
+    right = DenseAttention().forward(inputs)
+    assert CaseJudge.of(inputs).verdict(right).right
 
     def wrong():
         leaves = [*inputs.leaves]
         leaves[which] = Bent.apply(leaves[which], place)
-        return Dense().forward(replace(inputs, query=leaves[0], key=leaves[1], value=leaves[2]))()
+        return DenseAttention().forward(replace(inputs, query=leaves[0], key=leaves[1], value=leaves[2]))()
 
-    verdict = Judge.of(inputs).verdict(wrong)
+    verdict = CaseJudge.of(inputs).verdict(wrong)
     assert not verdict.right
     assert verdict.worst == ("d_query", "d_key", "d_value")[which]
     assert verdict.rows < 17
@@ -107,9 +107,9 @@ def test_one_wrong_entry_of_a_gradient_is_found_though_few_rows_are_computed(whi
     ],
 )
 def test_a_wrong_output_is_found(wrong):
-    inputs = Inputs.make(Case(17, 17, "causal", heads=3, kv_heads=3, width=13, value_width=13))
-    judge = Judge.of(inputs)
-    assert judge.verdict(Sdpa().forward(inputs)).right
+    inputs = CaseInputs.make(Case(17, 17, "causal", heads=3, kv_heads=3, width=13, value_width=13))
+    judge = CaseJudge.of(inputs)
+    assert judge.verdict(SdpaAttention().forward(inputs)).right
     verdict = judge.verdict(lambda: wrong(*inputs.leaves))
     assert not verdict.right
     assert verdict.worst == "out"
@@ -117,31 +117,31 @@ def test_a_wrong_output_is_found(wrong):
 
 def test_a_sloppier_dtype_is_allowed_what_it_needs_and_no_more():
     case = Case(17, 17, "causal", heads=3, kv_heads=3, width=13, value_width=13)
-    fine, coarse = (Judge.of(Inputs.make(replace(case, dtype=dtype))) for dtype in ("float32", "bfloat16"))
+    fine, coarse = (CaseJudge.of(CaseInputs.make(replace(case, dtype=dtype))) for dtype in ("float32", "bfloat16"))
     ratio = coarse.allowed["out"] / fine.allowed["out"]
     assert 2**12 < ratio < 2**20  # 2^16 between the units in the last place
 
 
 @pytest.mark.usefixtures("few_rows")
 def test_a_long_case_is_checked_at_some_rows_with_both_ends():
-    rows = chosen_rows(Inputs.make(Case(300, 300, width=3, value_width=3)))
+    rows = chosen_rows(CaseInputs.make(Case(300, 300, width=3, value_width=3)))
     assert len(rows) == 8
     assert rows[0] == 0
     assert rows[-1] == 299
 
 
 def test_a_small_case_is_checked_at_all_rows():
-    assert torch.equal(chosen_rows(Inputs.make(CASE)), torch.arange(11))
+    assert torch.equal(chosen_rows(CaseInputs.make(CASE)), torch.arange(11))
 
 
 @pytest.mark.parametrize("stage", ["forward", "recorded", "backward", "forward+backward", "decode"])
 def test_a_stage_repeats_what_it_says(stage):
-    inputs = Inputs.make(replace(CASE, stage=stage))
+    inputs = CaseInputs.make(replace(CASE, stage=stage))
     made = []
 
     def forward():
         made.append(torch.is_grad_enabled())
-        return Dense().forward(inputs)()
+        return DenseAttention().forward(inputs)()
 
     call = staged(forward, inputs)
     results = [call(), call()]

@@ -8,14 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from saccade.benchmark.attention import Case, Dense, Flex, Inputs, Ours, Sdpa
+from saccade.benchmark.attention import Case, CaseInputs, DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
 from saccade.benchmark.attention.contenders import named
 from saccade.benchmark.attention.machine import describe, last_level_cache
 
 CASE = Case(40, 40, "causal", batch=2, heads=6, kv_heads=3)
 
 
-@pytest.mark.parametrize("contender", [Ours("auto"), Ours("native", "avx2"), Sdpa(), Flex(), Dense()])
+@pytest.mark.parametrize(
+    "contender",
+    [SaccadeAttention("auto"), SaccadeAttention("native", "avx2"), SdpaAttention(), FlexAttention(), DenseAttention()],
+)
 def test_a_name_leads_back_to_its_contender(contender):
     again = named(contender.name)
     assert type(again) is type(contender)
@@ -33,33 +36,33 @@ def test_no_name_is_nobody():
 )
 def test_sdpa_forms_a_dense_mask_only_where_it_must(mask, dense_bytes, monkeypatch):
     case = replace(CASE, mask=mask)
-    assert Sdpa().needs(case) == 40 * 40 * dense_bytes
+    assert SdpaAttention().needs(case) == 40 * 40 * dense_bytes
     given = {}
 
     def seen(*tensors, **options):
         given.update(options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
-    Sdpa().forward(Inputs.make(case))()
+    SdpaAttention().forward(CaseInputs.make(case))()
     assert given["is_causal"] == (mask == "causal")
     assert (given["attn_mask"] is None) == (dense_bytes == 0)
 
 
 def test_sdpas_causal_means_another_thing_where_lengths_differ():
     case = replace(CASE, length_q=7)
-    assert Sdpa().needs(case) == 7 * 40 * 5
+    assert SdpaAttention().needs(case) == 7 * 40 * 5
 
 
 def test_dense_needs_more_where_gradients_are_wanted():
     logits = 2 * 6 * 40 * 40 * 4
-    assert Dense().needs(CASE) == 3 * logits
-    assert Dense().needs(replace(CASE, stage="backward")) == 6 * logits
+    assert DenseAttention().needs(CASE) == 3 * logits
+    assert DenseAttention().needs(replace(CASE, stage="backward")) == 6 * logits
 
 
 def test_flex_needs_its_block_mask():
-    assert Flex().needs(CASE) == 40 * 40 * 2
-    assert Flex().needs(replace(CASE, mask="padding:half")) == 40 * 40 * 2 * 2
-    assert Flex().needs(replace(CASE, mask="full")) == 0
+    assert FlexAttention().needs(CASE) == 40 * 40 * 2
+    assert FlexAttention().needs(replace(CASE, mask="padding:half")) == 40 * 40 * 2 * 2
+    assert FlexAttention().needs(replace(CASE, mask="full")) == 0
 
 
 def test_the_machine_is_described():

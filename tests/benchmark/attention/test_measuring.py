@@ -12,24 +12,24 @@ from saccade.benchmark.attention import (
     Budget,
     Case,
     Contender,
-    Dense,
+    DenseAttention,
     Entry,
-    Flex,
-    Memory,
-    Ours,
-    Sdpa,
-    Settings,
+    FlexAttention,
+    MeasurementSettings,
+    PeakMemory,
+    SaccadeAttention,
+    SdpaAttention,
     limits,
     measure,
     measuring,
     sets,
 )
-from saccade.benchmark.attention.cases import Inputs
+from saccade.benchmark.attention.cases import CaseInputs
 from saccade.benchmark.attention.limits import in_cpu_time, limit_of
 from saccade.benchmark.attention.measuring import weigh
 
 CASE = Case(17, 17, "causal", heads=6, kv_heads=3, width=5, value_width=5)
-QUICK = Settings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
+QUICK = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
 
 
 class Lying(Contender):
@@ -38,7 +38,7 @@ class Lying(Contender):
     name = "lying"
 
     def forward(self, inputs):
-        right = Dense().forward(inputs)
+        right = DenseAttention().forward(inputs)
 
         def compute():
             out = right()
@@ -60,7 +60,14 @@ class Refusing(Contender):
 @pytest.mark.parametrize("stage", ["forward", "recorded", "backward", "forward+backward", "decode"])
 def test_right_contenders_are_timed(stage):
     case = replace(CASE, stage=stage)
-    group = measure("title", [Entry(case, one) for one in (Ours("auto"), Ours("chunked"), Sdpa(), Dense())], QUICK)
+    group = measure(
+        "title",
+        [
+            Entry(case, one)
+            for one in (SaccadeAttention("auto"), SaccadeAttention("chunked"), SdpaAttention(), DenseAttention())
+        ],
+        QUICK,
+    )
     assert group.title == "title"
     assert [row.contender for row in group.rows] == ["auto", "chunked", "F.sdpa", "dense"]
     for row in group.rows:
@@ -74,7 +81,7 @@ def test_right_contenders_are_timed(stage):
 @pytest.mark.parametrize("stage", ["forward", "forward+backward"])
 def test_a_wrong_result_has_no_speed(stage):
     case = replace(CASE, stage=stage)
-    group = measure("", [Entry(case, Lying()), Entry(case, Dense())], QUICK)
+    group = measure("", [Entry(case, Lying()), Entry(case, DenseAttention())], QUICK)
     wrong, right = group.rows
     assert wrong.status == "wrong"
     assert wrong.readings == ()
@@ -89,7 +96,7 @@ def test_a_wrong_result_has_no_speed(stage):
     "error", [ValueError("no such thing\nhere"), NotImplementedError("no such thing here"), MemoryError()]
 )
 def test_who_cannot_says_why_and_the_others_run(error):
-    group = measure("", [Entry(CASE, Refusing(error)), Entry(CASE, Dense())], QUICK)
+    group = measure("", [Entry(CASE, Refusing(error)), Entry(CASE, DenseAttention())], QUICK)
     assert group.rows[0].status == "none"
     assert group.rows[0].note == (str(error).replace("\n", " ") or "MemoryError")
     assert group.rows[1].status == "measured"
@@ -101,7 +108,7 @@ def test_an_interrupt_is_nobodys_answer():
 
 
 def test_a_backend_that_does_not_exist_is_told():
-    row = measure("", [Entry(CASE, Ours("nonsense"))], QUICK).rows[0]
+    row = measure("", [Entry(CASE, SaccadeAttention("nonsense"))], QUICK).rows[0]
     assert row.status == "none"
     assert "backend must be one of" in row.note
 
@@ -109,7 +116,7 @@ def test_a_backend_that_does_not_exist_is_told():
 def test_what_needs_too_much_memory_is_left_out():
     case = Case(1024, 1024)
     small = replace(QUICK, most_memory=2**20)
-    group = measure("", [Entry(case, Dense()), Entry(case, Sdpa())], small)
+    group = measure("", [Entry(case, DenseAttention()), Entry(case, SdpaAttention())], small)
     assert group.rows[0].note == "would form 0.1 GiB"
     assert group.rows[0].status == "none"
     assert group.rows[1].status == "measured"
@@ -117,7 +124,7 @@ def test_what_needs_too_much_memory_is_left_out():
 
 def test_cases_of_one_group_take_turns():
     short, long = CASE, replace(CASE, length_q=23, length_k=23)
-    group = measure("", [Entry(short, Dense()), Entry(long, Dense())], QUICK)
+    group = measure("", [Entry(short, DenseAttention()), Entry(long, DenseAttention())], QUICK)
     assert [row.case for row in group.rows] == [short, long]
     assert group.speedup(group.rows[0], over=group.rows[1]).median > 0
 
@@ -126,7 +133,7 @@ def test_the_number_of_threads_holds_for_the_group_alone(threads):
     threads(1)
     seen = []
 
-    class Counting(Dense):
+    class Counting(DenseAttention):
         def forward(self, inputs):
             seen.append(torch.get_num_threads())
             return super().forward(inputs)
@@ -140,7 +147,7 @@ def test_a_setting_is_around_the_calls_of_its_contender_alone():
     active = []
     seen = {}
 
-    class Setting(Dense):
+    class Setting(DenseAttention):
         def __init__(self, name):
             self.name = name
 
@@ -170,7 +177,7 @@ def test_limits_take_turns_with_the_contenders(monkeypatch):
     rates = {"float32": iter([100.0, 200.0, 400.0])}
     monkeypatch.setattr(sets, "in_use", lambda: "avx2")
     monkeypatch.setattr(sets, "peak", lambda dtype, threads, ms: lambda: next(rates[dtype]))
-    group = measure("", [Entry(CASE, Dense()), Entry(CASE, Sdpa())], QUICK)
+    group = measure("", [Entry(CASE, DenseAttention()), Entry(CASE, SdpaAttention())], QUICK)
     assert [limit.name for limit in group.limits] == ["float32 multiply-adds (avx2)"]
     assert group.limits[0].readings == (100.0, 200.0)
     row = group.rows[1]
@@ -199,7 +206,7 @@ def test_a_forced_set_has_a_limit_of_its_own(monkeypatch):
             return None if active[-1] == "avx2" else 300.0
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
-    wide, narrow = (Inputs.make(replace(CASE, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    wide, narrow = (CaseInputs.make(replace(CASE, dtype=dtype)) for dtype in ("float32", "bfloat16"))
     found = [limit_of(inputs, name, 1) for inputs in (wide, narrow) for name in (None, "avx2")]
     assert [(limit.name, limit.meter()) for limit in found] == [
         ("float32 multiply-adds (avx512)", 100.0),
@@ -220,7 +227,7 @@ def test_reading_is_measured_on_the_cases_own_keys_and_values(monkeypatch):
             return {0: 100.0, 1: 50.0}[len(asked) % 2]  # keys at 50 bytes a second, values at 100
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
-    inputs = Inputs.make(replace(CASE, stage="decode"))
+    inputs = CaseInputs.make(replace(CASE, stage="decode"))
     limit = limit_of(inputs, None, 3)
     size = 3 * 17 * 5 * 4
     assert limit.meter() == pytest.approx(2 * size / (size / 50 + size / 100))
@@ -235,17 +242,17 @@ def test_so_few_bytes_that_reading_takes_no_time_have_no_limit(monkeypatch):
             return 0.0
 
     monkeypatch.setattr(sets, "compiled", lambda: Native)
-    assert limit_of(Inputs.make(replace(CASE, stage="decode")), None, 1) is None
+    assert limit_of(CaseInputs.make(replace(CASE, stage="decode")), None, 1) is None
 
 
 def test_without_a_build_no_limit_is_made_up(monkeypatch):
     monkeypatch.setattr(sets, "compiled", lambda: None)
     for stage in ("forward", "decode"):
-        assert limit_of(Inputs.make(replace(CASE, stage=stage)), None, 1) is None
+        assert limit_of(CaseInputs.make(replace(CASE, stage=stage)), None, 1) is None
     assert sets.in_use() is None
-    row = measure("", [Entry(CASE, Ours("chunked", "avx2"))], QUICK).rows[0]
+    row = measure("", [Entry(CASE, SaccadeAttention("chunked", "avx2"))], QUICK).rows[0]
     assert row.note == "instruction set 'avx2': the native kernels are not built here"
-    group = measure("", [Entry(CASE, Dense())], QUICK)
+    group = measure("", [Entry(CASE, DenseAttention())], QUICK)
     assert group.limits == ()
     assert group.share(group.rows[0]) is None
 
@@ -258,7 +265,7 @@ def test_a_limit_in_cpu_time_leaves_out_what_others_took(monkeypatch):
 
 
 def test_flex_says_that_it_has_no_backward_here():
-    row = measure("", [Entry(replace(CASE, stage="forward+backward"), Flex())], QUICK).rows[0]
+    row = measure("", [Entry(replace(CASE, stage="forward+backward"), FlexAttention())], QUICK).rows[0]
     assert row.note == "its backward raises on a CPU"
 
 
@@ -272,21 +279,21 @@ def test_flex_says_that_it_has_no_backward_here():
 )
 def test_what_is_no_setting_is_refused(given, words):
     with pytest.raises(ValueError, match=words):
-        Settings(**given)
+        MeasurementSettings(**given)
 
 
 def test_memory_is_weighed_without_times(monkeypatch):
-    weighed = Memory(700, 200, "peak")
+    weighed = PeakMemory(700, 200, "peak")
     monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)
-    row = weigh("", [Entry(CASE, Dense())], QUICK).rows[0]
+    row = weigh("", [Entry(CASE, DenseAttention())], QUICK).rows[0]
     assert (row.status, row.readings, row.memory) == ("measured", (), weighed)
-    timed = measure("", [Entry(CASE, Dense()), Entry(CASE, Lying())], replace(QUICK, memory=True)).rows
+    timed = measure("", [Entry(CASE, DenseAttention()), Entry(CASE, Lying())], replace(QUICK, memory=True)).rows
     assert [row.memory for row in timed] == [weighed, None]
-    huge = weigh("", [Entry(Case(1024, 1024), Dense())], replace(QUICK, most_memory=2**20)).rows[0]
+    huge = weigh("", [Entry(Case(1024, 1024), DenseAttention())], replace(QUICK, most_memory=2**20)).rows[0]
     assert (huge.status, huge.memory) == ("none", None)
 
 
 def test_memory_that_cannot_be_measured_is_told(monkeypatch):
     monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: "no luck")
-    row = weigh("", [Entry(CASE, Dense())], QUICK).rows[0]
+    row = weigh("", [Entry(CASE, DenseAttention())], QUICK).rows[0]
     assert (row.memory, row.note) == (None, "no luck")

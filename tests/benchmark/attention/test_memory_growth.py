@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from saccade.benchmark.attention import Case, Dense, Ours, memory
+from saccade.benchmark.attention import Case, DenseAttention, SaccadeAttention, memory
 from saccade.benchmark.attention.memory import answer, growth, peak_memory
 
 MIB = 2**20
@@ -64,13 +64,13 @@ def test_a_question_is_answered(threads):
 
 @pytest.mark.slow  # a process that imports torch
 def test_memory_is_measured_in_a_process_of_its_own():
-    found = peak_memory(CASE, Dense(), 1)
+    found = peak_memory(CASE, DenseAttention(), 1)
     assert 2 * LOGITS < found.extra < 12 * LOGITS
 
 
 @pytest.mark.slow
 def test_memory_that_cannot_be_measured_is_told():
-    found = peak_memory(CASE, Ours("nonsense"), 1)
+    found = peak_memory(CASE, SaccadeAttention("nonsense"), 1)
     assert found.startswith("peak memory was not measured: ValueError: backend must be one of")
 
 

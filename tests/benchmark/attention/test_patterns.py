@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.benchmark.attention.patterns import Pattern, Sizes
+from saccade.benchmark.attention.patterns import MaskPattern, PatternSizes
 
 DEFINITIONS = {
     "causal": lambda i, j, sizes: j <= i,
@@ -29,12 +29,12 @@ def by_definition(text, sizes):
 @pytest.mark.parametrize("text", DEFINITIONS)
 @pytest.mark.parametrize("lengths", [(11, 11), (3, 11), (1, 7)])
 def test_terms_are_what_they_say(text, lengths):
-    sizes = Sizes(2, *lengths)
-    assert torch.equal(Pattern.parse(text).dense(sizes)[0, 0], by_definition(text, sizes))
+    sizes = PatternSizes(2, *lengths)
+    assert torch.equal(MaskPattern.parse(text).dense(sizes)[0, 0], by_definition(text, sizes))
 
 
 def test_documents_share_the_tokens_out():
-    seen = Pattern.parse("documents:3").dense(Sizes(1, 40, 40))[0, 0]
+    seen = MaskPattern.parse("documents:3").dense(PatternSizes(1, 40, 40))[0, 0]
     counts = seen.sum(-1)
     starts = [0, 13, 27]  # thirds, made odd
     for start, stop in zip(starts, [*starts[1:], 40], strict=True):
@@ -43,8 +43,8 @@ def test_documents_share_the_tokens_out():
 
 
 def test_padding_leaves_its_share_in_unequal_lengths():
-    sizes = Sizes(4, 16, 960)
-    seen = Pattern.parse("padding:half").dense(sizes)
+    sizes = PatternSizes(4, 16, 960)
+    seen = MaskPattern.parse("padding:half").dense(sizes)
     lengths = seen[:, 0, 0].sum(-1)
     assert len(set(lengths.tolist())) == 4
     assert abs(float(seen.float().mean()) - 0.5) < 0.002
@@ -52,7 +52,7 @@ def test_padding_leaves_its_share_in_unequal_lengths():
 
 
 def test_one_padded_item_is_half_full():
-    assert Pattern.parse("padding").pairs(Sizes(1, 10, 100)) == 10 * 51
+    assert MaskPattern.parse("padding").pairs(PatternSizes(1, 10, 100)) == 10 * 51
 
 
 @given(
@@ -62,7 +62,7 @@ def test_one_padded_item_is_half_full():
     more=st.integers(0, 9),
 )
 def test_every_face_states_the_same(terms, batch, rows, more):
-    pattern, sizes = Pattern.parse("+".join(terms)), Sizes(batch, rows, rows + more)
+    pattern, sizes = MaskPattern.parse("+".join(terms)), PatternSizes(batch, rows, rows + more)
     shape = (batch, 1, sizes.length_q, sizes.length_k)
     seen = pattern.dense(sizes)
     whole = torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape)
@@ -76,30 +76,30 @@ def test_every_face_states_the_same(terms, batch, rows, more):
 
 
 def test_a_mask_is_a_fresh_value_each_time():
-    make = Pattern.parse("causal+documents:2").mask(Sizes(1, 8, 8))
+    make = MaskPattern.parse("causal+documents:2").mask(PatternSizes(1, 8, 8))
     assert make() == make()
     assert make() is not make()
 
 
 def test_long_sequences_are_counted_without_forming_pairs():
     length = 1 << 20
-    assert Pattern.parse("causal").pairs(Sizes(1, length, length)) == length * (length + 1) // 2
-    assert Pattern.parse("window:256").pairs(Sizes(3, length, length)) == 3 * (256 * length - 256 * 255 // 2)
+    assert MaskPattern.parse("causal").pairs(PatternSizes(1, length, length)) == length * (length + 1) // 2
+    assert MaskPattern.parse("window:256").pairs(PatternSizes(3, length, length)) == 3 * (256 * length - 256 * 255 // 2)
 
 
 @pytest.mark.parametrize("text", ["", "casual", "causal:3", "window", "window:0", "window:x", "documents:-1", "full+"])
 def test_what_is_no_pattern_is_refused(text):
     with pytest.raises(ValueError, match="mask: expected full, causal, window:W"):
-        Pattern.parse(text)
+        MaskPattern.parse(text)
 
 
 @pytest.mark.parametrize("text", ["padding:0", "padding:2", "padding:x", "padding:nan"])
 def test_a_share_is_a_share(text):
     with pytest.raises(ValueError, match="padding wants a share in"):
-        Pattern.parse(text)
+        MaskPattern.parse(text)
 
 
 def test_one_bias_at_most():
-    assert Pattern.parse("causal+alibi").bias == "alibi"
+    assert MaskPattern.parse("causal+alibi").bias == "alibi"
     with pytest.raises(ValueError, match="has two biases"):
-        Pattern.parse("alibi+bias")
+        MaskPattern.parse("alibi+bias")

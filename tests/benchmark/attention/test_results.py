@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from saccade.benchmark.attention import Case, Group, Memory, Outcome, Report, Row, tables, words
+from saccade.benchmark.attention import (
+    BenchmarkReport,
+    Case,
+    Measurement,
+    MeasurementGroup,
+    PeakMemory,
+    RequirementOutcome,
+    tables,
+    words,
+)
 from saccade.benchmark.attention.growth import exponents, series
 from saccade.benchmark.attention.results import LimitReadings
 
@@ -30,15 +39,17 @@ MACHINE = {
 
 
 def row(name, *readings, case=CASE, **more):
-    return Row(case, name, "measured", readings=readings, limit=PEAK.name, error=0.25, **more)
+    return Measurement(case, name, "measured", readings=readings, limit=PEAK.name, error=0.25, **more)
 
 
 OURS = row("native", 1e-4, 2e-4, 1e-4)
-GROUP = Group("the title", (OURS, row("F.sdpa", 3e-4, 6e-4, 3.3e-4), Row(CASE, "dense", "none", "no room")), (PEAK,))
+GROUP = MeasurementGroup(
+    "the title", (OURS, row("F.sdpa", 3e-4, 6e-4, 3.3e-4), Measurement(CASE, "dense", "none", "no room")), (PEAK,)
+)
 
 
 def report(*groups, **more):
-    return Report(dict(MACHINE), {"command": "saccade bench --length 100"}, list(groups), **more)
+    return BenchmarkReport(dict(MACHINE), {"command": "saccade bench --length 100"}, list(groups), **more)
 
 
 def test_rates_shares_and_speedups():
@@ -55,7 +66,10 @@ def test_noise_is_told():
     assert not OURS.noisy or OURS.seconds.spread > 0.15
     assert row("x", 1.0, 1.0, 1.01).noisy is False
     assert row("x", 1.0, 2.0, 3.0).noisy is True
-    calm, wild = report(Group("", (row("x", 1.0, 1.0, 1.0),))), report(Group("", (row("x", 1.0, 2.0, 3.0),)))
+    calm, wild = (
+        report(MeasurementGroup("", (row("x", 1.0, 1.0, 1.0),))),
+        report(MeasurementGroup("", (row("x", 1.0, 2.0, 3.0),))),
+    )
     assert not any("noisy" in note for note in tables.notes(calm))
     assert any(note.startswith("! 1 of 1 rows are noisy") for note in tables.notes(wild))
     wild.machine["load_before"] = 2.5
@@ -63,27 +77,30 @@ def test_noise_is_told():
 
 
 def test_json_there_and_back():
-    memory = Memory(1000, 300, "peak")
+    memory = PeakMemory(1000, 300, "peak")
     whole = report(
-        Group("weighed", (replace(OURS, memory=memory), row("F.sdpa", 1.0, 2.0, 3.0, setup=12.0)), (PEAK,)),
+        MeasurementGroup("weighed", (replace(OURS, memory=memory), row("F.sdpa", 1.0, 2.0, 3.0, setup=12.0)), (PEAK,)),
         GROUP,
-        outcomes=[Outcome("t", "at least 2x", 3.0, "3.00x", True), Outcome("u", "at least 2x", None, "why", False)],
+        outcomes=[
+            RequirementOutcome("t", "at least 2x", 3.0, "3.00x", True),
+            RequirementOutcome("u", "at least 2x", None, "why", False),
+        ],
         exponents=[{"series": "native", "time": 2.0, "memory": None, "from": 1, "to": 2}],
     )
-    assert Report.from_json(whole.as_json()) == whole
+    assert BenchmarkReport.from_json(whole.as_json()) == whole
     assert memory.extra == 700
     assert json.loads(whole.as_json())["groups"][1]["rows"][2]["note"] == "no room"
 
 
 def test_what_is_no_number_is_null_in_json():
-    wrong = Row(CASE, "x", "wrong", error=float("nan"))
-    assert Report.from_json(report(Group("", (wrong,))).as_json()).rows[0].error is None
+    wrong = Measurement(CASE, "x", "wrong", error=float("nan"))
+    assert BenchmarkReport.from_json(report(MeasurementGroup("", (wrong,))).as_json()).rows[0].error is None
 
 
 @pytest.mark.parametrize("text", ["{}", '{"groups": 3}', "[]", "nonsense", '{"groups": [{}]}'])
 def test_what_is_no_report_is_refused(text):
     with pytest.raises(ValueError):
-        Report.from_json(text)
+        BenchmarkReport.from_json(text)
 
 
 def test_the_table():
@@ -99,7 +116,7 @@ def test_the_table():
 
 def test_rows_of_several_cases_name_theirs():
     half = replace(CASE, mask="documents:2")
-    group = Group("half", (row("native", 1e-4, case=half), row("native", 2e-4)))
+    group = MeasurementGroup("half", (row("native", 1e-4, case=half), row("native", 2e-4)))
     header, cells = tables.group_table(group, cases=True)
     assert header[0] == "case"
     assert [line[0] for line in cells] == [half.label, CASE.label]
@@ -107,20 +124,20 @@ def test_rows_of_several_cases_name_theirs():
 
 
 def test_a_limit_that_is_not_known_is_not_made_up():
-    group = Group("", (replace(OURS, limit=None),))
+    group = MeasurementGroup("", (replace(OURS, limit=None),))
     assert "not known" in tables.group_lines(group)[2]
     assert any("limit is not known" in note for note in tables.notes(report(group)))
 
 
 def test_bytes_are_read_when_decoding():
     case = Case(1, 1000, stage="decode", heads=1, kv_heads=1, width=10, value_width=10)
-    group = Group("", (row("native", 1e-6, case=case),))
+    group = MeasurementGroup("", (row("native", 1e-6, case=case),))
     assert case.bytes_read == 80_000
     assert "80.0 GB/s" in tables.group_lines(group)[2]
 
 
 def test_a_page_keeps_machine_command_and_everything_measured():
-    whole = report(GROUP, outcomes=[Outcome("a|b", "at least 2x", 3.0, "3.00x", True)])
+    whole = report(GROUP, outcomes=[RequirementOutcome("a|b", "at least 2x", 3.0, "3.00x", True)])
     page = tables.page(whole, "Fast", "saccade bench --length 100")
     assert page.startswith(
         "# Fast\n\n    saccade bench --length 100\n\nAbacus, 3 of 7 cores, last-level cache 5.00 MiB,"
@@ -143,7 +160,7 @@ def test_growth_is_fitted_by_contender_and_case():
         *growing("a", 1.5, (100, 200, 300), mask="causal"),
         *growing("two lengths always fit", 1, (100, 200)),
     ]
-    found = exponents(report(*(Group("", (one,)) for one in rows)))
+    found = exponents(report(*(MeasurementGroup("", (one,)) for one in rows)))
     assert [(entry["series"], entry["from"], entry["to"]) for entry in found] == [
         ("a forward float32 full H=2/1 D=5", 100, 300),
         ("b forward float32 full H=2/1 D=5", 100, 200),
@@ -155,15 +172,15 @@ def test_growth_is_fitted_by_contender_and_case():
 
 def test_memory_grows_too_and_one_length_is_no_series():
     cases = [replace(CASE, length_q=length, length_k=length) for length in (100, 200, 400)]
-    rows = [row("a", 1e-3, case=case, memory=Memory(case.length_k**2, 0, "peak")) for case in cases]
-    assert exponents(report(Group("", tuple(rows))))[0]["memory"] == pytest.approx(2)
-    assert series(report(Group("", (rows[0],)))) == []
-    assert series(report(Group("", (rows[0], rows[0])))) == []
+    rows = [row("a", 1e-3, case=case, memory=PeakMemory(case.length_k**2, 0, "peak")) for case in cases]
+    assert exponents(report(MeasurementGroup("", tuple(rows))))[0]["memory"] == pytest.approx(2)
+    assert series(report(MeasurementGroup("", (rows[0],)))) == []
+    assert series(report(MeasurementGroup("", (rows[0], rows[0])))) == []
 
 
 def test_caches_of_decoding_are_one_series():
     cases = [Case(1, length, stage="decode") for length in (100, 1000)]
-    assert len(series(report(Group("", tuple(row("a", 1e-3, case=case) for case in cases))))) == 1
+    assert len(series(report(MeasurementGroup("", tuple(row("a", 1e-3, case=case) for case in cases))))) == 1
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -171,14 +188,14 @@ def test_a_figure_is_drawn(kind):
     figure = pytest.importorskip("saccade.benchmark.attention.figure")
     cases = [replace(CASE, length_q=length, length_k=length) for length in (100, 200, 400)]
     rows = [
-        row(name, 1e-6 * case.length_k**2, case=case, memory=Memory(case.length_k * 999, 0, "peak"))
+        row(name, 1e-6 * case.length_k**2, case=case, memory=PeakMemory(case.length_k * 999, 0, "peak"))
         for name in ("native", "F.sdpa")
         for case in cases
     ]
-    drawn = figure.draw(report(Group("", tuple(rows))), kind)
+    drawn = figure.draw(report(MeasurementGroup("", tuple(rows))), kind)
     assert drawn.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
     if kind == "svg":
-        assert drawn == figure.draw(report(Group("", tuple(rows))), kind)
+        assert drawn == figure.draw(report(MeasurementGroup("", tuple(rows))), kind)
 
 
 def test_a_figure_needs_two_lengths():

@@ -6,30 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from saccade.benchmark.attention import Case, Group, Memory, Row
-from saccade.benchmark.attention.asks import Extra, Faster, Growth, Longer, Share
+from saccade.benchmark.attention import Case, Measurement, MeasurementGroup, PeakMemory
+from saccade.benchmark.attention.asks import ExtraMemory, LimitShare, RelativeTime, SpeedupRequirement, TimeGrowth
 from saccade.benchmark.attention.cases import DTYPES
 from saccade.benchmark.attention.results import LimitReadings
-from saccade.benchmark.attention.targets import Preset, decoding, targets
+from saccade.benchmark.attention.targets import TargetPreset, decoding, targets
 
 CASE = Case(100, 100, heads=2, kv_heads=1, width=5, value_width=5)  # 400,000 operations
 LIMIT = LimitReadings("float32 multiply-adds (avx2)", "FLOP/s", (8e9, 8e9, 8e9))
 ROWS = (
-    Row(CASE, "native", "measured", readings=(1e-4, 1e-4, 1e-4), limit=LIMIT.name),
-    Row(CASE, "F.sdpa", "measured", readings=(2e-4, 3e-4, 2.5e-4), limit=LIMIT.name),
+    Measurement(CASE, "native", "measured", readings=(1e-4, 1e-4, 1e-4), limit=LIMIT.name),
+    Measurement(CASE, "F.sdpa", "measured", readings=(2e-4, 3e-4, 2.5e-4), limit=LIMIT.name),
 )
-GROUP = Group("", ROWS, (LIMIT,))
+GROUP = MeasurementGroup("", ROWS, (LIMIT,))
 
 
 @pytest.mark.parametrize(
     ("ask", "asked", "measured", "shown", "met"),
     [
-        (Share(0.5), "at least 50.0 % of float32 multiply-adds (avx2)", 0.5, "50.0 % (50.0 % to 50.0 %)", True),
-        (Share(0.51), "at least 51.0 % of float32 multiply-adds (avx2)", 0.5, "50.0 % (50.0 % to 50.0 %)", False),
-        (Faster(2.5), "at least 2.50x the speed of F.sdpa", 2.5, "2.50x (2.25x to 2.75x)", True),
-        (Faster(2.6), "at least 2.60x the speed of F.sdpa", 2.5, "2.50x (2.25x to 2.75x)", False),
-        (Longer(0.5, "the whole", 0, 1), "at most 0.50x the whole", 0.4, "0.40x (0.37x to 0.45x)", True),
-        (Longer(2.4, "the whole", 1, 0), "at most 2.40x the whole", 2.5, "2.50x (2.25x to 2.75x)", False),
+        (LimitShare(0.5), "at least 50.0 % of float32 multiply-adds (avx2)", 0.5, "50.0 % (50.0 % to 50.0 %)", True),
+        (LimitShare(0.51), "at least 51.0 % of float32 multiply-adds (avx2)", 0.5, "50.0 % (50.0 % to 50.0 %)", False),
+        (SpeedupRequirement(2.5), "at least 2.50x the speed of F.sdpa", 2.5, "2.50x (2.25x to 2.75x)", True),
+        (SpeedupRequirement(2.6), "at least 2.60x the speed of F.sdpa", 2.5, "2.50x (2.25x to 2.75x)", False),
+        (RelativeTime(0.5, "the whole", 0, 1), "at most 0.50x the whole", 0.4, "0.40x (0.37x to 0.45x)", True),
+        (RelativeTime(2.4, "the whole", 1, 0), "at most 2.40x the whole", 2.5, "2.50x (2.25x to 2.75x)", False),
     ],
 )
 def test_outcomes(ask, asked, measured, shown, met):
@@ -41,34 +41,36 @@ def test_outcomes(ask, asked, measured, shown, met):
 @pytest.mark.parametrize(("power", "met"), [(1.0, True), (1.04, True), (1.06, False), (2.0, False)])
 def test_growth(power, met):
     cases = [replace(CASE, length_q=1024 * n, length_k=1024 * n) for n in (8, 16, 64)]
-    rows = [Row(case, "native", "measured", readings=(1e-6 * case.length_k**power,)) for case in cases]
-    found = Growth(1.05, (0, 1, 2)).outcome("", Group("", tuple(rows)))
+    rows = [Measurement(case, "native", "measured", readings=(1e-6 * case.length_k**power,)) for case in cases]
+    found = TimeGrowth(1.05, (0, 1, 2)).outcome("", MeasurementGroup("", tuple(rows)))
     assert found.asked == "at most L^1.050 from L=8k to 64k"
     assert found.measured == pytest.approx(power)
     assert found.met is met
-    assert Growth(1.05, (0, 1)).value(Group("", (rows[0], Row(CASE, "native", "none")))) is None
+    assert TimeGrowth(1.05, (0, 1)).value(MeasurementGroup("", (rows[0], Measurement(CASE, "native", "none")))) is None
 
 
 @pytest.mark.parametrize(("bytes_extra", "met"), [(15_000, True), (18_001, False)])
 def test_memory(bytes_extra, met):
     case = replace(CASE, stage="forward+backward")
     assert case.bytes_in_and_out == 4 * (2 * 100 * 10 + 100 * 10)
-    memory = Memory(bytes_extra + case.bytes_of_gradients, case.bytes_of_gradients, "peak")
-    found = Extra(1.5).outcome("", Group("", (Row(case, "native", "measured", memory=memory),)))
+    memory = PeakMemory(bytes_extra + case.bytes_of_gradients, case.bytes_of_gradients, "peak")
+    found = ExtraMemory(1.5).outcome(
+        "", MeasurementGroup("", (Measurement(case, "native", "measured", memory=memory),))
+    )
     assert found.measured == pytest.approx(bytes_extra / 12_000)
     assert found.met is met
 
 
 def test_what_was_not_measured_is_not_met_and_says_why():
-    group = Group("", (Row(CASE, "native", "none", "not built"), ROWS[1]), (LIMIT,))
-    for ask in (Share(0.1), Faster(0.1), Longer(9.0, "x"), Extra(9.0)):
+    group = MeasurementGroup("", (Measurement(CASE, "native", "none", "not built"), ROWS[1]), (LIMIT,))
+    for ask in (LimitShare(0.1), SpeedupRequirement(0.1), RelativeTime(9.0, "x"), ExtraMemory(9.0)):
         found = ask.outcome("", group)
         assert found.measured is None
         assert found.shown == "native: not built"
         assert not found.met
 
 
-ALL = targets(Preset(cache=2**25))
+ALL = targets(TargetPreset(cache=2**25))
 
 
 def asked(**wanted):
@@ -128,7 +130,7 @@ def test_the_other_targets():
             assert abs(target.entries[0].case.work - 0.5) < 0.001
             assert target.entries[1].case == replace(target.entries[0].case, mask="full")
     lower = [target for target in ALL if target.entries[0].contender.name == "native:avx2"]
-    assert [target.asks for target in lower] == [(Share(0.70),)] * 2
+    assert [target.asks for target in lower] == [(LimitShare(0.70),)] * 2
     assert {entry.case.length_k for target in lower for entry in target.entries} == {4096}
 
 
@@ -141,7 +143,7 @@ def test_decoding_is_asked_for_on_caches_four_times_the_processors():
         case = target.entries[0].case
         assert case.length_q == 1
         assert 4 * 2**25 <= case.bytes_read < 4.1 * 2**25
-        assert target.asks == (Share(0.80), Faster(1.0))
+        assert target.asks == (LimitShare(0.80), SpeedupRequirement(1.0))
 
 
 def test_small_sizes_go_through_the_choice_with_and_without_gradients():
@@ -152,7 +154,7 @@ def test_small_sizes_go_through_the_choice_with_and_without_gradients():
     assert {case.stage for case in cases} == {"forward", "forward+backward"}
     assert {case.dtype for case in cases} == {"float32", "bfloat16"}
     assert len(set(cases)) == 5 * 3 * 2 * 2 * 2
-    assert {target.asks for target in small} == {(Faster(1.0),)}
+    assert {target.asks for target in small} == {(SpeedupRequirement(1.0),)}
     assert {target.entries[1].contender.name for target in small} == {"F.sdpa"}
 
 
@@ -160,13 +162,13 @@ def test_memory_is_asked_for_at_32k():
     weighed = [target for target in ALL if target.weighed]
     assert {target.entries[0].case.length_k for target in weighed} == {32768}
     assert {target.entries[0].case.stage for target in weighed} == {"forward+backward"}
-    assert {target.asks for target in weighed} == {(Extra(1.5),)}
+    assert {target.asks for target in weighed} == {(ExtraMemory(1.5),)}
 
 
 def test_titles_tell_targets_apart_and_a_quick_run_is_part_of_all():
     titles = [target.title for target in ALL]
     assert len(titles) == len(set(titles))
-    quick = targets(Preset(cache=2**25, quick=True))
+    quick = targets(TargetPreset(cache=2**25, quick=True))
     assert {target.title for target in quick if not target.weighed} < set(titles)
     assert {entry.case.dtype for target in quick for entry in target.entries} <= set(DTYPES)
 

@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from saccade.benchmark.tasks import Attention, Induction, Network, Reader, Recall, Shape, named, refused, usual
+from saccade.benchmark.tasks import (
+    AttentionBlocks,
+    Induction,
+    ModelShape,
+    Recall,
+    RecurrentNetwork,
+    SequenceModel,
+    named,
+    refused,
+    usual,
+)
 from saccade.benchmark.tasks.everyone import SIZES
 from saccade.benchmark.tasks.model import ShortConvolution, answers
 from saccade.variants import MECHANISMS, LinearConfig
@@ -17,9 +27,9 @@ TASK = Induction(symbols=6, length=L)
 EVERYONE = list(dict.fromkeys([*usual(Recall()), *SIZES]))
 
 
-def reader(name: str = "exact", **shape) -> Reader:
+def reader(name: str = "exact", **shape) -> SequenceModel:
     torch.manual_seed(0)
-    return Reader(named(name), TASK, Shape(**{"width": E, "layers": LAYERS, **shape}))
+    return SequenceModel(named(name), TASK, ModelShape(**{"width": E, "layers": LAYERS, **shape}))
 
 
 def test_a_short_convolution_is_its_formula():
@@ -82,7 +92,7 @@ def test_every_contender_learns(name):
     Longformer's for global tokens may have none: its only one is the first token, which sees nothing but itself.
     """
     torch.manual_seed(2)
-    model = Reader(named(name), TASK, Shape(width=16, layers=2))
+    model = SequenceModel(named(name), TASK, ModelShape(width=16, layers=2))
     tokens, targets, _ = TASK.draw(8, torch.Generator().manual_seed(0))
     asked = targets >= 0
     F.cross_entropy(model(tokens, asked), targets[asked]).backward()
@@ -121,12 +131,12 @@ def test_what_is_remembered_in_numbers():
 
 
 def test_names():
-    assert named("exact") == Attention("exact")
-    assert named("window:size=5") == Attention("window:size=5", window=5)
-    assert named("linear") == Attention("linear", LinearConfig())
+    assert named("exact") == AttentionBlocks("exact")
+    assert named("window:size=5") == AttentionBlocks("window:size=5", window=5)
+    assert named("linear") == AttentionBlocks("linear", LinearConfig())
     text = "linear:head=5,feature_map=relu"
-    assert named(text) == Attention(text, LinearConfig("relu"), head=5)
-    assert named("GRU") == Network("GRU", nn.GRU)
+    assert named(text) == AttentionBlocks(text, LinearConfig("relu"), head=5)
+    assert named("GRU") == RecurrentNetwork("GRU", nn.GRU)
     assert len(set(EVERYONE)) == len(EVERYONE)
 
 
@@ -163,4 +173,4 @@ def test_names_that_cannot_be_are_refused(name, message):
 )
 def test_shapes_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Shape(**options)
+        ModelShape(**options)

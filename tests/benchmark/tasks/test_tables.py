@@ -13,13 +13,13 @@ from saccade.benchmark.tasks import (
     TASKS as ALL,
 )
 from saccade.benchmark.tasks import (
-    Budget,
-    Case,
+    FinishedRun,
     Induction,
-    Outcome,
+    ModelShape,
     Recall,
-    Row,
-    Shape,
+    TrainingBudget,
+    TrainingCase,
+    TrainingOutcome,
     append,
     as_dict,
     cases,
@@ -31,15 +31,15 @@ from saccade.benchmark.tasks import (
     tables,
 )
 
-BUDGET = Budget(steps=3, batch=4, rates=(1e-2,), every=3, held=8)
+BUDGET = TrainingBudget(steps=3, batch=4, rates=(1e-2,), every=3, held=8)
 TASKS = [Induction(symbols=3, length=5), Recall(vocabulary=12, length=8, pairs=(1, 2))]
-SHAPE = Shape(width=8, layers=1)
+SHAPE = ModelShape(width=8, layers=1)
 
 
-def row(name: str, right: float, *, kept=100, a_token=0, task=TASKS[1], seed=0, groups=(0.5, 0.25)) -> Row:
-    case = Case(task, name, seed, SHAPE, BUDGET).described()
-    outcome = Outcome(right, groups[: len(task.groups)], 1e-2, 3, 1234, 2.0, 1.5)
-    return Row(case, task.groups, task.chance, kept, a_token, outcome)
+def row(name: str, right: float, *, kept=100, a_token=0, task=TASKS[1], seed=0, groups=(0.5, 0.25)) -> FinishedRun:
+    case = TrainingCase(task, name, seed, SHAPE, BUDGET).described()
+    outcome = TrainingOutcome(right, groups[: len(task.groups)], 1e-2, 3, 1234, 2.0, 1.5)
+    return FinishedRun(case, task.groups, task.chance, kept, a_token, outcome)
 
 
 ROWS = [
@@ -95,12 +95,13 @@ def test_the_generator_is_left_as_it_was():
 
 def test_a_width_that_a_mechanism_cannot_have_is_refused_before_any_run():
     with pytest.raises(ValueError, match="5"):
-        cases(TASKS, ["exact", "differential"], 1, Shape(width=5), BUDGET)
+        cases(TASKS, ["exact", "differential"], 1, ModelShape(width=5), BUDGET)
 
 
 def test_a_row_says_what_its_contender_keeps():
     found = {
-        name: measure(Case(TASKS[0], name, 0, SHAPE, BUDGET)) for name in ("exact", "window:size=3", "linear", "GRU")
+        name: measure(TrainingCase(TASKS[0], name, 0, SHAPE, BUDGET))
+        for name in ("exact", "window:size=3", "linear", "GRU")
     }
     assert {name: (row.remembers, row.a_token) for name, row in found.items()} == {
         "exact": (5 * 16, 16),
@@ -199,9 +200,14 @@ def test_the_page_says_what_all_had():
 
 
 def test_what_is_as_usual_need_not_be_said():
-    rows = [dataclasses.replace(ROWS[0], case=Case(kind(), "exact", 0, Shape(), Budget()).described()) for kind in ALL]
+    rows = [
+        dataclasses.replace(ROWS[0], case=TrainingCase(kind(), "exact", 0, ModelShape(), TrainingBudget()).described())
+        for kind in ALL
+    ]
     assert tables.command(rows) == "saccade compare --task all"
-    other = dataclasses.replace(rows[0], case=Case(ALL[0](), "exact", 0, Shape(taps=0), Budget()).described())
+    other = dataclasses.replace(
+        rows[0], case=TrainingCase(ALL[0](), "exact", 0, ModelShape(taps=0), TrainingBudget()).described()
+    )
     assert tables.command([other]) == "saccade compare --task copy --taps 0"
 
 

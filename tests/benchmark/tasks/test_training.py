@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from saccade.benchmark.tasks import UNASKED, Budget, Copy, Induction, Recall, Shape, named, run, training
+from saccade.benchmark.tasks import UNASKED, Copy, Induction, ModelShape, Recall, TrainingBudget, named, run, training
 from saccade.benchmark.tasks.examples import digests
 
 TASK = Recall(vocabulary=12, length=8, pairs=(1, 2))
-SHAPE = Shape(width=16)
-BUDGET = Budget(steps=300, batch=16, rates=(1e-2,), warmup=10, every=20, held=128)
+SHAPE = ModelShape(width=16)
+BUDGET = TrainingBudget(steps=300, batch=16, rates=(1e-2,), warmup=10, every=20, held=128)
 
 
 def numbers(outcome):
@@ -76,7 +76,7 @@ def test_nothing_that_is_judged_is_learned(monkeypatch):
         return examples
 
     monkeypatch.setattr(Copy, "draw", draw)
-    run(named("exact"), task, 0, SHAPE, Budget(steps=40, batch=4, rates=(1e-3,), every=20, held=6))
+    run(named("exact"), task, 0, SHAPE, TrainingBudget(steps=40, batch=4, rates=(1e-3,), every=20, held=6))
     judged, validation = drawn[:2]
     assert judged.shape[0] == 6 and validation.shape[0] == 3
     held = set(digests(torch.cat((judged, validation))).tolist())
@@ -102,12 +102,12 @@ def test_a_rate_that_does_not_solve_is_followed_by_the_next_and_the_better_count
 
 
 def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
-    budget = Budget(steps=110, warmup=10)
+    budget = TrainingBudget(steps=110, warmup=10)
     assert [budget.rate_at(step, 2.0) for step in (1, 5, 10)] == pytest.approx([0.2, 1.0, 2.0])
     assert budget.rate_at(60, 2.0) == pytest.approx(1 + math.cos(math.pi * 50 / 101))
     falling = [budget.rate_at(step, 2.0) for step in range(10, 111)]
     assert falling == sorted(falling, reverse=True) and 0 < falling[-1] < 0.001
-    assert Budget(steps=5, warmup=50).rate_at(5, 1.0) == 0.1
+    assert TrainingBudget(steps=5, warmup=50).rate_at(5, 1.0) == 0.1
 
 
 def test_only_answers_are_learned_from(monkeypatch):
@@ -115,7 +115,7 @@ def test_only_answers_are_learned_from(monkeypatch):
     task, seen = Induction(symbols=3, length=5), []
     real = torch.nn.functional.cross_entropy
     monkeypatch.setattr(training.F, "cross_entropy", lambda *a, **k: seen.append((a[0].shape, a[1])) or real(*a, **k))
-    run(named("exact"), task, 0, SHAPE, Budget(steps=2, batch=64, rates=(1e-3,), held=2))
+    run(named("exact"), task, 0, SHAPE, TrainingBudget(steps=2, batch=64, rates=(1e-3,), held=2))
     for shape, targets in seen:
         assert shape == (len(targets), 4) and 0 < len(targets) <= 64 and (targets > 0).all()
 
@@ -133,4 +133,4 @@ def test_only_answers_are_learned_from(monkeypatch):
 )
 def test_budgets_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        Budget(**options)
+        TrainingBudget(**options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from saccade.benchmark.variants import Comparison
+from saccade.benchmark.variants import VariantComparison
 from saccade.benchmark.variants.advice import advice
 from saccade.benchmark.variants.tables import page
 
@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_the_page_is_that_of_the_numbers():
-    made = Comparison.from_json((RESULTS / "compare.json").read_text(encoding="utf-8"))
+    made = VariantComparison.from_json((RESULTS / "compare.json").read_text(encoding="utf-8"))
     written = (RESULTS / "compare.md").read_text(encoding="utf-8")
     assert page(made) == written, "saccade compare --read benchmarks/results/compare.json --markdown ..."
     assert f"**{advice(made)}**" in written

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade import Causal, attention
-from saccade.benchmark.variants import Sizes, model_data, random_data, tensor_data
+from saccade.benchmark.variants import ProblemSizes, model_data, random_data, tensor_data
 from saccade.benchmark.variants.data import TEXT
 from saccade.inspection import open_model
 
@@ -26,7 +26,7 @@ def model():
 
 def test_random_numbers_are_normal_and_seeded():
     data = random_data("2,3,64")
-    assert data.sizes == Sizes(2, 3, 3, 64, 64, 0, True)
+    assert data.sizes == ProblemSizes(2, 3, 3, 64, 64, 0, True)
     query, key, value = data.at(129, seed=5)
     assert query.shape == key.shape == value.shape == (2, 3, 129, 64)
     for one in (query, key, value):  # 49,536 numbers: standard errors of 0.0045 and 0.0032
@@ -58,7 +58,7 @@ def test_a_file(tmp_path, tensors, suffix):
     (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
     data = tensor_data(path)
     assert data.source == str(path)
-    assert data.sizes == Sizes(2, 6, 3, 5, 7, 11, True)
+    assert data.sizes == ProblemSizes(2, 6, 3, 5, 7, 11, True)
     for name, held in zip(SHAPES, data.at(11, seed=0), strict=True):
         assert torch.equal(held, tensors[name])
     assert data.real(11)
@@ -129,7 +129,7 @@ def test_files_that_are_none(tmp_path):
 def test_the_embedded_model_s_own_attention(model):
     """The data, put into attention, gives what the model's layer got."""
     data = model_data(layer=1, most=10**6)
-    assert data.sizes == Sizes(1, 8, 8, 32, 32, 256, True)
+    assert data.sizes == ProblemSizes(1, 8, 8, 32, 32, 256, True)
     assert data.source.startswith("the embedded model, layer 1 of 4, reading 256 tokens of the start of The Hound")
     seen = {}
     ids = model.encode(TEXT.read_text(encoding="utf-8").strip()).ids[: model.room]

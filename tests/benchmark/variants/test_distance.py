@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from saccade.benchmark.variants import Sizes
+from saccade.benchmark.variants import ProblemSizes
 from saccade.benchmark.variants.distance import gradients, paths
 from saccade.benchmark.variants.everyone import named
 
-SIZES = Sizes(1, 2, 2, 8, 8, 64, True)
+SIZES = ProblemSizes(1, 2, 2, 8, 8, 64, True)
 
 
 class Decaying(nn.Module):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comparisons import comparison, exact, full, line
-from saccade.benchmark.variants import Comparison, Line, Path
+from saccade.benchmark.variants import ContenderResults, GradientReach, VariantComparison
 from saccade.benchmark.variants.figure import apart, draw, family
 
 
@@ -19,7 +19,7 @@ def test_it_is_drawn_again_as_it_was(kind, start):
     made = full()
     first = draw(made, kind)
     assert first.startswith(start)
-    assert draw(Comparison.from_json(made.as_json()), kind) == first
+    assert draw(VariantComparison.from_json(made.as_json()), kind) == first
 
 
 def test_every_name_is_in_it(monkeypatch):
@@ -27,7 +27,7 @@ def test_every_name_is_in_it(monkeypatch):
 
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     made = full()
-    made.paths += [Path("late", 4, (1, 2, 4), (1.0, 1e-2, 1e-9))]
+    made.paths += [GradientReach("late", 4, (1, 2, 4), (1.0, 1e-2, 1e-9))]
     told = " ".join(re.findall(r"<text[^>]*>([^<]*)", draw(made, "svg").decode()))
     for name in ("exact", "some", "other", "GRU", "attention layer", "late x4", "beads; causal", "layer"):
         assert name in told
@@ -48,7 +48,7 @@ def test_families():
     assert family(line("a", {}, computes="softmax")) == "exact on some keys"
     assert family(line("a", {})) == "approximation"
     assert family(line("a", {}, computes="other")) == "something else"
-    assert family(Line("a", "layer", "softmax", "", whole=True)) == "layer"
+    assert family(ContenderResults("a", "layer", "softmax", "", whole=True)) == "layer"
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(1, 9)), max_size=11))

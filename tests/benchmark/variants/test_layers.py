@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.benchmark.variants import Sizes
+from saccade.benchmark.variants import ProblemSizes
 from saccade.benchmark.variants.data import normal
 from saccade.benchmark.variants.everyone import everyone, named
 from saccade.benchmark.variants.layers import dilations_for
 from saccade.benchmark.variants.measuring import distance
 
-SIZES = Sizes(2, 3, 3, 4, 4, 29, True)
+SIZES = ProblemSizes(2, 3, 3, 4, 4, 29, True)
 E, L = 12, 29
 LAYERS = [one for one in everyone() if one.kind == "layer"]
 
@@ -113,7 +113,7 @@ def test_connected_is_a_triangle_of_weights():
 
 
 def test_recurrent_layers_each_way_need_an_even_width():
-    odd = Sizes(1, 3, 3, 5, 5, 8, False)
+    odd = ProblemSizes(1, 3, 3, 5, 5, 8, False)
     assert named("LSTM").refusal(odd) == "one each way takes half of the width each, but the width is 15"
     assert named("LSTM").refusal(odd._replace(causal=True)) == ""
     assert runner(named("GRU"), SIZES._replace(causal=False)).parameters == 2 * 3 * (E * 6 + 6 * 6 + 12)

@@ -11,16 +11,16 @@ import torch
 
 from comparisons import comparison
 from saccade.benchmark.attention import Budget
-from saccade.benchmark.variants import Error, random_data
+from saccade.benchmark.variants import ApproximationError, random_data
 from saccade.benchmark.variants import measuring as module
 from saccade.benchmark.variants.contenders import Decoding
 from saccade.benchmark.variants.everyone import chosen, named
-from saccade.benchmark.variants.measuring import Judge, Settings, distance, measure
-from saccade.benchmark.variants.readings import Exact
-from saccade.benchmark.variants.weighing import Limits, Weight
+from saccade.benchmark.variants.measuring import ComparisonSettings, OutputJudge, distance, measure
+from saccade.benchmark.variants.readings import ExactAttention
+from saccade.benchmark.variants.weighing import CallWeight, WeighingLimits
 
 DATA = random_data("2,3,8")
-SETTINGS = Settings(1, Budget(0.0, 2, 2, block=1e-9), Limits(), seed=3)
+SETTINGS = ComparisonSettings(1, Budget(0.0, 2, 2, block=1e-9), WeighingLimits(), seed=3)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def weights(monkeypatch):
         told_of = {one.name: {} for one in who}
         for one in who:
             for length in lengths:
-                told_of[one.name][length] = found.get((one.name, length), Weight(1000 * length, "", 0.0))
+                told_of[one.name][length] = found.get((one.name, length), CallWeight(1000 * length, "", 0.0))
             told(one.name)
         return told_of
 
@@ -73,7 +73,7 @@ def test_everyone_is_measured_at_each_length():
 
 
 def test_a_clock_that_ticks_once_a_call():
-    made = measured([Exact()])
+    made = measured([ExactAttention()])
     assert {seconds for call in made.lines[0].points[0].readings.values() for seconds in call} == {1}
 
 
@@ -92,7 +92,7 @@ def test_what_is_noisy_is_read_once_more():
         slow = 7
 
     clock = Clock()
-    made = measured([Exact()], lengths=(16,), clock=clock)
+    made = measured([ExactAttention()], lengths=(16,), clock=clock)
     assert clock.now > clock.asked  # the slow reading was taken
     assert {seconds for call in made.lines[0].points[0].readings.values() for seconds in call} == {1}
 
@@ -105,7 +105,7 @@ def test_without_time_there_is_no_step():
 
 
 def test_what_is_too_heavy_is_left_out(weights):
-    weights["window", 33] = Weight(None, "would form about 9.0 GiB")
+    weights["window", 33] = CallWeight(None, "would form about 9.0 GiB")
     made = measured(chosen(["window"], layers=False))
     light, heavy = made.lines[1].points
     assert light.readings
@@ -114,12 +114,12 @@ def test_what_is_too_heavy_is_left_out(weights):
 
 def test_errors_are_on_real_data_alone():
     data = replace(DATA, unlimited=False, sizes=DATA.sizes._replace(length=20))
-    first, second = measured([Exact()], data=data).lines[0].points
+    first, second = measured([ExactAttention()], data=data).lines[0].points
     assert first.error is not None
     assert second.error is None
 
 
-class Odd(Exact):
+class Odd(ExactAttention):
     """Exact attention with something done to its output, or to its step."""
 
     def __init__(self, out=lambda out: out, step=lambda out: out, **more):
@@ -154,7 +154,7 @@ def fail(out):
     ],
 )
 def test_what_is_wrong_has_no_time(odd, note):
-    made = measured([odd, Exact()], lengths=(16,))
+    made = measured([odd, ExactAttention()], lengths=(16,))
     point, right = (line.points[0] for line in made.lines)
     assert point.note == note
     assert point.readings == {}
@@ -166,18 +166,18 @@ def test_distance():
     found = distance(right + torch.tensor([[0.0, 0.5], [0.0, 0.5]]), right)
     assert found.whole == pytest.approx(math.sqrt(0.5 / 26))
     assert found.worst == pytest.approx(0.5)
-    assert distance(right, right) == Error(0.0, 0.0)
-    assert distance(right * float("nan"), right) == Error(math.inf, math.inf)
+    assert distance(right, right) == ApproximationError(0.0, 0.0)
+    assert distance(right * float("nan"), right) == ApproximationError(math.inf, math.inf)
     assert distance(right, 0 * right).whole == pytest.approx(math.sqrt(26))
 
 
 def test_some_rows_of_a_long_problem_are_judged(monkeypatch):
     monkeypatch.setattr(module, "ALL_ROWS", 32)
     monkeypatch.setattr(module, "ROWS", 5)
-    judge = Judge(DATA, 33, seed=0)
+    judge = OutputJudge(DATA, 33, seed=0)
     assert judge.rows.tolist() == [0, 8, 16, 24, 32]
-    runner = Exact().build(judge.sizes, judge.tensors, 0)
-    assert judge.error(Exact(), runner, runner.forward()).worst < 1e-5
+    runner = ExactAttention().build(judge.sizes, judge.tensors, 0)
+    assert judge.error(ExactAttention(), runner, runner.forward()).worst < 1e-5
 
 
 def test_threads_are_those_asked_for_and_come_back(threads, monkeypatch):
@@ -185,11 +185,11 @@ def test_threads_are_those_asked_for_and_come_back(threads, monkeypatch):
     seen = []
     at = module._at
     monkeypatch.setattr(module, "_at", lambda *given: seen.append(torch.get_num_threads()) or at(*given))
-    measured([Exact()], lengths=(4,))
+    measured([ExactAttention()], lengths=(4,))
     assert seen == [1]
     assert torch.get_num_threads() == 2
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        Settings(0)
+        ComparisonSettings(0)
 
 
 def test_an_interrupt_keeps_what_was_measured(threads, monkeypatch):

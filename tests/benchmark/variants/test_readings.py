@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.benchmark.variants import Sizes
+from saccade.benchmark.variants import ProblemSizes
 from saccade.benchmark.variants.data import normal
 from saccade.benchmark.variants.everyone import chosen, everyone, named
 from saccade.benchmark.variants.measuring import distance, exact_rows
-from saccade.benchmark.variants.readings import PATTERNS, Reading
+from saccade.benchmark.variants.readings import PATTERNS, VariantAttention
 
-SIZES = Sizes(2, 6, 6, 8, 8, 67, True)
+SIZES = ProblemSizes(2, 6, 6, 8, 8, 67, True)
 READINGS = [one for one in everyone(layers=False)]
 ROWS = torch.arange(67)
 
@@ -119,7 +119,7 @@ def test_what_shares_queries_and_keys_is_not_judged_as_an_approximation():
     assert runner(reformer).inputs == 2
 
 
-@pytest.mark.parametrize("name", [one.name for one in READINGS if isinstance(one, Reading)])
+@pytest.mark.parametrize("name", [one.name for one in READINGS if isinstance(one, VariantAttention)])
 def test_grouped_heads_run_or_say_why_not(name):
     one, sizes = named(name), SIZES._replace(kv_heads=3)
     reason = one.refusal(sizes)

@@ -8,23 +8,33 @@ import math
 import pytest
 
 from comparisons import full, line
-from saccade.benchmark.variants import Comparison, Error, Line, Path, Point
+from saccade.benchmark.variants import (
+    ApproximationError,
+    ContenderResults,
+    GradientReach,
+    LengthResult,
+    VariantComparison,
+)
 
 
 def test_json_holds_everything():
     made = full()
-    read = Comparison.from_json(made.as_json())
+    read = VariantComparison.from_json(made.as_json())
     assert read == made
     assert read.as_json() == made.as_json()
 
 
 def test_an_infinite_error_comes_back():
     made = full()
-    made.lines = [Line("lost", "reading", "other", "", points=(Point(8, error=Error(math.inf, math.nan)),))]
+    made.lines = [
+        ContenderResults(
+            "lost", "reading", "other", "", points=(LengthResult(8, error=ApproximationError(math.inf, math.nan)),)
+        )
+    ]
     text = made.as_json()
     assert "Infinity" not in text
     assert "NaN" not in text
-    assert Comparison.from_json(text).lines[0].points[0].error == Error(math.inf, math.inf)
+    assert VariantComparison.from_json(text).lines[0].points[0].error == ApproximationError(math.inf, math.inf)
 
 
 WRONG_LINES = '{"machine": {}, "settings": {}, "data": {}, "lines": [1], "paths": []}'
@@ -33,12 +43,12 @@ WRONG_LINES = '{"machine": {}, "settings": {}, "data": {}, "lines": [1], "paths"
 @pytest.mark.parametrize("text", ["[]", "{}", '{"groups": []}', WRONG_LINES])
 def test_another_json_is_refused(text):
     with pytest.raises(ValueError, match="not a comparison of mechanisms"):
-        Comparison.from_json(text)
+        VariantComparison.from_json(text)
 
 
 def test_what_is_no_json_is_refused():
     with pytest.raises(ValueError):
-        Comparison.from_json("beads")
+        VariantComparison.from_json("beads")
 
 
 def test_numbers_have_six_digits():
@@ -49,18 +59,22 @@ def test_numbers_have_six_digits():
 
 
 def test_medians():
-    one = Point(5, {"forward": (3.0, 1.0, 2.0)})
+    one = LengthResult(5, {"forward": (3.0, 1.0, 2.0)})
     assert one.seconds("forward") == 2.0
     assert one.seconds("decode") is None
 
 
 def test_amounts_are_those_that_were_measured():
-    made = Line(
-        "a", "reading", "other", "", points=(Point(2, {"forward": (1.0,)}, memory=0), Point(3), Point(5, memory=7))
+    made = ContenderResults(
+        "a",
+        "reading",
+        "other",
+        "",
+        points=(LengthResult(2, {"forward": (1.0,)}, memory=0), LengthResult(3), LengthResult(5, memory=7)),
     )
     assert made.amounts("forward") == ([2], [1.0])
     assert made.amounts("memory") == ([5], [7.0])
-    assert made.at(3) == Point(3)
+    assert made.at(3) == LengthResult(3)
     assert made.at(4) is None
 
 
@@ -73,7 +87,7 @@ def test_lines_of_a_kind_were_measured():
 
 
 def test_reach():
-    path = Path("a", 1, (1, 2, 4, 8), (1.0, 0.2, 0.009, 0.02))
+    path = GradientReach("a", 1, (1, 2, 4, 8), (1.0, 0.2, 0.009, 0.02))
     assert path.reach() == 8
     assert path.reach(0.1) == 2
-    assert Path("b", 1, (), ()).reach() == 0
+    assert GradientReach("b", 1, (), ()).reach() == 0

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 import pytest
 
 from comparisons import comparison, exact, full, line, point
-from saccade.benchmark.variants import Comparison, Line, Path
+from saccade.benchmark.variants import ContenderResults, GradientReach, VariantComparison
 from saccade.benchmark.variants.advice import advice
 from saccade.benchmark.variants.tables import crossed, missing, page, path_table, sections, share, text
 from saccade.benchmark.variants.trends import Crossover
@@ -43,8 +43,10 @@ def test_who_is_missing_is_said():
 
 def test_reasons_that_are_alike_stand_once():
     made = comparison(
-        *(Line(name, "reading", "other", "", points=(point(8, 1.0, no_decode="none"),)) for name in "ab"),
-        Line("c", "reading", "other", "", points=tuple(point(n, None, note="too long") for n in (2048, 4096, 5000))),
+        *(ContenderResults(name, "reading", "other", "", points=(point(8, 1.0, no_decode="none"),)) for name in "ab"),
+        ContenderResults(
+            "c", "reading", "other", "", points=tuple(point(n, None, note="too long") for n in (2048, 4096, 5000))
+        ),
     )
     assert missing(made) == ["c at 2k, 4k, 5000: too long.", "No decoding step: a, b: none."]
 
@@ -83,9 +85,9 @@ def test_crossings_in_words(found, told):
 def test_paths():
     header, rows = path_table(
         [
-            Path("a", 1, (1, 2, 4), (1.0, 0.011, 0.0)),
-            Path("b", 4, (1, 2), (1.0, 2e-7)),
-            Path("c", 1, (), (), "nothing arrives"),
+            GradientReach("a", 1, (1, 2, 4), (1.0, 0.011, 0.0)),
+            GradientReach("b", 4, (1, 2), (1.0, 2e-7)),
+            GradientReach("c", 1, (), (), "nothing arrives"),
         ]
     )
     assert header == ["", "d=1", "d=2", "d=4", "reaches"]
@@ -98,7 +100,7 @@ def test_paths():
 
 def test_many_distances_are_thinned_and_the_last_stays():
     distances = tuple(2**n for n in range(15))
-    header, _ = path_table([Path("a", 1, distances, (1.0,) * 15)])
+    header, _ = path_table([GradientReach("a", 1, distances, (1.0,) * 15)])
     assert header[1:-1] == [f"d={4**n:,}" for n in range(8)]
 
 
@@ -127,7 +129,9 @@ def test_the_page():
 def test_a_busy_machine_is_said_to_be_one():
     lengths = (512, 1024, 2048)
     made = comparison(exact({n: 1e-6 * n**2 for n in lengths}), line("falls", {512: 4.0, 1024: 2.0, 2048: 1.0}))
-    noisy = Line("noisy", "reading", "other", "", points=tuple(point(n, 1e-3 * n, spread=2.0) for n in lengths))
+    noisy = ContenderResults(
+        "noisy", "reading", "other", "", points=tuple(point(n, 1e-3 * n, spread=2.0) for n in lengths)
+    )
     made.lines.append(noisy)
     made.machine["load_before"] = 3.5
     told = "\n".join(text(made))
@@ -149,7 +153,7 @@ def test_a_quiet_machine_needs_no_warning():
 @pytest.mark.parametrize("noise", [1.01, 2.0])
 def test_tables_of_everyone_fit_a_line_of_text(noise):
     """Names and settings of everyone there is, with the widest of numbers."""
-    made = Comparison.from_json((RESULTS / "compare.json").read_text(encoding="utf-8"))
+    made = VariantComparison.from_json((RESULTS / "compare.json").read_text(encoding="utf-8"))
     made.lines = [
         replace(
             one,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comparisons import exact, line, point
-from saccade.benchmark.variants import Line
+from saccade.benchmark.variants import ContenderResults
 from saccade.benchmark.variants.trends import FORESEEN, Crossover, crossover, growth
 
 LENGTHS = (256, 512, 1024, 2048)
@@ -21,7 +21,7 @@ def power(factor, exponent, lengths=LENGTHS):
 
 def test_exponents_of_time_and_memory():
     points = tuple(point(n, 3e-9 * n**2, forward=5e-6 * n, memory=7 * n**3) for n in LENGTHS)
-    made = Line("a", "reading", "other", "", points=points)
+    made = ContenderResults("a", "reading", "other", "", points=points)
     assert growth(made, "training") == pytest.approx(2)
     assert growth(made, "forward") == pytest.approx(1)
     assert growth(made, "memory") == pytest.approx(3, rel=1e-3)  # bytes are whole

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from saccade.verification import CacheReading, Finding, Inapplicable, MaskReading, Promise, Reading
 from saccade.verification.checks.cache import _check as cache
-from saccade.verification.target._decoder import Decoder, in_pieces
+from saccade.verification.target._decoder import CachedDecoder, in_pieces
 from saccade.verification.target._steady import exact
 from saccade.verification.target._subject import Subject
 
@@ -98,7 +98,7 @@ def test_the_pieces_are_those_of_the_whole() -> None:
     with torch.no_grad():
         whole = subject(inputs).out
     for sizes in ((7,), (1,) * 7, (3, 3, 1), (4, 1, 1, 1)):
-        torch.testing.assert_close(in_pieces(Decoder(subject), inputs, sizes), whole)
+        torch.testing.assert_close(in_pieces(CachedDecoder(subject), inputs, sizes), whole)
 
 
 @pytest.mark.parametrize("rotary", [False, True])

@@ -17,7 +17,13 @@ from saccade.verification.checks.model._check import CHECK
 from saccade.verification.findings._finding import Inapplicable, Undecided
 from saccade.verification.target._families import promised
 from saccade.verification.target._layers import layer_subject
-from saccade.verification.target._models import EncoderDecoder, Patches, WithTargets, takes_tokens, token_subject
+from saccade.verification.target._models import (
+    EncoderDecoderModel,
+    PatchModel,
+    WithTargets,
+    takes_tokens,
+    token_subject,
+)
 from saccade.verification.target._reading import Promise
 
 WORDS, WIDTH, HEADS, LONGEST = 53, 20, 5, 31
@@ -189,7 +195,7 @@ def test_plain_models_are_read_by_what_they_do():
     assert isinstance(gpt.target, WithTargets)
     assert gpt.reading.vocabulary == 61
     assert encoder.reading.masks[0].argument == "attention_mask"
-    assert isinstance(pair.target, EncoderDecoder)
+    assert isinstance(pair.target, EncoderDecoderModel)
     assert pair.promise.causal is True
     for subject in (gpt, encoder, pair):
         assert [one for one in CHECK.run(subject) if one.severity == "error"] == []
@@ -292,7 +298,7 @@ def vit(**more):
 def test_a_vision_model_is_read_from_its_patches_on():
     model = vit()
     subject = token_subject(model)
-    assert isinstance(subject.target, Patches)
+    assert isinstance(subject.target, PatchModel)
     images = subject.target.pixels(2)
     with torch.no_grad():
         whole = model(pixel_values=images).last_hidden_state

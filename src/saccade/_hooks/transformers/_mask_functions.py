@@ -20,11 +20,11 @@ from torch import Tensor
 from ..._masks import Causal, Documents, Mask, Padding, Window
 
 
-class Unreadable(Exception):
+class UnknownMaskFunction(Exception):
     """A mask function that nobody here knows."""
 
 
-class Frame(NamedTuple):
+class MaskFrame(NamedTuple):
     """The rows and keys a mask is wanted for, in absolute positions."""
 
     length_q: int
@@ -40,25 +40,25 @@ class Frame(NamedTuple):
     def keys_of(self, table: Tensor) -> Tensor:
         """The columns (B, Lk) of a table (B, L) over absolute positions."""
         if table.dim() != 2 or self.start_k + self.length_k > table.shape[1]:
-            raise Unreadable
+            raise UnknownMaskFunction
         return table[:, self.start_k : self.start_k + self.length_k]
 
 
 Read = Mask | None  # None: every query sees every key
 
 
-def read(function: Any, frame: Frame) -> Read:
+def read(function: Any, frame: MaskFrame) -> Read:
     """The mask, with queries at `frame.offset` and not yet placed there.
 
     Raises:
         Unreadable: a function that is not of transformers' own making, or a use of one that has no compact form.
     """
     if not 0 <= frame.offset <= frame.length_k - frame.length_q:
-        raise Unreadable  # ids of documents, for one, would be asked for positions they do not have
+        raise UnknownMaskFunction  # ids of documents, for one, would be asked for positions they do not have
     known = _readers()
     reader = known.get(getattr(function, "__code__", None))
     if reader is None:
-        raise Unreadable
+        raise UnknownMaskFunction
     return reader(_closure(function), frame)
 
 
@@ -67,13 +67,13 @@ def of_block_mask(mask_mod: Any, length_q: int, length_k: int) -> Read:
     from transformers import masking_utils
 
     if getattr(mask_mod, "__code__", None) is not _inner(masking_utils, "add_offsets_to_mask_function"):
-        raise Unreadable
+        raise UnknownMaskFunction
     held = _closure(mask_mod)
-    frame = Frame(length_q, length_k, int(held["q_offset"]), int(held["kv_offset"]))
+    frame = MaskFrame(length_q, length_k, int(held["q_offset"]), int(held["kv_offset"]))
     return placed(read(held["mask_function"], frame), frame)
 
 
-def placed(mask: Read, frame: Frame) -> Read:
+def placed(mask: Read, frame: MaskFrame) -> Read:
     """The mask with its queries where the frame says."""
     if mask is None or mask._placement() is None or frame.offset == frame.length_k - frame.length_q:
         return mask
@@ -86,10 +86,10 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 @cache
-def _readers() -> dict[CodeType | None, Callable[[dict[str, Any], Frame], Read]]:
+def _readers() -> dict[CodeType | None, Callable[[dict[str, Any], MaskFrame], Read]]:
     from transformers import masking_utils
 
-    factories: dict[str, Callable[[dict[str, Any], Frame], Read]] = {
+    factories: dict[str, Callable[[dict[str, Any], MaskFrame], Read]] = {
         "and_masks": _and,
         "or_masks": _or,
         "sliding_window_overlay": lambda held, frame: _window(held["sliding_window"] - 1, None, frame),
@@ -117,24 +117,24 @@ def _inner(masking_utils: Any, factory: str) -> CodeType | None:
     return inside[0] if len(inside) == 1 else None
 
 
-def _causal(frame: Frame) -> Read:
+def _causal(frame: MaskFrame) -> Read:
     return None if frame.offset >= frame.length_k - 1 else Causal()
 
 
-def _window(left: int, right: int | None, frame: Frame) -> Read:
+def _window(left: int, right: int | None, frame: MaskFrame) -> Read:
     if not isinstance(left, int) or left < 0:
-        raise Unreadable
+        raise UnknownMaskFunction
     wide = left >= frame.offset + frame.length_q - 1 and (right is None or right >= frame.length_k - 1 - frame.offset)
     return None if wide else Window(left, right)
 
 
-def _chunks(held: dict[str, Any], frame: Frame) -> Read:
+def _chunks(held: dict[str, Any], frame: MaskFrame) -> Read:
     padding = held["left_padding"]
     positions = torch.arange(frame.length_k, device=padding.device) + frame.start_k
     return _documents((positions[None] - padding[:, None]) // held["chunk_size"])
 
 
-def _blocks(held: dict[str, Any], frame: Frame) -> Read:
+def _blocks(held: dict[str, Any], frame: MaskFrame) -> Read:
     ids = frame.keys_of(held["block_sequence_ids"])
     return Documents(ids) & Padding(ids >= 0)
 
@@ -143,12 +143,12 @@ def _documents(ids: Tensor) -> Read:
     return None if bool((ids == ids[:, :1]).all()) else Documents(ids)
 
 
-def _padding(kept: Tensor, frame: Frame) -> Read:
+def _padding(kept: Tensor, frame: MaskFrame) -> Read:
     kept = frame.keys_of(kept).bool()
     return None if bool(kept.all()) else Padding(kept)
 
 
-def _and(held: dict[str, Any], frame: Frame) -> Read:
+def _and(held: dict[str, Any], frame: MaskFrame) -> Read:
     parts = held["mask_functions"]
     packed = _packed(parts, frame)
     if packed is not None:
@@ -162,12 +162,12 @@ def joined(*masks: Read) -> Read:
     return reduce(operator.and_, kept) if kept else None
 
 
-def _or(held: dict[str, Any], frame: Frame) -> Read:
+def _or(held: dict[str, Any], frame: MaskFrame) -> Read:
     parts = [read(part, frame) for part in held["mask_functions"]]
     return None if None in parts else reduce(operator.or_, parts)
 
 
-def _packed(parts: tuple[Any, ...], frame: Frame) -> Read:
+def _packed(parts: tuple[Any, ...], frame: MaskFrame) -> Read:
     """Sequences packed into one row: the same document, and within it a mask on positions that start anew.
 
     Positions within a document rise by one, so that what depends on distances alone (causal, windows) means the same
@@ -185,7 +185,7 @@ def _packed(parts: tuple[Any, ...], frame: Frame) -> Read:
     steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
     inside = read(remapped["mask_function"], frame)
     if not torch.equal((steps != 1).cumsum(-1), ids) or not _by_distance(inside):
-        raise Unreadable
+        raise UnknownMaskFunction
     return joined(inside, Documents(frame.keys_of(ids)))
 
 

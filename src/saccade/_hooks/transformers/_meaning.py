@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..._masks import Causal, Documents, FromTensor, Mask, Padding, Predicate, Window
 from ._errors import UnknownAttention
-from ._mask_functions import Unreadable, of_block_mask
+from ._mask_functions import UnknownMaskFunction, of_block_mask
 from ._mask_tensor import MaskTensor
 
 # Arguments that reach attention functions on their way through a model, and change nothing about the attention: what
@@ -150,7 +150,7 @@ def meaning_of(
     if isinstance(scaling, Tensor):  # a learned scale: its gradient goes through the query
         query, scaling = query * scaling.to(query.dtype), 1.0
     wanted = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    sizes = _Sizes(query.shape[2], key.shape[2], bool(wanted) and query.shape[2] > 1, sliding_window)
+    sizes = _CallLengths(query.shape[2], key.shape[2], bool(wanted) and query.shape[2] > 1, sliding_window)
     seen = _seen(attention_mask, sizes, module)
     if sizes.causal and attention_mask is None and sizes.length_k > sizes.length_q:
         # The prefill of a static cache: there is nothing yet in the keys after those of the queries.
@@ -170,42 +170,42 @@ def meaning_of(
     )
 
 
-class _Sizes(NamedTuple):
+class _CallLengths(NamedTuple):
     length_q: int
     length_k: int
     causal: bool
     window: int | None
 
 
-class _Seen(NamedTuple):
+class _MaskAndBias(NamedTuple):
     mask: Mask | Tensor | None
     bias: Tensor | None = None
     real: Tensor | None = None
 
 
-def _seen(given: Any, sizes: _Sizes, module: Any) -> _Seen:
+def _seen(given: Any, sizes: _CallLengths, module: Any) -> _MaskAndBias:
     """What a mask says, in each of the forms in which models hand one to their attention function."""
     if given is None:
-        return _Seen(_unmasked(sizes))
+        return _MaskAndBias(_unmasked(sizes))
     if isinstance(given, MaskTensor):
         if tuple(given.shape[2:]) == (sizes.length_q, sizes.length_k):
-            return _Seen(given.mask, None, None if _crosses(module) else given.tokens)
+            return _MaskAndBias(given.mask, None, None if _crosses(module) else given.tokens)
         given = given.dense()  # made for other lengths: cut, broadcast or refused, as a tensor is
     if isinstance(given, Mask):
-        return _Seen(given)
+        return _MaskAndBias(given)
     if isinstance(given, Tensor) and given.dim() == 2:
         return _two_axes(given, sizes)
     if isinstance(given, Tensor) and given.dim() == 4:
         return _four_axes(given[..., : sizes.length_k], module)
     if hasattr(given, "mask_mod"):
-        return _Seen(_of_blocks(given, sizes))
+        return _MaskAndBias(_of_blocks(given, sizes))
     kind = f"a tensor {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     raise UnknownAttention(
         f"attention_mask must be a tensor (B, 1, Lq, Lk) or (B, Lk), a block mask or None, got {kind}"
     )
 
 
-def _unmasked(sizes: _Sizes) -> Mask | None:
+def _unmasked(sizes: _CallLengths) -> Mask | None:
     beyond = sizes.window is not None and sizes.window < sizes.length_k
     if sizes.causal:
         return _up_to(sizes.window if beyond else None)
@@ -220,26 +220,26 @@ def _up_to(window: int | None) -> Mask:
     return Causal() if window is None else Causal() & Window(window - 1, None)
 
 
-def _two_axes(given: Tensor, sizes: _Sizes) -> _Seen:
+def _two_axes(given: Tensor, sizes: _CallLengths) -> _MaskAndBias:
     kept = given.bool()[:, : sizes.length_k]
     missing = sizes.length_k - kept.shape[1]
     kept = torch.nn.functional.pad(kept, (0, missing)) if missing else kept
     mask: Mask = Padding(kept)
     if sizes.causal or (sizes.window is not None and sizes.length_q == 1):
         mask = mask & _up_to(sizes.window)
-    return _Seen(mask, None, kept if sizes.causal and sizes.length_q == sizes.length_k else None)
+    return _MaskAndBias(mask, None, kept if sizes.causal and sizes.length_q == sizes.length_k else None)
 
 
-def _four_axes(given: Tensor, module: Any) -> _Seen:
+def _four_axes(given: Tensor, module: Any) -> _MaskAndBias:
     if given.dtype == torch.bool:
-        return _Seen(given, None, _own_rows(given, module))
+        return _MaskAndBias(given, None, _own_rows(given, module))
     if not given.is_floating_point():
         raise UnknownAttention(f"attention_mask must be boolean or floating point, got {given.dtype}")
     if given.requires_grad:  # a learned bias: every number in it is meant, and -inf is masked as ever
-        return _Seen(None, given)
+        return _MaskAndBias(None, given)
     seen = given > torch.finfo(given.dtype).min
     rest = given.masked_fill(~seen, 0.0)
-    return _Seen(seen, rest if bool(rest.any()) else None, _own_rows(seen, module))
+    return _MaskAndBias(seen, rest if bool(rest.any()) else None, _own_rows(seen, module))
 
 
 def _own_rows(seen: Tensor, module: Any) -> Tensor | None:
@@ -256,11 +256,11 @@ def _crosses(module: Any) -> bool:
     return bool(getattr(module, "is_decoder", False)) and not getattr(module, "is_causal", True)
 
 
-def _of_blocks(given: Any, sizes: _Sizes) -> Mask | None:
+def _of_blocks(given: Any, sizes: _CallLengths) -> Mask | None:
     """FlexAttention's block mask: transformers' own are read, others are asked pair by pair."""
     try:
         return of_block_mask(given.mask_mod, sizes.length_q, sizes.length_k)
-    except Unreadable:
+    except UnknownMaskFunction:
         batch, heads = given.shape[:2]
         return Predicate(given.mask_mod, batch=batch, heads=heads).at(0)
 

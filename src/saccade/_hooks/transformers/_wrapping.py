@@ -10,7 +10,7 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-class _Held:
+class _ThreadWrappers:
     """The wrappers of one thread, the innermost last. Who ends a block on another thread still reaches them."""
 
     wraps: tuple[Callable[[Function], Function], ...] = ()
@@ -18,7 +18,7 @@ class _Held:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.held = _Held()
+        self.held = _ThreadWrappers()
 
 
 THREAD = _Thread()

@@ -9,30 +9,30 @@ the same round.
 
 from __future__ import annotations
 
-from .cases import Case, Inputs
-from .contenders import Contender, Dense, Flex, Ours, Sdpa
-from .measuring import Entry, Settings, measure
-from .results import Group, Memory, Outcome, Report, Row
+from .cases import Case, CaseInputs
+from .contenders import Contender, DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
+from .measuring import Entry, MeasurementSettings, measure
+from .results import BenchmarkReport, Measurement, MeasurementGroup, PeakMemory, RequirementOutcome
 from .statistics import Quartiles, exponent, paired_ratio, quartiles
 from .timing import Budget
 
 __all__ = [
+    "BenchmarkReport",
     "Budget",
     "Case",
+    "CaseInputs",
     "Contender",
-    "Dense",
+    "DenseAttention",
     "Entry",
-    "Flex",
-    "Group",
-    "Inputs",
-    "Memory",
-    "Ours",
-    "Outcome",
+    "FlexAttention",
+    "Measurement",
+    "MeasurementGroup",
+    "MeasurementSettings",
+    "PeakMemory",
     "Quartiles",
-    "Report",
-    "Row",
-    "Sdpa",
-    "Settings",
+    "RequirementOutcome",
+    "SaccadeAttention",
+    "SdpaAttention",
     "exponent",
     "measure",
     "paired_ratio",

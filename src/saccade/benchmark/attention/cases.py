@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .patterns import Pattern, Sizes
+from .patterns import MaskPattern, PatternSizes
 
 # What one call does, in units of a forward's work. Backward recomputes the logits and has four products where the
 # forward has two: 5 / 2 of it (Dao 2023, "FlashAttention-2", section 4.1).
@@ -51,15 +51,15 @@ class Case:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}")
         if self.length_q > self.length_k:
             raise ValueError(f"length_q must be at most length_k, got {self.length_q} and {self.length_k}")
-        Pattern.parse(self.mask)
+        MaskPattern.parse(self.mask)
 
     @property
-    def pattern(self) -> Pattern:
-        return Pattern.parse(self.mask)
+    def pattern(self) -> MaskPattern:
+        return MaskPattern.parse(self.mask)
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.batch, self.length_q, self.length_k)
+    def sizes(self) -> PatternSizes:
+        return PatternSizes(self.batch, self.length_q, self.length_k)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -134,7 +134,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class CaseInputs:
     """The tensors of a case: upstream is the gradient that reaches the output."""
 
     case: Case
@@ -149,7 +149,7 @@ class Inputs:
         return self.query, self.key, self.value
 
     @classmethod
-    def make(cls, case: Case, seed: int = 0) -> Inputs:
+    def make(cls, case: Case, seed: int = 0) -> CaseInputs:
         """Standard normal values, the same for the same case."""
         from ..._biases import ALiBi
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .cases import Inputs
+from .cases import CaseInputs
 from .contenders import Forward, dense_bias
 
 ALL_ROWS = 2**24  # logits of a case whose rows are all computed
@@ -39,16 +39,16 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Judge:
+class CaseJudge:
     """What is right for a case, kept for all its contenders."""
 
-    inputs: Inputs
+    inputs: CaseInputs
     rows: Tensor  # (R,) int64
     truth: dict[str, Tensor]  # float64
     allowed: dict[str, float]
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Judge:
+    def of(cls, inputs: CaseInputs) -> CaseJudge:
         rows = chosen_rows(inputs)
         truth = written_out(inputs, rows, torch.float64)
         plain = written_out(inputs, rows, inputs.case.torch_dtype)
@@ -76,7 +76,7 @@ class Judge:
         return {"out": out.detach()[:, :, self.rows], **_named(gradients)}
 
 
-def chosen_rows(inputs: Inputs) -> Tensor:
+def chosen_rows(inputs: CaseInputs) -> Tensor:
     """All rows of a small case; of a large one some, the first and the last among them."""
     case = inputs.case
     across = case.batch * case.heads * case.length_k
@@ -86,7 +86,7 @@ def chosen_rows(inputs: Inputs) -> Tensor:
     return torch.linspace(0, case.length_q - 1, count, dtype=torch.float64).round().long().unique()
 
 
-def written_out(inputs: Inputs, rows: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+def written_out(inputs: CaseInputs, rows: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """out (B, Hq, R, Dv) of the rows, and the gradients if the stage has any, computed head by head in `dtype`."""
     case = inputs.case
     first, stop = (end.expand(case.batch, -1)[:, rows, None] for end in case.pattern.ranges(case.sizes))
@@ -129,7 +129,7 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def staged(forward: Forward, inputs: Inputs) -> Callable[[], object]:
+def staged(forward: Forward, inputs: CaseInputs) -> Callable[[], object]:
     """What the stage of the case repeats: a forward, its backward, or both."""
     stage = inputs.case.stage
     if stage == "recorded":

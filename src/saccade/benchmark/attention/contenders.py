@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..._attention import attention
 from ..._biases import ALiBi
-from .cases import Case, Inputs
+from .cases import Case, CaseInputs
 from .sets import forced
 
 Forward = Callable[[], Tensor]  # -> (B, Hq, Lq, Dv)
@@ -32,7 +32,7 @@ class Contender(ABC):
     compiles = False  # whether its first call compiles for the shape
 
     @abstractmethod
-    def forward(self, inputs: Inputs) -> Forward:
+    def forward(self, inputs: CaseInputs) -> Forward:
         """A function of no arguments that computes the output; what may be prepared is prepared here.
 
         Raises whatever tells that it cannot: the message becomes the row's note.
@@ -47,14 +47,14 @@ class Contender(ABC):
         return contextlib.nullcontext()
 
 
-class Ours(Contender):
+class SaccadeAttention(Contender):
     """`saccade.attention` through one backend, "auto" included, on a forced instruction set if one is named."""
 
     def __init__(self, backend: str, instruction_set: str | None = None):
         self.backend, self.instruction_set = backend, instruction_set
         self.name = backend if instruction_set is None else f"{backend}:{instruction_set}"
 
-    def forward(self, inputs: Inputs) -> Forward:
+    def forward(self, inputs: CaseInputs) -> Forward:
         query, key, value = inputs.leaves
         pattern = inputs.case.pattern
         mask, backend = pattern.mask(inputs.case.sizes), self.backend
@@ -70,12 +70,12 @@ class Ours(Contender):
         return contextlib.nullcontext() if self.instruction_set is None else forced(self.instruction_set)
 
 
-class Sdpa(Contender):
+class SdpaAttention(Contender):
     """F.scaled_dot_product_attention: is_causal where it means the same, otherwise a dense mask."""
 
     name = "F.sdpa"
 
-    def forward(self, inputs: Inputs) -> Forward:
+    def forward(self, inputs: CaseInputs) -> Forward:
         case = inputs.case
         query, key, value = inputs.leaves
         causal = case.pattern.is_causal and case.length_q == case.length_k and case.pattern.bias is None
@@ -97,13 +97,13 @@ class Sdpa(Contender):
         return pairs * (case.batch if case.pattern.by_item else 1) * (1 + case.torch_dtype.itemsize)
 
 
-class Flex(Contender):
+class FlexAttention(Contender):
     """PyTorch's FlexAttention, compiled for exactly this shape; forward only on a CPU."""
 
     name = "FlexAttention"
     compiles = True
 
-    def forward(self, inputs: Inputs) -> Forward:
+    def forward(self, inputs: CaseInputs) -> Forward:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         case, pattern = inputs.case, inputs.case.pattern
@@ -127,12 +127,12 @@ class Flex(Contender):
         return case.length_q * case.length_k * 2 * items if case.pattern.terms else 0
 
 
-class Dense(Contender):
+class DenseAttention(Contender):
     """softmax(q k^T / sqrt(D)) v written out in PyTorch, as one does without a library."""
 
     name = "dense"
 
-    def forward(self, inputs: Inputs) -> Forward:
+    def forward(self, inputs: CaseInputs) -> Forward:
         query, key, value = inputs.leaves
         case = inputs.case
         scores = dense_scores(inputs) if _constrains(case) else None
@@ -157,7 +157,7 @@ def _constrains(case: Case) -> bool:
     return bool(case.pattern.terms or case.pattern.bias)
 
 
-def dense_scores(inputs: Inputs) -> Tensor | None:
+def dense_scores(inputs: CaseInputs) -> Tensor | None:
     """What F.sdpa takes as attn_mask: booleans (B or 1, 1, Lq, Lk), or numbers with -inf where nothing is seen."""
     case = inputs.case
     seen, added = case.pattern.dense(case.sizes), dense_bias(inputs, case.torch_dtype)
@@ -166,7 +166,7 @@ def dense_scores(inputs: Inputs) -> Tensor | None:
     return added if seen is None else torch.where(seen, added, -math.inf)
 
 
-def dense_bias(inputs: Inputs, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
+def dense_bias(inputs: CaseInputs, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
     """The bias (1, Hq, Lq or rows, Lk) as numbers; None without one."""
     case = inputs.case
     if inputs.bias is None:
@@ -178,7 +178,7 @@ def dense_bias(inputs: Inputs, dtype: torch.dtype, rows: Tensor | None = None) -
     return (-inputs.bias[:, None, None].double() * distance)[None].to(dtype)
 
 
-def _added_score(inputs: Inputs) -> Callable[..., Tensor] | None:
+def _added_score(inputs: CaseInputs) -> Callable[..., Tensor] | None:
     """FlexAttention's score_mod."""
     bias, offset = inputs.bias, inputs.case.sizes.offset
     if bias is None:
@@ -194,10 +194,10 @@ def named(name: str) -> Contender:
     Raises:
         ValueError: an empty name.
     """
-    others: dict[str, Contender] = {one.name: one for one in (Sdpa(), Flex(), Dense())}
+    others: dict[str, Contender] = {one.name: one for one in (SdpaAttention(), FlexAttention(), DenseAttention())}
     if name in others:
         return others[name]
     backend, _, instruction_set = name.partition(":")
     if not backend:
         raise ValueError(f"no contender has the name {name!r}")
-    return Ours(backend, instruction_set or None)
+    return SaccadeAttention(backend, instruction_set or None)

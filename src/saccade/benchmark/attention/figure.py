@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from . import words
 from .growth import Series, series
-from .results import Report
+from .results import BenchmarkReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ LABELS = {"time": "time of a call", "memory": "extra memory at the peak"}
 MARKS = "osD^vP*X"
 
 
-def draw(report: Report, kind: str) -> bytes:
+def draw(report: BenchmarkReport, kind: str) -> bytes:
     """A figure, `kind` "png" or "svg".
 
     Raises:
@@ -93,7 +93,7 @@ def _common(found: list[Series]) -> set[str]:
     return set.intersection(*names)
 
 
-def _title(found: list[Series], report: Report) -> str:
+def _title(found: list[Series], report: BenchmarkReport) -> str:
     common = _common(found)
     shared = [word for word in found[0].name.split() if word in common]
     threads = report.machine["threads"]

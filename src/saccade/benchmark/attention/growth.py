@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .results import Report, Row
+from .results import BenchmarkReport, Measurement
 from .statistics import exponent
 
 
@@ -14,7 +14,7 @@ class Series:
     """Rows of one contender by length, ascending."""
 
     contender: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -32,13 +32,13 @@ class Series:
         return exponent(lengths, amounts) if len(set(lengths)) > 1 else None
 
 
-def _amount(row: Row, what: str) -> float | None:
+def _amount(row: Measurement, what: str) -> float | None:
     if what == "memory":
         return None if row.memory is None else float(row.memory.extra)
     return None if row.seconds is None else row.seconds.median
 
 
-def series(report: Report) -> list[Series]:
+def series(report: BenchmarkReport) -> list[Series]:
     """Series of at least two lengths, in the order of the report."""
     found: dict[tuple[Any, ...], Series] = {}
     for row in report.rows:
@@ -57,7 +57,7 @@ def series(report: Report) -> list[Series]:
     return long
 
 
-def exponents(report: Report) -> list[dict[str, Any]]:
+def exponents(report: BenchmarkReport) -> list[dict[str, Any]]:
     """The fitted exponent of each series of three lengths or more, as the report keeps it: two always fit."""
     return [
         {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from . import sets
-from .cases import Case, Inputs
+from .cases import Case, CaseInputs
 from .timing import Meter
 
 MILLISECONDS = 10.0
@@ -27,7 +27,7 @@ class Limit:
     meter: Meter
 
 
-def limit_of(inputs: Inputs, instruction_set: str | None, threads: int) -> Limit | None:
+def limit_of(inputs: CaseInputs, instruction_set: str | None, threads: int) -> Limit | None:
     """The limit of a case on an instruction set (None: the one in use). None where it is not known: without a build
     of the native kernels nothing here reaches it, and no number is made up."""
     case = inputs.case

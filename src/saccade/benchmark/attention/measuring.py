@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from .cases import Case, Inputs
-from .checking import Judge, Verdict, staged
+from .cases import Case, CaseInputs
+from .checking import CaseJudge, Verdict, staged
 from .contenders import Contender
 from .limits import Limit, in_cpu_time, limit_of
 from .memory import peak_memory
-from .results import Group, LimitReadings, Row
+from .results import LimitReadings, Measurement, MeasurementGroup
 from .timing import Budget, Clock, Stopwatch, quiet, take_turns
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasurementSettings:
     """How a run measures. `most_memory`: bytes beyond which a contender is left out of a case."""
 
     threads: int
@@ -47,7 +47,7 @@ class Settings:
 
 
 @dataclass
-class _Runner:
+class _CheckedEntry:
     """An entry that was found right, and how it is timed."""
 
     entry: Entry
@@ -57,43 +57,43 @@ class _Runner:
     limit: Limit | None
 
 
-def measure(title: str, entries: Sequence[Entry], settings: Settings) -> Group:
+def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
     """Check and time the entries against each other; one row each, in their order."""
-    shared = _Shared(settings)
+    shared = _SharedInputs(settings)
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
         prepared = [shared.prepare(entry) for entry in entries]
-        runners = [made for made in prepared if isinstance(made, _Runner)]
+        runners = [made for made in prepared if isinstance(made, _CheckedEntry)]
         readings, limits = _timed(runners, settings)
     finally:
         torch.set_num_threads(before)
-    rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _Runner) else made for made in prepared]
+    rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _CheckedEntry) else made for made in prepared]
     if settings.memory:
         rows = [_with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
-    return Group(title, tuple(rows), tuple(limits))
+    return MeasurementGroup(title, tuple(rows), tuple(limits))
 
 
-class _Shared:
+class _SharedInputs:
     """Inputs and judges by case, so that contenders of one case read the same memory."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: MeasurementSettings):
         self._settings = settings
-        self._inputs: dict[Case, Inputs] = {}
-        self._judges: dict[Case, Judge] = {}
+        self._inputs: dict[Case, CaseInputs] = {}
+        self._judges: dict[Case, CaseJudge] = {}
 
-    def prepare(self, entry: Entry) -> _Runner | Row:
+    def prepare(self, entry: Entry) -> _CheckedEntry | Measurement:
         case, contender = entry
         needs = contender.needs(case)
         if needs > self._settings.most_memory:
-            return Row(case, contender.name, "none", f"would form {needs / 2**30:.1f} GiB")
+            return Measurement(case, contender.name, "none", f"would form {needs / 2**30:.1f} GiB")
         try:
             return self._runner(entry)
         except Exception as error:
             # Whatever a contender raises is its own answer to the case; the others still run.
-            return Row(case, contender.name, "none", _first_line(error))
+            return Measurement(case, contender.name, "none", _first_line(error))
 
-    def _runner(self, entry: Entry) -> _Runner | Row:
+    def _runner(self, entry: Entry) -> _CheckedEntry | Measurement:
         case, contender = entry
         inputs = self._of(case)
         with contender.around():
@@ -102,29 +102,33 @@ class _Shared:
             verdict = self._judges[case].verdict(forward)
             first = time.perf_counter() - start
             if not verdict.right:
-                return Row(case, contender.name, "wrong", _wrong(verdict), error=verdict.error)
+                return Measurement(case, contender.name, "wrong", _wrong(verdict), error=verdict.error)
             stopwatch = Stopwatch(staged(forward, inputs), contender.around, CLOCKS[self._settings.clock])
         setup = 0.0
         if contender.compiles or first < LONG * self._settings.budget.block:
             block = stopwatch.prepare(self._settings.budget.block)
             setup = max(first - block / stopwatch.repeats, 0.0) if contender.compiles else 0.0
         limit = limit_of(inputs, contender.instruction_set, self._settings.threads)
-        return _Runner(entry, stopwatch, setup, verdict.error, limit)
+        return _CheckedEntry(entry, stopwatch, setup, verdict.error, limit)
 
-    def _of(self, case: Case) -> Inputs:
+    def _of(self, case: Case) -> CaseInputs:
         if case not in self._inputs:
-            self._inputs[case] = Inputs.make(case)
-            self._judges[case] = Judge.of(self._inputs[case])
+            self._inputs[case] = CaseInputs.make(case)
+            self._judges[case] = CaseJudge.of(self._inputs[case])
         return self._inputs[case]
 
 
-def weigh(title: str, entries: Sequence[Entry], settings: Settings) -> Group:
+def weigh(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
     """The peak memory of each entry, without times: for cases whose times are of no interest."""
-    rows = [_with_memory(Row(entry.case, entry.contender.name, "measured"), entry, settings) for entry in entries]
-    return Group(title, tuple(rows))
+    rows = [
+        _with_memory(Measurement(entry.case, entry.contender.name, "measured"), entry, settings) for entry in entries
+    ]
+    return MeasurementGroup(title, tuple(rows))
 
 
-def _timed(runners: list[_Runner], settings: Settings) -> tuple[list[list[float]], list[LimitReadings]]:
+def _timed(
+    runners: list[_CheckedEntry], settings: MeasurementSettings
+) -> tuple[list[list[float]], list[LimitReadings]]:
     limits = {runner.limit.name: runner.limit for runner in runners if runner.limit is not None}
     meters: list[Callable[[], float]] = [runner.stopwatch for runner in runners]
     own_time = settings.clock == "cpu"
@@ -138,13 +142,13 @@ def _timed(runners: list[_Runner], settings: Settings) -> tuple[list[list[float]
     return readings[: len(runners)], told
 
 
-def _measured(runner: _Runner, readings: tuple[float, ...]) -> Row:
+def _measured(runner: _CheckedEntry, readings: tuple[float, ...]) -> Measurement:
     case, contender = runner.entry
     limit = None if runner.limit is None else runner.limit.name
-    return Row(case, contender.name, "measured", "", readings, limit, runner.setup, runner.error)
+    return Measurement(case, contender.name, "measured", "", readings, limit, runner.setup, runner.error)
 
 
-def _with_memory(row: Row, entry: Entry, settings: Settings) -> Row:
+def _with_memory(row: Measurement, entry: Entry, settings: MeasurementSettings) -> Measurement:
     if row.status != "measured":
         return row
     needs = entry.contender.needs(row.case)

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import torch
 
-from .cases import Case, Inputs
+from .cases import Case, CaseInputs
 from .checking import staged
 from .contenders import Contender, named
-from .results import Memory
+from .results import PeakMemory
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 WARM_UP = 64  # length of the call that loads what a first call loads
 
 
-def peak_memory(case: Case, contender: Contender, threads: int) -> Memory | str:
+def peak_memory(case: Case, contender: Contender, threads: int) -> PeakMemory | str:
     """Memory of one call in a fresh process; a string that says why there is none."""
     question = json.dumps({"case": case.as_json(), "contender": contender.name, "threads": threads})
     done = subprocess.run(
@@ -42,7 +42,7 @@ def peak_memory(case: Case, contender: Contender, threads: int) -> Memory | str:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return f"peak memory was not measured: {last[:120]}"
-    return Memory(**json.loads(done.stdout))
+    return PeakMemory(**json.loads(done.stdout))
 
 
 def environment() -> dict[str, str]:
@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
-def answer(question: str) -> Memory:
+def answer(question: str) -> PeakMemory:
     """Measure in this process what `peak_memory` asks of it."""
     asked = json.loads(question)
     case, contender = Case(**asked["case"]), named(asked["contender"])
@@ -61,14 +61,14 @@ def answer(question: str) -> Memory:
             small = dataclasses.replace(
                 case, length_q=min(case.length_q, WARM_UP), length_k=min(case.length_k, WARM_UP)
             )
-            once = Inputs.make(small)
+            once = CaseInputs.make(small)
             staged(contender.forward(once), once)()
-        inputs = Inputs.make(case)
+        inputs = CaseInputs.make(case)
         call = staged(contender.forward(inputs), inputs)
         if contender.compiles:
             call()
         peak, method = growth(call)
-    return Memory(peak, case.bytes_of_gradients, method)
+    return PeakMemory(peak, case.bytes_of_gradients, method)
 
 
 def growth(call: Callable[[], object]) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from ..._masks import Causal, Documents, Mask, Padding, Prefix, Window
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, row, key) -> attends
 
 
-class Sizes(NamedTuple):
+class PatternSizes(NamedTuple):
     batch: int
     length_q: int
     length_k: int
@@ -33,51 +33,51 @@ class Sizes(NamedTuple):
         return self.length_k - self.length_q
 
 
-class Ranges(NamedTuple):
+class KeyRanges(NamedTuple):
     """int64, (B or 1, Lq) each; an empty row has stop <= first."""
 
     first: Tensor
     stop: Tensor
 
 
-class Term(ABC):
+class PatternTerm(ABC):
     @abstractmethod
-    def ranges(self, sizes: Sizes, position: Tensor) -> Ranges:
+    def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
         """The keys seen from each position (Lq,); ends beyond 0 and Lk are cut off by the caller."""
 
     @abstractmethod
-    def mask(self, sizes: Sizes) -> Callable[[], Mask]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
         """What makes a fresh mask value; tensors it is made of exist already, as they do in a training loop."""
 
     @abstractmethod
-    def rule(self, sizes: Sizes) -> Rule: ...
+    def rule(self, sizes: PatternSizes) -> Rule: ...
 
 
 @dataclass(frozen=True)
-class CausalTerm(Term):
-    def ranges(self, sizes: Sizes, position: Tensor) -> Ranges:
-        return Ranges(torch.zeros_like(position)[None], position[None] + 1)
+class CausalTerm(PatternTerm):
+    def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
+        return KeyRanges(torch.zeros_like(position)[None], position[None] + 1)
 
-    def mask(self, sizes: Sizes) -> Callable[[], Mask]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
         return Causal
 
-    def rule(self, sizes: Sizes) -> Rule:
+    def rule(self, sizes: PatternSizes) -> Rule:
         return lambda b, h, row, key: key <= row + sizes.offset
 
 
 @dataclass(frozen=True)
-class WindowTerm(Term):
+class WindowTerm(PatternTerm):
     """The query's own key and the `width - 1` before it."""
 
     width: int
 
-    def ranges(self, sizes: Sizes, position: Tensor) -> Ranges:
-        return Ranges(position[None] - self.width + 1, position[None] + 1)
+    def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
+        return KeyRanges(position[None] - self.width + 1, position[None] + 1)
 
-    def mask(self, sizes: Sizes) -> Callable[[], Mask]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
         return lambda: Window(self.width - 1, 0)
 
-    def rule(self, sizes: Sizes) -> Rule:
+    def rule(self, sizes: PatternSizes) -> Rule:
         def seen(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
             back = row + sizes.offset - key
             return (back >= 0) & (back < self.width)
@@ -86,81 +86,81 @@ class WindowTerm(Term):
 
 
 @dataclass(frozen=True)
-class PaddingTerm(Term):
+class PaddingTerm(PatternTerm):
     """Keys padded on the right: `share` of them are real, in items whose lengths differ by up to half of that."""
 
     share: float
 
-    def lengths(self, sizes: Sizes) -> Tensor:
+    def lengths(self, sizes: PatternSizes) -> Tensor:
         """(B,), evenly spread about the mean; odd, because real lengths do not end where a kernel's tiles do."""
         spread = torch.linspace(-1, 1, sizes.batch, dtype=torch.float64) if sizes.batch > 1 else torch.zeros(1)
         room = min(self.share, 1 - self.share) / 2
         exact = sizes.length_k * (self.share + room * spread.double())
         return (exact.round().long() | 1).clamp(max=sizes.length_k)
 
-    def ranges(self, sizes: Sizes, position: Tensor) -> Ranges:
+    def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
         stop = self.lengths(sizes)[:, None].expand(-1, len(position))
-        return Ranges(torch.zeros_like(stop), stop)
+        return KeyRanges(torch.zeros_like(stop), stop)
 
-    def mask(self, sizes: Sizes) -> Callable[[], Mask]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
         lengths = self.lengths(sizes)
         return lambda: Padding(lengths)
 
-    def rule(self, sizes: Sizes) -> Rule:
+    def rule(self, sizes: PatternSizes) -> Rule:
         lengths = self.lengths(sizes)
         return lambda b, h, row, key: key < lengths[b]
 
 
 @dataclass(frozen=True)
-class DocumentsTerm(Term):
+class DocumentsTerm(PatternTerm):
     """`count` documents of equal length but for a few tokens, so that they end within a kernel's tiles."""
 
     count: int
 
-    def starts(self, sizes: Sizes) -> Tensor:
+    def starts(self, sizes: PatternSizes) -> Tensor:
         return torch.tensor([0] + [(n * sizes.length_k // self.count) | 1 for n in range(1, self.count)])
 
-    def ids(self, sizes: Sizes) -> Tensor:
+    def ids(self, sizes: PatternSizes) -> Tensor:
         return torch.bucketize(torch.arange(sizes.length_k), self.starts(sizes)[1:], right=True)
 
-    def ranges(self, sizes: Sizes, position: Tensor) -> Ranges:
+    def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
         ends = torch.cat([self.starts(sizes), torch.tensor([sizes.length_k])])
         own = self.ids(sizes)[position.clamp(0)]
         stop = torch.where(position < 0, 0, ends[own + 1])
-        return Ranges(ends[own][None], stop[None])
+        return KeyRanges(ends[own][None], stop[None])
 
-    def mask(self, sizes: Sizes) -> Callable[[], Mask]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
         ids = self.ids(sizes)
         return lambda: Documents(ids)
 
-    def rule(self, sizes: Sizes) -> Rule:
+    def rule(self, sizes: PatternSizes) -> Rule:
         ids = self.ids(sizes)
         return lambda b, h, row, key: ids[row + sizes.offset] == ids[key]
 
 
 @dataclass(frozen=True)
-class PrefixTerm(Term):
+class PrefixTerm(PatternTerm):
     length: int
 
-    def ranges(self, sizes: Sizes, position: Tensor) -> Ranges:
-        return Ranges(torch.zeros_like(position)[None], (position[None] + 1).clamp(min=self.length))
+    def ranges(self, sizes: PatternSizes, position: Tensor) -> KeyRanges:
+        return KeyRanges(torch.zeros_like(position)[None], (position[None] + 1).clamp(min=self.length))
 
-    def mask(self, sizes: Sizes) -> Callable[[], Mask]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask]:
         return lambda: Prefix(self.length)
 
-    def rule(self, sizes: Sizes) -> Rule:
+    def rule(self, sizes: PatternSizes) -> Rule:
         return lambda b, h, row, key: (key < self.length) | (key <= row + sizes.offset)
 
 
 @dataclass(frozen=True)
-class Pattern:
+class MaskPattern:
     """Terms that all hold, and what is added to the logits: None, "alibi" or "bias" (a tensor, (Hq, Lq, Lk))."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[PatternTerm, ...]
     bias: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Pattern:
+    def parse(cls, text: str) -> MaskPattern:
         """ValueError for what is no pattern."""
         words = text.split("+")
         biases = [word for word in words if word in ("alibi", "bias")]
@@ -169,29 +169,31 @@ class Pattern:
         terms = tuple(_term(word, text) for word in words if word not in ("full", *biases))
         return cls(terms, biases[0] if biases else None)
 
-    def ranges(self, sizes: Sizes) -> Ranges:
+    def ranges(self, sizes: PatternSizes) -> KeyRanges:
         position = torch.arange(sizes.length_q) + sizes.offset
-        whole = Ranges(torch.zeros(1, len(position), dtype=torch.long), torch.full((1, len(position)), sizes.length_k))
+        whole = KeyRanges(
+            torch.zeros(1, len(position), dtype=torch.long), torch.full((1, len(position)), sizes.length_k)
+        )
         parts = [whole, *(term.ranges(sizes, position) for term in self.terms)]
         first = reduce(torch.maximum, [part.first for part in parts])
-        return Ranges(first, reduce(torch.minimum, [part.stop for part in parts]))
+        return KeyRanges(first, reduce(torch.minimum, [part.stop for part in parts]))
 
-    def pairs(self, sizes: Sizes) -> int:
+    def pairs(self, sizes: PatternSizes) -> int:
         """Visible (query, key) pairs of one head, over the batch."""
         first, stop = self.ranges(sizes)
         return int((stop - first).clamp(min=0).expand(sizes.batch, -1).sum())
 
-    def mask(self, sizes: Sizes) -> Callable[[], Mask | None]:
+    def mask(self, sizes: PatternSizes) -> Callable[[], Mask | None]:
         makers = [term.mask(sizes) for term in self.terms]
         return lambda: reduce(lambda a, b: a & b, [make() for make in makers]) if makers else None
 
-    def rule(self, sizes: Sizes) -> Rule | None:
+    def rule(self, sizes: PatternSizes) -> Rule | None:
         rules = [term.rule(sizes) for term in self.terms]
         if not rules:
             return None
         return lambda b, h, row, key: reduce(torch.logical_and, [rule(b, h, row, key) for rule in rules])
 
-    def dense(self, sizes: Sizes) -> Tensor | None:
+    def dense(self, sizes: PatternSizes) -> Tensor | None:
         """bool (B or 1, 1, Lq, Lk), True = attend; None where there is nothing to say."""
         if not self.terms:
             return None
@@ -208,7 +210,7 @@ class Pattern:
         return any(isinstance(term, PaddingTerm) for term in self.terms)
 
 
-def _term(word: str, text: str) -> Term:
+def _term(word: str, text: str) -> PatternTerm:
     name, _, number = word.partition(":")
     if name == "causal" and not number:
         return CausalTerm()
@@ -216,7 +218,7 @@ def _term(word: str, text: str) -> Term:
         share = {"": 0.5, "half": 0.5}.get(number)
         return PaddingTerm(_share(number, text) if share is None else share)
     if name in ("window", "documents", "prefix") and number.isdigit() and int(number) > 0:
-        makers: dict[str, Callable[[int], Term]] = {
+        makers: dict[str, Callable[[int], PatternTerm]] = {
             "window": WindowTerm,
             "documents": DocumentsTerm,
             "prefix": PrefixTerm,

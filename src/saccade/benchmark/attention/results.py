@@ -12,7 +12,7 @@ from .statistics import Quartiles, paired_ratio, quartiles
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """Bytes by which the process grew at its peak, above the inputs, and how that was seen."""
 
     peak: int
@@ -26,7 +26,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One contender on one case.
 
     status: "measured", "wrong" (then there is no speed), or "none" (it cannot, or was left out; the note says why).
@@ -41,7 +41,7 @@ class Row:
     limit: str | None = None  # name of one of the group's limits
     setup: float = 0.0  # seconds of compilation, where there is one
     error: float | None = None  # of what is allowed
-    memory: Memory | None = None
+    memory: PeakMemory | None = None
 
     @cached_property
     def seconds(self) -> Quartiles | None:
@@ -65,21 +65,21 @@ class LimitReadings:
 
 
 @dataclass(frozen=True)
-class Group:
+class MeasurementGroup:
     """Rows that were measured in turns, and the limits measured between them."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
     limits: tuple[LimitReadings, ...] = ()
 
-    def share(self, row: Row) -> Quartiles | None:
+    def share(self, row: Measurement) -> Quartiles | None:
         """Quartiles of the row's rate as a part of its limit, round by round; None where either is not known."""
         limit = next((limit for limit in self.limits if limit.name == row.limit), None)
         if limit is None or not row.readings:
             return None
         return paired_ratio([row.case.amount / seconds for seconds in row.readings], limit.readings)
 
-    def speedup(self, row: Row, over: Row) -> Quartiles | None:
+    def speedup(self, row: Measurement, over: Measurement) -> Quartiles | None:
         """How many times faster `row` is than `over`, round by round."""
         if not row.readings or not over.readings:
             return None
@@ -87,7 +87,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequirementOutcome:
     """What was asked of a measurement, and whether it held. measured is None where it could not be measured."""
 
     target: str
@@ -98,17 +98,17 @@ class Outcome:
 
 
 @dataclass
-class Report:
+class BenchmarkReport:
     """A whole run."""
 
     machine: dict[str, Any]
     settings: dict[str, Any]
-    groups: list[Group] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    groups: list[MeasurementGroup] = field(default_factory=list)
+    outcomes: list[RequirementOutcome] = field(default_factory=list)
     exponents: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Measurement]:
         return [row for group in self.groups for row in group.rows]
 
     def as_json(self) -> str:
@@ -116,7 +116,7 @@ class Report:
         return json.dumps(_rounded(asdict(self)), indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
+    def from_json(cls, text: str) -> BenchmarkReport:
         """The report that `as_json` wrote.
 
         Raises:
@@ -125,20 +125,20 @@ class Report:
         try:
             read = json.loads(text)
             groups = [_group(entry) for entry in read["groups"]]
-            outcomes = [Outcome(**entry) for entry in read["outcomes"]]
+            outcomes = [RequirementOutcome(**entry) for entry in read["outcomes"]]
             return cls(read["machine"], read["settings"], groups, outcomes, read["exponents"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a report of a benchmark: {error}") from None
 
 
-def _group(read: dict[str, Any]) -> Group:
+def _group(read: dict[str, Any]) -> MeasurementGroup:
     limits = [LimitReadings(**{**entry, "readings": tuple(entry["readings"])}) for entry in read["limits"]]
-    return Group(read["title"], tuple(_row(entry) for entry in read["rows"]), tuple(limits))
+    return MeasurementGroup(read["title"], tuple(_row(entry) for entry in read["rows"]), tuple(limits))
 
 
-def _row(read: dict[str, Any]) -> Row:
-    memory = None if read["memory"] is None else Memory(**read["memory"])
-    return Row(**{**read, "case": Case(**read["case"]), "readings": tuple(read["readings"]), "memory": memory})
+def _row(read: dict[str, Any]) -> Measurement:
+    memory = None if read["memory"] is None else PeakMemory(**read["memory"])
+    return Measurement(**{**read, "case": Case(**read["case"]), "readings": tuple(read["readings"]), "memory": memory})
 
 
 def _rounded(value: Any) -> Any:

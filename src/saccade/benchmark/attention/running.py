@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from .cases import Case
 from .contenders import Contender
 from .growth import exponents
-from .measuring import Entry, Settings, measure, weigh
-from .results import Group, Report
-from .targets import Target
+from .measuring import Entry, MeasurementSettings, measure, weigh
+from .results import BenchmarkReport, MeasurementGroup
+from .targets import PerformanceTarget
 
-Told = Callable[[Group], None]
+Told = Callable[[MeasurementGroup], None]
 
 
-def sweep(report: Report, cases: Iterable[Case], who: Sequence[Contender], settings: Settings, told: Told) -> None:
+def sweep(
+    report: BenchmarkReport, cases: Iterable[Case], who: Sequence[Contender], settings: MeasurementSettings, told: Told
+) -> None:
     """Measure every contender on every case; `told` of each group when it is there."""
     for case in cases:
         group = measure(case.label, [Entry(case, contender) for contender in who], settings)
@@ -23,7 +25,9 @@ def sweep(report: Report, cases: Iterable[Case], who: Sequence[Contender], setti
         told(group)
 
 
-def hold_to(report: Report, targets: Iterable[Target], settings: Settings, told: Told) -> None:
+def hold_to(
+    report: BenchmarkReport, targets: Iterable[PerformanceTarget], settings: MeasurementSettings, told: Told
+) -> None:
     """Measure targets and judge them."""
     for target in targets:
         take = weigh if target.weighed else measure

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import words
-from .results import Group, Report, Row
+from .results import BenchmarkReport, Measurement, MeasurementGroup
 from .statistics import NOISY
 
 Table = tuple[list[str], list[list[str]]]
 
 
-def unit_of(row: Row) -> str:
+def unit_of(row: Measurement) -> str:
     return "B/s" if row.case.stage == "decode" else "FLOP/s"
 
 
-def group_table(group: Group, *, cases: bool = False) -> Table:
+def group_table(group: MeasurementGroup, *, cases: bool = False) -> Table:
     """Header and cells of a group. cases: a column for the case, where the rows differ in it."""
     first = group.rows[0]
     memory = any(row.memory is not None for row in group.rows)
@@ -30,7 +30,7 @@ def group_table(group: Group, *, cases: bool = False) -> Table:
     return [*header, ""], [[*cells, row.note] for cells, row in zip(lines, group.rows, strict=True)]
 
 
-def _cells(group: Group, row: Row, memory: bool) -> list[str]:
+def _cells(group: MeasurementGroup, row: Measurement, memory: bool) -> list[str]:
     share, faster = group.share(row), group.speedup(group.rows[0], row)
     seconds = row.seconds
     cells = [
@@ -44,11 +44,11 @@ def _cells(group: Group, row: Row, memory: bool) -> list[str]:
     return cells + ([_memory(row)] if memory else [])
 
 
-def _memory(row: Row) -> str:
+def _memory(row: Measurement) -> str:
     return "-" if row.memory is None else words.size(row.memory.extra)
 
 
-def outcome_table(report: Report) -> Table:
+def outcome_table(report: BenchmarkReport) -> Table:
     """What was asked, what was measured, and whether it is met."""
     header = ["target", "asked", "measured", "met"]
     verdicts = [("yes" if one.met else "NO") if one.measured is not None else "not measured" for one in report.outcomes]
@@ -57,7 +57,7 @@ def outcome_table(report: Report) -> Table:
     ]
 
 
-def exponent_table(report: Report) -> Table:
+def exponent_table(report: BenchmarkReport) -> Table:
     header = ["grows as", "time", "memory", "from", "to"]
     return header, [
         [
@@ -88,13 +88,13 @@ def markdown(table: Table) -> list[str]:
     return lines + [f"| {' | '.join(cells)} |" for cells in escaped]
 
 
-def group_heading(group: Group) -> str:
+def group_heading(group: MeasurementGroup) -> str:
     """The title and, where some pairs are not visible, the share of them that is."""
     case = group.rows[0].case
     return group.title if _mixed(group) or case.work == 1 else f"{group.title}; work {words.percent(case.work)}"
 
 
-def limits_line(group: Group) -> str:
+def limits_line(group: MeasurementGroup) -> str:
     """What the machine could do meanwhile; empty where that is not known."""
     limits = [f"{limit.name} {words.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
     return f"limit: {', '.join(limits)}" if limits else ""
@@ -104,17 +104,17 @@ def _middle(readings: Sequence[float]) -> float:
     return sorted(readings)[len(readings) // 2]
 
 
-def _mixed(group: Group) -> bool:
+def _mixed(group: MeasurementGroup) -> bool:
     return len({row.case for row in group.rows}) > 1
 
 
-def group_lines(group: Group) -> list[str]:
+def group_lines(group: MeasurementGroup) -> list[str]:
     limits = limits_line(group)
     table = aligned(group_table(group, cases=_mixed(group)), "  ")
     return [group_heading(group), *([f"  {limits}"] if limits else []), *table, ""]
 
 
-def notes(report: Report) -> list[str]:
+def notes(report: BenchmarkReport) -> list[str]:
     """What a reader must know to trust the numbers."""
     rows = report.rows
     told = disturbances(sum(row.noisy for row in rows), len(rows), report.machine)
@@ -157,7 +157,7 @@ def machine_line(machine: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def page(report: Report, title: str, command: str) -> str:
+def page(report: BenchmarkReport, title: str, command: str) -> str:
     """The report as a page for `benchmarks/results/`."""
     lines = [f"# {title}", "", f"    {command}", "", f"{machine_line(report.machine)}.", ""]
     lines += ["Medians of readings taken in turns; ratios are medians of ratios of readings of the same round.", ""]
@@ -181,7 +181,7 @@ def page(report: Report, title: str, command: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def text(report: Report) -> list[str]:
+def text(report: BenchmarkReport) -> list[str]:
     """The report as lines for a terminal or a pipe."""
     lines = [machine_line(report.machine), ""]
     for group in report.groups:

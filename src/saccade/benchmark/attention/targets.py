@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from . import words
-from .asks import Ask, Extra, Faster, Growth, Longer, Share
+from .asks import ExtraMemory, LimitShare, RelativeTime, Requirement, SpeedupRequirement, TimeGrowth
 from .cases import Case
-from .contenders import Flex, Ours, Sdpa
+from .contenders import FlexAttention, SaccadeAttention, SdpaAttention
 from .measuring import Entry
 
 WIDTHS = (64, 128)
@@ -21,17 +21,17 @@ WINDOW = "window:256"
 
 
 @dataclass(frozen=True)
-class Target:
+class PerformanceTarget:
     """weighed: memory is measured, and no time."""
 
     title: str
     entries: tuple[Entry, ...]
-    asks: tuple[Ask, ...]
+    asks: tuple[Requirement, ...]
     weighed: bool = False
 
 
 @dataclass(frozen=True)
-class Bounds:
+class TargetBounds:
     """Least share of the limit and least speed over F.sdpa of one stage, dtype and mask."""
 
     stage: str
@@ -42,19 +42,19 @@ class Bounds:
 
 
 BOUNDS = (
-    Bounds("forward", "float32", "full", 0.72, 2.1),
-    Bounds("forward", "float32", "causal", 0.66, 2.3),
-    Bounds("forward+backward", "float32", "full", 0.60, 1.9),
-    Bounds("forward+backward", "float32", "causal", 0.52, 2.2),
-    Bounds("forward", "bfloat16", "full", 0.70, 4.0),
-    Bounds("forward", "bfloat16", "causal", 0.64, 4.2),
-    Bounds("forward+backward", "bfloat16", "full", 0.50, 2.2),
-    Bounds("forward+backward", "bfloat16", "causal", 0.42, 2.5),
+    TargetBounds("forward", "float32", "full", 0.72, 2.1),
+    TargetBounds("forward", "float32", "causal", 0.66, 2.3),
+    TargetBounds("forward+backward", "float32", "full", 0.60, 1.9),
+    TargetBounds("forward+backward", "float32", "causal", 0.52, 2.2),
+    TargetBounds("forward", "bfloat16", "full", 0.70, 4.0),
+    TargetBounds("forward", "bfloat16", "causal", 0.64, 4.2),
+    TargetBounds("forward+backward", "bfloat16", "full", 0.50, 2.2),
+    TargetBounds("forward+backward", "bfloat16", "causal", 0.42, 2.5),
 )
 
 
 @dataclass(frozen=True)
-class Preset:
+class TargetPreset:
     """Which backend is held to them, and on what.
 
     subject: the backend whose kernels are measured; choice: the one that picks a kernel by itself.
@@ -76,7 +76,7 @@ class Preset:
         return tuple(length for length in lengths if length <= SETTLED) if self.quick else lengths
 
 
-def targets(preset: Preset) -> list[Target]:
+def targets(preset: TargetPreset) -> list[PerformanceTarget]:
     """All of them, in the order in which they are measured."""
     return [
         *_long(preset),
@@ -94,68 +94,74 @@ def _of(length: int, width: int, **others: object) -> Case:
     return Case(length, length, width=width, value_width=width, **others)  # type: ignore[arg-type]
 
 
-def _against_sdpa(case: Case, subject: str, *asks: Ask) -> Target:
-    return Target(case.label, (Entry(case, Ours(subject)), Entry(case, Sdpa())), asks)
+def _against_sdpa(case: Case, subject: str, *asks: Requirement) -> PerformanceTarget:
+    return PerformanceTarget(case.label, (Entry(case, SaccadeAttention(subject)), Entry(case, SdpaAttention())), asks)
 
 
-def _long(preset: Preset) -> Iterator[Target]:
+def _long(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     for bounds in BOUNDS:
         for width in preset.widths:
             for length in preset.up_to(LONG):
                 case = _of(length, width, mask=bounds.mask, stage=bounds.stage, dtype=bounds.dtype)
                 shared = bounds.stage != "forward" or length >= SETTLED
-                share = (Share(bounds.share),) if shared else ()
-                yield _against_sdpa(case, preset.subject, *share, Faster(bounds.faster))
+                share = (LimitShare(bounds.share),) if shared else ()
+                yield _against_sdpa(case, preset.subject, *share, SpeedupRequirement(bounds.faster))
 
 
-def _medium(preset: Preset) -> Iterator[Target]:
+def _medium(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     for dtype, least in (("float32", 1.5), ("bfloat16", 3.0)):
         for mask in ("full", "causal"):
             for width in preset.widths:
                 for length in (256, 512, 1024):
                     case = _of(length, width, mask=mask, dtype=dtype)
-                    yield _against_sdpa(case, preset.subject, Faster(least))
+                    yield _against_sdpa(case, preset.subject, SpeedupRequirement(least))
 
 
-def _lower_set(preset: Preset) -> Iterator[Target]:
+def _lower_set(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     for width in preset.widths:
         case = _of(4096, width)
         title = f"{case.label} on {preset.lower}"
-        yield Target(title, (Entry(case, Ours(preset.subject, preset.lower)),), (Share(0.70),))
+        yield PerformanceTarget(
+            title, (Entry(case, SaccadeAttention(preset.subject, preset.lower)),), (LimitShare(0.70),)
+        )
 
 
-def _windows(preset: Preset) -> Iterator[Target]:
+def _windows(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     for dtype in ("float32", "bfloat16"):
         for width in preset.widths:
             case = _of(8192, width, mask=WINDOW, dtype=dtype)
-            ours = Ours(preset.subject)
-            yield Target(case.label, (Entry(case, ours), Entry(case, Flex())), (Faster(3.0),))
+            ours = SaccadeAttention(preset.subject)
+            yield PerformanceTarget(
+                case.label, (Entry(case, ours), Entry(case, FlexAttention())), (SpeedupRequirement(3.0),)
+            )
             lengths = (8192, 16384, 32768, 65536)
             longer = [replace(case, length_q=length, length_k=length) for length in lengths]
             title = f"{case.label} to L={words.length(lengths[-1])}"
-            yield Target(title, tuple(Entry(one, ours) for one in longer), (Growth(1.05, tuple(range(len(longer)))),))
+            yield PerformanceTarget(
+                title, tuple(Entry(one, ours) for one in longer), (TimeGrowth(1.05, tuple(range(len(longer)))),)
+            )
             alone = replace(case, stage="backward")
             entries = (Entry(alone, ours), Entry(replace(case, stage="recorded"), ours))
-            yield Target(alone.label, entries, (Longer(3.3, "the time of its forward"),))
+            yield PerformanceTarget(alone.label, entries, (RelativeTime(3.3, "the time of its forward"),))
 
 
-def _half_of_the_work(preset: Preset) -> Iterator[Target]:
-    ours = Ours(preset.subject)
+def _half_of_the_work(preset: TargetPreset) -> Iterator[PerformanceTarget]:
+    ours = SaccadeAttention(preset.subject)
     for mask, batch in (("padding:half", 4), ("documents:2", 1)):
         for dtype in ("float32", "bfloat16"):
             for stage in ("forward", "forward+backward"):
                 for width in preset.widths:
                     half = _of(4096, width, mask=mask, dtype=dtype, stage=stage, batch=batch)
                     whole = replace(half, mask="full")
-                    asks = (Longer(0.6, f"the time of the full call (work {words.percent(half.work)})"),)
-                    yield Target(half.label, (Entry(half, ours), Entry(whole, ours)), asks)
+                    asks = (RelativeTime(0.6, f"the time of the full call (work {words.percent(half.work)})"),)
+                    yield PerformanceTarget(half.label, (Entry(half, ours), Entry(whole, ours)), asks)
 
 
-def _decoding(preset: Preset) -> Iterator[Target]:
+def _decoding(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     for dtype in ("float32", "bfloat16"):
         for width in preset.widths:
             case = decoding(4 * preset.cache, _of(1, width, stage="decode", dtype=dtype))
-            yield _against_sdpa(case, preset.subject, Share(0.80), Faster(1.0))
+            yield _against_sdpa(case, preset.subject, LimitShare(0.80), SpeedupRequirement(1.0))
 
 
 def decoding(size: int, like: Case) -> Case:
@@ -165,7 +171,7 @@ def decoding(size: int, like: Case) -> Case:
     return replace(like, length_k=max(length, like.length_q))
 
 
-def _small(preset: Preset) -> Iterator[Target]:
+def _small(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     lengths = (16, 64, 256) if preset.quick else (16, 32, 64, 128, 256)
     for dtype in ("float32", "bfloat16"):
         for stage in ("forward", "forward+backward"):
@@ -173,15 +179,17 @@ def _small(preset: Preset) -> Iterator[Target]:
                 for batch in (1, 4, 12):
                     for length in lengths:
                         case = _of(length, 64, mask=mask, stage=stage, dtype=dtype, batch=batch)
-                        target = _against_sdpa(case, preset.choice, Faster(1.0))
+                        target = _against_sdpa(case, preset.choice, SpeedupRequirement(1.0))
                         yield replace(target, title=f"{target.title} through {preset.choice}")
 
 
-def _memory(preset: Preset) -> Iterator[Target]:
+def _memory(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     length = SETTLED if preset.quick else 32768
     for dtype in ("float32", "bfloat16"):
         for mask in ("full", "causal"):
             for width in preset.widths:
                 case = _of(length, width, mask=mask, stage="forward+backward", dtype=dtype)
                 title = f"memory of {case.label}"
-                yield Target(title, (Entry(case, Ours(preset.subject)),), (Extra(1.5),), weighed=True)
+                yield PerformanceTarget(
+                    title, (Entry(case, SaccadeAttention(preset.subject)),), (ExtraMemory(1.5),), weighed=True
+                )

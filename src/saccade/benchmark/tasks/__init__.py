@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from . import figure, tables
-from .contenders import Attention, Contender, Network
+from .contenders import AttentionBlocks, RecurrentNetwork, TaskContender
 from .copying import Copy, Duplication
 from .everyone import named, refused, usual
 from .examples import UNASKED, Examples, Task
-from .model import Reader, Shape
+from .model import ModelShape, SequenceModel
 from .recall import Induction, Needle, Recall
-from .records import Case, Row, append, as_dict, load, missing
+from .records import FinishedRun, TrainingCase, append, as_dict, load, missing
 from .running import cases, go_through, measure
 from .tables import TASKS
-from .training import Budget, Outcome, run
+from .training import TrainingBudget, TrainingOutcome, run
 
 __all__ = [
     "TASKS",
     "UNASKED",
-    "Attention",
-    "Budget",
-    "Case",
-    "Contender",
+    "AttentionBlocks",
     "Copy",
     "Duplication",
     "Examples",
+    "FinishedRun",
     "Induction",
+    "ModelShape",
     "Needle",
-    "Network",
-    "Outcome",
-    "Reader",
     "Recall",
-    "Row",
-    "Shape",
+    "RecurrentNetwork",
+    "SequenceModel",
     "Task",
+    "TaskContender",
+    "TrainingBudget",
+    "TrainingCase",
+    "TrainingOutcome",
     "append",
     "as_dict",
     "cases",

@@ -18,7 +18,7 @@ from ...variants import MechanismConfig, Recurrent
 
 
 @dataclass(frozen=True)
-class Contender(ABC):
+class TaskContender(ABC):
     """Something that reads tokens in order.
 
     Args:
@@ -37,7 +37,7 @@ class Contender(ABC):
 
 
 @dataclass(frozen=True)
-class Attention(Contender):
+class AttentionBlocks(TaskContender):
     """Pre-norm blocks of attention alone, without feed-forward layers.
 
     Args:
@@ -84,19 +84,19 @@ class Attention(Contender):
 
 
 @dataclass(frozen=True)
-class Network(Contender):
+class RecurrentNetwork(TaskContender):
     """`nn.LSTM` or `nn.GRU` of width E, and a norm."""
 
     kind: type[nn.LSTM] | type[nn.GRU] = nn.LSTM
 
     def body(self, width: int, layers: int, length: int) -> nn.Module:
-        return _Recurrence(self.kind(width, width, layers, batch_first=True), width)
+        return _RecurrentLayers(self.kind(width, width, layers, batch_first=True), width)
 
     def remembers(self, width: int, layers: int, length: int) -> int:
         return layers * width * (2 if self.kind is nn.LSTM else 1)
 
 
-class _Recurrence(nn.Module):
+class _RecurrentLayers(nn.Module):
     def __init__(self, network: nn.Module, width: int):
         super().__init__()
         self.network, self.norm = network, make_norm("rms", width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ... import variants
-from .contenders import Attention, Contender, Network
+from .contenders import AttentionBlocks, RecurrentNetwork, TaskContender
 from .examples import Task
 from .recall import Recall
 
@@ -51,7 +51,7 @@ def refused() -> dict[str, str]:
     return {name: reason for name, reason in found.items() if isinstance(reason, str)}
 
 
-def named(text: str) -> Contender:
+def named(text: str) -> TaskContender:
     """The contender that is called `name`, or `name:setting=value,...`; of mechanisms, `head` is the width of a head.
 
     Raises:
@@ -59,18 +59,18 @@ def named(text: str) -> Contender:
     """
     name, _, settings = text.partition(":")
     if name in NETWORKS and not settings:
-        return Network(text, NETWORKS[name])
+        return RecurrentNetwork(text, NETWORKS[name])
     parts = {key: value for key, _, value in (part.partition("=") for part in settings.split(",") if part)}
     known = [EXACT, f"{WINDOW}:size=N", *(config.name for config in variants.MECHANISMS), *NETWORKS]
     if name not in (EXACT, WINDOW, *(config.name for config in variants.MECHANISMS)):
         raise ValueError(f"mechanism: expected one of {', '.join(known)}; got {text!r}")
     head = _whole("head", parts.pop("head")) if "head" in parts else None
     if name == WINDOW:
-        return Attention(text, head=head, window=_size(text, parts))
+        return AttentionBlocks(text, head=head, window=_size(text, parts))
     rest = ",".join(f"{key}={value}" for key, value in parts.items())
     if name == EXACT and rest:
         raise ValueError(f"mechanism: exact attention takes head=... alone; got {rest!r}")
-    return Attention(text, None if name == EXACT else variants.parse(f"{name}:{rest}"), head=head)
+    return AttentionBlocks(text, None if name == EXACT else variants.parse(f"{name}:{rest}"), head=head)
 
 
 def _size(text: str, parts: dict[str, str]) -> int:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .records import Row
-from .tables import Line, lines
+from .records import FinishedRun
+from .tables import TaskLine, lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MARKS = "osD^vP*X"
 
 
-def draw(rows: Sequence[Row], task: str, kind: str) -> bytes:
+def draw(rows: Sequence[FinishedRun], task: str, kind: str) -> bytes:
     """Accuracy on a task against the numbers that are kept, a panel for each of its groups; `kind` "png" or "svg".
 
     Raises:
@@ -46,10 +46,10 @@ def draw(rows: Sequence[Row], task: str, kind: str) -> bytes:
     return out.getvalue()
 
 
-def _panel(axes: Axes, own: Sequence[Line], place: int) -> None:
+def _panel(axes: Axes, own: Sequence[TaskLine], place: int) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    families: dict[str, list[Line]] = {}
+    families: dict[str, list[TaskLine]] = {}
     for line in own:
         if not line.grows:
             families.setdefault(family(line.mechanism), []).append(line)
@@ -71,7 +71,7 @@ def _panel(axes: Axes, own: Sequence[Line], place: int) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _median(line: Line, place: int) -> float:
+def _median(line: TaskLine, place: int) -> float:
     return statistics.median(row.outcome.by_group[place] for row in line.rows)
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ...nn.config import check_count, check_positive
 from ...positions import Sinusoidal
-from .contenders import Contender
+from .contenders import TaskContender
 from .examples import Task
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a model, the same for all contenders.
 
     Args:
@@ -57,7 +57,7 @@ class ShortConvolution(nn.Module):
         return x + self.filter(F.pad(x.transpose(1, 2), (earlier, 0))).transpose(1, 2)
 
 
-class Reader(nn.Module):
+class SequenceModel(nn.Module):
     """Reads tokens in order, and says what comes after some of them.
 
         logits = W norm(body(sqrt(E) W[tokens] + positions)),   W the embedding (V, E)
@@ -66,7 +66,7 @@ class Reader(nn.Module):
     before in fewer steps than by learned ones. The head is the embedding's transpose, as in Zoology's models.
     """
 
-    def __init__(self, contender: Contender, task: Task, shape: Shape):
+    def __init__(self, contender: TaskContender, task: Task, shape: ModelShape):
         super().__init__()
         self.width = shape.width
         self.embedding = nn.Embedding(task.vocabulary, shape.width)
@@ -85,7 +85,7 @@ class Reader(nn.Module):
 
 
 @torch.no_grad()
-def answers(model: Reader, tokens: Tensor, asked: Tensor, batch: int = 256) -> Tensor:
+def answers(model: SequenceModel, tokens: Tensor, asked: Tensor, batch: int = 256) -> Tensor:
     """The likeliest tokens (n,) where `asked` (B, L), a batch at a time."""
     training = model.training
     model.eval()

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from .examples import Task
-from .model import Shape
-from .training import Budget, Outcome
+from .model import ModelShape
+from .training import TrainingBudget, TrainingOutcome
 
 FIGURES = 6  # significant digits of what is written
 
 
 @dataclass(frozen=True)
-class Case:
+class TrainingCase:
     """What is trained: a contender by its name, on a task, from a seed."""
 
     task: Task
     name: str
     seed: int
-    shape: Shape
-    budget: Budget
+    shape: ModelShape
+    budget: TrainingBudget
 
     def described(self) -> dict[str, Any]:
         """As JSON takes it. Two cases with the same description are the same run."""
@@ -39,7 +39,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class FinishedRun:
     """A run that is done.
 
     groups, chance: of the task. remembers: numbers kept of an example; a_token: of each further token, where that
@@ -51,7 +51,7 @@ class Row:
     chance: float
     remembers: int
     a_token: int
-    outcome: Outcome
+    outcome: TrainingOutcome
 
     @property
     def task(self) -> str:
@@ -67,7 +67,7 @@ class Row:
         return json.dumps({name: self.case[name] for name in ("sizes", "shape", "budget")}, sort_keys=True)
 
 
-def as_dict(row: Row) -> dict[str, Any]:
+def as_dict(row: FinishedRun) -> dict[str, Any]:
     """A run as JSON takes it."""
     outcome = {name: _short(value) for name, value in asdict(row.outcome).items()}
     return {
@@ -80,7 +80,7 @@ def as_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def read(lines: Iterable[str], where: object = "records") -> list[Row]:
+def read(lines: Iterable[str], where: object = "records") -> list[FinishedRun]:
     """The rows that `append` wrote, one a line.
 
     Raises:
@@ -89,27 +89,27 @@ def read(lines: Iterable[str], where: object = "records") -> list[Row]:
     return [_row(line, f"{where}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def load(path: Path) -> list[Row]:
+def load(path: Path) -> list[FinishedRun]:
     """The rows of a file; none where there is no file."""
     return read(path.read_text(encoding="utf-8").splitlines(), path) if path.exists() else []
 
 
-def append(path: Path, row: Row) -> None:
+def append(path: Path, row: FinishedRun) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(as_dict(row)) + "\n")
 
 
-def missing(cases: Iterable[Case], rows: Sequence[Row]) -> list[Case]:
+def missing(cases: Iterable[TrainingCase], rows: Sequence[FinishedRun]) -> list[TrainingCase]:
     """The cases that no row is of."""
     done = [row.case for row in rows]
     return [case for case in cases if case.described() not in done]
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, where: str) -> FinishedRun:
     try:
         found = json.loads(line)
         case = {name: found[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
-        outcome = Outcome(
+        outcome = TrainingOutcome(
             found["right"],
             tuple(found["by_group"]),
             found["rate"],
@@ -118,7 +118,7 @@ def _row(line: str, where: str) -> Row:
             found["seconds"],
             found["cpu_seconds"],
         )
-        return Row(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
+        return FinishedRun(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None
 

@@ -9,15 +9,17 @@ import torch
 
 from .everyone import named, usual
 from .examples import Task
-from .model import Shape
-from .records import Case, Row
-from .training import Budget, Tell, run
+from .model import ModelShape
+from .records import FinishedRun, TrainingCase
+from .training import Tell, TrainingBudget, run
 
-Begin = Callable[[Case], Tell | None]  # told of a case before it is run; what it gives is told of its steps
-End = Callable[[Row], object]
+Begin = Callable[[TrainingCase], Tell | None]  # told of a case before it is run; what it gives is told of its steps
+End = Callable[[FinishedRun], object]
 
 
-def cases(tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape: Shape, budget: Budget) -> list[Case]:
+def cases(
+    tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape: ModelShape, budget: TrainingBudget
+) -> list[TrainingCase]:
     """Every contender on every task: all tasks with the first seed, then all with the next.
 
     Args:
@@ -32,7 +34,7 @@ def cases(tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape:
     if seeds < 1:
         raise ValueError(f"seeds: must be at least 1, got {seeds}")
     found = [
-        Case(task, name, seed, shape, budget)
+        TrainingCase(task, name, seed, shape, budget)
         for seed in range(seeds)
         for task in tasks
         for name in (usual(task) if names is None else names)
@@ -43,17 +45,17 @@ def cases(tasks: Sequence[Task], names: Sequence[str] | None, seeds: int, shape:
     return found
 
 
-def measure(case: Case, tell: Tell | None = None) -> Row:
+def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
     """One run, and what its contender keeps."""
     contender, (width, layers) = named(case.name), (case.shape.width, case.shape.layers)
     length = case.task.length
     with torch.random.fork_rng(devices=[]):
         kept, longer = (contender.remembers(width, layers, length + more) for more in (0, 1))
     outcome = run(contender, case.task, case.seed, case.shape, case.budget, tell)
-    return Row(case.described(), case.task.groups, case.task.chance, kept, longer - kept, outcome)
+    return FinishedRun(case.described(), case.task.groups, case.task.chance, kept, longer - kept, outcome)
 
 
-def go_through(found: Iterable[Case], begin: Begin, end: End, threads: int = 1) -> None:
+def go_through(found: Iterable[TrainingCase], begin: Begin, end: End, threads: int = 1) -> None:
     """Run the cases in this order, on so many threads."""
     with _held_to(threads):
         for case in found:

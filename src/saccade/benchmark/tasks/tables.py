@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 from .copying import Copy, Duplication
 from .examples import Task
-from .model import Shape
+from .model import ModelShape
 from .recall import Induction, Needle, Recall
-from .records import Row
-from .training import SOLVED, Budget
+from .records import FinishedRun
+from .training import SOLVED, TrainingBudget
 
 TASKS: tuple[type[Task], ...] = (Copy, Duplication, Recall, Induction, Needle)
 """In the order of the table."""
 
 
-class Line(NamedTuple):
+class TaskLine(NamedTuple):
     """A contender on a task, over its seeds."""
 
     task: str
     mechanism: str
-    rows: list[Row]
+    rows: list[FinishedRun]
 
     @property
     def right(self) -> float:
@@ -47,30 +47,30 @@ class Line(NamedTuple):
         return self.rows[0].a_token > 0
 
 
-def lines(rows: Sequence[Row]) -> list[Line]:
+def lines(rows: Sequence[FinishedRun]) -> list[TaskLine]:
     """One for each task and contender, in the order in which they first came.
 
     Raises:
         ValueError: runs of one task with different sizes, models or budgets.
     """
-    found: dict[tuple[str, str], Line] = {}
+    found: dict[tuple[str, str], TaskLine] = {}
     settings: dict[str, str] = {}
     for row in rows:
         if settings.setdefault(row.task, row.setting) != row.setting:
             raise ValueError(f"records: runs of {row.task} with different sizes, models or budgets do not compare")
-        found.setdefault((row.task, row.mechanism), Line(row.task, row.mechanism, [])).rows.append(row)
+        found.setdefault((row.task, row.mechanism), TaskLine(row.task, row.mechanism, [])).rows.append(row)
     return list(found.values())
 
 
-def tasks_of(found: Sequence[Line]) -> list[str]:
+def tasks_of(found: Sequence[TaskLine]) -> list[str]:
     there = {line.task for line in found}
     return [kind.name for kind in TASKS if kind.name in there]
 
 
-def command(rows: Sequence[Row]) -> str:
+def command(rows: Sequence[FinishedRun]) -> str:
     """What makes runs like these, were there none."""
     names = tasks_of(lines(rows))
-    first, usual = rows[0].case, (Shape(), Budget())
+    first, usual = rows[0].case, (ModelShape(), TrainingBudget())
     given = {
         "task": "all" if len(names) == len(TASKS) else ",".join(names),
         "seeds": len({row.case["seed"] for row in rows}),
@@ -88,7 +88,7 @@ def command(rows: Sequence[Row]) -> str:
     return f"saccade compare {asked}"
 
 
-def head(rows: Sequence[Row]) -> list[str]:
+def head(rows: Sequence[FinishedRun]) -> list[str]:
     """A title, the command, and the budget that all had."""
     case = rows[0].case
     shape, budget = case["shape"], case["budget"]
@@ -117,7 +117,7 @@ def head(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def page(rows: Sequence[Row], refused: dict[str, str]) -> list[str]:
+def page(rows: Sequence[FinishedRun], refused: dict[str, str]) -> list[str]:
     """All tables, lines of Markdown."""
     found = lines(rows)
     out = [] if len(tasks_of(found)) < 2 else [*summary(found), ""]
@@ -129,7 +129,7 @@ def page(rows: Sequence[Row], refused: dict[str, str]) -> list[str]:
     return out
 
 
-def summary(found: Sequence[Line]) -> list[str]:
+def summary(found: Sequence[TaskLine]) -> list[str]:
     """Which contender solves which task. Those that were tried on one task alone stand in its own table."""
     tasks, names = tasks_of(found), list(dict.fromkeys(line.mechanism for line in found))
     by_case = {(line.task, line.mechanism): line for line in found}
@@ -145,7 +145,7 @@ def summary(found: Sequence[Line]) -> list[str]:
     return _table(heads, body)
 
 
-def detail(found: Sequence[Line], task: str) -> list[str]:
+def detail(found: Sequence[TaskLine], task: str) -> list[str]:
     """Everything about one task: states of fixed size from small to large, then what grows with length."""
     own = sorted((line for line in found if line.task == task), key=lambda line: (line.grows, line.kept))
     groups = own[0].rows[0].groups
@@ -164,7 +164,7 @@ def detail(found: Sequence[Line], task: str) -> list[str]:
     return _table(heads, body)
 
 
-def verdict(found: Sequence[Line], task: str) -> list[str]:
+def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
     """What the table says, in sentences."""
     own = [line for line in found if line.task == task]
     fixed = sorted((line for line in own if not line.grows), key=lambda line: line.kept)
@@ -182,7 +182,7 @@ def verdict(found: Sequence[Line], task: str) -> list[str]:
     return [" ".join(said)]
 
 
-def _about(found: Sequence[Line], task: str) -> list[str]:
+def _about(found: Sequence[TaskLine], task: str) -> list[str]:
     """What the task is, where it comes from, and its sizes."""
     sizes = next(line for line in found if line.task == task).rows[0].case["sizes"]
     told = ", ".join(f"{name} {_size(value)}" for name, value in sizes.items())
@@ -199,7 +199,7 @@ def percent(share: float) -> str:
     return f"{int(share * 1000 + 1e-9) / 10:g} %"
 
 
-def _share(line: Line) -> str:
+def _share(line: TaskLine) -> str:
     """The median; with the least where seeds differ. Bold where all seeds solve it."""
     text = percent(line.right)
     if percent(line.least) != text:
@@ -207,7 +207,7 @@ def _share(line: Line) -> str:
     return f"**{text}**" if line.solved else text
 
 
-def _named(what: str, found: Sequence[Line], more: str = "") -> str:
+def _named(what: str, found: Sequence[TaskLine], more: str = "") -> str:
     names = ", ".join(line.mechanism for line in found) if found else "nothing"
     return f"{what}: {names}{more}."
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...nn.config import check_count, check_number, check_positive
-from .contenders import Contender
+from .contenders import TaskContender
 from .examples import UNASKED, Examples, Task, digests, never_seen
-from .model import Reader, Shape, answers
+from .model import ModelShape, SequenceModel, answers
 
 SOLVED = 0.99  # share of the held-out answers
 SURE = 0.999  # share of the validation's answers at two looks in a row, at which training has nothing left to gain
@@ -25,7 +25,7 @@ Tell = Callable[[int, float], object]  # steps done, share of the validation's a
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainingBudget:
     """What every contender gets on every task.
 
     Args:
@@ -66,7 +66,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """What a run came to."""
 
     right: float  # share of the answers to held-out examples
@@ -80,13 +80,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Trained:
-    model: Reader
+    model: SequenceModel
     validated: float
     steps: int
     rate: float
 
 
-def run(contender: Contender, task: Task, seed: int, shape: Shape, budget: Budget, tell: Tell | None = None) -> Outcome:
+def run(
+    contender: TaskContender, task: Task, seed: int, shape: ModelShape, budget: TrainingBudget, tell: Tell | None = None
+) -> TrainingOutcome:
     """Train and judge. The same arguments give the same numbers on the same machine.
 
     PyTorch's global generator is used, and left as it was.
@@ -101,14 +103,14 @@ def run(contender: Contender, task: Task, seed: int, shape: Shape, budget: Budge
     with torch.random.fork_rng(devices=[]):
         for rate in budget.rates:
             torch.manual_seed(_seed(seed, "weights"))
-            model = Reader(contender, task, shape)
+            model = SequenceModel(contender, task, shape)
             trained = _train(model, task, seed, rate, budget, validation, held, tell)
             best = trained if best is None or trained.validated > best.validated else best
             if best.validated >= SOLVED:
                 break
     assert best is not None
     right, groups = _right(best.model, judged), judged.groups[(judged.targets != UNASKED).nonzero()[:, 0]]
-    return Outcome(
+    return TrainingOutcome(
         float(right.double().mean()),
         tuple(float(right[groups == group].double().mean()) for group in range(len(task.groups))),
         best.rate,
@@ -120,11 +122,11 @@ def run(contender: Contender, task: Task, seed: int, shape: Shape, budget: Budge
 
 
 def _train(
-    model: Reader,
+    model: SequenceModel,
     task: Task,
     seed: int,
     rate: float,
-    budget: Budget,
+    budget: TrainingBudget,
     validation: Examples,
     held: Tensor,
     tell: Tell | None,
@@ -152,7 +154,7 @@ def _train(
     return _Trained(model, validated, step, rate)
 
 
-def _right(model: Reader, examples: Examples) -> Tensor:
+def _right(model: SequenceModel, examples: Examples) -> Tensor:
     """(n,) of each answer, whether it is right."""
     asked = examples.targets != UNASKED
     return answers(model, examples.tokens, asked) == examples.targets[asked]

@@ -6,17 +6,17 @@ the same data, and one sentence of advice is made of the numbers.
 
 from __future__ import annotations
 
-from .data import Data, Sizes, model_data, random_data, tensor_data
-from .results import Comparison, Error, Line, Path, Point
+from .data import ComparisonData, ProblemSizes, model_data, random_data, tensor_data
+from .results import ApproximationError, ContenderResults, GradientReach, LengthResult, VariantComparison
 
 __all__ = [
-    "Comparison",
-    "Data",
-    "Error",
-    "Line",
-    "Path",
-    "Point",
-    "Sizes",
+    "ApproximationError",
+    "ComparisonData",
+    "ContenderResults",
+    "GradientReach",
+    "LengthResult",
+    "ProblemSizes",
+    "VariantComparison",
     "model_data",
     "random_data",
     "tensor_data",

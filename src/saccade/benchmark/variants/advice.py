@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..attention import words
-from .results import READING, Comparison, Error, Line
+from .results import READING, ApproximationError, ContenderResults, VariantComparison
 from .trends import crossover, sound
 
 FASTER = 1.2  # times; less is not worth a change
@@ -14,7 +14,7 @@ CALL = "training"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recommendation:
     """What the numbers say.
 
     length: the longest at which exact attention was timed. error_length: the longest at which errors are known.
@@ -24,25 +24,25 @@ class Choice:
 
     length: int
     error_length: int | None
-    exact: Line
-    close: Line | None
-    fastest: Line | None
+    exact: ContenderResults
+    close: ContenderResults | None
+    fastest: ContenderResults | None
 
-    def faster(self, line: Line) -> float:
+    def faster(self, line: ContenderResults) -> float:
         """How many times faster than exact attention, at the length."""
         return _seconds(self.exact, self.length) / _seconds(line, self.length)
 
-    def named(self) -> list[Line]:
+    def named(self) -> list[ContenderResults]:
         """The lines that the advice is about, each once."""
         lines = (self.exact, self.close, self.fastest)
         return list({line.name: line for line in lines if line is not None}.values())
 
-    def error(self, line: Line) -> Error | None:
+    def error(self, line: ContenderResults) -> ApproximationError | None:
         point = None if self.error_length is None else line.at(self.error_length)
         return None if point is None else point.error
 
 
-def choose(comparison: Comparison, tolerance: float) -> Choice | None:
+def choose(comparison: VariantComparison, tolerance: float) -> Recommendation | None:
     """What reads q, k and v fastest, with an error of at most `tolerance` and with any; None where exact attention was
     not timed, so that there is nothing to hold others against."""
     exact = comparison.exact(READING)
@@ -50,14 +50,16 @@ def choose(comparison: Comparison, tolerance: float) -> Choice | None:
     if exact is None or not lengths:
         return None
     known = [p.length for line in comparison.of(READING) for p in line.points if p.error is not None]
-    choice = Choice(lengths[-1], max(known, default=None), exact, None, None)
+    choice = Recommendation(lengths[-1], max(known, default=None), exact, None, None)
     others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
     worth = sorted((line for line in others if choice.faster(line) >= FASTER), key=lambda line: -choice.faster(line))
     close = [line for line in worth if (error := choice.error(line)) is not None and error.whole <= tolerance]
-    return Choice(choice.length, choice.error_length, exact, *(next(iter(some), None) for some in (close, worth)))
+    return Recommendation(
+        choice.length, choice.error_length, exact, *(next(iter(some), None) for some in (close, worth))
+    )
 
 
-def advice(comparison: Comparison, tolerance: float | None = None) -> str:
+def advice(comparison: VariantComparison, tolerance: float | None = None) -> str:
     """One sentence, and a second where it rests on noisy times.
 
     tolerance: the relative error up to which an approximation may stand for exact attention; None is the one in the
@@ -76,7 +78,7 @@ def advice(comparison: Comparison, tolerance: float | None = None) -> str:
     return _advised(choice, comparison) + _caveat(choice)
 
 
-def _caveat(choice: Choice) -> str:
+def _caveat(choice: Recommendation) -> str:
     noisy = [line.name for line in choice.named() if any(point.noisy for point in line.points)]
     if not noisy:
         return ""
@@ -87,7 +89,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
 
 
-def _advised(choice: Choice, comparison: Comparison) -> str:
+def _advised(choice: Recommendation, comparison: VariantComparison) -> str:
     at = f"{words.length(choice.length)} tokens"
     if choice.fastest is None:
         return (
@@ -109,13 +111,13 @@ def _advised(choice: Choice, comparison: Comparison) -> str:
     return f"{close}; only a model trained with it should take {fastest}{_off(choice, choice.fastest)}."
 
 
-def _since(choice: Choice) -> str:
+def _since(choice: Recommendation) -> str:
     assert choice.close is not None
     found = crossover(choice.close, choice.exact, CALL)
     return f" from about {about(found.length)} tokens on" if found.kind == "measured" and found.length else ""
 
 
-def _off(choice: Choice, line: Line) -> str:
+def _off(choice: Recommendation, line: ContenderResults) -> str:
     error = choice.error(line)
     if error is None or choice.error_length is None:
         return ", with an error that is not known"
@@ -123,7 +125,7 @@ def _off(choice: Choice, line: Line) -> str:
     return f", with an error of {both}, at {words.length(choice.error_length)}"
 
 
-def _least(choice: Choice, comparison: Comparison) -> str:
+def _least(choice: Recommendation, comparison: VariantComparison) -> str:
     """The smallest error among what is worth a change."""
     others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
     errors = [error.whole for line in others if choice.faster(line) >= FASTER and (error := choice.error(line))]
@@ -135,10 +137,10 @@ def about(length: float) -> str:
     return f"{float(f'{length:.2g}'):,.0f}"
 
 
-def _timed(line: Line, length: int) -> bool:
+def _timed(line: ContenderResults, length: int) -> bool:
     return bool(_seconds(line, length))
 
 
-def _seconds(line: Line, length: int) -> Any:
+def _seconds(line: ContenderResults, length: int) -> Any:
     point = line.at(length)
     return None if point is None else point.seconds(CALL)

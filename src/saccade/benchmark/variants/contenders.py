@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .data import Sizes
+from .data import ProblemSizes
 
 Forward = Callable[[], Tensor]
 
@@ -26,7 +26,7 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Runner:
+class ContenderRunner:
     """A contender at one length, with its inputs.
 
     leaves: what training has gradients of: inputs first, then parameters.
@@ -54,7 +54,7 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Contender(ABC):
+class VariantContender(ABC):
     """What is compared. name: as the command line and the tables call it; `contenders.named` finds it again."""
 
     name: str
@@ -78,16 +78,16 @@ class Contender(ABC):
     def setting(self, length: int) -> str:
         """How it is set for this length, in a few words; empty where there is nothing to set."""
 
-    def refusal(self, sizes: Sizes) -> str:
+    def refusal(self, sizes: ProblemSizes) -> str:
         """Why it takes no part in a comparison of these sizes, whatever the length; empty where it does."""
         return ""
 
-    def needs(self, sizes: Sizes) -> int:
+    def needs(self, sizes: ProblemSizes) -> int:
         """Bytes that training forms for certain; what it forms besides is measured."""
         return 0
 
     @abstractmethod
-    def build(self, sizes: Sizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> Runner:
+    def build(self, sizes: ProblemSizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> ContenderRunner:
         """At this length, with q, k, v (or, for a layer, with tokens of the same number and width)."""
 
 

@@ -23,7 +23,7 @@ TEXT = Path(__file__).with_name("text.txt")
 TEXT_NAME = "the start of The Hound of the Baskervilles"
 
 
-class Sizes(NamedTuple):
+class ProblemSizes(NamedTuple):
     """The numbers of a problem."""
 
     batch: int
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class ComparisonData:
     """Queries, keys and values of one sequence each, and where they come from.
 
     note: what a reader should know of them.
@@ -52,7 +52,7 @@ class Data:
     query: Tensor | None  # (B, Hq, L, D); None where only lengths that are made are asked for
     key: Tensor | None  # (B, Hkv, L, D)
     value: Tensor | None  # (B, Hkv, L, Dv)
-    sizes: Sizes  # its length is the longest at which errors are measured
+    sizes: ProblemSizes  # its length is the longest at which errors are measured
     note: str = ""
     unlimited: bool = False
 
@@ -76,7 +76,7 @@ class Data:
         return {"source": self.source, "note": self.note, "unlimited": self.unlimited, **self.sizes._asdict()}
 
 
-def normal(sizes: Sizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def normal(sizes: ProblemSizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal queries, keys and values."""
     generator = torch.Generator().manual_seed(seed)
     batch, heads, kv_heads, head, value_head, length, _ = sizes
@@ -85,7 +85,7 @@ def normal(sizes: Sizes, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def random_data(shape: str, *, causal: bool = True) -> Data:
+def random_data(shape: str, *, causal: bool = True) -> ComparisonData:
     """Normal numbers of "B,H,D": logits of variance 1, attention that is spread wide.
 
     Raises:
@@ -97,12 +97,12 @@ def random_data(shape: str, *, causal: bool = True) -> Data:
         raise ValueError(f"random: expected batch, heads and width as 1,8,64; got {shape!r}") from None
     if min(batch, heads, width) < 1:
         raise ValueError(f"random: batch, heads and width must be at least 1, got {shape!r}")
-    sizes = Sizes(batch, heads, heads, width, width, 0, causal)
+    sizes = ProblemSizes(batch, heads, heads, width, width, 0, causal)
     note = "independent of each other, so that attention is spread wide: a hard case for what selects or compresses"
-    return Data("normal numbers", None, None, None, sizes, note, unlimited=True)
+    return ComparisonData("normal numbers", None, None, None, sizes, note, unlimited=True)
 
 
-def tensor_data(path: Path, *, causal: bool = True) -> Data:
+def tensor_data(path: Path, *, causal: bool = True) -> ComparisonData:
     """The tensors query, key and value (B, H, L, D) of a .safetensors or .pt file.
 
     Raises:
@@ -117,8 +117,8 @@ def tensor_data(path: Path, *, causal: bool = True) -> Data:
     query, key, value = (read[name] for name in NAMES)
     _check(path, query, key, value)
     length = query.shape[2]
-    sizes = Sizes(len(query), query.shape[1], key.shape[1], query.shape[3], value.shape[3], length, causal)
-    return Data(str(path), query.float(), key.float(), value.float(), sizes)
+    sizes = ProblemSizes(len(query), query.shape[1], key.shape[1], query.shape[3], value.shape[3], length, causal)
+    return ComparisonData(str(path), query.float(), key.float(), value.float(), sizes)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def model_data(
     *,
     most: int,
     causal: bool | None = None,
-) -> Data:
+) -> ComparisonData:
     """The q, k, v of all heads of one layer of a model that reads a text, as they go into attention.
 
     Args:
@@ -195,7 +195,7 @@ def model_data(
     call = _call(model, ids, layer)
     scale = 1.0 if call.scale is None else call.scale * call.query.shape[3] ** 0.5
     query, key, value = (tensor.float() for tensor in (call.query * scale, call.key, call.value))
-    sizes = Sizes(
+    sizes = ProblemSizes(
         1,
         query.shape[1],
         key.shape[1],
@@ -207,7 +207,7 @@ def model_data(
     name = "the embedded model" if source is None else model.name
     read = TEXT_NAME if text is None else str(text)
     where = f"{name}, layer {layer} of {model.layers}, reading {sizes.length} tokens of {read}"
-    return Data(where, query.contiguous(), key.contiguous(), value.contiguous(), sizes, _left_out(call))
+    return ComparisonData(where, query.contiguous(), key.contiguous(), value.contiguous(), sizes, _left_out(call))
 
 
 def _call(model: TextModel, ids: list[int], layer: int) -> AttentionCall:

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contenders import Contender
-from .data import Sizes
-from .layers import Attention, Layer
-from .readings import Exact, Pattern, Reading
-from .results import Path
+from .contenders import VariantContender
+from .data import ProblemSizes
+from .layers import AttentionLayer, LayerMaker
+from .readings import ExactAttention, MaskedAttention, VariantAttention
+from .results import GradientReach
 from .weighing import first_line
 
 Told = Callable[[str], None]
@@ -36,33 +36,33 @@ DRAWS = 8  # of parameters and tokens
 STACKED = 4
 
 
-def paths(who: Sequence[Contender], sizes: Sizes, seed: int, told: Told) -> list[Path]:
+def paths(who: Sequence[VariantContender], sizes: ProblemSizes, seed: int, told: Told) -> list[GradientReach]:
     """The path of everyone as a layer of these sizes; of patterns, whose reach is short, also four upon each other."""
     found = []
     for one in who:
         if not one.refusal(sizes):
-            depths = (1, STACKED) if isinstance(one, Pattern) else (1,)
+            depths = (1, STACKED) if isinstance(one, MaskedAttention) else (1,)
             found += [_path(one, depth, sizes, seed) for depth in depths]
         told(one.name)
     return found
 
 
-def _path(one: Contender, depth: int, sizes: Sizes, seed: int) -> Path:
+def _path(one: VariantContender, depth: int, sizes: ProblemSizes, seed: int) -> GradientReach:
     try:
         draws = [
             gradients([as_layer(one, sizes, seed + draw * depth + n) for n in range(depth)], sizes, seed + draw)
             for draw in range(DRAWS)
         ]
     except Exception as error:  # whatever a contender raises is its own answer
-        return Path(one.name, depth, (), (), first_line(error))
+        return GradientReach(one.name, depth, (), (), first_line(error))
     norms = torch.stack(draws).mean(0)
     if not norms[1] > 0:
-        return Path(one.name, depth, (), (), "nothing arrives from the token before")
+        return GradientReach(one.name, depth, (), (), "nothing arrives from the token before")
     distances = [2**n for n in range(sizes.length.bit_length()) if 2**n < sizes.length]
-    return Path(one.name, depth, tuple(distances), tuple(float(norms[d] / norms[1]) for d in distances))
+    return GradientReach(one.name, depth, tuple(distances), tuple(float(norms[d] / norms[1]) for d in distances))
 
 
-def gradients(stack: Sequence[nn.Module], sizes: Sizes, seed: int) -> Tensor:
+def gradients(stack: Sequence[nn.Module], sizes: ProblemSizes, seed: int) -> Tensor:
     """(L,): g(d) for d = 0, 1, ..., L - 1, for normal tokens."""
     generator = torch.Generator().manual_seed(seed)
     count = max(1, min(MOST, NUMBERS // (sizes.length * sizes.width)))
@@ -75,15 +75,15 @@ def gradients(stack: Sequence[nn.Module], sizes: Sizes, seed: int) -> Tensor:
     return gradient.double().norm(dim=-1).mean(0).flip(0)
 
 
-def as_layer(one: Contender, sizes: Sizes, seed: int) -> nn.Module:
+def as_layer(one: VariantContender, sizes: ProblemSizes, seed: int) -> nn.Module:
     """What reads q, k and v in the place of softmax attention in a layer; a layer is one already."""
-    if isinstance(one, Layer):
+    if isinstance(one, LayerMaker):
         return one.module(sizes, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if isinstance(one, Pattern):
-            return Attention(sizes, None, one.mask(sizes)).eval()
-        if isinstance(one, Reading):
-            return Attention(sizes, one.config(sizes.length)).eval()
-        assert isinstance(one, Exact)
-        return Attention(sizes, None).eval()
+        if isinstance(one, MaskedAttention):
+            return AttentionLayer(sizes, None, one.mask(sizes)).eval()
+        if isinstance(one, VariantAttention):
+            return AttentionLayer(sizes, one.config(sizes.length)).eval()
+        assert isinstance(one, ExactAttention)
+        return AttentionLayer(sizes, None).eval()

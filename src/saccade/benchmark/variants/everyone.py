@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ... import variants
-from .contenders import Contender
-from .data import Sizes
+from .contenders import VariantContender
+from .data import ProblemSizes
 from .layers import OTHERS, attention_layer
-from .readings import PATTERNS, Exact, Pattern, Reading
+from .readings import PATTERNS, ExactAttention, MaskedAttention, VariantAttention
 
 ATTENTION = "attention"
 TRIED = 64  # tokens, where settings are tried
 
 
-def everyone(*, layers: bool = True) -> list[Contender]:
+def everyone(*, layers: bool = True) -> list[VariantContender]:
     """Exact attention first, then patterns, mechanisms and, where wanted, layers."""
-    reading = [Reading(config.name, config.usual) for config in variants.MECHANISMS if not config.reads_tokens]
-    found: list[Contender] = [Exact(), *PATTERNS, *reading]
+    reading = [VariantAttention(config.name, config.usual) for config in variants.MECHANISMS if not config.reads_tokens]
+    found: list[VariantContender] = [ExactAttention(), *PATTERNS, *reading]
     if layers:
         projected = [attention_layer(one.name, one.usual) for one in variants.MECHANISMS if one.reads_tokens]
         found += [attention_layer(ATTENTION), *projected, *OTHERS]
     return found
 
 
-def chosen(names: Sequence[str] | None, *, layers: bool = True) -> list[Contender]:
+def chosen(names: Sequence[str] | None, *, layers: bool = True) -> list[VariantContender]:
     """Those of these names, and what they are measured against; None: everyone.
 
     Raises:
@@ -41,7 +41,7 @@ def chosen(names: Sequence[str] | None, *, layers: bool = True) -> list[Contende
     return sorted(found.values(), key=lambda one: kinds.index(one.kind) if one.kind in kinds else len(kinds))
 
 
-def named(text: str) -> Contender:
+def named(text: str) -> VariantContender:
     """The contender that is called `name`, or `name:setting=value,...` with settings of its own.
 
     Raises:
@@ -54,16 +54,18 @@ def named(text: str) -> Contender:
     one = there[name]
     if not settings:
         return one
-    if isinstance(one, Pattern):
+    if isinstance(one, MaskedAttention):
         return _set(one, text, settings)
     if name in {config.name for config in variants.MECHANISMS}:
         usual = functools.partial(variants.parse, text)
         usual(TRIED)
-        return replace(one, name=text, usual=usual) if isinstance(one, Reading) else attention_layer(text, usual)
+        return (
+            replace(one, name=text, usual=usual) if isinstance(one, VariantAttention) else attention_layer(text, usual)
+        )
     raise ValueError(f"mechanism: {name} has no settings, got {text!r}")
 
 
-def _set(one: Pattern, text: str, settings: str) -> Pattern:
+def _set(one: MaskedAttention, text: str, settings: str) -> MaskedAttention:
     """With these settings; they are tried at once, so that what cannot be is told before any work."""
     known = one.settings(TRIED)
     found: list[tuple[str, int]] = []
@@ -77,7 +79,7 @@ def _set(one: Pattern, text: str, settings: str) -> Pattern:
             raise ValueError(f"mechanism: expected whole numbers as name=number, got {text!r}") from None
     made = replace(one, name=text, given=tuple(found))
     for causal in (True, False):
-        sizes = Sizes(1, 1, 1, 1, 1, TRIED, causal)
+        sizes = ProblemSizes(1, 1, 1, 1, 1, TRIED, causal)
         if not made.refusal(sizes):
             made.mask(sizes)
     return made

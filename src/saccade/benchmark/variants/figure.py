@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..attention import words
 from .advice import advice
-from .results import LAYER, READING, Comparison, Line, Path
+from .results import LAYER, READING, ContenderResults, GradientReach, VariantComparison
 from .trends import growth, sound
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TEXT = 6.5  # points
 CALL = "training"
 
 
-class Label(NamedTuple):
+class LineLabel(NamedTuple):
     """A name beside the end of a line, in the coordinates of the data."""
 
     x: float
@@ -40,7 +40,7 @@ class Label(NamedTuple):
     colour: str
 
 
-def draw(comparison: Comparison, kind: str) -> bytes:
+def draw(comparison: VariantComparison, kind: str) -> bytes:
     """A figure, `kind` "png" or "svg".
 
     Raises:
@@ -68,7 +68,7 @@ def draw(comparison: Comparison, kind: str) -> bytes:
     return out.getvalue()
 
 
-def family(line: Line) -> str:
+def family(line: ContenderResults) -> str:
     if line.whole and line.kind == READING:
         return "exact attention"
     if line.kind == LAYER:
@@ -76,7 +76,7 @@ def family(line: Line) -> str:
     return {"softmax": "exact on some keys", "approximation": "approximation"}.get(line.computes, "something else")
 
 
-def _explain(figure: Figure, comparison: Comparison) -> None:
+def _explain(figure: Figure, comparison: VariantComparison) -> None:
     """Title, the advice below it, and what the colours mean."""
     data, threads = comparison.data, comparison.machine["threads"]
     way = "causal" if data["causal"] else "bidirectional"
@@ -95,7 +95,7 @@ def _explain(figure: Figure, comparison: Comparison) -> None:
     figure.text(x, 0.912, told, color="#555555", fontsize=7.5)
 
 
-def _trade(axes: Axes, comparison: Comparison) -> None:
+def _trade(axes: Axes, comparison: VariantComparison) -> None:
     """Error at the longest length that has one, against time at the longest of all."""
     length, known = _longest(comparison)
     axes.set_xscale("log")
@@ -121,7 +121,7 @@ def _trade(axes: Axes, comparison: Comparison) -> None:
             continue
         error = max(judged.error.whole, SMALLEST)
         axes.plot(seconds, error, "o", ms=5, color=colour, mfc="none" if line.computes == "other" else colour)
-        labels.append(Label(seconds, error, line.name, colour))
+        labels.append(LineLabel(seconds, error, line.name, colour))
     axes.set_xlabel(f"time of training at {words.length(length)} tokens", fontsize=8)
     axes.set_ylabel(
         "" if known is None else f"error against exact attention at {words.length(known)} tokens", fontsize=8
@@ -131,14 +131,14 @@ def _trade(axes: Axes, comparison: Comparison) -> None:
     _beside(axes, labels)
 
 
-def _longest(comparison: Comparison) -> tuple[int, int | None]:
+def _longest(comparison: VariantComparison) -> tuple[int, int | None]:
     points = [point for line in comparison.of(READING) for point in line.points]
     timed = [point.length for point in points if point.seconds(CALL)]
     judged = [point.length for point in points if point.error is not None]
     return max(timed, default=max(comparison.lengths)), max(judged, default=None)
 
 
-def _growing(axes: Axes, comparison: Comparison, what: str, title: str, told: Callable[[float], str]) -> None:
+def _growing(axes: Axes, comparison: VariantComparison, what: str, title: str, told: Callable[[float], str]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2 if what == "memory" else 10)
     labels = []
@@ -158,7 +158,7 @@ def _growing(axes: Axes, comparison: Comparison, what: str, title: str, told: Ca
         )
         power = growth(line, what) if sound(line, what) else None
         grown = "" if power is None else f"  L^{power:.1f}"
-        labels.append(Label(lengths[-1], amounts[-1], f"{_named(line)}{grown}", colour))
+        labels.append(LineLabel(lengths[-1], amounts[-1], f"{_named(line)}{grown}", colour))
     lengths = comparison.lengths
     axes.set_xticks(lengths, [words.length(length) for length in lengths])
     axes.set_xlabel("length (tokens)", fontsize=8)
@@ -167,11 +167,11 @@ def _growing(axes: Axes, comparison: Comparison, what: str, title: str, told: Ca
     _at_ends(axes, labels)
 
 
-def _named(line: Line) -> str:
+def _named(line: ContenderResults) -> str:
     return f"{line.name} layer" if line.kind == LAYER and line.whole else line.name
 
 
-def _gradients(axes: Axes, comparison: Comparison) -> None:
+def _gradients(axes: Axes, comparison: VariantComparison) -> None:
     """What stays flat is a band, with the number of those in it; every other path is a line."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -188,7 +188,7 @@ def _gradients(axes: Axes, comparison: Comparison) -> None:
     if flat:
         low, high = (pick([pick(path.gradients) for path in flat]) for pick in (min, max))
         axes.fill_between([1, far], low, high, color="#000000", alpha=0.12, lw=0)
-        labels.append(Label(far, (low * high) ** 0.5, _band(flat), "#000000"))
+        labels.append(LineLabel(far, (low * high) ** 0.5, _band(flat), "#000000"))
     for path in drawn:
         if path in flat:
             continue
@@ -201,7 +201,7 @@ def _gradients(axes: Axes, comparison: Comparison) -> None:
             color=colours.get(path.name, "#000000"),
             ls="--" if path.layers > 1 else "-",
         )
-        labels.append(Label(*seen[-1], _path_name(path), colours.get(path.name, "#000000")))
+        labels.append(LineLabel(*seen[-1], _path_name(path), colours.get(path.name, "#000000")))
     axes.set_ylim(SMALLEST, None)
     ticks = [2**n for n in range(far.bit_length())][:: 1 + (far > 256)]
     axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
@@ -209,7 +209,7 @@ def _gradients(axes: Axes, comparison: Comparison) -> None:
     _at_ends(axes, labels)
 
 
-def _down_to_the_floor(path: Path) -> list[tuple[int, float]]:
+def _down_to_the_floor(path: GradientReach) -> list[tuple[int, float]]:
     """Distances and gradients, up to the first one that is too small to be drawn."""
     seen = []
     for distance, gradient in zip(path.distances, path.gradients, strict=True):
@@ -219,11 +219,11 @@ def _down_to_the_floor(path: Path) -> list[tuple[int, float]]:
     return seen
 
 
-def _is_flat(path: Path) -> bool:
+def _is_flat(path: GradientReach) -> bool:
     return all(FLAT[0] <= gradient <= FLAT[1] for gradient in path.gradients)
 
 
-def _band(flat: Sequence[Path]) -> str:
+def _band(flat: Sequence[GradientReach]) -> str:
     """The names of those in the band, a few to a line; what is flat with one layer is so with four."""
     single = {path.name for path in flat if path.layers == 1}
     names = [_path_name(path) for path in flat if path.layers == 1 or path.name not in single]
@@ -231,7 +231,7 @@ def _band(flat: Sequence[Path]) -> str:
     return "in the band at all distances:\n" + "\n".join(rows)
 
 
-def _path_name(path: Path) -> str:
+def _path_name(path: GradientReach) -> str:
     return path.name if path.layers == 1 else f"{path.name} x{path.layers}"
 
 
@@ -255,7 +255,7 @@ def _whole(text: str) -> str:
     return text.replace(".00 ", " ").replace(".0 ", " ")
 
 
-def _at_ends(axes: Axes, labels: Sequence[Label]) -> None:
+def _at_ends(axes: Axes, labels: Sequence[LineLabel]) -> None:
     """Names right of the axes at the heights of their lines' ends, moved apart, with a thin line to each end."""
     axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
     scale = axes.figure.dpi / 72
@@ -305,7 +305,7 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: f
     return centres
 
 
-def _beside(axes: Axes, labels: Sequence[Label]) -> None:
+def _beside(axes: Axes, labels: Sequence[LineLabel]) -> None:
     """Names beside their points, on the first of ten places that is free."""
     axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..._masks import Causal, Mask
 from ...nn import AttentionConfig, MultiHeadAttention
 from ...variants import MechanismConfig
-from .contenders import Contender, Decoding, Runner, counted
-from .data import Sizes
+from .contenders import ContenderRunner, Decoding, VariantContender, counted
+from .data import ProblemSizes
 from .readings import NO_STEP, described, refused
 from .results import LAYER
 
@@ -35,13 +35,13 @@ class Stepping(nn.Module):
 
 
 @dataclass(frozen=True)
-class Layer(Contender):
+class LayerMaker(VariantContender):
     """A module over tokens. `make` builds it for sizes, `refuse` says why it cannot be built, `tell` how it is set."""
 
-    make: Callable[[Sizes], Stepping] | None = None
+    make: Callable[[ProblemSizes], Stepping] | None = None
     tell: Callable[[int], str] = lambda length: ""
-    refuse: Callable[[Sizes], str] = lambda sizes: ""
-    form: Callable[[Sizes], int] = lambda sizes: 0
+    refuse: Callable[[ProblemSizes], str] = lambda sizes: ""
+    form: Callable[[ProblemSizes], int] = lambda sizes: 0
     like: str = "other"
     first: bool = False
     kind = LAYER
@@ -57,20 +57,20 @@ class Layer(Contender):
     def setting(self, length: int) -> str:
         return self.tell(length)
 
-    def refusal(self, sizes: Sizes) -> str:
+    def refusal(self, sizes: ProblemSizes) -> str:
         return self.refuse(sizes)
 
-    def needs(self, sizes: Sizes) -> int:
+    def needs(self, sizes: ProblemSizes) -> int:
         return self.form(sizes)
 
-    def module(self, sizes: Sizes, seed: int) -> Stepping:
+    def module(self, sizes: ProblemSizes, seed: int) -> Stepping:
         """With parameters drawn from `seed`, at rest; the global generator is left as it was."""
         assert self.make is not None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make(sizes).eval()
 
-    def build(self, sizes: Sizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> Runner:
+    def build(self, sizes: ProblemSizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> ContenderRunner:
         """Tokens are the queries of all heads side by side."""
         x = tensors[0].detach().transpose(1, 2).flatten(2).clone().requires_grad_()
         module = self.module(sizes, seed)
@@ -80,7 +80,7 @@ class Layer(Contender):
                 return module.decoding(x)
 
         parameters = tuple(module.parameters())
-        return Runner(
+        return ContenderRunner(
             lambda: module(x),
             (x, *parameters),
             1,
@@ -90,10 +90,10 @@ class Layer(Contender):
         )
 
 
-class Attention(Stepping):
+class AttentionLayer(Stepping):
     """`saccade.nn.MultiHeadAttention` over the tokens themselves; its mask is causal or none where none is given."""
 
-    def __init__(self, sizes: Sizes, mechanism: MechanismConfig | None, mask: Mask | None = None):
+    def __init__(self, sizes: ProblemSizes, mechanism: MechanismConfig | None, mask: Mask | None = None):
         super().__init__()
         grouped = None if sizes.kv_heads == sizes.heads else sizes.kv_heads
         config: dict[str, Any] = dict(heads=sizes.heads, kv_heads=grouped, mechanism=mechanism)
@@ -119,10 +119,10 @@ class Attention(Stepping):
         return Decoding(step, kept)
 
 
-class Recurrence(Stepping):
+class RecurrentStack(Stepping):
     """`nn.LSTM` or `nn.GRU`; without a direction of time one each way, of half the width."""
 
-    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], sizes: Sizes):
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], sizes: ProblemSizes):
         super().__init__()
         width = sizes.width if sizes.causal else sizes.width // 2
         self.recurrence = kind(sizes.width, width, batch_first=True, bidirectional=not sizes.causal)
@@ -140,7 +140,7 @@ class Recurrence(Stepping):
 class Convolutions(Stepping):
     """`nn.Conv1d` upon each other with GELU between them; causal ones are padded on the left alone."""
 
-    def __init__(self, sizes: Sizes, kernel: int, dilations: tuple[int, ...]):
+    def __init__(self, sizes: ProblemSizes, kernel: int, dilations: tuple[int, ...]):
         super().__init__()
         self.causal, self.kernel, self.dilations = sizes.causal, kernel, dilations
         self.convolutions = nn.ModuleList(
@@ -179,7 +179,7 @@ class Convolutions(Stepping):
 class Connected(Stepping):
     """A fully connected layer over positions: y_i = sum_j W_ij x_j, one weight for each pair of places (j <= i)."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: ProblemSizes):
         super().__init__()
         self.causal = sizes.causal
         self.weight = nn.Linear(sizes.length, sizes.length, bias=False).weight
@@ -206,40 +206,40 @@ def dilations_for(length: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def attention_layer(name: str, usual: Callable[[int], MechanismConfig] | None = None) -> Layer:
+def attention_layer(name: str, usual: Callable[[int], MechanismConfig] | None = None) -> LayerMaker:
     """`MultiHeadAttention`, with a mechanism or without."""
     if usual is None:
-        return Layer(name, lambda sizes: Attention(sizes, None), like="softmax", first=True)
-    return Layer(
+        return LayerMaker(name, lambda sizes: AttentionLayer(sizes, None), like="softmax", first=True)
+    return LayerMaker(
         name,
-        lambda sizes: Attention(sizes, usual(sizes.length)),
+        lambda sizes: AttentionLayer(sizes, usual(sizes.length)),
         lambda length: described(usual(length)),
         lambda sizes: refused(usual(max(sizes.length, 1)), sizes),
         like=usual(1024).traits.computes,
     )
 
 
-def _halved(sizes: Sizes) -> str:
+def _halved(sizes: ProblemSizes) -> str:
     if sizes.causal or sizes.width % 2 == 0:
         return ""
     return f"one each way takes half of the width each, but the width is {sizes.width}"
 
 
-OTHERS: tuple[Layer, ...] = (
-    Layer("LSTM", lambda sizes: Recurrence(nn.LSTM, sizes), refuse=_halved),
-    Layer("GRU", lambda sizes: Recurrence(nn.GRU, sizes), refuse=_halved),
-    Layer(
+OTHERS: tuple[LayerMaker, ...] = (
+    LayerMaker("LSTM", lambda sizes: RecurrentStack(nn.LSTM, sizes), refuse=_halved),
+    LayerMaker("GRU", lambda sizes: RecurrentStack(nn.GRU, sizes), refuse=_halved),
+    LayerMaker(
         "convolutions",
         lambda sizes: Convolutions(sizes, STACKED_KERNEL, (1,) * STACKED),
         lambda length: f"layers={STACKED}, kernel={STACKED_KERNEL}",
     ),
-    Layer(
+    LayerMaker(
         "dilated-convolutions",
         lambda sizes: Convolutions(sizes, DILATED_KERNEL, dilations_for(sizes.length)),
         lambda length: f"layers={len(dilations_for(length))}, kernel={DILATED_KERNEL}",
     ),
     # Weights, their gradient and, where causal, the masked copies of both.
-    Layer(
+    LayerMaker(
         "connected",
         Connected,
         lambda length: f"weights={length}x{length}",

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..attention.timing import Budget, Clock, Stopwatch, quiet, repeat_noisy, take_turns
-from .contenders import Contender, Decoding, Runner
-from .data import Data
-from .results import READING, Comparison, Error, Line, Point
-from .weighing import Limits, Weight, first_line, weigh
+from .contenders import ContenderRunner, Decoding, VariantContender
+from .data import ComparisonData
+from .results import READING, ApproximationError, ContenderResults, LengthResult, VariantComparison
+from .weighing import CallWeight, WeighingLimits, first_line, weigh
 
 Told = Callable[[str], None]
 ROWS = 256  # of a long problem that are held against exact attention
@@ -31,12 +31,12 @@ SIDE_BY_SIDE = 2  # processes that weigh at a time
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComparisonSettings:
     """How a comparison is made."""
 
     threads: int
     budget: Budget = field(default_factory=lambda: Budget(2.0, 3, 100))
-    limits: Limits = field(default_factory=Limits)
+    limits: WeighingLimits = field(default_factory=WeighingLimits)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -45,21 +45,21 @@ class Settings:
 
 
 @dataclass
-class _Running:
+class _CheckedContender:
     """A contender at one length that was found right."""
 
-    contender: Contender
-    runner: Runner
-    point: Point
+    contender: VariantContender
+    runner: ContenderRunner
+    point: LengthResult
     decoding: Decoding | None
 
 
 def measure(
-    comparison: Comparison,
-    who: Sequence[Contender],
-    data: Data,
+    comparison: VariantComparison,
+    who: Sequence[VariantContender],
+    data: ComparisonData,
     lengths: Sequence[int],
-    settings: Settings,
+    settings: ComparisonSettings,
     told: Told,
     clock: Clock = time.perf_counter,
 ) -> None:
@@ -70,7 +70,7 @@ def measure(
     sizes = data.sizes
     longest = sizes._replace(length=max(lengths))
     for one in who:
-        line = Line(one.name, one.kind, one.computes, one.setting(max(lengths)), one.whole)
+        line = ContenderResults(one.name, one.kind, one.computes, one.setting(max(lengths)), one.whole)
         comparison.lines.append(replace(line, refused=one.refusal(longest)))
     taking = [one for one, line in zip(who, comparison.lines, strict=True) if not line.refused]
     for _ in range(len(who) - len(taking)):
@@ -92,9 +92,13 @@ def measure(
 
 
 def _weighed_all(
-    who: Sequence[Contender], data: Data, lengths: Sequence[int], settings: Settings, told: Told
-) -> dict[str, dict[int, Weight]]:
-    def some(part: Sequence[Contender]) -> dict[str, dict[int, Weight]]:
+    who: Sequence[VariantContender],
+    data: ComparisonData,
+    lengths: Sequence[int],
+    settings: ComparisonSettings,
+    told: Told,
+) -> dict[str, dict[int, CallWeight]]:
+    def some(part: Sequence[VariantContender]) -> dict[str, dict[int, CallWeight]]:
         return weigh(part, data.sizes, lengths, settings.limits, settings.threads, settings.seed, told, stop)
 
     stop = threading.Event()
@@ -108,25 +112,30 @@ def _weighed_all(
 
 
 def _at(
-    length: int, who: Sequence[Contender], weighed: dict[str, Weight], data: Data, settings: Settings, clock: Clock
-) -> dict[str, Point]:
+    length: int,
+    who: Sequence[VariantContender],
+    weighed: dict[str, CallWeight],
+    data: ComparisonData,
+    settings: ComparisonSettings,
+    clock: Clock,
+) -> dict[str, LengthResult]:
     """Everyone's point at one length."""
-    points: dict[str, Point] = {}
+    points: dict[str, LengthResult] = {}
     running = []
-    judge = Judge(data, length, settings.seed)
+    judge = OutputJudge(data, length, settings.seed)
     for one in who:
         weight = weighed[one.name]
-        point = Point(length, memory=weight.peak, note=weight.left_out)
+        point = LengthResult(length, memory=weight.peak, note=weight.left_out)
         made = _prepared(one, point, judge) if not point.note else None
-        if isinstance(made, _Running):
+        if isinstance(made, _CheckedContender):
             running.append(made)
-        points[one.name] = point if made is None else made.point if isinstance(made, _Running) else made
+        points[one.name] = point if made is None else made.point if isinstance(made, _CheckedContender) else made
     timed = _timed(running, settings.budget, clock)
     points.update({one.contender.name: replace(one.point, readings=timed[one.contender.name]) for one in running})
     return points
 
 
-def _prepared(one: Contender, point: Point, judge: Judge) -> _Running | Point:
+def _prepared(one: VariantContender, point: LengthResult, judge: OutputJudge) -> _CheckedContender | LengthResult:
     """What is ready to be timed, or the point that says why it is not."""
     try:
         runner = one.build(judge.sizes, judge.tensors, judge.seed)
@@ -138,20 +147,20 @@ def _prepared(one: Contender, point: Point, judge: Judge) -> _Running | Point:
                 return replace(point, note=wrong)
             point = replace(point, error=judge.error(one, runner, out))
             if isinstance(runner.decoding, str):
-                return _Running(one, runner, replace(point, no_decode=runner.decoding), None)
+                return _CheckedContender(one, runner, replace(point, no_decode=runner.decoding), None)
             decoding = runner.decoding()
             off = distance(decoding.step()[..., -1:, :], out[..., -1:, :])
     except Exception as error:  # whatever a contender raises is its own answer; the others still run
         return replace(point, note=first_line(error))
     if not off.worst <= WRONG_STEP:
         return replace(point, note=f"WRONG: a decoding step is off by {off.worst:.2g} of the parallel form")
-    return _Running(one, runner, replace(point, kept=decoding.kept), decoding)
+    return _CheckedContender(one, runner, replace(point, kept=decoding.kept), decoding)
 
 
-class Judge:
+class OutputJudge:
     """What is right at a length: shapes, finite numbers, and exact attention in float64 where the data is real."""
 
-    def __init__(self, data: Data, length: int, seed: int):
+    def __init__(self, data: ComparisonData, length: int, seed: int):
         self.sizes, self.seed = data.sizes._replace(length=length), seed
         self.tensors = data.at(length, seed)
         self.rows = torch.arange(length)
@@ -159,7 +168,7 @@ class Judge:
             self.rows = torch.linspace(0, length - 1, ROWS, dtype=torch.float64).round().long().unique()
         self._exact = exact_rows(*self.tensors, self.rows, causal=self.sizes.causal) if data.real(length) else None
 
-    def faults(self, one: Contender, runner: Runner, out: Tensor) -> str:
+    def faults(self, one: VariantContender, runner: ContenderRunner, out: Tensor) -> str:
         """What makes a result wrong; empty where nothing does."""
         if not out.isfinite().all():
             return "WRONG: the result has NaN or infinity"
@@ -174,19 +183,19 @@ class Judge:
             return f"WRONG: exact attention is off by {error.whole:.2g}"
         return ""
 
-    def error(self, one: Contender, runner: Runner, out: Tensor) -> Error | None:
+    def error(self, one: VariantContender, runner: ContenderRunner, out: Tensor) -> ApproximationError | None:
         if self._exact is None or one.kind != READING:
             return None
         return distance(out[:, :, self.rows], runner.aligned(self._exact))
 
 
-def distance(found: Tensor, right: Tensor) -> Error:
+def distance(found: Tensor, right: Tensor) -> ApproximationError:
     """How far rows (..., R, Dv) are off, in the L2 norm, relative to what is right; NaN counts as infinity."""
     found, right = found.detach().double(), right.detach().double()
     off, norm = (found - right).norm(dim=-1), right.norm(dim=-1)
     whole = float(off.norm() / norm.norm()) if float(norm.norm()) > 0 else float(off.norm())
     worst = float((off / norm.clamp(min=torch.finfo(torch.float32).tiny)).max())
-    return Error(*(math.inf if math.isnan(number) else number for number in (whole, worst)))
+    return ApproximationError(*(math.inf if math.isnan(number) else number for number in (whole, worst)))
 
 
 def exact_rows(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, *, causal: bool) -> Tensor:
@@ -203,7 +212,9 @@ def exact_rows(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, *, causa
     return out
 
 
-def _timed(running: Sequence[_Running], budget: Budget, clock: Clock) -> dict[str, dict[str, tuple[float, ...]]]:
+def _timed(
+    running: Sequence[_CheckedContender], budget: Budget, clock: Clock
+) -> dict[str, dict[str, tuple[float, ...]]]:
     """Readings by name and call; everyone takes turns at one kind of call, then at the next.
 
     What is noisy then is read once more.

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..._attention import attention
 from ..._masks import Causal, Mask
-from ...variants import Heads, Mechanism, MechanismConfig, Recurrent, patterns
-from .contenders import Contender, Decoding, Runner, counted
-from .data import Sizes
+from ...variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, patterns
+from .contenders import ContenderRunner, Decoding, VariantContender, counted
+from .data import ProblemSizes
 from .results import READING
 
 Tensors = tuple[Tensor, Tensor, Tensor]
@@ -26,7 +26,7 @@ ABOUT = 128  # keys a row of each pattern whose papers leave the number open
 
 
 @dataclass(frozen=True)
-class Exact(Contender):
+class ExactAttention(VariantContender):
     """Softmax attention over all keys, as `saccade.attention` computes it."""
 
     name: str = "exact"
@@ -37,7 +37,7 @@ class Exact(Contender):
     def setting(self, length: int) -> str:
         return ""
 
-    def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
+    def build(self, sizes: ProblemSizes, tensors: Tensors, seed: int) -> ContenderRunner:
         query, key, value = leaves = _leaves(tensors)
 
         def forward() -> Tensor:
@@ -47,11 +47,11 @@ class Exact(Contender):
             last, keys, values = query[:, :, -1:], key, value
             return Decoding(lambda: attention(last, keys, values), _bytes(keys, values))
 
-        return Runner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
+        return ContenderRunner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
 
 
 @dataclass(frozen=True)
-class Pattern(Contender):
+class MaskedAttention(VariantContender):
     """Exact attention over the keys that a mask shows.
 
     causal, bidirectional: make the mask for a length and settings, or say why there is none.
@@ -73,16 +73,16 @@ class Pattern(Contender):
     def setting(self, length: int) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.settings(length).items())
 
-    def refusal(self, sizes: Sizes) -> str:
+    def refusal(self, sizes: ProblemSizes) -> str:
         make = self.causal if sizes.causal else self.bidirectional
         return make if isinstance(make, str) else ""
 
-    def mask(self, sizes: Sizes) -> Mask:
+    def mask(self, sizes: ProblemSizes) -> Mask:
         make = self.causal if sizes.causal else self.bidirectional
         assert callable(make)
         return make(**self.settings(sizes.length))
 
-    def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
+    def build(self, sizes: ProblemSizes, tensors: Tensors, seed: int) -> ContenderRunner:
         query, key, value = leaves = _leaves(tensors)
 
         def forward() -> Tensor:
@@ -94,7 +94,7 @@ class Pattern(Contender):
                 return Decoding(lambda: attention(last, keys, values), _bytes(keys, values))
             return Decoding(lambda: attention(last, keys, values, self.mask(sizes)), _bytes(keys, values))
 
-        return Runner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
+        return ContenderRunner(forward, leaves, 3, decoding if sizes.causal else NO_STEP)
 
     def _kept(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """What decoding keeps: the first and the last keys, where those are all it will ever see."""
@@ -108,23 +108,25 @@ class Pattern(Contender):
 
 FORWARDS = "the pattern is causal: it looks back only"
 
-PATTERNS: tuple[Pattern, ...] = (
-    Pattern("window", patterns.sliding_window, FORWARDS, lambda length: {"size": ABOUT}, recent=(None, "size")),
-    Pattern(
+PATTERNS: tuple[MaskedAttention, ...] = (
+    MaskedAttention("window", patterns.sliding_window, FORWARDS, lambda length: {"size": ABOUT}, recent=(None, "size")),
+    MaskedAttention(
         "longformer-pattern",
         lambda window, globals: patterns.longformer(window, global_tokens=range(globals), causal=True),
         lambda window, globals: patterns.longformer(window, global_tokens=range(globals)),
         lambda length: {"window": 2 * ABOUT - 2, "globals": 1},
     ),
-    Pattern("strided", patterns.sparse_strided, FORWARDS, lambda length: {"stride": max(1, math.isqrt(length))}),
-    Pattern("fixed", patterns.sparse_fixed, FORWARDS, lambda length: {"stride": ABOUT, "columns": 8}),
-    Pattern(
+    MaskedAttention(
+        "strided", patterns.sparse_strided, FORWARDS, lambda length: {"stride": max(1, math.isqrt(length))}
+    ),
+    MaskedAttention("fixed", patterns.sparse_fixed, FORWARDS, lambda length: {"stride": ABOUT, "columns": 8}),
+    MaskedAttention(
         "bigbird",
         lambda block: patterns.bigbird(block, causal=True),
         lambda block: patterns.bigbird(block),
         lambda length: {"block": ABOUT // 8},
     ),
-    Pattern(
+    MaskedAttention(
         "streaming",
         patterns.streaming,
         FORWARDS,
@@ -135,7 +137,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 
 @dataclass(frozen=True)
-class Reading(Contender):
+class VariantAttention(VariantContender):
     """A mechanism of `saccade.variants`, with parameters as they start."""
 
     usual: Callable[[int], MechanismConfig] | None = None
@@ -154,15 +156,15 @@ class Reading(Contender):
     def setting(self, length: int) -> str:
         return described(self.config(length))
 
-    def refusal(self, sizes: Sizes) -> str:
+    def refusal(self, sizes: ProblemSizes) -> str:
         return refused(self.config(max(sizes.length, 1)), sizes)
 
-    def build(self, sizes: Sizes, tensors: Tensors, seed: int) -> Runner:
+    def build(self, sizes: ProblemSizes, tensors: Tensors, seed: int) -> ContenderRunner:
         config = self.config(sizes.length)
         query, key, value = leaves = _leaves(_paired(tensors, config.maps))
         if config.shares_key:
             key = query
-        heads = Heads(sizes.width, query.shape[1], key.shape[1], query.shape[3], value.shape[3])
+        heads = HeadSizes(sizes.width, query.shape[1], key.shape[1], query.shape[3], value.shape[3])
         module = built(config, heads, seed)
 
         def forward() -> Tensor:
@@ -171,7 +173,7 @@ class Reading(Contender):
         decoding = _decoding(config, module, (query, key, value)) if sizes.causal else NO_STEP
         parameters = tuple(part for part in module.parameters() if part.requires_grad)
         inputs = (query, value) if config.shares_key else leaves
-        return Runner(
+        return ContenderRunner(
             forward,
             (*inputs, *parameters),
             len(inputs),
@@ -181,7 +183,7 @@ class Reading(Contender):
         )
 
 
-def refused(config: MechanismConfig, sizes: Sizes) -> str:
+def refused(config: MechanismConfig, sizes: ProblemSizes) -> str:
     """Why a mechanism cannot read these q, k and v; empty where it can."""
     traits = config.traits
     able = traits.causal if sizes.causal else traits.bidirectional
@@ -194,7 +196,7 @@ def refused(config: MechanismConfig, sizes: Sizes) -> str:
     return ""
 
 
-def built(config: MechanismConfig, heads: Heads, seed: int) -> Mechanism:
+def built(config: MechanismConfig, heads: HeadSizes, seed: int) -> Mechanism:
     """The module with its parameters drawn from `seed`, at rest; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

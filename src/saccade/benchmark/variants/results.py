@@ -18,7 +18,7 @@ READING, LAYER = "reading", "layer"
 
 
 @dataclass(frozen=True)
-class Error:
+class ApproximationError:
     """How far an output is from exact attention's, in the L2 norm and relative to it."""
 
     whole: float  # over all rows together
@@ -26,7 +26,7 @@ class Error:
 
 
 @dataclass(frozen=True)
-class Point:
+class LengthResult:
     """One line at one length. None or nothing where it was not measured; `note` and `no_decode` say why."""
 
     length: int
@@ -34,7 +34,7 @@ class Point:
     memory: int | None = None  # bytes at the peak of training, above inputs and parameters
     kept: int | None = None  # bytes that decoding keeps of the past: a cache, or a state
     parameters: int = 0
-    error: Error | None = None
+    error: ApproximationError | None = None
     no_decode: str = ""
     note: str = ""
 
@@ -50,7 +50,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Line:
+class ContenderResults:
     """One thing that is compared, at every length.
 
     kind: "reading", of q, k and v that are given; or "layer", of tokens of width E.
@@ -64,10 +64,10 @@ class Line:
     computes: str
     setting: str
     whole: bool = False
-    points: tuple[Point, ...] = ()
+    points: tuple[LengthResult, ...] = ()
     refused: str = ""
 
-    def at(self, length: int) -> Point | None:
+    def at(self, length: int) -> LengthResult | None:
         return next((point for point in self.points if point.length == length), None)
 
     def amounts(self, what: str) -> tuple[list[int], list[float]]:
@@ -81,7 +81,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Path:
+class GradientReach:
     """The gradient of the last output with respect to the input at each distance, relative to that at distance 1."""
 
     name: str
@@ -96,7 +96,7 @@ class Path:
 
 
 @dataclass
-class Comparison:
+class VariantComparison:
     """A whole run.
 
     machine: as `benchmark.attention.machine.describe` tells it. settings: how it was measured.
@@ -106,18 +106,18 @@ class Comparison:
     machine: dict[str, Any]
     settings: dict[str, Any]
     data: dict[str, Any]
-    lines: list[Line] = field(default_factory=list)
-    paths: list[Path] = field(default_factory=list)
+    lines: list[ContenderResults] = field(default_factory=list)
+    paths: list[GradientReach] = field(default_factory=list)
 
     @property
     def lengths(self) -> list[int]:
         return sorted({point.length for line in self.lines for point in line.points})
 
-    def of(self, kind: str) -> list[Line]:
+    def of(self, kind: str) -> list[ContenderResults]:
         """The lines of a kind that were measured."""
         return [line for line in self.lines if line.kind == kind and line.points]
 
-    def exact(self, kind: str) -> Line | None:
+    def exact(self, kind: str) -> ContenderResults | None:
         """What the others of a kind are measured against."""
         return next((line for line in self.of(kind) if line.whole), None)
 
@@ -126,7 +126,7 @@ class Comparison:
         return json.dumps({"comparison": 1, **_rounded(asdict(self))}, indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Comparison:
+    def from_json(cls, text: str) -> VariantComparison:
         """The comparison that `as_json` wrote.
 
         Raises:
@@ -141,18 +141,24 @@ class Comparison:
             raise ValueError(f"not a comparison of mechanisms: {error}") from None
 
 
-def _line(read: dict[str, Any]) -> Line:
-    return Line(**{**read, "points": tuple(_point(entry) for entry in read["points"])})
+def _line(read: dict[str, Any]) -> ContenderResults:
+    return ContenderResults(**{**read, "points": tuple(_point(entry) for entry in read["points"])})
 
 
-def _point(read: dict[str, Any]) -> Point:
+def _point(read: dict[str, Any]) -> LengthResult:
     readings = {call: tuple(seconds) for call, seconds in read["readings"].items()}
-    error = None if read["error"] is None else Error(*(_number(read["error"][name]) for name in ("whole", "worst")))
-    return Point(**{**read, "readings": readings, "error": error})
+    error = (
+        None
+        if read["error"] is None
+        else ApproximationError(*(_number(read["error"][name]) for name in ("whole", "worst")))
+    )
+    return LengthResult(**{**read, "readings": readings, "error": error})
 
 
-def _path(read: dict[str, Any]) -> Path:
-    return Path(**{**read, "distances": tuple(read["distances"]), "gradients": tuple(map(_number, read["gradients"]))})
+def _path(read: dict[str, Any]) -> GradientReach:
+    return GradientReach(
+        **{**read, "distances": tuple(read["distances"]), "gradients": tuple(map(_number, read["gradients"]))}
+    )
 
 
 def _number(value: float | None) -> float:

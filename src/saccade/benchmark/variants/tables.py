@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..attention import words
 from ..attention.tables import Table, aligned, disturbances, machine_line, markdown
 from .advice import about, advice
-from .results import CALLS, LAYER, READING, Comparison, Line, Path, Point
+from .results import CALLS, LAYER, READING, ContenderResults, GradientReach, LengthResult, VariantComparison
 from .trends import TAIL, Crossover, crossover, growth, sound
 
 KINDS = {READING: "Reading q, k and v", LAYER: "Layers of equal width, with their projections"}
@@ -20,12 +20,12 @@ INDENT = "  "
 UNCLEAR = "unclear"
 
 
-class Section(NamedTuple):
+class TableSection(NamedTuple):
     title: str
     table: Table
 
 
-def sections(comparison: Comparison, width: int | None = None) -> list[Section]:
+def sections(comparison: VariantComparison, width: int | None = None) -> list[TableSection]:
     """Every table of a comparison, in order.
 
     width: characters that a line of text has room for; None: as many as it takes.
@@ -35,19 +35,19 @@ def sections(comparison: Comparison, width: int | None = None) -> list[Section]:
         for kind, title in KINDS.items():
             lines = [line for line in comparison.of(kind) if line.at(length)]
             if lines:
-                found.append(Section(f"{title}: {words.length(length)} tokens", _at(comparison, lines, length)))
+                found.append(TableSection(f"{title}: {words.length(length)} tokens", _at(comparison, lines, length)))
     if len(comparison.lengths) > 1:
         for kind, title in KINDS.items():
             if comparison.of(kind):
-                found.append(Section(f"{title}: growth", _growths(comparison, kind, width)))
-                found.append(Section(f"{title}: where they become faster", _crossings(comparison, kind)))
+                found.append(TableSection(f"{title}: growth", _growths(comparison, kind, width)))
+                found.append(TableSection(f"{title}: where they become faster", _crossings(comparison, kind)))
     if comparison.paths:
         table = path_table(comparison.paths, width)
-        found.append(Section("Gradient of the last output by distance, as it starts", table))
+        found.append(TableSection("Gradient of the last output by distance, as it starts", table))
     return found
 
 
-def _at(comparison: Comparison, lines: Sequence[Line], length: int) -> Table:
+def _at(comparison: VariantComparison, lines: Sequence[ContenderResults], length: int) -> Table:
     exact = comparison.exact(lines[0].kind)
     base = None if exact is None else exact.at(length)
     reading = lines[0].kind == READING
@@ -57,13 +57,13 @@ def _at(comparison: Comparison, lines: Sequence[Line], length: int) -> Table:
     return header, [[f"{line.name}{' !' * point.noisy}", *_cells(line, point, base, reading)] for line, point in points]
 
 
-def _there(line: Line, length: int) -> Point:
+def _there(line: ContenderResults, length: int) -> LengthResult:
     point = line.at(length)
     assert point is not None
     return point
 
 
-def _cells(line: Line, point: Point, base: Point | None, reading: bool) -> list[str]:
+def _cells(line: ContenderResults, point: LengthResult, base: LengthResult | None, reading: bool) -> list[str]:
     forward, training, decode = (duration(point.seconds(call)) for call in CALLS)
     theirs, ours = None if base is None else base.seconds("training"), point.seconds("training")
     ratio = "-" if point is base or not theirs or not ours else f"{words.number(theirs / ours)}x"
@@ -72,7 +72,7 @@ def _cells(line: Line, point: Point, base: Point | None, reading: bool) -> list[
     return cells + ([*_errors(line, point)] if reading else [f"{point.parameters:,}" if ours else "-"])
 
 
-def _errors(line: Line, point: Point) -> tuple[str, str]:
+def _errors(line: ContenderResults, point: LengthResult) -> tuple[str, str]:
     """In brackets for what approximates nothing."""
     if point.error is None:
         return "-", "-"
@@ -89,7 +89,7 @@ def duration(seconds: float | None) -> str:
     return "-" if seconds is None else words.duration(seconds)
 
 
-def _growths(comparison: Comparison, kind: str, width: int | None) -> Table:
+def _growths(comparison: VariantComparison, kind: str, width: int | None) -> Table:
     header = ["", "training grows", "decode", "memory", "setting at the longest"]
     found = [
         ([line.name, *(_power(line, what) for what in ("training", "decode", "memory"))], line.setting)
@@ -111,14 +111,14 @@ def _with_settings(header: list[str], found: list[tuple[list[str], str]], width:
     return rows
 
 
-def _power(line: Line, what: str) -> str:
+def _power(line: ContenderResults, what: str) -> str:
     power = growth(line, what)
     if power is None:
         return "-"
     return f"L^{max(power, 0.0):.2f}" if sound(line, what) else UNCLEAR
 
 
-def _crossings(comparison: Comparison, kind: str) -> Table:
+def _crossings(comparison: VariantComparison, kind: str) -> Table:
     exact = comparison.exact(kind)
     rows = []
     for line in comparison.of(kind):
@@ -127,7 +127,7 @@ def _crossings(comparison: Comparison, kind: str) -> Table:
     return ["", *(f"{call} faster" for call in CALLS)], rows
 
 
-def _crossing(line: Line, exact: Line, call: str) -> str:
+def _crossing(line: ContenderResults, exact: ContenderResults, call: str) -> str:
     return crossed(crossover(line, exact, call)) if sound(line, call) and sound(exact, call) else UNCLEAR
 
 
@@ -144,7 +144,7 @@ def crossed(found: Crossover) -> str:
     }[found.kind]
 
 
-def path_table(paths: Sequence[Path], width: int | None = None) -> Table:
+def path_table(paths: Sequence[GradientReach], width: int | None = None) -> Table:
     """A column for each distance (every second one of many), and how far a hundredth arrives."""
     distances = sorted({d for path in paths for d in path.distances})
     if len(distances) > COLUMNS:
@@ -160,7 +160,7 @@ def _wide(table: Table) -> int:
     return max(len(line) for line in aligned(table, INDENT))
 
 
-def _paths(paths: Sequence[Path], distances: Sequence[int]) -> Table:
+def _paths(paths: Sequence[GradientReach], distances: Sequence[int]) -> Table:
     rows = []
     for path in paths:
         there = dict(zip(path.distances, path.gradients, strict=True))
@@ -176,7 +176,7 @@ def _gradient(number: float | None) -> str:
     return "0" if number == 0 else f"{number:.2f}" if number >= 0.01 else f"{number:.0e}"
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(comparison: VariantComparison) -> list[str]:
     """What a reader must know: how to read the columns, and why something is missing."""
     told = [
         "training: forward and backward. is: how many times as fast as the first line trains. keeps: bytes that "
@@ -198,7 +198,7 @@ def notes(comparison: Comparison) -> list[str]:
     return [*told, *_beyond(comparison), *missing(comparison)]
 
 
-def _trusted(comparison: Comparison) -> list[str]:
+def _trusted(comparison: VariantComparison) -> list[str]:
     """What is extrapolated, noisy or senseless."""
     told = []
     measured = [point for line in comparison.lines for point in line.points if point.readings]
@@ -213,14 +213,14 @@ def _trusted(comparison: Comparison) -> list[str]:
     return told
 
 
-def _any_cell(comparison: Comparison, ending: str) -> bool:
+def _any_cell(comparison: VariantComparison, ending: str) -> bool:
     tables = (table for kind in KINDS for table in (_growths(comparison, kind, None), _crossings(comparison, kind)))
     return len(comparison.lengths) > 1 and any(
         cell.endswith(ending) for _, rows in tables for row in rows for cell in row
     )
 
 
-def _beyond(comparison: Comparison) -> list[str]:
+def _beyond(comparison: VariantComparison) -> list[str]:
     longest = comparison.data["length"]
     if comparison.data["unlimited"] or all(length <= longest for length in comparison.lengths):
         return []
@@ -230,7 +230,7 @@ def _beyond(comparison: Comparison) -> list[str]:
     ]
 
 
-def missing(comparison: Comparison) -> list[str]:
+def missing(comparison: VariantComparison) -> list[str]:
     """Who took no part, at which lengths, and who cannot decode, each with the reason."""
     told = [f"{line.name} takes no part: {line.refused}." for line in comparison.lines if line.refused]
     for line in comparison.lines:
@@ -247,7 +247,7 @@ def missing(comparison: Comparison) -> list[str]:
     return told + [f"No decoding step: {', '.join(names)}: {reason}." for reason, names in steps.items()]
 
 
-def heading(comparison: Comparison) -> list[str]:
+def heading(comparison: VariantComparison) -> list[str]:
     data = comparison.data
     heads = str(data["heads"]) if data["heads"] == data["kv_heads"] else f"{data['heads']}/{data['kv_heads']}"
     way = "causal" if data["causal"] else "bidirectional"
@@ -256,7 +256,7 @@ def heading(comparison: Comparison) -> list[str]:
     return [f"{data['source']}{note}: {shape}", machine_line(comparison.machine)]
 
 
-def text(comparison: Comparison) -> list[str]:
+def text(comparison: VariantComparison) -> list[str]:
     """The comparison as lines for a pipe."""
     lines = [*heading(comparison), ""]
     for section in sections(comparison, WIDTH):
@@ -264,7 +264,7 @@ def text(comparison: Comparison) -> list[str]:
     return [*lines, *notes(comparison), "", advice(comparison)]
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: VariantComparison) -> str:
     """The comparison as a page for `benchmarks/results/`."""
     what, machine = heading(comparison)
     lines = ["# Which attention to choose", "", f"    {comparison.settings.get('command', 'saccade compare')}", ""]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..attention.statistics import exponent
-from .results import Line
+from .results import ContenderResults
 
 TAIL = 8  # exponents are fitted from the longest length down to an eighth of it: short calls are overhead
 FORESEEN = 16  # times the longest length, as far as a crossing is extrapolated
@@ -28,13 +28,13 @@ class Crossover:
     length: float | None = None
 
 
-def growth(line: Line, what: str) -> float | None:
+def growth(line: ContenderResults, what: str) -> float | None:
     """The fitted exponent in L of seconds of a call or of "memory"; None with fewer than three lengths."""
     tail = _tail(line, what)
     return exponent(*zip(*tail, strict=True)) if len({length for length, _ in tail}) > 2 else None
 
 
-def sound(line: Line, what: str) -> bool:
+def sound(line: ContenderResults, what: str) -> bool:
     """Whether the amounts may be what they seem: they do not fall with length, and lie near some power of it.
 
     Where they are not sound, something else used the machine, and nothing follows from them. One length says nothing.
@@ -49,14 +49,14 @@ def sound(line: Line, what: str) -> bool:
     return FLATTEST <= power <= STEEPEST and off <= math.log(OFF)
 
 
-def _tail(line: Line, what: str) -> list[tuple[int, float]]:
+def _tail(line: ContenderResults, what: str) -> list[tuple[int, float]]:
     """Lengths and amounts from the longest length down to an eighth of it."""
     lengths, amounts = line.amounts(what)
     both = zip(lengths, amounts, strict=True)
     return [(length, amount) for length, amount in both if length * TAIL >= lengths[-1]]
 
 
-def crossover(line: Line, exact: Line, call: str) -> Crossover:
+def crossover(line: ContenderResults, exact: ContenderResults, call: str) -> Crossover:
     """Where `line` becomes faster than `exact`: a straight line between measurements, both axes logarithmic."""
     ratios = _ratios(line, exact, call)
     if not ratios:
@@ -75,7 +75,7 @@ def crossover(line: Line, exact: Line, call: str) -> Crossover:
 Ratio = tuple[float, float]  # logarithms of length and of how many times slower
 
 
-def _ratios(line: Line, exact: Line, call: str) -> list[Ratio]:
+def _ratios(line: ContenderResults, exact: ContenderResults, call: str) -> list[Ratio]:
     theirs = dict(zip(*exact.amounts(call), strict=True))
     ours = zip(*line.amounts(call), strict=True)
     return [(math.log(length), math.log(mine / theirs[length])) for length, mine in ours if length in theirs]

@@ -19,22 +19,22 @@ from typing import Any, NamedTuple
 import torch
 
 from ..attention.memory import WARM_UP, environment, growth
-from .contenders import Contender
-from .data import Sizes, normal
+from .contenders import VariantContender
+from .data import ProblemSizes, normal
 
 Told = Callable[[str], None]
 PROGRAM = "from saccade.benchmark.variants.weighing import main; main()"
 
 
 @dataclass(frozen=True)
-class Limits:
+class WeighingLimits:
     """Beyond which a call is left out."""
 
     bytes: int = 4 * 2**30
     seconds: float = 10.0
 
 
-class Weight(NamedTuple):
+class CallWeight(NamedTuple):
     """peak: bytes above inputs and parameters, without the gradients of inputs; None where it was not measured.
 
     left_out: why the contender is left out at this length; empty where it can be timed.
@@ -46,17 +46,17 @@ class Weight(NamedTuple):
 
 
 def weigh(
-    who: Sequence[Contender],
-    sizes: Sizes,
+    who: Sequence[VariantContender],
+    sizes: ProblemSizes,
     lengths: Sequence[int],
-    limits: Limits,
+    limits: WeighingLimits,
     threads: int,
     seed: int,
     told: Told,
     stop: threading.Event,
-) -> dict[str, dict[int, Weight]]:
+) -> dict[str, dict[int, CallWeight]]:
     """By name and length, ascending. told: is called with each name when its turn is over. stop: ends it early."""
-    found: dict[str, dict[int, Weight]] = {one.name: {} for one in who}
+    found: dict[str, dict[int, CallWeight]] = {one.name: {} for one in who}
     left = [one.name for one in who]
     while left and not stop.is_set():
         question = {
@@ -71,12 +71,12 @@ def weigh(
         ended = _ask(question, found, told, stop)
         left = [name for name in left if len(found[name]) < len(set(lengths))]
         if left and ended:  # it ended with the first that has no answer, and the next goes on
-            found[left[0]] |= {length: Weight(None, ended) for length in lengths if length not in found[left[0]]}
+            found[left[0]] |= {length: CallWeight(None, ended) for length in lengths if length not in found[left[0]]}
             told(left.pop(0))
     return found
 
 
-def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: Told, stop: threading.Event) -> str:
+def _ask(question: dict[str, Any], found: dict[str, dict[int, CallWeight]], told: Told, stop: threading.Event) -> str:
     """Fill in what a process of its own answers; why it ended before it was through, empty where it was."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(question)],
@@ -91,7 +91,7 @@ def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: To
                 process.kill()
                 break
             name, length, *weight = json.loads(line)
-            found[name][length] = Weight(*weight)
+            found[name][length] = CallWeight(*weight)
             if len(found[name]) == len(set(question["lengths"])):
                 told(name)
         words = process.stderr.read().strip().splitlines()
@@ -99,12 +99,14 @@ def _ask(question: dict[str, Any], found: dict[str, dict[int, Weight]], told: To
     return f"the process that weighed it ended: {last[:100]}" if process.returncode else ""
 
 
-def weights(contender: Contender, sizes: Sizes, lengths: Sequence[int], limits: Limits, seed: int) -> Iterator[Any]:
+def weights(
+    contender: VariantContender, sizes: ProblemSizes, lengths: Sequence[int], limits: WeighingLimits, seed: int
+) -> Iterator[Any]:
     """In this process: (length, *Weight) one after the other."""
-    earlier: list[tuple[int, Weight]] = []
+    earlier: list[tuple[int, CallWeight]] = []
     for length in steps(lengths):
         reason = foreseen(earlier, length, limits) or _certain(contender, sizes._replace(length=length), limits)
-        weight = Weight(None, reason) if reason else _weighed(contender, sizes._replace(length=length), seed)
+        weight = CallWeight(None, reason) if reason else _weighed(contender, sizes._replace(length=length), seed)
         if not weight.left_out:
             earlier.append((length, weight))
         if length in lengths:
@@ -122,7 +124,7 @@ def steps(lengths: Sequence[int]) -> list[int]:
     return found
 
 
-def foreseen(earlier: Sequence[tuple[int, Weight]], length: int, limits: Limits) -> str:
+def foreseen(earlier: Sequence[tuple[int, CallWeight]], length: int, limits: WeighingLimits) -> str:
     """Why a call at this length is not even tried, after what the shorter ones took; empty where it is."""
     if not earlier:
         return ""
@@ -142,12 +144,12 @@ def _expected(amounts: Sequence[tuple[int, float]], length: int, alone: float) -
     return amount * (length / last) ** min(max(power, 1.0), 2.0)
 
 
-def _certain(contender: Contender, sizes: Sizes, limits: Limits) -> str:
+def _certain(contender: VariantContender, sizes: ProblemSizes, limits: WeighingLimits) -> str:
     needs = contender.needs(sizes)
     return f"would form {needs / 2**30:.1f} GiB" if needs > limits.bytes else ""
 
 
-def _weighed(contender: Contender, sizes: Sizes, seed: int) -> Weight:
+def _weighed(contender: VariantContender, sizes: ProblemSizes, seed: int) -> CallWeight:
     try:
         runner = contender.build(sizes, normal(sizes, seed), seed)
         training = runner.training()
@@ -155,10 +157,10 @@ def _weighed(contender: Contender, sizes: Sizes, seed: int) -> Weight:
         peak, _ = growth(training)
         seconds = min(now - before for now, before in zip(_now(), start, strict=True))
     except OSError as error:  # a system that does not tell; times are still of use
-        return Weight(None, "", 0.0) if "has no" in str(error) else Weight(None, first_line(error))
+        return CallWeight(None, "", 0.0) if "has no" in str(error) else CallWeight(None, first_line(error))
     except Exception as error:  # whatever a contender raises is its own answer
-        return Weight(None, first_line(error))
-    return Weight(max(peak - runner.bytes_of_inputs, 0), "", seconds)
+        return CallWeight(None, first_line(error))
+    return CallWeight(max(peak - runner.bytes_of_inputs, 0), "", seconds)
 
 
 def _now() -> tuple[float, float]:
@@ -177,7 +179,7 @@ def answer(question: str) -> Iterator[str]:
 
     asked = json.loads(question)
     torch.set_num_threads(asked["threads"])
-    sizes, limits, seed = Sizes(*asked["sizes"]), Limits(asked["bytes"], asked["seconds"]), asked["seed"]
+    sizes, limits, seed = ProblemSizes(*asked["sizes"]), WeighingLimits(asked["bytes"], asked["seconds"]), asked["seed"]
     for contender in map(named, asked["names"]):
         _weighed(contender, sizes._replace(length=WARM_UP), seed)  # loads what a first call loads
         for entry in weights(contender, sizes, asked["lengths"], limits, seed):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._hooks.transformers import MaskTensor, UnknownAttention
-from ..._hooks.transformers._mask_functions import Frame, Unreadable, joined, placed, read
+from ..._hooks.transformers._mask_functions import MaskFrame, UnknownMaskFunction, joined, placed, read
 from ..._masks import FromTensor, Padding
 
 
@@ -58,11 +58,11 @@ def saccade_mask(
             f"{kind.__name__}: models of this kind compute attention themselves, and do not look their "
             'function up, so that attn_implementation="saccade" cannot reach them; use "eager"'
         )
-    frame = Frame(q_length, kv_length, int(q_offset), kv_offset)
+    frame = MaskFrame(q_length, kv_length, int(q_offset), kv_offset)
     kept = _kept(attention_mask, frame)
     try:
         mask = placed(joined(read(function, frame), None if kept is None else Padding(kept)), frame)
-    except Unreadable:
+    except UnknownMaskFunction:
         bits: Any = masking_utils.sdpa_mask(
             batch_size, q_length, kv_length, device=device, **given, **more, allow_is_causal_skip=False
         )
@@ -89,7 +89,7 @@ def _traced() -> bool:
     return bool(torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
-def _kept(attention_mask: Tensor | None, frame: Frame) -> Tensor | None:
+def _kept(attention_mask: Tensor | None, frame: MaskFrame) -> Tensor | None:
     """(B, Lk) bool, the keys that are tokens; None where all are."""
     if attention_mask is None:
         return None
@@ -99,7 +99,7 @@ def _kept(attention_mask: Tensor | None, frame: Frame) -> Tensor | None:
     return None if bool(kept.all()) else kept
 
 
-def _tokens(kept: Tensor, frame: Frame) -> Tensor | None:
+def _tokens(kept: Tensor, frame: MaskFrame) -> Tensor | None:
     """(B, Lq) bool, the query rows that are tokens if queries and keys are of one sequence; None if they leave it."""
     if not 0 <= frame.offset <= frame.length_k - frame.length_q:
         return None

@@ -28,12 +28,12 @@ from torch import Tensor
 from ..._call import without_autocast
 from ..._masks import FromTensor
 from . import _thread
-from ._four_axes import Arranged, Layout, alike
-from ._origins import Origins
+from ._four_axes import ArrangedMask, AxisLayout, alike
+from ._origins import TensorOrigins
 from ._padded import rows_of
-from ._products import PRODUCTS, Product, View, product_of
-from ._scores import Scores, changed_by
-from ._seen import SeenCall, Used
+from ._products import PRODUCTS, ObservedProduct, View, product_of
+from ._scores import ObservedScores, changed_by
+from ._seen import GraphTensor, ObservedCall
 
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 _DROPOUT = {torch.dropout, F.dropout}
@@ -43,25 +43,25 @@ TURNED = "a softmax of scores over another axis than the last, or of scores that
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class SoftmaxWeights:
     """What a softmax gave, and of which scores."""
 
-    scores: Scores
+    scores: ObservedScores
     lead: tuple[int, ...]
     number: int  # of the softmax
     dropout: float = 0.0
 
 
-class ByHand:
+class UnfusedFollower:
     """Follows scores and weights through the functions that a mode sees.
 
     Args:
         origins: knows of which sequences queries and keys were made.
     """
 
-    def __init__(self, origins: Origins) -> None:
+    def __init__(self, origins: TensorOrigins) -> None:
         self._origins = origins
-        self._known: dict[int, tuple[weakref.ref[Tensor], Scores | Weights]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], ObservedScores | SoftmaxWeights]] = {}
         self._numbers = itertools.count()
         self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
         self._heads: int | None = None
@@ -84,7 +84,7 @@ class ByHand:
             return True
         return bool(self._known) and (any(id(arg) in self._known for arg in args) or writes(func))
 
-    def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> SeenCall | None:
+    def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> ObservedCall | None:
         """Follow what a function has made of scores and weights; the attention call that it completes."""
         if func in _SOFTMAX:
             self._softmax(args, kwargs, result)
@@ -106,18 +106,18 @@ class ByHand:
         self._open.clear()
         self._known.clear()
 
-    def _of(self, tensor: Any) -> Scores | Weights | None:
+    def _of(self, tensor: Any) -> ObservedScores | SoftmaxWeights | None:
         found = self._known.get(id(tensor))
         return None if found is None else found[1]
 
-    def _remember(self, tensor: Tensor, what: Scores | Weights) -> None:
+    def _remember(self, tensor: Tensor, what: ObservedScores | SoftmaxWeights) -> None:
         key = id(tensor)
         self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), what)
 
     def _forget(self, number: int) -> None:
         """The weights of one softmax: they are one attention call, whatever else they are multiplied by."""
         for key, (_, what) in list(self._known.items()):
-            if isinstance(what, Weights) and what.number == number:
+            if isinstance(what, SoftmaxWeights) and what.number == number:
                 del self._known[key]
 
     def _written(self, tensor: Any, result: Any) -> None:
@@ -130,24 +130,24 @@ class ByHand:
         memory = tensor.untyped_storage().data_ptr()
         for reference, what in list(self._known.values()):
             held = reference()
-            if held is None or held is result or isinstance(what, Weights):
+            if held is None or held is result or isinstance(what, SoftmaxWeights):
                 continue
             if held.untyped_storage().data_ptr() == memory:
                 self._remember(held, replace(what, changed=True))
 
-    def _product(self, product: Product, result: Tensor) -> SeenCall | None:
+    def _product(self, product: ObservedProduct, result: Tensor) -> ObservedCall | None:
         weights = self._of(product.factors[0])
-        if isinstance(weights, Weights) and product.over_last:
+        if isinstance(weights, SoftmaxWeights) and product.over_last:
             self._forget(weights.number)
             self._open.pop(weights.number, None)
             call = self._call(weights, product, result)
-            if isinstance(call, SeenCall):
+            if isinstance(call, ObservedCall):
                 return call
             _thread.missed(self._source, call)
         elif weights is None:
             lead = tuple(result.shape[:-2])
-            bias = None if product.added is None else Arranged(product.added.detach(), lead)
-            self._remember(result, Scores(product, lead, product.alpha, bias=bias))
+            bias = None if product.added is None else ArrangedMask(product.added.detach(), lead)
+            self._remember(result, ObservedScores(product, lead, product.alpha, bias=bias))
         return None
 
     def _softmax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
@@ -156,27 +156,27 @@ class ByHand:
         if not isinstance(logits, Tensor):
             return
         scores, last = self._of(logits), axis in (-1, logits.dim() - 1)
-        if isinstance(scores, Scores) and not (last and scores.product.natural):
+        if isinstance(scores, ObservedScores) and not (last and scores.product.natural):
             _thread.missed("softmax", TURNED)
-        elif isinstance(scores, Scores):
+        elif isinstance(scores, ObservedScores):
             if scores.changed:
                 scores = _by_difference(scores, logits)
             number = next(self._numbers)
             self._open[number] = _thread.missing("softmax", UNUSED)
-            self._remember(result, Weights(scores, tuple(result.shape[:-2]), number))
+            self._remember(result, SoftmaxWeights(scores, tuple(result.shape[:-2]), number))
         elif last and logits.dim() > 2:
             _thread.missed("softmax", UNKNOWN)
 
     def _follow(
         self,
-        before: Scores | Weights,
+        before: ObservedScores | SoftmaxWeights,
         at: int,
         func: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Tensor,
     ) -> None:
-        product = (before if isinstance(before, Scores) else before.scores).product
+        product = (before if isinstance(before, ObservedScores) else before.scores).product
         lead = tuple(result.shape[:-2])
         if not product.natural:
             if result.shape == args[at].shape:
@@ -184,20 +184,20 @@ class ByHand:
             return
         if tuple(result.shape[-2:]) != product.rows_and_columns or math.prod(lead) != math.prod(before.lead):
             return
-        if isinstance(before, Weights):
+        if isinstance(before, SoftmaxWeights):
             dropout = _dropped(func, args, kwargs) if func in _DROPOUT else before.dropout
             self._remember(result, replace(before, lead=lead, dropout=dropout))
         else:
             self._remember(result, replace(changed_by(before, at, func, args, kwargs), lead=lead))
 
-    def _call(self, weights: Weights, product: Product, result: Tensor) -> SeenCall | str:
+    def _call(self, weights: SoftmaxWeights, product: ObservedProduct, result: Tensor) -> ObservedCall | str:
         scores = weights.scores
         if torch._C._are_functorch_transforms_active():
             return "a torch.func transform is at work"
         own = scores.product
         factors = alike([own.left, own.right, product.right.transpose(-2, -1)])
         heads = self._heads or _hint(weights) or _thread.heads_of_module()
-        layout = Layout.of(factors, heads)
+        layout = AxisLayout.of(factors, heads)
         if layout is None:
             return "its factors have leading axes that do not fit together"
         query, key, value = layout.queries(factors[0]), layout.keys(factors[1]), layout.keys(factors[2])
@@ -213,7 +213,7 @@ class ByHand:
         length = query.shape[2]
         within_one = self._within_one or functools.partial(self._origins.same, *own.factors, length)
         rows = rows_of(mask, bias, length, key.shape[2], within_one)
-        return SeenCall(
+        return ObservedCall(
             query.detach(),
             key.detach(),
             value.detach(),
@@ -241,15 +241,15 @@ def writes(func: Any) -> bool:
 _WRITING = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imod__"})
 
 
-def _used(factor: Tensor, view: View, layout: Layout, turned: bool = False) -> Used:
+def _used(factor: Tensor, view: View, layout: AxisLayout, turned: bool = False) -> GraphTensor:
     def seen_as(gradient: Tensor) -> Tensor:
         seen = view(gradient)
         return layout.own(seen.transpose(-2, -1) if turned else seen)
 
-    return Used(factor, seen_as)
+    return GraphTensor(factor, seen_as)
 
 
-def _by_difference(scores: Scores, logits: Tensor) -> Scores:
+def _by_difference(scores: ObservedScores, logits: Tensor) -> ObservedScores:
     """The same scores with all that happened to them as one bias."""
     own = scores.product
     with torch.no_grad(), torch._C.DisableTorchFunction(), without_autocast(logits.device):
@@ -257,7 +257,7 @@ def _by_difference(scores: Scores, logits: Tensor) -> Scores:
         plain = own.left.to(wide) @ own.right.to(wide).transpose(-2, -1)
         lead = tuple(plain.shape[:-2])
         bias = logits.to(wide).reshape(plain.shape) - scores.scale * plain
-    return replace(scores, masks=(), bias=Arranged(bias, lead), changed=False)
+    return replace(scores, masks=(), bias=ArrangedMask(bias, lead), changed=False)
 
 
 def _dropped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
@@ -267,7 +267,7 @@ def _dropped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> flo
     return float(given.get("p", 0.5)) if given.get(names[2], True) else 0.0
 
 
-def _hint(weights: Weights) -> int | None:
+def _hint(weights: SoftmaxWeights) -> int | None:
     """The heads, where scores or weights were ever laid out with batch and heads apart."""
     for lead in (weights.scores.lead, weights.lead):
         if len(lead) == 2:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 
-class Arranged(NamedTuple):
+class ArrangedMask(NamedTuple):
     """A mask or bias, and the leading axes that the scores had when it came to them."""
 
     tensor: Tensor  # broadcasts to (*lead, Lq, Lk)
     lead: tuple[int, ...]
 
 
-class Layout(NamedTuple):
+class AxisLayout(NamedTuple):
     """How leading axes become batch and heads."""
 
     lead: tuple[int, ...]  # of the scores, as multiplied
@@ -29,24 +29,24 @@ class Layout(NamedTuple):
     kv_heads: int
 
     @staticmethod
-    def of(factors: Sequence[Tensor], hint: int | None) -> Layout | None:
+    def of(factors: Sequence[Tensor], hint: int | None) -> AxisLayout | None:
         """By the factors' own axes; with a single leading axis, by `hint`, the heads; None where they do not fit."""
         try:
             lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in factors))
         except RuntimeError:
             return None
         if not lead:
-            return Layout(lead, 1, 1, 1)
+            return AxisLayout(lead, 1, 1, 1)
         if len(lead) == 1:
             heads = hint if hint and lead[0] % hint == 0 else 1
-            return Layout(lead, lead[0] // heads, heads, heads)
+            return AxisLayout(lead, lead[0] // heads, heads, heads)
         shared = {_padded(tensor, len(lead))[-1] for tensor in factors[1:]}
         if shared == {1} and lead[-1] > 1:
             if len(lead) == 2:  # (B, Hq, ., .) by (B, 1, ., .): one key head
-                return Layout(lead, lead[0], lead[1], 1)
+                return AxisLayout(lead, lead[0], lead[1], 1)
             # (B, Hkv, G, ., .) by (B, Hkv, 1, ., .): queries of a group share a key head
-            return Layout(lead, math.prod(lead[:-2]), lead[-2] * lead[-1], lead[-2])
-        return Layout(lead, math.prod(lead[:-1]), lead[-1], lead[-1])
+            return AxisLayout(lead, math.prod(lead[:-2]), lead[-2] * lead[-1], lead[-2])
+        return AxisLayout(lead, math.prod(lead[:-1]), lead[-1], lead[-1])
 
     def queries(self, tensor: Tensor) -> Tensor:
         """(..., L, D) as (B, Hq, L, D)."""
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
             return tensor.reshape(self.batch, self.kv_heads, *tensor.shape[-2:])
         return tensor.reshape(-1, own[-1] if own else 1, *tensor.shape[-2:])
 
-    def scores(self, given: Arranged) -> Tensor:
+    def scores(self, given: ArrangedMask) -> Tensor:
         """A mask or bias as (B|1, Hq|1, Lq|1, Lk|1), without more of it than there is, where that can be."""
         tensor, lead = given
         own = _padded(tensor, len(lead))

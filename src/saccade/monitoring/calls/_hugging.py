@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import _tap
 from . import _thread
-from ._seen import SeenCall, Used
+from ._seen import GraphTensor, ObservedCall
 
 Function = Callable[..., Any]
 
@@ -40,7 +40,7 @@ def _telling(function: Function) -> Function:
             return function(module, query, key, value, attention_mask, **more)
         with _tap.aside() as observers:
             given = function(module, query, key, value, attention_mask, **more)
-            call: SeenCall | None = None
+            call: ObservedCall | None = None
             with torch.no_grad(), torch._C.DisableTorchFunction(), _thread.counted_if_it_fails(_name(function)):
                 call = _call(function, module, query, key, value, attention_mask, given, more)
             if call is not None:
@@ -60,13 +60,18 @@ def _call(
     attention_mask: Any,
     given: Any,
     more: dict[str, Any],
-) -> SeenCall:
+) -> ObservedCall:
     from ..._hooks.transformers import meaning_of
 
     meaning = meaning_of(module, query, key, value, attention_mask, **more)
     out = given[0]  # (B, Lq, Hq, Dv)
-    used = {"query": Used(query), "key": Used(key), "value": Used(value), "out": Used(out, _rows_inside)}
-    return SeenCall(
+    used = {
+        "query": GraphTensor(query),
+        "key": GraphTensor(key),
+        "value": GraphTensor(value),
+        "out": GraphTensor(out, _rows_inside),
+    }
+    return ObservedCall(
         meaning.query,
         meaning.key,
         meaning.value,

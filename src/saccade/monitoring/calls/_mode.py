@@ -22,10 +22,10 @@ from ... import _tap
 from ..._hooks import SdpaCall
 from ..._masks import Mask, as_mask
 from . import _thread
-from ._by_hand import ByHand
-from ._origins import Origins
-from ._padded import Rows, rows_of
-from ._seen import SeenCall, Used
+from ._by_hand import UnfusedFollower
+from ._origins import TensorOrigins
+from ._padded import QueryRows, rows_of
+from ._seen import GraphTensor, ObservedCall
 from ._thread import counted_if_it_fails
 
 _SDPA = torch._C._nn.scaled_dot_product_attention
@@ -33,13 +33,13 @@ _MHA = inspect.unwrap(F.multi_head_attention_forward)
 SDPA = "F.scaled_dot_product_attention"
 
 
-class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
+class AttentionCallsMode(_tap.PassiveMode, TorchFunctionMode):
     """Tells `_tap` of the attention calls among the functions that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._origins = Origins()
-        self._by_hand = ByHand(self._origins)
+        self._origins = TensorOrigins()
+        self._by_hand = UnfusedFollower(self._origins)
         # Inside nn.MultiheadAttention: whether its queries and keys are one sequence.
         self._within: Callable[[], bool | None] | None = None
 
@@ -65,7 +65,7 @@ class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
             _thread.missed("what queries and keys are made of", f"{type(error).__name__}: {error}")
         if not by_hand:
             return result
-        call: SeenCall | None = None
+        call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
             call = self._by_hand.sees(func, args, kwargs, result)
         if call is not None:
@@ -79,23 +79,23 @@ class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
 
     def completed(self, call: _tap.AttentionCall) -> _tap.AttentionCall:
         """A call that someone answered in PyTorch's place, with the rows that are tokens."""
-        if isinstance(call, SeenCall) or call.source != SDPA:
+        if isinstance(call, ObservedCall) or call.source != SDPA:
             return call
         own = {field.name: getattr(call, field.name) for field in fields(call)}
         rows = self._rows(as_mask(call.mask), own["bias"], call.query, call.key, (call.query, call.key))
-        return SeenCall(**own, real=rows.real, rows_unknown=rows.unknown)
+        return ObservedCall(**own, real=rows.real, rows_unknown=rows.unknown)
 
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         with _tap.aside():
             out = func(*args, **kwargs)
-        call: SeenCall | None = None
+        call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(SDPA):
             call = self._seen(SdpaCall.of(*args, **kwargs), out)
         if call is not None:
             _tell(call)
         return out
 
-    def _seen(self, given: SdpaCall, out: Tensor) -> SeenCall | None:
+    def _seen(self, given: SdpaCall, out: Tensor) -> ObservedCall | None:
         meaning = "a torch.func transform is at work" if _transformed() else given.meaning()
         if isinstance(meaning, str):
             _thread.missed(SDPA, meaning)
@@ -106,10 +106,10 @@ class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
             "query": _as_shaped(given.query, query.shape),
             "key": _as_shaped(given.key, key.shape),
             "value": _as_shaped(given.value, value.shape),
-            "out": Used(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
+            "out": GraphTensor(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
         }
         rows = self._rows(meaning.mask, meaning.bias, query, key, (given.query, given.key))
-        return SeenCall(
+        return ObservedCall(
             query,
             key,
             value,
@@ -127,7 +127,9 @@ class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
             rows.unknown,
         )
 
-    def _rows(self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]) -> Rows:
+    def _rows(
+        self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]
+    ) -> QueryRows:
         """Which rows count, of a call of F.sdpa on the tensors `given`."""
         length = query.shape[2]
 
@@ -153,17 +155,17 @@ class AttentionCallsMode(_tap.OnlyLooks, TorchFunctionMode):
             self._within = before
 
 
-def _tell(call: SeenCall) -> None:
+def _tell(call: ObservedCall) -> None:
     with _tap.aside() as observers:
         for observer in observers:
             observer(call)
 
 
-def _as_shaped(given: Tensor, shape: torch.Size) -> Used:
+def _as_shaped(given: Tensor, shape: torch.Size) -> GraphTensor:
     """What the model gave; where the call broadcast it, its gradient has the heads that it has itself."""
     if given.shape == shape or given.numel() != shape.numel():
-        return Used(given)
-    return Used(given, lambda gradient: gradient.reshape(shape))
+        return GraphTensor(given)
+    return GraphTensor(given, lambda gradient: gradient.reshape(shape))
 
 
 def _is_kernel(func: Any) -> bool:

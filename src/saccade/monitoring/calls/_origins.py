@@ -43,7 +43,7 @@ _KINDS = {
 }
 
 
-class Origins:
+class TensorOrigins:
     """Follows tensors through the functions that a mode sees."""
 
     def __init__(self) -> None:

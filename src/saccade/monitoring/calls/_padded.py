@@ -17,7 +17,7 @@ from ..._masks._algebra import And
 HIDDEN = -5e3
 
 
-class Rows(NamedTuple):
+class QueryRows(NamedTuple):
     """The query rows of a call: which are tokens, and whether that is known."""
 
     real: Tensor | None = None  # (B, Lq) bool; None: all count
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 def rows_of(
     mask: Mask | None, bias: Tensor | None, length_q: int, length_k: int, self_attention: Callable[[], bool | None]
-) -> Rows:
+) -> QueryRows:
     """In self-attention a token that no query may see is padding, and so is its own row.
 
     In cross-attention padded keys say nothing of queries. Where nobody knows which of the two a call is, all rows
@@ -36,14 +36,14 @@ def rows_of(
         self_attention: asked where it matters: keys are hidden from all queries, of which there are as many as keys.
     """
     if length_q != length_k or length_k < 2:
-        return Rows()
+        return QueryRows()
     seen = None
     for keys in (*_seen_keys(mask), *_seen_by_bias(bias)):
         seen = keys if seen is None else seen & keys
     if seen is None or bool(seen.all()):
-        return Rows()
+        return QueryRows()
     within_one = self_attention()
-    return Rows(seen if within_one else None, within_one is None)
+    return QueryRows(seen if within_one else None, within_one is None)
 
 
 def _seen_keys(mask: Mask | None) -> list[Tensor]:

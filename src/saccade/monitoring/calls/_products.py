@@ -16,7 +16,7 @@ from torch import Tensor
 View = Callable[[Tensor], Tensor]
 
 
-class Product(NamedTuple):
+class ObservedProduct(NamedTuple):
     """One product. `left` and `right` are views of the factors, which are what a graph knows."""
 
     left: Tensor  # (..., I, C)
@@ -34,7 +34,7 @@ class Product(NamedTuple):
         return self.left.shape[-2], self.right.shape[-2]
 
 
-def product_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Product | None:
+def product_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ObservedProduct | None:
     """The product that a call computes, None where it computes none that this knows."""
     make = PRODUCTS.get(func)
     if make is None:
@@ -55,13 +55,15 @@ def _turned(tensor: Tensor) -> Tensor:
     return tensor.transpose(-2, -1)
 
 
-def _matmul(left: Any, right: Any, **_: Any) -> Product | None:
+def _matmul(left: Any, right: Any, **_: Any) -> ObservedProduct | None:
     if not all(isinstance(factor, Tensor) and factor.dim() > 1 for factor in (left, right)):
         return None
-    return Product(left.detach(), _turned(right.detach()), (left, right), (_same, _turned), _same)
+    return ObservedProduct(left.detach(), _turned(right.detach()), (left, right), (_same, _turned), _same)
 
 
-def _baddbmm(added: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1, **_: Any) -> Product | None:
+def _baddbmm(
+    added: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1, **_: Any
+) -> ObservedProduct | None:
     found = _matmul(left, right)
     if found is None or not isinstance(added, Tensor):
         return None
@@ -69,7 +71,7 @@ def _baddbmm(added: Any, left: Any, right: Any, *, beta: float = 1, alpha: float
     return found._replace(alpha=float(alpha), added=scaled)
 
 
-def _einsum(equation: Any, *operands: Any, **_: Any) -> Product | None:
+def _einsum(equation: Any, *operands: Any, **_: Any) -> ObservedProduct | None:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
@@ -89,7 +91,7 @@ def _einsum(equation: Any, *operands: Any, **_: Any) -> Product | None:
         return None
     to_left, to_right = _permuted(left, [*shared, *rows, *summed]), _permuted(right, [*shared, *columns, *summed])
     in_order = [*shared, *rows, *columns]
-    return Product(
+    return ObservedProduct(
         to_left(operands[0].detach()),
         to_right(operands[1].detach()),
         (operands[0], operands[1]),
@@ -105,7 +107,7 @@ def _permuted(axes: str, wanted: list[str]) -> View:
     return lambda tensor: tensor.permute(order)
 
 
-PRODUCTS: dict[Any, Callable[..., Product | None]] = {
+PRODUCTS: dict[Any, Callable[..., ObservedProduct | None]] = {
     torch.matmul: _matmul,
     torch.bmm: _matmul,
     Tensor.matmul: _matmul,

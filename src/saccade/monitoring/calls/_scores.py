@@ -14,26 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._four_axes import Arranged
-from ._products import Product
+from ._four_axes import ArrangedMask
+from ._products import ObservedProduct
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class ObservedScores:
     """`scale * product + bias`, -inf where a mask says so."""
 
-    product: Product
+    product: ObservedProduct
     lead: tuple[int, ...]  # the leading axes they have now
     scale: float = 1.0
-    masks: tuple[Arranged, ...] = ()  # True = attend
-    bias: Arranged | None = None
+    masks: tuple[ArrangedMask, ...] = ()  # True = attend
+    bias: ArrangedMask | None = None
     changed: bool = False  # by something that scale, masks and bias do not say
 
 
 Arguments = tuple[Any, ...]
 
 
-def changed_by(scores: Scores, at: int, func: Any, args: Arguments, kwargs: Mapping[str, Any]) -> Scores:
+def changed_by(
+    scores: ObservedScores, at: int, func: Any, args: Arguments, kwargs: Mapping[str, Any]
+) -> ObservedScores:
     """Scores, which were argument `at`, after a function that kept their number and their last two axes."""
     name = getattr(func, "__name__", "").rstrip("_")
     if name in _SAME:
@@ -70,49 +72,49 @@ _SAME = frozenset(
 )
 
 
-def _times(scores: Scores, at: int, args: Arguments) -> Scores | None:
+def _times(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
     return _scaled(scores, _number(args[1 - at])) if len(args) == 2 else None
 
 
-def _over(scores: Scores, at: int, args: Arguments) -> Scores | None:
+def _over(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
     by = _number(args[1]) if len(args) == 2 and at == 0 else None
     return _scaled(scores, 1 / by) if by else None
 
 
-def _scaled(scores: Scores, by: float | None) -> Scores | None:
+def _scaled(scores: ObservedScores, by: float | None) -> ObservedScores | None:
     if by is None or not 0 < by < math.inf:
         return None
     bias = None if scores.bias is None else scores.bias._replace(tensor=scores.bias.tensor * by)
     return replace(scores, scale=scores.scale * by, bias=bias)
 
 
-def _plus(scores: Scores, at: int, args: Arguments) -> Scores | None:
+def _plus(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
     return _added(scores, args[1 - at], 1) if len(args) == 2 else None
 
 
-def _minus(scores: Scores, at: int, args: Arguments) -> Scores | None:
+def _minus(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
     return _added(scores, args[1], -1) if len(args) == 2 and at == 0 else None
 
 
-def _added(scores: Scores, other: Any, sign: int) -> Scores | None:
+def _added(scores: ObservedScores, other: Any, sign: int) -> ObservedScores | None:
     if not isinstance(other, Tensor) or not other.is_floating_point() or other.dim() > len(scores.lead) + 2:
         return None
     given = _with_two_axes(other.detach())
     given = given if sign > 0 else -given
     if scores.bias is None:
-        return replace(scores, bias=Arranged(given, scores.lead))
+        return replace(scores, bias=ArrangedMask(given, scores.lead))
     if scores.bias.lead != scores.lead:
         return None
-    return replace(scores, bias=Arranged(scores.bias.tensor + given, scores.lead))
+    return replace(scores, bias=ArrangedMask(scores.bias.tensor + given, scores.lead))
 
 
-def _filled(scores: Scores, at: int, args: Arguments) -> Scores | None:
+def _filled(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
     if len(args) != 3 or at != 0 or _number(args[2]) != -math.inf:
         return None
     return _masked(scores, args[1], hidden=True)
 
 
-def _chosen(scores: Scores, at: int, args: Arguments) -> Scores | None:
+def _chosen(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
     """torch.where(condition, scores, other), torch.where(condition, other, scores), scores.where(condition, other)."""
     if len(args) != 3:
         return None
@@ -121,11 +123,11 @@ def _chosen(scores: Scores, at: int, args: Arguments) -> Scores | None:
     return _masked(scores, condition, hidden=at == 2) if _number(other) == -math.inf else None
 
 
-def _masked(scores: Scores, condition: Any, *, hidden: bool) -> Scores | None:
+def _masked(scores: ObservedScores, condition: Any, *, hidden: bool) -> ObservedScores | None:
     if not isinstance(condition, Tensor) or condition.dtype != torch.bool or condition.dim() > len(scores.lead) + 2:
         return None
     seen = ~condition if hidden else condition
-    return replace(scores, masks=(*scores.masks, Arranged(_with_two_axes(seen), scores.lead)))
+    return replace(scores, masks=(*scores.masks, ArrangedMask(_with_two_axes(seen), scores.lead)))
 
 
 def _with_two_axes(tensor: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, Tensor) and value.numel() == 1 else None
 
 
-_CHANGES: dict[str, Callable[[Scores, int, Arguments], Scores | None]] = {
+_CHANGES: dict[str, Callable[[ObservedScores, int, Arguments], ObservedScores | None]] = {
     "mul": _times,
     "multiply": _times,
     "div": _over,

@@ -15,7 +15,7 @@ from ... import _tap
 from ..._masks import Mask, Padding, as_mask, keys_seen
 
 
-class Used(NamedTuple):
+class GraphTensor(NamedTuple):
     """A tensor of the model's own graph, and how its gradient becomes that of the call's (B, H, L, D) tensor."""
 
     tensor: Tensor
@@ -23,18 +23,18 @@ class Used(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SeenCall(_tap.AttentionCall):
+class ObservedCall(_tap.AttentionCall):
     """A call whose tensors are views of what the model computed with."""
 
-    used: dict[str, Used] | None = None  # "query", "key", "value", "out"; None: the call's own tensors
+    used: dict[str, GraphTensor] | None = None  # "query", "key", "value", "out"; None: the call's own tensors
     real: Tensor | None = None  # (B, Lq) bool: query rows that are tokens; None: all count
     rows_unknown: bool = False  # keys are padded, and nobody knows whether queries are the same tokens
 
 
-def used_in(call: _tap.AttentionCall) -> dict[str, Used]:
+def used_in(call: _tap.AttentionCall) -> dict[str, GraphTensor]:
     """The tensors that gradients flow through, by "query", "key", "value", "out"."""
     given = getattr(call, "used", None)
-    return given or {name: Used(getattr(call, name)) for name in ("query", "key", "value", "out")}
+    return given or {name: GraphTensor(getattr(call, name)) for name in ("query", "key", "value", "out")}
 
 
 def counted(call: _tap.AttentionCall) -> Mask | None:

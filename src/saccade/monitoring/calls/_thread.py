@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from ... import _tap
 
 
-class Watcher(Protocol):
+class CallWatcher(Protocol):
     def observe(self, call: _tap.AttentionCall) -> None: ...
 
     def missing(self, what: str, reason: str) -> Callable[[], None]: ...
@@ -27,7 +27,7 @@ class Watcher(Protocol):
 
 
 class _Thread(threading.local):
-    watchers: tuple[Watcher, ...] = ()
+    watchers: tuple[CallWatcher, ...] = ()
     mode: Any = None
 
 
@@ -79,7 +79,7 @@ def heads_of_module() -> int | None:
     return next((heads for heads in found if isinstance(heads, int) and heads > 0), None)
 
 
-def begin(watcher: Watcher, make_mode: Callable[[], TorchFunctionMode]) -> None:
+def begin(watcher: CallWatcher, make_mode: Callable[[], TorchFunctionMode]) -> None:
     """Tell `watcher` of this thread's calls from here on; the first one of the thread needs a mode."""
     if not THREAD.watchers:
         THREAD.mode = make_mode()
@@ -88,7 +88,7 @@ def begin(watcher: Watcher, make_mode: Callable[[], TorchFunctionMode]) -> None:
     THREAD.watchers = (*THREAD.watchers, watcher)
 
 
-def end(watcher: Watcher) -> None:
+def end(watcher: CallWatcher) -> None:
     """No more. Ends may come in another order than beginnings."""
     THREAD.watchers = tuple(other for other in THREAD.watchers if other is not watcher)
     if not THREAD.watchers and THREAD.mode is not None:

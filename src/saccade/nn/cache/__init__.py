@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .context import ContextLayer
 from .growing import GrowingLayer
-from .layer import LayerCache, Seen
+from .layer import CachedInputs, LayerCache
 from .layers import KVCache
 from .recurrent import RecurrentLayer
 from .static import StaticLayer
@@ -12,12 +12,12 @@ from .streaming import StreamingLayer
 from .window import WindowLayer
 
 __all__ = [
+    "CachedInputs",
     "ContextLayer",
     "GrowingLayer",
     "KVCache",
     "LayerCache",
     "RecurrentLayer",
-    "Seen",
     "StaticLayer",
     "StreamingLayer",
     "WindowLayer",

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ..._masks import Causal, Mask, Padding
-from .arriving import Arriving
+from .arriving import NewRows
 from .growing import GrowingLayer
 from .layer import LayerCache
 
 
 @dataclass(frozen=True, eq=False)
-class Aligned:
+class AlignedItems:
     """Items of unequal length, each moved so that its last new token stands in the last row, at the last key.
 
     There `Causal()` means the same for all of them. A step copies the keys and values it reads.
@@ -30,10 +30,12 @@ class Aligned:
     causal: bool
     rows: int
     before: np.ndarray  # tokens of each item before the call: int64 (1,) or (B,)
-    arriving: Arriving
+    arriving: NewRows
 
     @classmethod
-    def of(cls, cache: LayerCache, mask: Mask | None, padding: Padding | None, rows: int, name: str) -> Aligned | None:
+    def of(
+        cls, cache: LayerCache, mask: Mask | None, padding: Padding | None, rows: int, name: str
+    ) -> AlignedItems | None:
         """What has to be moved for the mechanism called `name`; None: nothing, all items stand alike already.
 
         Raises:
@@ -46,7 +48,7 @@ class Aligned:
             )
         if not (mask is None or isinstance(mask, Causal)):
             raise ValueError(f"mask: with a cache the mechanism {name!r} takes Causal() or None, got {mask!r}")
-        before, arriving = cache._lengths(), Arriving.of(padding, rows)
+        before, arriving = cache._lengths(), NewRows.of(padding, rows)
         if before.size == 1 and arriving.whole:
             return None
         return cls(mask is not None, rows, before, arriving)

@@ -14,7 +14,7 @@ from ..._masks import Padding
 
 
 @dataclass(frozen=True, eq=False)
-class Arriving:
+class NewRows:
     """New rows: the tokens of item b are the rows `left[b] ... left[b] + count[b] - 1`, all others are padding."""
 
     rows: int
@@ -22,7 +22,7 @@ class Arriving:
     count: np.ndarray  # int64, the same shape
 
     @classmethod
-    def of(cls, padding: Padding | None, rows: int) -> Arriving:
+    def of(cls, padding: Padding | None, rows: int) -> NewRows:
         """What `padding` says of `rows` new rows.
 
         Raises:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..._biases import Bias, RelativeScores, TensorBias, as_bias
 from ..._masks import Mask, Padding
-from .arriving import Arriving
+from .arriving import NewRows
 from .places import both, standing
 
 
-class Latest:
+class LastAnswer:
     """The last answer: all layers of a model ask for the same mask, one after another."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Latest:
         return self._answer
 
 
-def in_order(mask: Mask | None, before: np.ndarray, arriving: Arriving, keys: int, batch: int) -> Mask | None:
+def in_order(mask: Mask | None, before: np.ndarray, arriving: NewRows, keys: int, batch: int) -> Mask | None:
     """The mask of new rows over `keys` slots that hold each item's tokens in order, from slot 0 on.
 
     Args:
@@ -56,9 +56,7 @@ def placed(mask: Mask | None, start: np.ndarray, usual: int) -> Mask | None:
     return mask.at(int(start[0]) if start.size == 1 else start.tolist())
 
 
-def bias_in_order(
-    bias: Tensor | Bias | None, before: np.ndarray, arriving: Arriving, keys: int
-) -> Tensor | Bias | None:
+def bias_in_order(bias: Tensor | Bias | None, before: np.ndarray, arriving: NewRows, keys: int) -> Tensor | Bias | None:
     """The bias of new rows over keys in order. One that depends on distances follows the mask's placement."""
     known = checked_bias(bias)
     if known is None or isinstance(known, RelativeScores):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..._biases import Bias
 from ..._masks import Mask, Padding
 from .fitting import bias_in_order, in_order
-from .layer import LayerCache, Seen, joined, put, slots
+from .layer import CachedInputs, LayerCache, joined, put, slots
 
 _FEWEST = 16  # slots of a first buffer
 
@@ -36,7 +36,7 @@ class GrowingLayer(LayerCache):
         mask: Mask | None,
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:
+    ) -> CachedInputs:
         """As `LayerCache.append`; there is always room."""
         arriving = self._arriving(key, value, padding)
         before = self._host
@@ -55,7 +55,7 @@ class GrowingLayer(LayerCache):
             put(self._key, key, before, arriving)
             put(self._value, value, before, arriving)
         self._set_lengths(after)
-        return Seen(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
+        return CachedInputs(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
 
     def _make_room(self, key: Tensor, value: Tensor, used: int, needed: int) -> None:
         held_key, held_value = self._key, self._value

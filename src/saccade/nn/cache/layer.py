@@ -17,11 +17,11 @@ from torch import Tensor
 from ..._biases import Bias
 from ..._masks import Mask, Padding
 from ...positions import Offset
-from .arriving import Arriving, alike, per_item
-from .fitting import Latest
+from .arriving import NewRows, alike, per_item
+from .fitting import LastAnswer
 
 
-class Seen(NamedTuple):
+class CachedInputs(NamedTuple):
     """What one attention call gets."""
 
     key: Tensor
@@ -43,7 +43,7 @@ class LayerCache(ABC):
         self._key: Tensor | None = None  # (B, Hkv, S, D)
         self._value: Tensor | None = None  # (B, Hkv, S, Dv)
         self._host = np.zeros(1, np.int64)
-        self._latest = Latest()
+        self._latest = LastAnswer()
 
     @abstractmethod
     def append(
@@ -53,7 +53,7 @@ class LayerCache(ABC):
         mask: Mask | None,
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:
+    ) -> CachedInputs:
         """Add new tokens, and return what their queries attend to.
 
         Args:
@@ -73,7 +73,7 @@ class LayerCache(ABC):
 
     def offset(self, length: int, padding: Padding | None = None) -> Offset:
         """Position of row 0 of `length` new rows: an int, or int64 (B,) where items differ; negative if left-padded."""
-        arriving = Arriving.of(padding, length)
+        arriving = NewRows.of(padding, length)
         start = self._lengths() - arriving.left
         if start.size == 1 and start[0] >= 0:
             return int(start[0])
@@ -164,10 +164,10 @@ class LayerCache(ABC):
             return self._key.device
         return torch.device("cpu") if padding is None else padding.keys.table.values.device
 
-    def _arriving(self, key: Tensor, value: Tensor, padding: Padding | None) -> Arriving:
+    def _arriving(self, key: Tensor, value: Tensor, padding: Padding | None) -> NewRows:
         """The rows that are tokens, once everything about them has been checked."""
         check_new(key, value, self._key, self._value)
-        arriving = Arriving.of(padding, key.shape[2])
+        arriving = NewRows.of(padding, key.shape[2])
         arriving.check_batch(key.shape[0], padding)
         return arriving
 
@@ -204,7 +204,7 @@ def checked_items(items: Tensor, batch: int) -> Tensor:
     return items
 
 
-def put(buffer: Tensor, new: Tensor, before: np.ndarray, arriving: Arriving) -> None:
+def put(buffer: Tensor, new: Tensor, before: np.ndarray, arriving: NewRows) -> None:
     """Write the tokens among the new rows (B, H, L, n) behind those that the buffer (B, H, S, n) holds."""
     if before.size == 1 and arriving.count.size == 1:
         left, count = int(arriving.left[0]), int(arriving.count[0])
@@ -215,7 +215,7 @@ def put(buffer: Tensor, new: Tensor, before: np.ndarray, arriving: Arriving) -> 
     scatter(buffer, new, item, row, first[item] + row)
 
 
-def joined(held: Tensor | None, new: Tensor, before: np.ndarray, arriving: Arriving) -> Tensor:
+def joined(held: Tensor | None, new: Tensor, before: np.ndarray, arriving: NewRows) -> Tensor:
     """What is held and the new tokens behind it, item by item: a new tensor (B, H, S, n) that can be differentiated."""
     used = int(before.max(initial=0))
     if before.size == 1 and arriving.count.size == 1:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ..._masks import FromTensor, Mask
-from ..._masks._data import Table
+from ..._masks._data import OwnedTensor
 from ..._masks._intervals import Kind, Region, Span
-from ..._masks._mask import Problem
+from ..._masks._mask import MaskProblem
 from ..._masks._placement import _placed
 
 
-class Standing(Mask):
+class RowsAtPositions(Mask):
     """A mask of `reach` tokens in which the query at position p is row p, whichever row of the call it is.
 
     A mask given as a tensor counts rows; those of a call that continues a sequence are not the first ones. Positions
@@ -41,11 +41,11 @@ class Standing(Mask):
         return self.part, self.reach
 
     def _moved(self, device: torch.device | str) -> Mask:
-        return Standing(self.part.to(device), self.reach)
+        return RowsAtPositions(self.part.to(device), self.reach)
 
-    def _check_fit(self, problem: Problem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         keys = min(problem.keys, self.reach)
-        self.part._check_fit(Problem(self.reach, keys, (0, self.reach), exact=False))
+        self.part._check_fit(MaskProblem(self.reach, keys, (0, self.reach), exact=False))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         last = max(self.reach - 1, 0)
@@ -64,7 +64,7 @@ class Standing(Mask):
         return repr(self.part)
 
 
-class Stored(Mask):
+class KeysAtPositions(Mask):
     """A mask on keys that stand in any order: key j of item b is the token at `positions[b, j]`, no token where -1.
 
     Args:
@@ -73,10 +73,12 @@ class Stored(Mask):
     """
 
     part: Mask
-    positions: Table
+    positions: OwnedTensor
 
-    def __init__(self, part: Mask, positions: np.ndarray | Table):
-        table = positions if isinstance(positions, Table) else Table(torch.from_numpy(positions), portable=True)
+    def __init__(self, part: Mask, positions: np.ndarray | OwnedTensor):
+        table = (
+            positions if isinstance(positions, OwnedTensor) else OwnedTensor(torch.from_numpy(positions), portable=True)
+        )
         self._set(part=part, positions=table)
 
     def _parts(self) -> tuple[Mask, ...]:
@@ -85,18 +87,18 @@ class Stored(Mask):
     def _own_shape(self) -> tuple[int, int]:
         return self.positions.shape[0], 1
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _tables(self) -> tuple[OwnedTensor, ...]:
         return (self.positions,)
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.part, self.positions
 
     def _moved(self, device: torch.device | str) -> Mask:
-        return Stored(self.part.to(device), self.positions)
+        return KeysAtPositions(self.part.to(device), self.positions)
 
-    def _check_fit(self, problem: Problem) -> None:
+    def _check_fit(self, problem: MaskProblem) -> None:
         reach = int(self.positions.host.max(initial=-1)) + 1
-        self.part._check_fit(Problem(problem.rows, reach, problem.positions, exact=False))
+        self.part._check_fit(MaskProblem(problem.rows, reach, problem.positions, exact=False))
 
     def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = self.positions.on(key.device)
@@ -127,7 +129,7 @@ def standing(mask: Mask | None, reach: int) -> Mask | None:
     if mask is None or mask.throughout("_endless"):
         return mask
     refuse_placed(mask)
-    return Standing(mask, reach)
+    return RowsAtPositions(mask, reach)
 
 
 def refuse_placed(mask: Mask | None) -> None:
@@ -143,7 +145,7 @@ def check_reach(mask: Mask, reach: int, batch: int) -> None:
         return
     # Other masks look at host arrays, which cannot be traced, and answer for places that they do not have.
     if isinstance(mask, FromTensor):
-        mask._fits(Problem(reach, reach, (0, reach), exact=False))
+        mask._fits(MaskProblem(reach, reach, (0, reach), exact=False))
     for part in mask._parts():
         check_reach(part, reach, batch)
 

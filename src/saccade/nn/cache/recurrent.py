@@ -14,8 +14,8 @@ from torch import Tensor
 from ..._biases import Bias
 from ..._masks import Causal, Mask, Padding
 from ...variants import Recurrent
-from .arriving import Arriving
-from .layer import LayerCache, Seen, checked_items
+from .arriving import NewRows
+from .layer import CachedInputs, LayerCache, checked_items
 
 
 class RecurrentLayer(LayerCache):
@@ -44,7 +44,7 @@ class RecurrentLayer(LayerCache):
         """
         if not isinstance(mask, Causal):
             raise ValueError(f"mask: a state is read causally, expected Causal(), got {mask!r}")
-        arriving = Arriving.of(padding, key.shape[2])
+        arriving = NewRows.of(padding, key.shape[2])
         arriving.check_batch(key.shape[0], padding)
         batch = self._batch()
         if batch not in (None, key.shape[0]):
@@ -74,7 +74,7 @@ class RecurrentLayer(LayerCache):
         mask: Mask | None,
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:
+    ) -> CachedInputs:
         """TypeError: a state holds neither keys nor values."""
         raise TypeError("cache: a RecurrentLayer holds a state, not keys and values, so there is nothing to attend to")
 

@@ -15,7 +15,7 @@ from ..._masks._data import bounded
 from ...positions import Offset
 from .arriving import alike
 from .fitting import bias_at, bias_in_order, in_order
-from .layer import LayerCache, Seen, check_new, fits, lasting, put, refuse_gradients, slots
+from .layer import CachedInputs, LayerCache, check_new, fits, lasting, put, refuse_gradients, slots
 from .places import check_reach, standing
 
 
@@ -48,7 +48,7 @@ class StaticLayer(LayerCache):
         mask: Mask | None,
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:
+    ) -> CachedInputs:
         """As `LayerCache.append`.
 
         Raises:
@@ -78,7 +78,7 @@ class StaticLayer(LayerCache):
         put(self._value, value, before, arriving)
         self._set_lengths(after)
         self._empty = False
-        return Seen(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
+        return CachedInputs(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
 
     def offset(self, length: int, padding: Padding | None = None) -> Offset:
         """As `LayerCache.offset`; under torch.compile always int64 (B,)."""
@@ -106,7 +106,7 @@ class StaticLayer(LayerCache):
         bias: Tensor | Bias | None,
         padding: Padding | None,
         reach: int,
-    ) -> Seen:
+    ) -> CachedInputs:
         """`append` by tensor arithmetic alone, no shape of which depends on how many tokens there are."""
         held_key, held_value, counts = self._key, self._value, self._counts
         assert held_key is not None and held_value is not None and counts is not None
@@ -127,7 +127,7 @@ class StaticLayer(LayerCache):
         held_key[item, :, slot] = key.transpose(1, 2)
         held_value[item, :, slot] = torch.where(lost, float("nan"), value).transpose(1, 2)
         counts.copy_(after)
-        return Seen(held_key[:, :, : self.capacity], held_value[:, :, : self.capacity], fitted, bias)
+        return CachedInputs(held_key[:, :, : self.capacity], held_value[:, :, : self.capacity], fitted, bias)
 
     @staticmethod
     def _keeps_shapes(key: Tensor) -> bool:
@@ -179,7 +179,7 @@ class StaticLayer(LayerCache):
 
 
 def _tokens(padding: Padding, rows: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(left (B,), count (B,), real (B, rows)) as `Arriving` has them on the host."""
+    """(left (B,), count (B,), real (B, rows)) as `NewRows` has them on the host."""
     values = padding.keys.table.values.to(like.device)
     if values.dtype == torch.bool:
         return values.to(torch.int64).argmax(1), values.sum(1), values

@@ -18,10 +18,10 @@ from ..._masks import Mask, Padding
 from ..._masks._intervals import Kind, Region
 from ...positions import Offset
 from ...variants.patterns import streaming
-from .arriving import Arriving
+from .arriving import NewRows
 from .fitting import bias_at, checked_bias, placed
-from .layer import Seen, refuse_gradients
-from .places import Stored, both, refuse_placed, standing
+from .layer import CachedInputs, refuse_gradients
+from .places import KeysAtPositions, both, refuse_placed, standing
 from .window import WindowLayer, looked_at
 
 Turn = Callable[[Tensor, Offset], Tensor]
@@ -69,7 +69,7 @@ class StreamingLayer(WindowLayer):
         mask: Mask | None,
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:
+    ) -> CachedInputs:
         """As `WindowLayer.append`, of keys that no position turns.
 
         Raises:
@@ -88,7 +88,7 @@ class StreamingLayer(WindowLayer):
         bias: Tensor | Bias | None,
         padding: Padding | None,
         turn: Turn,
-    ) -> tuple[Tensor, Seen]:
+    ) -> tuple[Tensor, CachedInputs]:
         """Add new tokens, and turn queries and what they see by their places in the cache.
 
         Args:
@@ -133,9 +133,9 @@ class StreamingLayer(WindowLayer):
         scores = bias_at(bias, fit.rows, fit.keys, bounds, key.dtype)
         self._write(key, value, arriving, top)
         query = key if query is None else turn(query, fit.row_offset)
-        return query, Seen(turn(keys, fit.key_offset), values, fit.mask, scores)
+        return query, CachedInputs(turn(keys, fit.key_offset), values, fit.mask, scores)
 
-    def _fitted(self, mask: Mask | None, arriving: Arriving, key: Tensor) -> _Fit:
+    def _fitted(self, mask: Mask | None, arriving: NewRows, key: Tensor) -> _KeyPlacement:
         """Which keys are read in which order, where they stand for these rows, and who sees them."""
         before, rows, batch = self._host, arriving.rows, key.shape[0]
         at = (before - arriving.left)[:, None] + np.arange(rows)  # places in the text
@@ -158,13 +158,13 @@ class StreamingLayer(WindowLayer):
         shifted = (first + (dropped - base)[:, :, None]).reshape(size, -1)
         stand = np.concatenate((shifted, np.maximum(later - base, 0)), 1)
         shown = self._shown(mask, places, before, arriving, batch)
-        return _Fit.of(looked_at(shown, rows, places.shape[1], key), index, at - base, stand, key)
+        return _KeyPlacement.of(looked_at(shown, rows, places.shape[1], key), index, at - base, stand, key)
 
-    def _shown(self, mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int) -> Mask:
+    def _shown(self, mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: NewRows, batch: int) -> Mask:
         rows, keys = arriving.rows, places.shape[1]
         whole = standing(both(mask, self._own), int((before + arriving.count).max(initial=0)))
         assert whole is not None
-        shown = Stored(whole, places) & OwnSinks(rows, self.sinks)
+        shown = KeysAtPositions(whole, places) & SinksByRow(rows, self.sinks)
         if not arriving.whole:
             shown = shown & Padding([keys] * arriving.count.size, queries=arriving.queries())
         fitted = placed(shown, before - arriving.left, keys - rows)
@@ -173,7 +173,7 @@ class StreamingLayer(WindowLayer):
         return fitted
 
 
-class _Fit(NamedTuple):
+class _KeyPlacement(NamedTuple):
     """Where the keys of a call lie and stand; all of it (1 or B, ...), tensors on the keys' device."""
 
     mask: Mask | None
@@ -184,7 +184,7 @@ class _Fit(NamedTuple):
     key_offset: Offset
 
     @classmethod
-    def of(cls, mask: Mask | None, index: np.ndarray, rows: np.ndarray, keys: np.ndarray, key: Tensor) -> _Fit:
+    def of(cls, mask: Mask | None, index: np.ndarray, rows: np.ndarray, keys: np.ndarray, key: Tensor) -> _KeyPlacement:
         tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(key.device) for array in (index, rows, keys)]
         offsets = [_offset(array, key.shape[0], key.device) for array in (rows, keys)]
         return cls(mask, tensors[0], tensors[1], tensors[2], offsets[0], offsets[1])
@@ -202,7 +202,7 @@ def _offset(places: np.ndarray, batch: int, device: torch.device) -> Offset:
     return torch.from_numpy(np.broadcast_to(places, (batch, places.shape[1])).copy()).to(device)
 
 
-class OwnSinks(Mask):
+class SinksByRow(Mask):
     """Keys `[0, rows S)` are sinks, S for each row, seen by that row only; all others are seen by all rows."""
 
     rows: int

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores
 from ..._masks import FromTensor, Global, Mask, Padding, Window
 from ..._masks._data import bounded
-from .arriving import Arriving, alike
+from .arriving import NewRows, alike
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
-from .layer import LayerCache, Seen, joined, refuse_gradients, scatter, slots
-from .places import Stored, both, refuse_placed, standing
+from .layer import CachedInputs, LayerCache, joined, refuse_gradients, scatter, slots
+from .places import KeysAtPositions, both, refuse_placed, standing
 
 _DIRECT = 1 << 16  # pairs whose mask is looked at at once, not tile by tile
 
@@ -68,7 +68,7 @@ class WindowLayer(LayerCache):
         mask: Mask | None,
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
-    ) -> Seen:
+    ) -> CachedInputs:
         """As `LayerCache.append`; there is always room.
 
         Raises:
@@ -96,9 +96,9 @@ class WindowLayer(LayerCache):
         value: Tensor,
         mask: Mask | None,
         bias: Tensor | Bias | None,
-        arriving: Arriving,
+        arriving: NewRows,
         top: np.ndarray,
-    ) -> Seen:
+    ) -> CachedInputs:
         """Nothing has been overwritten, nor will be: slots are positions."""
         before, batch = self._host, key.shape[0]
         held = int((before + arriving.count).max(initial=0))
@@ -106,7 +106,7 @@ class WindowLayer(LayerCache):
         fitted = self._latest.of(question, lambda: in_order(both(mask, self._own), before, arriving, held, batch))
         bias = bias_in_order(bias, before, arriving, held)
         held_key, held_value = self._write(key, value, arriving, top)
-        return Seen(held_key[:, :, :held], held_value[:, :, :held], fitted, bias)
+        return CachedInputs(held_key[:, :, :held], held_value[:, :, :held], fitted, bias)
 
     def _turning(
         self,
@@ -114,9 +114,9 @@ class WindowLayer(LayerCache):
         value: Tensor,
         mask: Mask | None,
         bias: Tensor | Bias | None,
-        arriving: Arriving,
+        arriving: NewRows,
         top: np.ndarray,
-    ) -> Seen:
+    ) -> CachedInputs:
         """The ring once the new tokens are in it, in the order of its slots."""
         before, batch = self._host, key.shape[0]
         question = ("ring", self._own, self.slack, mask, batch, before.tobytes(), *arriving.summary, top.tobytes())
@@ -129,7 +129,7 @@ class WindowLayer(LayerCache):
         fitted, places = self._latest.of(question, fit)
         bias = _dense(bias, before, arriving, places, key)
         held_key, held_value = self._write(key, value, arriving, top)
-        return Seen(held_key, held_value, fitted, bias)
+        return CachedInputs(held_key, held_value, fitted, bias)
 
     def _long(
         self,
@@ -137,9 +137,9 @@ class WindowLayer(LayerCache):
         value: Tensor,
         mask: Mask | None,
         bias: Tensor | Bias | None,
-        arriving: Arriving,
+        arriving: NewRows,
         top: np.ndarray,
-    ) -> Seen:
+    ) -> CachedInputs:
         """A chunk that would overwrite what its own first rows see: it is answered first, then written."""
         before, batch, rows = self._host, key.shape[0], arriving.rows
         whole = both(mask, self._own)
@@ -167,7 +167,7 @@ class WindowLayer(LayerCache):
             fitted = _stored(whole, places, before, arriving, batch)
             bias = _dense(bias, before, arriving, places, key)
         self._write(key, value, arriving, top)
-        return Seen(keys, values, fitted, bias)
+        return CachedInputs(keys, values, fitted, bias)
 
     def _behind(self, old: np.ndarray, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """New keys and values behind the old ones at these positions (1 or B, n)."""
@@ -203,7 +203,7 @@ class WindowLayer(LayerCache):
     def _slot(self, place: np.ndarray) -> np.ndarray:
         return np.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.ring)
 
-    def _write(self, key: Tensor, value: Tensor, arriving: Arriving, top: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _write(self, key: Tensor, value: Tensor, arriving: NewRows, top: np.ndarray) -> tuple[Tensor, Tensor]:
         """Put those new tokens into their slots that will not be overwritten by others of them."""
         if self._key is None or self._value is None:
             self._key, self._value = (slots(new, self.sinks + self.ring) for new in (key, value))
@@ -250,11 +250,11 @@ def _put(held: Tensor, new: Tensor, row: np.ndarray, slot: np.ndarray) -> None:
         held.index_copy_(2, where, new.index_select(2, rows))
 
 
-def _stored(mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: Arriving, batch: int) -> Mask:
+def _stored(mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving: NewRows, batch: int) -> Mask:
     """The mask of new rows over keys at any positions (1 or B, Lk)."""
     standing_mask = standing(mask, int((before + arriving.count).max(initial=0)))
     assert standing_mask is not None
-    shown: Mask = Stored(standing_mask, places)
+    shown: Mask = KeysAtPositions(standing_mask, places)
     if not arriving.whole:
         shown = shown & Padding([places.shape[1]] * arriving.count.size, queries=arriving.queries())
     fitted = placed(shown, before - arriving.left, places.shape[1] - arriving.rows)
@@ -277,7 +277,7 @@ def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
 
 
 def _dense(
-    bias: Tensor | Bias | None, before: np.ndarray, arriving: Arriving, places: np.ndarray, key: Tensor
+    bias: Tensor | Bias | None, before: np.ndarray, arriving: NewRows, places: np.ndarray, key: Tensor
 ) -> Tensor | None:
     rows = (before - arriving.left)[:, None] + np.arange(arriving.rows)
     at, keys = (torch.from_numpy(np.ascontiguousarray(x)).to(key.device) for x in (rows, places.clip(min=0)))

@@ -33,7 +33,7 @@ _TRIANGLE = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal, a
 
 
 @dataclass(frozen=True, eq=False)
-class _Sight:
+class _HeadVisibility:
     """What the queries of one head of one attention see, at one length."""
 
     length: int
@@ -96,8 +96,8 @@ def _items_meet(subject: Subject) -> bool:
     return bool((influence.difference(called(inputs), other)[1:] > called.noise).any())
 
 
-def _sights(subject: Subject) -> list[_Sight]:
-    found: list[_Sight] = []
+def _sights(subject: Subject) -> list[_HeadVisibility]:
+    found: list[_HeadVisibility] = []
     raised: TargetError | None = None
     for length in _lengths(subject):
         try:
@@ -115,7 +115,7 @@ def _lengths(subject: Subject) -> list[int]:
     return sorted(length for length in wanted if most is None or length <= most)
 
 
-def _seen_inside(subject: Subject, length: int) -> list[_Sight]:
+def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
     """By the weights that multiply the values: exact, the diagonal included."""
     inputs = one_sequence(subject, _BATCH, length)
     found = []
@@ -124,21 +124,23 @@ def _seen_inside(subject: Subject, length: int) -> list[_Sight]:
         line = one.line("mask")
         for head in range(attends.shape[1]):
             # an item that sees less than another is told as what it sees
-            found.append(_Sight(length, attends[:, head].all(0), True, head, attends.shape[1], line))
+            found.append(_HeadVisibility(length, attends[:, head].all(0), True, head, attends.shape[1], line))
     return found
 
 
-def _seen_outside(subject: Subject, length: int) -> list[_Sight]:
+def _seen_outside(subject: Subject, length: int) -> list[_HeadVisibility]:
     """By what changes the outputs. Of a target that takes one input for all, the diagonal is not known."""
     if length > _BY_OUTPUTS and subject.form != "attention":
         return []
     sizes = influence.dependence(subject, length, _BATCH).cpu() > 0
     own = subject.form in ("attention", "qkv")
     heads = sizes.shape[1]
-    return [_Sight(length, sizes[:, head].all(0), own, head if heads > 1 else None, heads) for head in range(heads)]
+    return [
+        _HeadVisibility(length, sizes[:, head].all(0), own, head if heads > 1 else None, heads) for head in range(heads)
+    ]
 
 
-def _causal(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
+def _causal(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     inputs = one_sequence(subject, _BATCH, max(one.length for one in sights))
     steps = steps_of(subject, inputs)
     line = next((one.line for one in sights if one.line is not None), None) or masking_line(steps, inputs)
@@ -155,7 +157,7 @@ def _causal(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
     yield from _windowed(subject, sights, made)
 
 
-def _strict(strict: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None) -> Finding:
+def _strict(strict: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility], line: Location | None) -> Finding:
     one = max(strict, key=lambda sight: (sight.length <= 7, sight.length))
     row = one.length - 1
     alone = not bool(one.lower[0].any())
@@ -171,12 +173,12 @@ def _strict(strict: Sequence[_Sight], sights: Sequence[_Sight], line: Location |
     )
 
 
-def _skips_neighbour(one: _Sight) -> bool:
+def _skips_neighbour(one: _HeadVisibility) -> bool:
     back = one.distances() or []
     return len(back) > 1 and 1 not in back
 
 
-def _odd(odd: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None) -> Finding:
+def _odd(odd: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility], line: Location | None) -> Finding:
     """A pattern that is not the same for each query."""
     one = min(odd, key=lambda sight: sight.length)
     lower = one.lower
@@ -208,9 +210,9 @@ def _odd(odd: Sequence[_Sight], sights: Sequence[_Sight], line: Location | None)
     )
 
 
-def _is_fixed(sights: Sequence[_Sight]) -> bool:
+def _is_fixed(sights: Sequence[_HeadVisibility]) -> bool:
     """Whether what is seen at a short length is the corner of what is seen at a long one."""
-    heads: dict[int | None, list[_Sight]] = {}
+    heads: dict[int | None, list[_HeadVisibility]] = {}
     for one in sights:
         heads.setdefault(one.head, []).append(one)
     return all(
@@ -225,7 +227,7 @@ def _is_fixed(sights: Sequence[_Sight]) -> bool:
     )
 
 
-def _windowed(subject: Subject, sights: Sequence[_Sight], line: Location | None) -> Iterator[Finding]:
+def _windowed(subject: Subject, sights: Sequence[_HeadVisibility], line: Location | None) -> Iterator[Finding]:
     promised = subject.promise.window
     longest = max(one.length for one in sights)
     reach = {one.head: max(one.distances() or [0]) for one in sights if one.length == longest}
@@ -245,12 +247,12 @@ def _windowed(subject: Subject, sights: Sequence[_Sight], line: Location | None)
 
 
 def _window_error(
-    one: _Sight,
+    one: _HeadVisibility,
     found: int,
     told: int,
     by: str,
-    among: Sequence[_Sight],
-    sights: Sequence[_Sight],
+    among: Sequence[_HeadVisibility],
+    sights: Sequence[_HeadVisibility],
     line: Location | None,
 ) -> Finding:
     row = one.length - 1
@@ -283,7 +285,7 @@ def _speaks_of_it(subject: Subject) -> bool:
 
 
 def _window_found(
-    sights: Sequence[_Sight], longest: int, widths: Sequence[int], line: Location | None, meant: bool
+    sights: Sequence[_HeadVisibility], longest: int, widths: Sequence[int], line: Location | None, meant: bool
 ) -> Finding:
     some = [one for one in sights if one.length == longest and not one.is_full]
     one = some[0]
@@ -312,7 +314,7 @@ def _window_found(
     )
 
 
-def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
+def _bidirectional(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     promised = subject.promise.causal is False
     some = [one for one in sights if one.length > 2]
     upper = [one for one in some if not influence.above_diagonal(one.sees).any()]
@@ -349,7 +351,7 @@ def _bidirectional(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Findi
     yield from _band(subject, some)
 
 
-def _band(subject: Subject, sights: Sequence[_Sight]) -> Iterator[Finding]:
+def _band(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     """A window to both sides."""
     longest = max((one.length for one in sights), default=0)
     for one in sights:
@@ -384,7 +386,7 @@ def _told(subject: Subject) -> tuple[str, int | None]:
     return "", None
 
 
-def _which(one: _Sight, among: Sequence[_Sight], sights: Sequence[_Sight]) -> str:
+def _which(one: _HeadVisibility, among: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility]) -> str:
     """In which heads, where not in all."""
     heads = sorted({sight.head for sight in among if sight.head is not None})
     every = {sight.head for sight in sights if sight.head is not None}
@@ -397,7 +399,7 @@ def _finding(
     severity: str,
     message: str,
     mend: str,
-    one: _Sight,
+    one: _HeadVisibility,
     line: Location | None,
     more: dict[str, object] | None = None,
     effect: str = "",

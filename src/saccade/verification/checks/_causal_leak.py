@@ -15,8 +15,15 @@ from ..findings._finding import Finding, Inapplicable, Location, Severity, Targe
 from ..target import _influence as influence
 from ..target._check import Check
 from ..target._subject import Subject
-from ..tracing._trace import Step
-from ..tracing._visible import Visible, line_over_sequence, masking_line, one_sequence, self_attentions, steps_of
+from ..tracing._trace import TraceStep
+from ..tracing._visible import (
+    VisibleAttention,
+    line_over_sequence,
+    masking_line,
+    one_sequence,
+    self_attentions,
+    steps_of,
+)
 from .mixing import _check as mixing
 
 _BATCH = 2
@@ -27,7 +34,7 @@ _SMALL = 1e-2  # of what an earlier input does
 
 
 @dataclass(frozen=True, eq=False)
-class _Leak:
+class _LeakSize:
     """Changes of outputs by later inputs at one length, in one way of asking."""
 
     length: int
@@ -42,7 +49,7 @@ class _Leak:
 
 
 @dataclass(frozen=True)
-class _Cause:
+class _LeakCause:
     words: str
     mend: str
     location: Location | None = None
@@ -74,7 +81,7 @@ def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     if subject.promise.causal is None and (not _hides_later(list(whole.values())) or _shows_all(subject, max(whole))):
         found = _between_inside(subject)
         return bool(found), found
-    leaks = [_Leak(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
+    leaks = [_LeakSize(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
     leaks += [*_by_cuts(subject), *_otherwise(subject, max(whole))]
     leaks = [leak for leak in leaks if leak.sizes.any()]
     return True, [_finding(subject, leaks, whole)] if leaks else []
@@ -94,7 +101,7 @@ def _by_pairs(subject: Subject) -> dict[int, Tensor]:
     return found
 
 
-def _by_cuts(subject: Subject) -> Iterator[_Leak]:
+def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:
     """Longer inputs: all that comes after a position is changed at once."""
     for length in _lengths(subject, _LONG):
         cuts = sorted({0, length // 2 - 1, length // 2, 14, 15, 31, length - 2} & set(range(length - 1)))
@@ -104,7 +111,7 @@ def _by_cuts(subject: Subject) -> Iterator[_Leak]:
             continue  # what lengths it takes is another promise
 
 
-def _otherwise(subject: Subject, length: int) -> Iterator[_Leak]:
+def _otherwise(subject: Subject, length: int) -> Iterator[_LeakSize]:
     """What perturbing quiet inputs in eval mode cannot show."""
     cuts = range(length - 1)
     yield _cut(subject, length, cuts, "large inputs", _LOUD)
@@ -116,7 +123,7 @@ def _otherwise(subject: Subject, length: int) -> Iterator[_Leak]:
         yield _by_gradient(subject, length)
 
 
-def _cut(subject: Subject, length: int, cuts: Sequence[int], way: str = "", spread: float = 1.0) -> _Leak:
+def _cut(subject: Subject, length: int, cuts: Sequence[int], way: str = "", spread: float = 1.0) -> _LeakSize:
     # of large inputs more items: whether one finds a row of low logits is chance
     batch = _BATCH if spread == 1 else 4 * _BATCH
     inputs = subject.one_sequence(subject.inputs(batch, length, spread=spread))
@@ -130,10 +137,10 @@ def _cut(subject: Subject, length: int, cuts: Sequence[int], way: str = "", spre
         # booked under the first input that was changed
         sizes[:, :, : cut + 1, cut + 1] = torch.maximum(sizes[:, :, : cut + 1, cut + 1], found)
     assert sizes is not None
-    return _Leak(length, sizes, way)
+    return _LeakSize(length, sizes, way)
 
 
-def _by_gradient(subject: Subject, length: int) -> _Leak:
+def _by_gradient(subject: Subject, length: int) -> _LeakSize:
     inputs = subject.one_sequence(subject.inputs(_BATCH, length))
     side = "query" if subject.form == "cross" else "both"
     sizes = torch.zeros(_BATCH, 1, length, length, dtype=torch.float64)
@@ -142,7 +149,7 @@ def _by_gradient(subject: Subject, length: int) -> _Leak:
             sizes[:, 0, row] = influence.gradients(subject, inputs, row, side)  # type: ignore[arg-type]
     except RuntimeError:  # no gradient at all, which is another promise
         pass
-    return _Leak(length, influence.above_diagonal(sizes), "gradient")
+    return _LeakSize(length, influence.above_diagonal(sizes), "gradient")
 
 
 def _lengths(subject: Subject, wanted: Sequence[int]) -> list[int]:
@@ -189,20 +196,20 @@ def _between_inside(subject: Subject) -> list[Finding]:
         if cause is None and not influence.above_diagonal(one.attends).any():
             cause = _after([one])
         if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
-            leak = _Leak(length, influence.above_diagonal(influence.dependence(subject, length)))
+            leak = _LeakSize(length, influence.above_diagonal(influence.dependence(subject, length)))
             if not leak.sizes.any():  # too faint for the dtype of the output
-                leak = _Leak(length, influence.above_diagonal(one.weights), "weight")
+                leak = _LeakSize(length, influence.above_diagonal(one.weights), "weight")
             return [_told(subject, leak, cause)]
     return []
 
 
-def _some(subject: Subject, one: Visible, hidden: Tensor, inputs: object) -> Finding:
+def _some(subject: Subject, one: VisibleAttention, hidden: Tensor, inputs: object) -> Finding:
     leaky = sorted({int(head) for _, head in (~hidden).nonzero()})
     items = sorted({int(item) for item, _ in (~hidden).nonzero()})
     by_head = bool((hidden == hidden[:1]).all())
     which = f"head {_listed(leaky)} of {hidden.shape[1]}" if by_head else f"batch item {_listed(items)}"
     upper = influence.above_diagonal(one.weights) * ~hidden[..., None, None]
-    item, head, row, column, size = _Leak(inputs.length, upper).worst()  # type: ignore[attr-defined]
+    item, head, row, column, size = _LeakSize(inputs.length, upper).worst()  # type: ignore[attr-defined]
     return Finding(
         "causal-leak",
         "causal-leak",
@@ -224,17 +231,17 @@ _MEND = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(),
 _FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
 
 
-def _finding(subject: Subject, leaks: Sequence[_Leak], whole: dict[int, Tensor]) -> Finding:
+def _finding(subject: Subject, leaks: Sequence[_LeakSize], whole: dict[int, Tensor]) -> Finding:
     plain = [leak for leak in leaks if not leak.way]
     leak = max(plain or leaks, key=lambda one: one.length if one.length in _SHORT else -one.length)
     if leak.length in _LONG[:3] and not leak.way:  # every pair, where only cuts were tried
         whole = {**whole, leak.length: influence.dependence(subject, leak.length, _BATCH)}
-        leak = _Leak(leak.length, influence.above_diagonal(whole[leak.length]))
+        leak = _LeakSize(leak.length, influence.above_diagonal(whole[leak.length]))
     cause = _cause(subject, leak, plain, whole)
     return _told(subject, leak, cause, leaks)
 
 
-def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] = ()) -> Finding:
+def _told(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequence[_LeakSize] = ()) -> Finding:
     item, head, row, column, size = leak.worst()
     where = [f"head {head}"] if leak.sizes.shape[1] > 1 else []
     where += [f"batch item {item}", f"length {leak.length}"]
@@ -258,20 +265,20 @@ def _told(subject: Subject, leak: _Leak, cause: _Cause, leaks: Sequence[_Leak] =
     return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.mend, evidence, cause.location)
 
 
-def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor]) -> _Cause:
+def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole: dict[int, Tensor]) -> _LeakCause:
     """What the leak looks like, and the line that would close it."""
     inputs = one_sequence(subject, _BATCH, leak.length)
     steps = steps_of(subject, inputs)
     line = masking_line(steps, inputs)
     faint = "masked scores are set to a number that is too small to hide them."
     if leak.way == "train mode":
-        return _Cause("Only in train mode.", "Apply the mask in both modes.", line)
+        return _LeakCause("Only in train mode.", "Apply the mask in both modes.", line)
     if leak.way == "gradient" and leak.worst()[-1] < 1e-6:
-        return _Cause(f"The weight is not exactly 0: {faint}", _MEND, line)
+        return _LeakCause(f"The weight is not exactly 0: {faint}", _MEND, line)
     if leak.way == "gradient":
-        return _Cause("Only through the gradient: the value does not change.", "Hide the scores: " + _MEND, line)
+        return _LeakCause("Only through the gradient: the value does not change.", "Hide the scores: " + _MEND, line)
     if leak.way == "large inputs":
-        return _Cause(f"Only where logits are large: {faint}", _MEND, line)
+        return _LeakCause(f"Only where logits are large: {faint}", _MEND, line)
     inside = self_attentions(subject, inputs)
     found = _elsewhere(plain, inside, line) or next((cause for one in inside if (cause := _filled(one))), None)
     if found is None and inside and not any(influence.above_diagonal(one.attends).any() for one in inside):
@@ -283,14 +290,16 @@ def _cause(subject: Subject, leak: _Leak, plain: Sequence[_Leak], whole: dict[in
         line = masking_line(steps, inputs, shape_first=True)
     scores = next((one.line("scores") for one in inside), None)
     fused = any(step.name == "scaled_dot_product_attention" for step in steps)
-    return _Cause(words, _FUSED if fused else _MEND, line or scores)
+    return _LeakCause(words, _FUSED if fused else _MEND, line or scores)
 
 
-def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location | None) -> _Cause | None:
+def _elsewhere(
+    plain: Sequence[_LeakSize], inside: Sequence[VisibleAttention], line: Location | None
+) -> _LeakCause | None:
     """What another check names as its own."""
     for one in inside:
         if one.seen.normalised in ("query", "head", "batch"):
-            return _Cause(
+            return _LeakCause(
                 f"The softmax runs over the {one.seen.normalised} axis, so that what comes later changes its sums.",
                 "weights = scores.softmax(dim=-1)",
                 one.line("softmax"),
@@ -298,7 +307,7 @@ def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location
             )
         strict = ~one.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
         if strict.any() and all(not bool(each.sizes[..., 1:, :].any()) for each in plain):
-            return _Cause(
+            return _LeakCause(
                 "Output 0 may not even see itself, and then averages over everything.",
                 "mask = torch.ones(L, L, dtype=torch.bool).tril()  # the diagonal included",
                 line,
@@ -307,14 +316,14 @@ def _elsewhere(plain: Sequence[_Leak], inside: Sequence[Visible], line: Location
     return None
 
 
-def _added(one: Visible) -> _Cause | None:
+def _added(one: VisibleAttention) -> _LeakCause | None:
     """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
     line = one.line("triangle")
     words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
-    return None if line is None else _Cause(words, _MEND, line)
+    return None if line is None else _LeakCause(words, _MEND, line)
 
 
-def _filled(one: Visible) -> _Cause | None:
+def _filled(one: VisibleAttention) -> _LeakCause | None:
     """Later scores that are all the same number: they were filled, with a number that does not hide them."""
     weights, length = one.weights, one.weights.shape[-1]
     rows = [weights[..., row, row + 1 :] for row in range(length - 2)]
@@ -327,18 +336,18 @@ def _filled(one: Visible) -> _Cause | None:
     fill = None if one.seen.logits is None else float(one.seen.logits[..., 0, -1].flatten()[0])
     number = "a number" if fill is None else f"{fill:.3g}"
     zero = " exp(0) is 1, not 0." if fill == 0 else ""
-    return _Cause(
+    return _LeakCause(
         f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
         _MEND,
         one.line("mask", "scores", "softmax"),
     )
 
 
-def _after(inside: Sequence[Visible]) -> _Cause | None:
+def _after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
     """Later weights are 0, and rows do not sum to 1: the sum of the softmax has counted them."""
     for one in inside:
         if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
-            return _Cause(
+            return _LeakCause(
                 "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
                 _MEND,
                 one.line("mask", "softmax"),
@@ -346,16 +355,16 @@ def _after(inside: Sequence[Visible]) -> _Cause | None:
     return None
 
 
-def _around(subject: Subject, steps: Sequence[Step], length: int) -> _Cause:
+def _around(subject: Subject, steps: Sequence[TraceStep], length: int) -> _LeakCause:
     """The attention itself is causal, and outputs are not."""
     words = "The weights of later inputs are exactly 0: it is not the attention that lets them through, but "
     if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):
-        return _Cause(
+        return _LeakCause(
             words + "what is done with its output. Probably follows from mixing.",
             "out = out.transpose(1, 2).reshape(B, L, H * D)",
             severity="note",
         )
-    return _Cause(
+    return _LeakCause(
         words + "something around it that joins positions, as a mean, a normalisation or a convolution over the "
         "sequence does.",
         "Take means, deviations and normalisations over the last axis alone: nn.LayerNorm(embed_dim); pad "
@@ -364,7 +373,9 @@ def _around(subject: Subject, steps: Sequence[Step], length: int) -> _Cause:
     )
 
 
-def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor], inside: Sequence[Visible]) -> str:
+def _pattern(
+    leak: _LeakSize, plain: Sequence[_LeakSize], whole: dict[int, Tensor], inside: Sequence[VisibleAttention]
+) -> str:
     """Which outputs, heads, items and lengths, in a sentence or two."""
     seen = leak.sizes > 0
     union = seen.flatten(0, 1).any(0)
@@ -379,7 +390,7 @@ def _pattern(leak: _Leak, plain: Sequence[_Leak], whole: dict[int, Tensor], insi
     return " ".join(words)
 
 
-def _some_heads(seen: Tensor, inside: Sequence[Visible]) -> Iterator[str]:
+def _some_heads(seen: Tensor, inside: Sequence[VisibleAttention]) -> Iterator[str]:
     """The heads that leak, where others do not; a module's heads are merged in its output, and seen inside."""
     leaky = [(0, seen.any(-1).any(-1).any(0))] if seen.shape[1] > 1 else []
     if not leaky:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
 from ..tracing._randomness import seeded
@@ -73,7 +73,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _compiled(subject: Subject, inputs: Inputs) -> tuple[Tensor, int]:
+def _compiled(subject: Subject, inputs: NamedInputs) -> tuple[Tensor, int]:
     """What the captured target gives, and into how many graphs it was broken."""
     graphs = 0
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
-from ..target._source import Rate, attribute_line, rates_of, with_rates
+from ..target._source import DropoutRate, attribute_line, rates_of, with_rates
 from ..target._subject import Subject
-from ..tracing._randomness import Draw, Followed, Product, drops, followed
+from ..tracing._randomness import FollowedCall, RandomDraw, WeightedValues, drops, followed
 
 # Not a half: there p and 1 - p, kept and dropped, could not be told apart.
 RATE = 0.25
@@ -65,7 +65,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     yield from found
 
 
-def _on_and_off(subject: Subject, rates: tuple[Rate, ...]) -> tuple[Subject | None, Subject]:
+def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subject | None, Subject]:
     """The subject with dropout asked for, and with the same rates in a call that must not drop: a module in eval mode,
     a function told that it is not training. None: it has none to ask for."""
     if subject.module is not None:
@@ -134,7 +134,7 @@ def _with_constants(subject: Subject, more: dict[str, Any]) -> Subject:
     return replace(subject, reading=replace(subject.reading, constants={**subject.reading.constants, **more}))
 
 
-def _in_eval(off: Subject, still: Followed, given: str = "", **masks: Any) -> Iterator[Finding]:
+def _in_eval(off: Subject, still: FollowedCall, given: str = "", **masks: Any) -> Iterator[Finding]:
     if not drops(still.draws):
         return  # noise is told by robustness
     again = followed(off, off.inputs(2, LENGTH), seed=1, **masks).out
@@ -153,7 +153,7 @@ def _in_eval(off: Subject, still: Followed, given: str = "", **masks: Any) -> It
     )
 
 
-def _on_the_wrong_thing(runs: list[Followed]) -> Iterator[Finding]:
+def _on_the_wrong_thing(runs: list[FollowedCall]) -> Iterator[Finding]:
     run = runs[0]
     if run.before_softmax:
         draw, how = run.before_softmax[0]
@@ -176,7 +176,7 @@ def _on_the_wrong_thing(runs: list[Followed]) -> Iterator[Finding]:
         )
 
 
-def _of_weights(runs: list[Followed], still: Followed, declared: bool) -> Iterator[Finding]:
+def _of_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -> Iterator[Finding]:
     for at, product in enumerate(runs[0].products):
         if product.draw is None:
             continue
@@ -191,7 +191,7 @@ def _of_weights(runs: list[Followed], still: Followed, declared: bool) -> Iterat
             return
 
 
-def _factors(product: Product, base: Product | None) -> Tensor | None:
+def _factors(product: WeightedValues, base: WeightedValues | None) -> Tensor | None:
     """By what dropout multiplied each weight; NaN where there was no weight to speak of. (..., Lq, Lk)"""
     factor = _over(product)
     usual = None if base is None else _over(base)
@@ -201,7 +201,7 @@ def _factors(product: Product, base: Product | None) -> Tensor | None:
     return torch.where(usual == 0, torch.nan, factor / usual)
 
 
-def _over(product: Product) -> Tensor | None:
+def _over(product: WeightedValues) -> Tensor | None:
     weights, clean = product.weights, product.clean
     if clean is None or clean.shape != weights.shape:
         return None
@@ -209,7 +209,7 @@ def _over(product: Product) -> Tensor | None:
     return torch.where(clean > 1e-6, weights / clean, torch.nan)
 
 
-def _judged(factors: Tensor, draw: Draw, declared: bool) -> Finding | None:
+def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None:
     """factors (draws, ..., Lq, Lk)"""
     there = ~factors.isnan()
     dropped = there & (factors.abs() < 1e-9)
@@ -253,7 +253,7 @@ def _judged(factors: Tensor, draw: Draw, declared: bool) -> Finding | None:
     )
 
 
-def _renormalised(lowest: float, highest: float, draw: Draw) -> Finding:
+def _renormalised(lowest: float, highest: float, draw: RandomDraw) -> Finding:
     return _finding(
         f"In training, the weights that dropout keeps are multiplied by {lowest:.3g} to {highest:.3g}, by another"
         " factor in each row, where one over the share that is kept is right for all of them.",
@@ -281,7 +281,7 @@ def _whole(dropped: Tensor, there: Tensor) -> str | None:
     return "whole keys, for all queries together" if keys else None
 
 
-def _inactive(subject: Subject, rates: tuple[Rate, ...], runs: list[Followed]) -> Iterator[Finding]:
+def _inactive(subject: Subject, rates: tuple[DropoutRate, ...], runs: list[FollowedCall]) -> Iterator[Finding]:
     active = any(not torch.equal(runs[0].out, run.out) for run in runs[1:])
     on_weights = not runs[0].products or any(one.draw is not None for one in runs[0].products)
     modules = [one for one in rates if not one.name]
@@ -298,13 +298,13 @@ def _inactive(subject: Subject, rates: tuple[Rate, ...], runs: list[Followed]) -
             return
 
 
-def _acts(subject: Subject, rates: tuple[Rate, ...], rate: Rate) -> bool:
+def _acts(subject: Subject, rates: tuple[DropoutRate, ...], rate: DropoutRate) -> bool:
     alone = with_rates(with_rates(subject, rates, 0.0), (rate,), RATE)
     with alone.training():
         return bool(followed(alone, alone.inputs(2, LENGTH)).draws)
 
 
-def _unused(subject: Subject, rate: Rate, then: str, severity: Any) -> Finding:
+def _unused(subject: Subject, rate: DropoutRate, then: str, severity: Any) -> Finding:
     owner = None if subject.module is None else subject.module.get_submodule(rate.owner.rpartition(".")[0])
     name = rate.name or rate.owner.rpartition(".")[2]
     return replace(

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target._check import Check
 from ..target._here import location_here
-from ..target._inputs import Inputs
-from ..target._operations import Operations
+from ..target._inputs import NamedInputs
+from ..target._operations import EagerOperations
 from ..target._source import block_around, function_line, rates_of, with_rates
 from ..target._subject import Subject
 from ..tracing._randomness import seeded
@@ -37,11 +37,11 @@ AT_MOST = 80  # tensors that are differentiated numerically
 
 
 @dataclass(frozen=True, eq=False)
-class _Point:
+class _DerivativePoint:
     """A target in train mode without dropout, and where its derivatives are asked for."""
 
     subject: Subject
-    inputs: Inputs
+    inputs: NamedInputs
     tensors: dict[str, Tensor]  # parameters and inputs by name
     exact: bool  # in float64, so that differences mean something
 
@@ -74,7 +74,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield from (_finding(*one) for one in at_the_start(subject))
 
 
-def _point(subject: Subject) -> _Point:
+def _point(subject: Subject) -> _DerivativePoint:
     """In float64 where the target can."""
     quiet = with_rates(subject, rates_of(subject), 0.0)
     try:
@@ -83,20 +83,20 @@ def _point(subject: Subject) -> _Point:
         with torch.no_grad(), exact.training(), seeded(0):
             is_exact = exact(inputs).out.dtype == torch.float64
         if is_exact:
-            return _Point(exact, inputs, _tensors(exact, inputs), True)
+            return _DerivativePoint(exact, inputs, _tensors(exact, inputs), True)
     except TargetError:
         pass  # told by robustness
     inputs = quiet.inputs(2, 7).leaves()
-    return _Point(quiet, inputs, _tensors(quiet, inputs), False)
+    return _DerivativePoint(quiet, inputs, _tensors(quiet, inputs), False)
 
 
-def _tensors(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
+def _tensors(subject: Subject, inputs: NamedInputs) -> dict[str, Tensor]:
     named = {} if subject.module is None else dict(subject.module.named_parameters())
     tensors = {name: one for name, one in named.items() if one.requires_grad}
     return tensors | {f"input {name}": one for name, one in inputs.tensors.items() if one.is_floating_point()}
 
 
-def _missing(point: _Point, out: Tensor) -> Iterator[Finding]:
+def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
     """The output has no gradient at all."""
     if not point.tensors:
         raise Inapplicable("it has neither parameters nor inputs with gradients")
@@ -122,7 +122,7 @@ def _missing(point: _Point, out: Tensor) -> Iterator[Finding]:
     )
 
 
-def _of_backward(point: _Point) -> Iterator[Finding]:
+def _of_backward(point: _DerivativePoint) -> Iterator[Finding]:
     names = list(point.tensors)
     out = point.out()
     try:
@@ -149,7 +149,7 @@ def _of_backward(point: _Point) -> Iterator[Finding]:
     yield from cut or _wrong(point, found)
 
 
-def _cut(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
+def _cut(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
     """Tensors without gradient, whole or by rows, that do change the output. The bias of the keys changes nothing,
     because a softmax does not see what is added to all its logits, and so it is no finding."""
     named, change = [], 0.0
@@ -174,13 +174,15 @@ def _cut(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
     )
 
 
-def _still_elsewhere(point: _Point, name: str, still: Tensor) -> Tensor | None:
+def _still_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor | None:
     """What of a parameter has no gradient for many other inputs, either: a relu's unit that was off for all of a few
     positions is not cut off. None: nothing is left."""
     if bool(still.all()) or name.startswith("input "):
         return still
     length = min(7, point.subject.reading.max_length or 7)
-    other = _Point(point.subject, point.subject.inputs(64, length, seed=5, dtype=_dtype(point)), point.tensors, False)
+    other = _DerivativePoint(
+        point.subject, point.subject.inputs(64, length, seed=5, dtype=_dtype(point)), point.tensors, False
+    )
     try:
         out = other.out()
         grad = torch.autograd.grad(other.loss(out), point.tensors[name], allow_unused=True)[0]
@@ -190,7 +192,7 @@ def _still_elsewhere(point: _Point, name: str, still: Tensor) -> Tensor | None:
     return left if left.float().mean() >= 0.25 else None
 
 
-def _dtype(point: _Point) -> torch.dtype | None:
+def _dtype(point: _DerivativePoint) -> torch.dtype | None:
     return torch.float64 if point.exact else None
 
 
@@ -206,7 +208,7 @@ def _still(grad: Tensor) -> Tensor | None:
     return columns.expand_as(grad) if columns.float().mean() >= 0.25 else None
 
 
-def _change(point: _Point, tensor: Tensor, where: Tensor) -> float:
+def _change(point: _DerivativePoint, tensor: Tensor, where: Tensor) -> float:
     """By how much of its size the output changes when part of a tensor does."""
     with torch.no_grad():
         before, kept = point.out(), tensor.detach().clone()
@@ -216,7 +218,7 @@ def _change(point: _Point, tensor: Tensor, where: Tensor) -> float:
     return float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 
-def _wrong(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
+def _wrong(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
     """Gradients that are not what finite differences say."""
     if not point.exact or jumps_of(point.subject) is not None:
         return  # differences mean nothing of what moves in jumps, which precision tells
@@ -251,7 +253,9 @@ def _wrong(point: _Point, grads: dict[str, Tensor]) -> Iterator[Finding]:
     )
 
 
-def _measured(point: _Point, name: str, direction: Tensor, told: float, scale: float, noise: float) -> float | None:
+def _measured(
+    point: _DerivativePoint, name: str, direction: Tensor, told: float, scale: float, noise: float
+) -> float | None:
     """What differences say, if that is not what backward `told`. A kink between the two points (relu) is no wrong
     gradient: a smaller step does not see it."""
     true = None
@@ -266,7 +270,7 @@ def _measured(point: _Point, name: str, direction: Tensor, told: float, scale: f
     return true
 
 
-def _noise(point: _Point) -> float:
+def _noise(point: _DerivativePoint) -> float:
     """What rounding does to the loss, float64's or that of float32 parts inside, which a change below their own
     precision would not show: what is left of a parabola through values a millionth of every tensor apart."""
     at = torch.arange(-2.0, 3.0, dtype=torch.float64)
@@ -285,7 +289,7 @@ def _noise(point: _Point) -> float:
     return 20 * max(float(left.abs().max()), torch.finfo(torch.float64).eps * float(seen.abs().max()))
 
 
-def _difference(point: _Point, tensor: Tensor, direction: Tensor, step: float) -> float:
+def _difference(point: _DerivativePoint, tensor: Tensor, direction: Tensor, step: float) -> float:
     with torch.no_grad():
         kept = tensor.detach().clone()
         tensor.add_(direction, alpha=step)
@@ -304,7 +308,7 @@ def _direction(tensor: Tensor) -> Tensor:
     return drawn * (size if size > 1e-3 else 0.1)
 
 
-class _Cuts(TorchFunctionMode):
+class _GraphBreaks(TorchFunctionMode):
     """Lines at which something with a gradient goes in and something without comes out, largest first."""
 
     def __init__(self) -> None:
@@ -322,8 +326,8 @@ class _Cuts(TorchFunctionMode):
         return result
 
 
-def _cut_at(point: _Point) -> Location | None:
-    cuts = _Cuts()
+def _cut_at(point: _DerivativePoint) -> Location | None:
+    cuts = _GraphBreaks()
     with cuts:
         point.out()
     if not cuts.found:
@@ -336,7 +340,7 @@ _FLAT = ("round", "floor", "ceil", "trunc", "sign", "heaviside", "argmax")
 _STEEP = ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow", "norm", "vector_norm", "acos", "asin")
 
 
-def _step_of(point: _Point, names: tuple[str, ...]) -> Location | None:
+def _step_of(point: _DerivativePoint, names: tuple[str, ...]) -> Location | None:
     """The first line that calls one of these functions."""
     try:
         steps = traced(point.subject, point.inputs).steps
@@ -360,7 +364,7 @@ def _own_backward(out: Tensor) -> Location | None:
     return None
 
 
-class _InPlace(Operations):
+class _InPlaceLines(EagerOperations):
     """Lines that change a tensor in place, with its shape."""
 
     def __init__(self) -> None:
@@ -373,11 +377,11 @@ class _InPlace(Operations):
         return func(*args, **(kwargs or {}))
 
 
-def _backward_raised(point: _Point, error: RuntimeError) -> Finding:
+def _backward_raised(point: _DerivativePoint, error: RuntimeError) -> Finding:
     words = " ".join(str(error).split())
     where = None
     if "inplace operation" in words:
-        seen = _InPlace()
+        seen = _InPlaceLines()
         with seen:
             point.out()
         told = re.search(r"Tensor \[([\d, ]*)\]", words)

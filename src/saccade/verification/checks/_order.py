@@ -14,7 +14,7 @@ from torch import Tensor
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._influence import direction, is_causal
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._source import thrown_away
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
@@ -114,7 +114,7 @@ def _late(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _swapped(subject: Subject, inputs: Inputs, at: int) -> float:
+def _swapped(subject: Subject, inputs: NamedInputs, at: int) -> float:
     """As `_all_rows`, for one input and the next one swapped."""
     order = list(range(inputs.length))
     order[at], order[at + 1] = at + 1, at

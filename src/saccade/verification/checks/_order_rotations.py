@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Location
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._subject import Subject
-from ..tracing._mode import Factor
+from ..tracing._mode import ElementwiseFactor
 from ..tracing._products import varying
 from ..tracing._shadow import UNKNOWN
 from ..tracing._trace import traced
-from ..tracing._units import Tokens
+from ..tracing._units import TokenOwners
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RotatedRows:
     """Rows that are multiplied by cosines and sines, or by complex numbers of size 1."""
 
     by_position: bool  # whether the angles differ between positions
@@ -31,7 +31,7 @@ class Rotation:
     location: Location | None
 
 
-def rotations(subject: Subject, inputs: Inputs) -> tuple[Rotation, ...]:
+def rotations(subject: Subject, inputs: NamedInputs) -> tuple[RotatedRows, ...]:
     """Those of one call whose angles differ from 0 and whose rows' positions are known."""
     looked = traced(subject, inputs)
     assert looked.tokens is not None
@@ -40,7 +40,7 @@ def rotations(subject: Subject, inputs: Inputs) -> tuple[Rotation, ...]:
     )
 
 
-def _turning(factors: tuple[Factor, ...]) -> Iterator[Factor]:
+def _turning(factors: tuple[ElementwiseFactor, ...]) -> Iterator[ElementwiseFactor]:
     """Complex numbers of size 1, and cosines that have sines beside them."""
     for one in factors:
         if one.numbers.is_complex() and _is_one(one.numbers.abs()) and not _is_trivial(one.numbers.imag):
@@ -61,16 +61,16 @@ def _is_trivial(numbers: Tensor) -> bool:
     return bool(((numbers == 0) | (numbers.abs() == 1)).all())
 
 
-def _rotation(factor: Factor, tokens: Tokens) -> Rotation:
+def _rotation(factor: ElementwiseFactor, tokens: TokenOwners) -> RotatedRows:
     positions = _positions(factor, tokens)
     assert positions is not None
     axes = range(factor.numbers.dim() - 1)
     along = [axis for axis in axes if varying(positions, axis)]
     turned = [axis for axis in axes if varying(factor.numbers, axis)]
-    return Rotation(bool(set(along) & set(turned)), bool(set(turned) - set(along)), factor.location)
+    return RotatedRows(bool(set(along) & set(turned)), bool(set(turned) - set(along)), factor.location)
 
 
-def _positions(factor: Factor, tokens: Tokens) -> Tensor | None:
+def _positions(factor: ElementwiseFactor, tokens: TokenOwners) -> Tensor | None:
     """The position of each row, None where it is not known."""
     known = bool((factor.tokens != UNKNOWN).all()) and factor.tokens.shape == factor.numbers.shape
     positions = tokens.position[factor.tokens] if known else torch.zeros(0)

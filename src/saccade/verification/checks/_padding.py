@@ -15,9 +15,9 @@ from torch import Tensor
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target import _influence as influence
 from ..target._check import Check
-from ..target._inputs import Inputs, Side
+from ..target._inputs import NamedInputs, Side
 from ..target._subject import Subject
-from ..tracing._trace import SeenAttention, measured
+from ..tracing._trace import TracedAttention, measured
 from ..tracing._visible import line_over_sequence, masking_line, steps_of
 from ._left_alone import no_mask
 
@@ -34,11 +34,11 @@ _APART = "Compute each batch item from its own inputs."
 
 
 @dataclass(frozen=True, eq=False)
-class _Padded:
+class _PaddedSubject:
     """A subject, inputs of which some positions are padding, and what says so."""
 
     subject: Subject
-    inputs: Inputs
+    inputs: NamedInputs
     real: Tensor  # (B, Lk)
     by_item: bool  # whether each item has padding of its own
     side: Side  # the side that is padded
@@ -94,7 +94,7 @@ def _of(subject: Subject) -> Iterator[Finding]:
             return  # what else would be seen is of the same make
 
 
-def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _PADDED) -> _Padded:
+def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _PADDED) -> _PaddedSubject:
     """Inputs of which these positions are padding, by item.
 
     Raises:
@@ -112,16 +112,16 @@ def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _P
         inputs, side = subject.inputs(len(padding), length - 2, length), "key"
     else:
         inputs, side = subject.one_sequence(subject.inputs(len(padding), length)), "both"
-    return _Padded(subject, inputs, real, by_item, side)  # type: ignore[arg-type]
+    return _PaddedSubject(subject, inputs, real, by_item, side)  # type: ignore[arg-type]
 
 
-def _call(padded: _Padded, inputs: Inputs | None = None) -> Tensor:
+def _call(padded: _PaddedSubject, inputs: NamedInputs | None = None) -> Tensor:
     inputs = padded.inputs if inputs is None else inputs
     with influence.seeded(), torch.no_grad():
         return influence.four(padded.subject(inputs, **padded.masks).out)
 
 
-def _contents(padded: _Padded, base: Tensor, where: str = "right") -> Iterator[Finding]:
+def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Iterator[Finding]:
     """Other contents in the padding: random ones, then large ones."""
     called = influence.steady(padded.subject, padded.inputs, **padded.masks)
     for words, factor in (("other random numbers", 1.0), ("numbers of size 10000", 1e4)):
@@ -146,14 +146,14 @@ def _contents(padded: _Padded, base: Tensor, where: str = "right") -> Iterator[F
             return
 
 
-def _row(padded: _Padded, item: int, sizes: Tensor) -> int:
+def _row(padded: _PaddedSubject, item: int, sizes: Tensor) -> int:
     by_row = sizes[item].amax(0)
     if padded.side == "both":
         by_row = by_row * padded.real[item, : len(by_row)]
     return int(by_row.argmax())
 
 
-def _refilled(padded: _Padded, factor: float) -> Inputs:
+def _refilled(padded: _PaddedSubject, factor: float) -> NamedInputs:
     """Other contents wherever there is padding, each item's own."""
     new = padded.inputs
     for item, real in enumerate(padded.real):
@@ -165,7 +165,7 @@ def _refilled(padded: _Padded, factor: float) -> Inputs:
     return _with(padded, new, lambda tensor: tensor * factor)
 
 
-def _with(padded: _Padded, inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+def _with(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[[Tensor], Tensor]) -> NamedInputs:
     """Every padded position of the padded side changed."""
     made: dict[int, Tensor] = {}
 
@@ -227,21 +227,21 @@ def _longer(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _length_line(padded: _Padded) -> Location | None:
+def _length_line(padded: _PaddedSubject) -> Location | None:
     """Where a length enters: a mean along the sequence, else the scale."""
     found = line_over_sequence(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs.key_length)
     scales = [one.lines[kind] for one in _attentions(padded) for kind in ("scale", "scores") if kind in one.lines]
     return found or (scales[0] if scales else None)
 
 
-def _cut(padded: _Padded, total: int) -> Inputs:
+def _cut(padded: _PaddedSubject, total: int) -> NamedInputs:
     names = list(padded.inputs.tensors)
     cut = padded.inputs.cut(slice(0, total))
     shared = len({id(one) for one in padded.inputs.tensors.values()}) == 1
     return replace(cut, tensors=dict.fromkeys(names, cut[names[0]])) if shared else cut
 
 
-def _gradients(padded: _Padded) -> Iterator[Finding]:
+def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
     """From real outputs none may reach padding."""
     if padded.inputs.vocabulary:
         return
@@ -263,7 +263,7 @@ def _gradients(padded: _Padded) -> Iterator[Finding]:
             return
 
 
-def _without_rounding(padded: _Padded, name: str, sizes: Tensor) -> Tensor:
+def _without_rounding(padded: _PaddedSubject, name: str, sizes: Tensor) -> Tensor:
     """The sizes in the padding, 0 where they are rounding."""
     inputs = padded.inputs.to(torch.float64)
     exact = influence.exactly(
@@ -273,7 +273,7 @@ def _without_rounding(padded: _Padded, name: str, sizes: Tensor) -> Tensor:
     return influence.small_as_zero(sizes, exact, largest, padded.subject.dtype, length) * ~padded.real
 
 
-def _sizes_of_gradients(padded: _Padded) -> dict[str, Tensor]:
+def _sizes_of_gradients(padded: _PaddedSubject) -> dict[str, Tensor]:
     """(B, L) by input of the padded side: the largest gradient of the real outputs to each position."""
     leaves = influence.leaves(padded.inputs)
     with torch.enable_grad(), influence.seeded():
@@ -294,7 +294,7 @@ def _sizes_of_gradients(padded: _Padded) -> dict[str, Tensor]:
     return {name: one if one.dim() == 2 else one.amax(1) for name, one in sizes.items()}
 
 
-def _nothing_and_nan(right: _Padded, base: Tensor, subject: Subject) -> list[Finding]:
+def _nothing_and_nan(right: _PaddedSubject, base: Tensor, subject: Subject) -> list[Finding]:
     """NaN in the padding, and an item that is all padding: conventions of both are one finding."""
     nan = list(_not_numbers(right, base))
     if any(one.severity == "error" for one in nan):
@@ -309,7 +309,7 @@ _SPREADS = "NaN in padding reaches the real outputs of its item, too: a weight o
 _RARELY = "The latter matters only where padding may hold what was never written (torch.empty)."
 
 
-def _not_numbers(padded: _Padded, base: Tensor) -> Iterator[Finding]:
+def _not_numbers(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
     """NaN in the padding."""
     if padded.inputs.vocabulary:
         return
@@ -381,7 +381,7 @@ def _nothing_real(subject: Subject) -> Iterator[Finding]:
 
 
 def _finding(
-    padded: _Padded, severity: str, message: str, effect: str, mend: str, evidence: dict[str, object]
+    padded: _PaddedSubject, severity: str, message: str, effect: str, mend: str, evidence: dict[str, object]
 ) -> Finding:
     steps = steps_of(padded.subject, padded.inputs, **padded.masks)
     line = masking_line(steps, padded.inputs)
@@ -394,14 +394,14 @@ def _finding(
     return Finding("padding", "padding", severity, message, effect, mend, evidence, line)  # type: ignore[arg-type]
 
 
-def _is_hidden(padded: _Padded) -> bool:
+def _is_hidden(padded: _PaddedSubject) -> bool:
     """Whether every attention over the padded positions gives them no weight."""
     seen = _attentions(padded)
     hidden = ~padded.real[:, None, None, :]
     return bool(seen) and not any(bool((hidden & (one.weights.cpu() != 0)).any()) for one in seen)
 
 
-def _attentions(padded: _Padded) -> list[SeenAttention]:
+def _attentions(padded: _PaddedSubject) -> list[TracedAttention]:
     try:
         with influence.seeded(), torch.no_grad():
             found = measured(padded.subject.fresh(), padded.inputs, **padded.masks)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._source import attribute_line, line_with
 from ..target._subject import Subject
 from ..tracing._randomness import seeded
@@ -122,7 +122,7 @@ def _saved(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
+def _calls(subject: Subject, inputs: NamedInputs) -> Iterator[dict[str, Any]]:
     """Without a mask, and with those that it takes; a call gives them the dtype and device of its inputs."""
     yield {}
     if subject.takes("B"):
@@ -131,7 +131,7 @@ def _calls(subject: Subject, inputs: Inputs) -> Iterator[dict[str, Any]]:
         yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
 
 
-def _raises(subject: Subject, inputs: Inputs) -> tuple[TargetError | None, Tensor | None]:
+def _raises(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | None, Tensor | None]:
     """The first error of calls with and without masks, and the output without."""
     out = None
     for masks in _calls(subject, inputs):
@@ -204,7 +204,7 @@ def _device(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _left(moved: Subject, inputs: Inputs) -> list[str]:
+def _left(moved: Subject, inputs: NamedInputs) -> list[str]:
     """Plain tensor attributes that `.to` does not move, if moving them mends it."""
     left = []
     for path, one in () if moved.module is None else moved.module.named_modules():

@@ -22,7 +22,7 @@ MOST = 2**26  # bytes of state: a large model is written by its own means, and t
 
 
 @dataclass(frozen=True)
-class Lost:
+class SavingLoss:
     """What came of it where not all is as it was."""
 
     raised: str = ""  # by saving or loading
@@ -33,7 +33,7 @@ class Lost:
     location: Location | None = None
 
 
-def lost(subject: Subject) -> Lost | None:
+def lost(subject: Subject) -> SavingLoss | None:
     """None where the loaded module gives what the saved one gives, or where that cannot be asked."""
     one = subject.fresh()
     if one.module is None or sum(t.nbytes for t in one.module.state_dict().values() if isinstance(t, Tensor)) > MOST:
@@ -44,9 +44,9 @@ def lost(subject: Subject) -> Lost | None:
     try:
         other.module.load_state_dict(_read(one.module))
     except pickle.UnpicklingError as error:
-        return Lost(_words(error), refused=True)
+        return SavingLoss(_words(error), refused=True)
     except Exception as error:  # what a target's own state_dict and load_state_dict may raise is not known
-        return Lost(_words(error))
+        return SavingLoss(_words(error))
     return _compared(one, other)
 
 
@@ -75,7 +75,7 @@ def _another(subject: Subject) -> Subject:
     return copy
 
 
-def _compared(one: Subject, other: Subject) -> Lost | None:
+def _compared(one: Subject, other: Subject) -> SavingLoss | None:
     inputs = one.inputs(2, 7)
     try:
         before, after = steady(one, inputs).out, steady(other, inputs).out
@@ -87,7 +87,7 @@ def _compared(one: Subject, other: Subject) -> Lost | None:
     if change <= tolerance(one, inputs, before):
         return None
     names = tuple(_left_out(one.module, other.module))
-    return Lost(change=change, size=float(before.abs().max()), names=names, location=_line(one.module, names))
+    return SavingLoss(change=change, size=float(before.abs().max()), names=names, location=_line(one.module, names))
 
 
 def _left_out(one: nn.Module | None, other: nn.Module | None) -> list[str]:

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._here import location_here
-from ..target._inputs import Inputs
-from ..target._operations import Operations
+from ..target._inputs import NamedInputs
+from ..target._operations import EagerOperations
 from ..target._subject import Subject
 from ..tracing._randomness import seeded
 from ..tracing._trace import traced
@@ -39,11 +39,11 @@ FILLS = {"masked_fill", "masked_fill_", "where", "full", "full_like", "fill_", "
 
 
 @dataclass(frozen=True, eq=False)
-class _Case:
+class _InputRange:
     """Inputs that a target may meet, and masks."""
 
     words: str
-    inputs: Inputs
+    inputs: NamedInputs
     pairs: Tensor | None = None
     padding: Tensor | None = None
     rare: bool = False  # large enough to be worth a warning, no error
@@ -51,11 +51,11 @@ class _Case:
 
 
 @dataclass(frozen=True, eq=False)
-class _Wide:
+class _WidenedCall:
     """A call in more precision, of what was rounded to less."""
 
     subject: Subject
-    case: _Case
+    case: _InputRange
     out: Tensor  # float64
 
 
@@ -90,26 +90,26 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise Inapplicable(untold[0])
 
 
-def _cases(subject: Subject) -> Iterator[_Case]:
-    yield _Case("inputs of variance 1", subject.inputs(2, 7))
+def _cases(subject: Subject) -> Iterator[_InputRange]:
+    yield _InputRange("inputs of variance 1", subject.inputs(2, 7))
     length = min(LONG, subject.reading.max_length or LONG)
     alike = subject.inputs(1, length, spread=0.1)  # so that all keys get about the same weight
-    yield _Case(f"{length} inputs of standard deviation 0.1", alike, only=torch.bfloat16)
+    yield _InputRange(f"{length} inputs of standard deviation 0.1", alike, only=torch.bfloat16)
     if subject.form != "tokens":
-        yield _Case("inputs of standard deviation 4", subject.inputs(2, 7, spread=4.0))
+        yield _InputRange("inputs of standard deviation 4", subject.inputs(2, 7, spread=4.0))
     square = subject.inputs(2, 7)
     if subject.takes("B"):
         padding = torch.ones(2, square.key_length, dtype=torch.bool, device=subject.device)
         padding[1, -3:] = False
-        yield _Case("padding", square, padding=padding)
+        yield _InputRange("padding", square, padding=padding)
     if subject.takes("Q"):
         pairs = torch.ones(7, square.key_length, dtype=torch.bool, device=subject.device).tril()
-        yield _Case("a causal mask", square, pairs=pairs)
+        yield _InputRange("a causal mask", square, pairs=pairs)
     if subject.form == "attention":
         large = subject.inputs(1, 7, spread=32.0)
         value = subject.inputs(1, 7)["value"]
         same = {"query": _like(large["key"], large["query"]), "key": large["key"], "value": value}
-        yield _Case("queries equal to keys, of standard deviation 32", Inputs(same), rare=True)
+        yield _InputRange("queries equal to keys, of standard deviation 32", NamedInputs(same), rare=True)
 
 
 def _like(key: Tensor, query: Tensor) -> Tensor:
@@ -117,18 +117,18 @@ def _like(key: Tensor, query: Tensor) -> Tensor:
     return key.repeat_interleave(query.shape[1] // key.shape[1], 1)
 
 
-def _steady(subject: Subject, case: _Case) -> bool:
+def _steady(subject: Subject, case: _InputRange) -> bool:
     with torch.no_grad():
         first, again = _call(subject, case), _call(subject, case)
     return torch.equal(first, again) or not first.isfinite().all()
 
 
-def _call(subject: Subject, case: _Case) -> Tensor:
+def _call(subject: Subject, case: _InputRange) -> Tensor:
     with torch.no_grad():
         return subject(case.inputs, pairs=case.pairs, padding=case.padding).out
 
 
-def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_Case, ...]) -> Iterator[Finding]:
+def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_InputRange, ...]) -> Iterator[Finding]:
     half = subject.to(dtype)
     for case in cases:
         if case.only not in (None, dtype):
@@ -145,7 +145,7 @@ def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_Case, ...]) -> Itera
             yield from _far(wide, dtype, out)
 
 
-def _wider(half: Subject, case: _Case, dtype: torch.dtype) -> _Wide | None:
+def _wider(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCall | None:
     """The same rounded numbers in float64, or in float32 where that cannot be had."""
     for wide in (torch.float64, torch.float32):
         if wide == dtype:
@@ -156,7 +156,7 @@ def _wider(half: Subject, case: _Case, dtype: torch.dtype) -> _Wide | None:
         except (Inapplicable, TargetError):
             continue  # a mask or a length that it does not take, or a dtype, which robustness tells
         if out.dtype == wide:
-            return _Wide(exact, given, out.double())
+            return _WidenedCall(exact, given, out.double())
     return None
 
 
@@ -191,8 +191,8 @@ def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
     try:
         exact = subject.to(torch.float64)
         inputs = subject.inputs(2, min(64, subject.reading.max_length or 64)).to(torch.float64)
-        before = _call(exact, _Case("", inputs))
-        change = {size: _call(exact, _Case("", _all_moved(inputs, size))) - before for size in (*SMALL, LARGE)}
+        before = _call(exact, _InputRange("", inputs))
+        change = {size: _call(exact, _InputRange("", _all_moved(inputs, size))) - before for size in (*SMALL, LARGE)}
     except TargetError:
         return None  # told by robustness
     if before.dtype != torch.float64 or not before.isfinite().all():
@@ -205,11 +205,11 @@ def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
     return {"share_unmoved": round(unmoved, 4), "jump": round(by, 2)}, _first_lowering(exact, inputs)
 
 
-def _all_moved(inputs: Inputs, size: float) -> Inputs:
+def _all_moved(inputs: NamedInputs, size: float) -> NamedInputs:
     return inputs.map(lambda one: _moved(one, size, 3))
 
 
-class _Lowering(Operations):
+class _Lowering(EagerOperations):
     """The first line that makes half precision of more."""
 
     def __init__(self) -> None:
@@ -223,13 +223,13 @@ class _Lowering(Operations):
         return result
 
 
-def _first_lowering(exact: Subject, inputs: Inputs) -> Location | None:
+def _first_lowering(exact: Subject, inputs: NamedInputs) -> Location | None:
     with _Lowering() as seen:
-        _call(exact, _Case("", inputs))
+        _call(exact, _InputRange("", inputs))
     return seen.where
 
 
-def _far(wide: _Wide, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
+def _far(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
     error = float((out.double() - wide.out).abs().max())
     rounding = _rounding(wide, dtype)
     if error <= ALLOWED[dtype] * rounding:
@@ -247,7 +247,7 @@ def _far(wide: _Wide, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
     )
 
 
-def _rounding(wide: _Wide, dtype: torch.dtype) -> float:
+def _rounding(wide: _WidenedCall, dtype: torch.dtype) -> float:
     """By how much the output moves when inputs and parameters move by one unit of `dtype`, at most of three times."""
     unit = torch.finfo(dtype).eps
     largest = float(wide.out.abs().max()) * unit / 2  # the output itself is rounded, too
@@ -270,7 +270,7 @@ def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
     return (tensor * (1 + size * drawn.to(tensor.device))).to(tensor.dtype)
 
 
-class _Overflows(Operations):
+class _Overflows(EagerOperations):
     """The first line that makes what is not finite of what is."""
 
     def __init__(self) -> None:
@@ -295,7 +295,7 @@ def _floating(one: Any) -> bool:
     return isinstance(one, Tensor) and one.is_floating_point()
 
 
-def _not_finite(half: Subject, case: _Case, dtype: torch.dtype, out: Tensor) -> Finding:
+def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tensor) -> Finding:
     seen = _Overflows()
     with seeded(0), seen:
         _call(half, case)
@@ -324,7 +324,7 @@ def _constant(error: TargetError, dtype: torch.dtype) -> Finding:
     )
 
 
-def _line(wide: _Wide, *names: str) -> Location | None:
+def _line(wide: _WidenedCall, *names: str) -> Location | None:
     try:
         case = wide.case
         return traced(wide.subject, case.inputs, pairs=case.pairs, padding=case.padding).line(*names)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ..findings._finding import Finding, Location, TargetError
 from ..target._check import Check
 from ..target._here import location_here
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._learned_positions import ends_learned_positions
-from ..target._operations import Operations
+from ..target._operations import EagerOperations
 from ..target._source import attribute_line, line_with, rates_of, with_rates
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
@@ -134,7 +134,7 @@ def _written(subject: Subject) -> Iterator[Finding]:
     """Inputs that the call changes."""
     inputs = subject.inputs(2, 7)
     given = inputs.map(Tensor.clone)
-    seen = _Written(given)
+    seen = _InputWrite(given)
     with torch.no_grad(), seeded(0), seen:
         subject.fresh()(given)
     changed = [name for name in inputs.tensors if not torch.equal(inputs[name], given[name])]
@@ -149,10 +149,10 @@ def _written(subject: Subject) -> Iterator[Finding]:
         )
 
 
-class _Written(Operations):
+class _InputWrite(EagerOperations):
     """The first line that writes into the memory of the inputs."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: NamedInputs) -> None:
         super().__init__()
         self._memory = {one.untyped_storage()._cdata for one in inputs.tensors.values()}
         self.where: Location | None = None

@@ -15,11 +15,11 @@ from torch import Tensor
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..findings._words import spans
 from ..target._check import Check
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._steady import first_taken
 from ..target._subject import Subject
-from ..tracing._trace import SeenAttention, measured
-from ._scale_indifferent import Indifferent, indifferent
+from ..tracing._trace import TracedAttention, measured
+from ._scale_indifferent import ScaleIndifference, indifferent
 
 _LENGTHS = (11, 13, 17, 19, 23)
 # Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
@@ -34,10 +34,10 @@ _MEND_FUSED = "out = F.scaled_dot_product_attention(q, k, v)  # it divides by sq
 
 
 @dataclass(frozen=True)
-class _Factors:
+class _ScaleFactors:
     """The factor of one attention computation, for each head."""
 
-    seen: SeenAttention
+    seen: TracedAttention
     found: tuple[float, ...]
     left: tuple[float, ...]  # share of the logits' variance that the factor does not explain
     by_query: tuple[float, float] | None  # smallest and largest, where each query has a factor of its own
@@ -79,7 +79,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield _moving(moving)
 
 
-def _ignoring(still: Indifferent) -> Finding:
+def _ignoring(still: ScaleIndifference) -> Finding:
     """Weights that queries or keys do not make."""
     names = {
         "query": "do not depend on the queries",
@@ -112,7 +112,7 @@ def _ignoring(still: Indifferent) -> Finding:
     )
 
 
-def _asked(subject: Subject) -> tuple[Subject, Inputs]:
+def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
     """Sizes that differ from one another and from all widths, as far as the target takes them."""
     reading = subject.reading
     taken = {
@@ -131,11 +131,11 @@ def _asked(subject: Subject) -> tuple[Subject, Inputs]:
     return first_taken([*tries, (subject, 7, None)])
 
 
-def _factors(subject: Subject, seen: SeenAttention) -> _Factors:
+def _factors(subject: Subject, seen: TracedAttention) -> _ScaleFactors:
     width = seen.query.shape[-1]
     expected = width**-0.5 if subject.promise.scale is None else subject.promise.scale
     heads = seen.query.shape[1]
-    nothing = _Factors(seen, (math.nan,) * heads, (math.inf,) * heads, None, expected)
+    nothing = _ScaleFactors(seen, (math.nan,) * heads, (math.inf,) * heads, None, expected)
     if seen.logits is None or not seen.scaled > 0 or seen.logits.shape[-1] < 2:
         return nothing
     product = seen.query.detach().double() @ seen.key.detach().double().mT / seen.scaled
@@ -143,7 +143,7 @@ def _factors(subject: Subject, seen: SeenAttention) -> _Factors:
     visible = _visible(logits)
     found, left = _slopes(_centred(product, visible), _centred(logits, visible), (0, 2, 3))
     by_query = None if min(left) < _LEFT else _by_query(product, logits, visible)
-    return _Factors(seen, tuple(found), tuple(left), by_query, expected)
+    return _ScaleFactors(seen, tuple(found), tuple(left), by_query, expected)
 
 
 def _visible(logits: Tensor) -> Tensor:
@@ -189,7 +189,9 @@ def _by_query(product: Tensor, logits: Tensor, visible: Tensor) -> tuple[float, 
     return slopes.min().item(), slopes.max().item()
 
 
-def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factors: Sequence[_Factors]) -> Finding:
+def _finding(
+    subject: Subject, inputs: NamedInputs, wrong: Sequence[_ScaleFactors], factors: Sequence[_ScaleFactors]
+) -> Finding:
     first = wrong[0]
     seen, heads = first.seen, first.wrong
     found = first.found[heads[0]]
@@ -222,7 +224,7 @@ def _finding(subject: Subject, inputs: Inputs, wrong: Sequence[_Factors], factor
     )
 
 
-def _designed(seen: SeenAttention) -> str:
+def _designed(seen: TracedAttention) -> str:
     """Why a factor of one's own is meant so, empty where nothing says that it is."""
     if seen.mixed:
         return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
@@ -234,7 +236,7 @@ def _designed(seen: SeenAttention) -> str:
     return ""
 
 
-def _sizes(subject: Subject, inputs: Inputs, seen: SeenAttention) -> list[tuple[float, str]]:
+def _sizes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list[tuple[float, str]]:
     """Factors that are written by mistake, and what each would mean."""
     width, heads = seen.query.shape[-1], seen.query.shape[1]
     model = heads * width if subject.form == "attention" else subject.reading.width
@@ -260,7 +262,7 @@ def _sizes(subject: Subject, inputs: Inputs, seen: SeenAttention) -> list[tuple[
     return named
 
 
-def _of_batch(subject: Subject, inputs: Inputs) -> float:
+def _of_batch(subject: Subject, inputs: NamedInputs) -> float:
     """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
     number that may come from elsewhere."""
     more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
@@ -279,13 +281,13 @@ def _named(found: float, named: Sequence[tuple[float, str]]) -> str:
     return " (or ".join(fits[:2]) + (")" if len(fits) > 1 else "")
 
 
-def _expected(subject: Subject, seen: SeenAttention) -> str:
+def _expected(subject: Subject, seen: TracedAttention) -> str:
     if subject.promise.scale is not None:
         return " by its author's promise"
     return f", one over the root of the head width, {seen.query.shape[-1]}"
 
 
-def _which(factors: _Factors) -> str:
+def _which(factors: _ScaleFactors) -> str:
     wrong, heads = factors.wrong, len(factors.found)
     if heads == 1 or len(wrong) == len(factors.known) == heads:
         return ""
@@ -293,7 +295,7 @@ def _which(factors: _Factors) -> str:
     return f", in head{'s' if len(wrong) > 1 else ''} {listed} of {heads}"
 
 
-def _computations(wrong: Sequence[_Factors], factors: Sequence[_Factors]) -> str:
+def _computations(wrong: Sequence[_ScaleFactors], factors: Sequence[_ScaleFactors]) -> str:
     if len(factors) == 1:
         return ""
     if len({len(one.found) for one in factors}) > 1 or len(factors[0].found) == 1:  # heads that are modules
@@ -323,20 +325,20 @@ def _effect(times: float) -> str:
     )
 
 
-def _mend(seen: SeenAttention) -> str:
+def _mend(seen: TracedAttention) -> str:
     return _MEND_FUSED if seen.source == "F.scaled_dot_product_attention" or _is_fused(seen) else _MEND
 
 
-def _is_fused(seen: SeenAttention) -> bool:
+def _is_fused(seen: TracedAttention) -> bool:
     line = seen.lines.get("scores")
     return line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
 
 
-def _line(seen: SeenAttention) -> Location | None:
+def _line(seen: TracedAttention) -> Location | None:
     return seen.lines.get("scale") or seen.lines.get("scores")
 
 
-def _moving(factors: _Factors) -> Finding:
+def _moving(factors: _ScaleFactors) -> Finding:
     low, high = factors.by_query or (math.nan, math.nan)
     return Finding(
         "scale",

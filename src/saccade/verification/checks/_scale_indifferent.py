@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._source import function_line
 from ..target._steady import exact, steady
 from ..target._subject import Subject
-from ..tracing._flow import Step, followed
-from ..tracing._trace import SeenAttention, measured
+from ..tracing._flow import FlowStep, followed
+from ..tracing._trace import TracedAttention, measured
 
 Side = Literal["query", "key", "both"]
 # Scores below this are a mask's, not a product's.
@@ -42,7 +42,7 @@ _MEETING = (
 
 
 @dataclass(frozen=True)
-class Indifferent:
+class ScaleIndifference:
     """What weights do not depend on, and what shows it."""
 
     of: Side
@@ -59,7 +59,7 @@ class Indifferent:
         return bool(self.rows or self.heads)
 
 
-def indifferent(subject: Subject) -> Indifferent | None:
+def indifferent(subject: Subject) -> ScaleIndifference | None:
     """The first attention of a target whose weights are the same for other queries, other keys or both; None where
     there is none, or where it cannot be told."""
     try:
@@ -71,7 +71,7 @@ def indifferent(subject: Subject) -> Indifferent | None:
     return found
 
 
-def _inputs(subject: Subject) -> Inputs:
+def _inputs(subject: Subject) -> NamedInputs:
     length = min(7, subject.reading.max_length or 7)
     return subject.inputs(2, length)
 
@@ -79,7 +79,7 @@ def _inputs(subject: Subject) -> Inputs:
 # By the sides: queries or keys that are given by themselves, and whose change changes nothing
 
 
-def _by_sides(subject: Subject, inputs: Inputs) -> Indifferent | None:
+def _by_sides(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
     sides: dict[Side, list[str]] = {"query": ["query", "x"], "key": ["key", "context"]}
     if subject.form not in ("attention", "qkv", "cross"):
         return None
@@ -96,14 +96,14 @@ def _by_sides(subject: Subject, inputs: Inputs) -> Indifferent | None:
     other = _other(inputs, [name for one in still for name in sides[one]])
     zeroed = seen[0].lines.get("zeroed") if len(still) == 2 else None
     line = zeroed or _lost(subject, inputs, other) or seen[0].lines.get("scores") or seen[0].lines.get("softmax")
-    return Indifferent(
+    return ScaleIndifference(
         "both" if len(still) == 2 else still[0],
         line or _averages(subject, inputs) or _began(subject),
         multiplied=zeroed is not None,
     )
 
 
-def _stands_still(subject: Subject, inputs: Inputs, other: Inputs, seen: SeenAttention, side: Side) -> bool:
+def _stands_still(subject: Subject, inputs: NamedInputs, other: NamedInputs, seen: TracedAttention, side: Side) -> bool:
     """Whether other queries or keys leave the weights as they were, bit for bit. Of (x, context) it may be a part of
     the target that is not seen which takes the side: x must change nothing, and the values must be the context's."""
     again = _seen(subject, other)
@@ -121,14 +121,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def _seen(subject: Subject, inputs: Inputs) -> tuple[SeenAttention, ...]:
+def _seen(subject: Subject, inputs: NamedInputs) -> tuple[TracedAttention, ...]:
     try:
         return measured(subject, inputs)
     except Inapplicable:
         return ()
 
 
-def _other(inputs: Inputs, names: Sequence[str]) -> Inputs | None:
+def _other(inputs: NamedInputs, names: Sequence[str]) -> NamedInputs | None:
     """With other numbers in these, None where none of them is there."""
     own = [name for name in names if name in inputs.tensors]
     generator = torch.Generator().manual_seed(3)
@@ -142,7 +142,7 @@ def _other(inputs: Inputs, names: Sequence[str]) -> Inputs | None:
 # By logits: they differ between two batch items of other numbers, in every row that has a choice
 
 
-def _by_logits(subject: Subject, inputs: Inputs) -> Indifferent | None:
+def _by_logits(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
     try:
         seen = measured(subject, inputs)
     except Inapplicable:
@@ -150,7 +150,7 @@ def _by_logits(subject: Subject, inputs: Inputs) -> Indifferent | None:
     return next(filter(None, (_of_one(subject, inputs, one) for one in seen)), None)
 
 
-def _of_one(subject: Subject, inputs: Inputs, seen: SeenAttention) -> Indifferent | None:
+def _of_one(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> ScaleIndifference | None:
     if seen.logits is None or seen.normalised != "key":
         return None
     if not bool(seen.query.any()) or not bool(seen.key.any()):
@@ -168,7 +168,7 @@ def _of_one(subject: Subject, inputs: Inputs, seen: SeenAttention) -> Indifferen
     whole = bool((still == choosing)[heads].all())
     zeroed = seen.lines.get("zeroed")
     line = zeroed or (_lost(subject, inputs) if whole else None)
-    return Indifferent(
+    return ScaleIndifference(
         "both",
         line or seen.lines.get("scores") or seen.lines.get("softmax"),
         zeroed is not None,
@@ -179,7 +179,7 @@ def _of_one(subject: Subject, inputs: Inputs, seen: SeenAttention) -> Indifferen
     )
 
 
-def _of_pairs(seen: SeenAttention, logits: Tensor) -> Indifferent | None:
+def _of_pairs(seen: TracedAttention, logits: Tensor) -> ScaleIndifference | None:
     """Single scores that are multiplied by 0 in every item and head, and keep their weight. Those of later keys are
     what the check of causal leaks tells."""
     if seen.zeroed is None:
@@ -188,7 +188,7 @@ def _of_pairs(seen: SeenAttention, logits: Tensor) -> Indifferent | None:
     square = kept.shape[0] == kept.shape[1]
     if not kept.any() or (square and torch.equal(kept, kept.triu(1)) and bool(kept[0, 1:].all())):
         return None
-    return Indifferent(
+    return ScaleIndifference(
         "both", seen.lines.get("zeroed"), True, _numbers(kept.any(-1)), pairs=True, length=logits.shape[-2]
     )
 
@@ -200,7 +200,7 @@ def _numbers(chosen: Tensor) -> tuple[int, ...]:
 # By sums, where no scores are seen: what weighs values by fixed numbers is linear in its inputs
 
 
-def _by_sums(subject: Subject, inputs: Inputs) -> Indifferent | None:
+def _by_sums(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
     if subject.form not in ("self", "cross", "qkv"):
         return None
     other = _other(inputs, list(inputs.tensors))
@@ -211,15 +211,15 @@ def _by_sums(subject: Subject, inputs: Inputs) -> Indifferent | None:
     near = 1e-9 if subject.dtype == torch.float64 else 1e-5
     if not bool(rest <= near * outs[2].abs().max()) or not _mixes(subject, inputs, outs[0]):
         return None
-    return Indifferent("both", _lost(subject, inputs) or _averages(subject, inputs) or _began(subject))
+    return ScaleIndifference("both", _lost(subject, inputs) or _averages(subject, inputs) or _began(subject))
 
 
-def _mixes(subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+def _mixes(subject: Subject, inputs: NamedInputs, out: Tensor) -> bool:
     moved = steady(subject, inputs.changed([0], "key")).out.double() != out
     return bool(moved[..., 1:, :].any())
 
 
-def _averages(subject: Subject, inputs: Inputs) -> Location | None:
+def _averages(subject: Subject, inputs: NamedInputs) -> Location | None:
     """The first line at which positions meet."""
     steps = followed(subject.fresh(), inputs, every=True).steps
     return next((one.location for one in steps if one.name in _MEETING and one.location is not None), None)
@@ -228,7 +228,7 @@ def _averages(subject: Subject, inputs: Inputs) -> Location | None:
 # The line
 
 
-def _lost(subject: Subject, inputs: Inputs, other: Inputs | None = None) -> Location | None:
+def _lost(subject: Subject, inputs: NamedInputs, other: NamedInputs | None = None) -> Location | None:
     """The first line that takes what differs between these inputs and gives the same."""
     other = other or _other(inputs, list(inputs.tensors))
     assert other is not None
@@ -237,7 +237,7 @@ def _lost(subject: Subject, inputs: Inputs, other: Inputs | None = None) -> Loca
     except (Inapplicable, TargetError):
         return None
     differing = {-1 - at for at, name in enumerate(inputs.tensors) if not torch.equal(inputs[name], other[name])}
-    lost: list[Step] = []
+    lost: list[FlowStep] = []
     for at, (first, second) in enumerate(zip(one, two, strict=False)):
         if first.out.shape != second.out.shape or not torch.equal(first.out.nan_to_num(), second.out.nan_to_num()):
             differing.add(at)

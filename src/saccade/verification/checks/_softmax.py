@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target._check import Check
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._steady import first_taken
 from ..target._subject import Subject
-from ..tracing._trace import SeenAttention, measured, traced
+from ..tracing._trace import TracedAttention, measured, traced
 
 _LENGTH, _KEYS = 7, 11
 # Rows sum to one within this: weights rounded to bfloat16 are off by 0.004, which is a matter of precision.
@@ -34,7 +34,7 @@ _NO_DISTRIBUTION = (
 
 
 @dataclass(frozen=True)
-class _Defect:
+class _SoftmaxDefect:
     words: str
     effect: str
     mend: str
@@ -45,7 +45,7 @@ class _Defect:
 
 def _run(subject: Subject) -> Iterator[Finding]:
     subject, inputs = _asked(subject)
-    found: tuple[SeenAttention, ...] = ()
+    found: tuple[TracedAttention, ...] = ()
     try:
         found = measured(subject, inputs)
     except Inapplicable as reason:
@@ -69,13 +69,13 @@ def _run(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _asked(subject: Subject) -> tuple[Subject, Inputs]:
+def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
     """Other lengths for queries and keys where the target takes them, so that no axis is taken for another."""
     length = min(_LENGTH, subject.reading.max_length or _LENGTH)
     return first_taken([(subject, length, _KEYS), (subject, length, None)])
 
 
-def _under_a_mask(subject: Subject, inputs: Inputs) -> _Defect | None:
+def _under_a_mask(subject: Subject, inputs: NamedInputs) -> _SoftmaxDefect | None:
     """The axis where a mask is given, which may go another way. What a mask hides is told by its own check."""
     masks: dict[str, Tensor] = {}
     if subject.takes("Q"):
@@ -101,14 +101,14 @@ def _lowered(words: str) -> str:
     return words[0].lower() + words[1:]
 
 
-def _repeats(subject: Subject, inputs: Inputs, found: tuple[SeenAttention, ...]) -> bool:
+def _repeats(subject: Subject, inputs: NamedInputs, found: tuple[TracedAttention, ...]) -> bool:
     """Whether a second call has the same weights: else it is dropout that changes them, in eval mode."""
     again = measured(subject, inputs)
     pairs = zip(found, again, strict=True)
     return all(torch.equal(one.weights.nan_to_num(-1.0), other.weights.nan_to_num(-1.0)) for one, other in pairs)
 
 
-def _of_weights(seen: SeenAttention) -> _Defect | None:
+def _of_weights(seen: TracedAttention) -> _SoftmaxDefect | None:
     """What is wrong with the weights of one attention computation."""
     weights = seen.weights.detach().double()
     if seen.normalised in ("query", "head", "batch"):
@@ -117,7 +117,7 @@ def _of_weights(seen: SeenAttention) -> _Defect | None:
     if not weights.isfinite().all():
         return None  # other checks tell of NaN at common magnitudes
     if _is_twice(seen, weights):
-        return _Defect(
+        return _SoftmaxDefect(
             f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
             f"over {weights.shape[-1]} keys.",
             "All keys get nearly the same weight, whatever the logits: attention cannot choose.",
@@ -132,13 +132,13 @@ def _of_weights(seen: SeenAttention) -> _Defect | None:
     return _sink(seen, sums) or _sums(seen, weights, sums, seeing)
 
 
-def _wrong_axis(seen: SeenAttention, weights: Tensor) -> _Defect | None:
+def _wrong_axis(seen: TracedAttention, weights: Tensor) -> _SoftmaxDefect | None:
     sums, names = weights.sum(-1), {"query": "queries", "head": "heads", "batch": "batch items"}
     if bool(((sums - 1).abs() < _OFF).all()):
         return None  # normalised once more, or of one key
     axis, over = {"query": (2, "query"), "head": (1, "head"), "batch": (0, "item")}[seen.normalised]
     across = weights.sum(axis)
-    return _Defect(
+    return _SoftmaxDefect(
         f"The softmax runs over the {names[seen.normalised]}, not over the keys: the weights of query 0 (head 0, "
         f"item 0) sum to {sums[0, 0, 0]:.3g} over its {weights.shape[-1]} keys, and those of one key to "
         f"{across.flatten()[0]:.3g} over the {names[seen.normalised]}.",
@@ -154,7 +154,7 @@ def _wrong_axis(seen: SeenAttention, weights: Tensor) -> _Defect | None:
     )
 
 
-def _is_twice(seen: SeenAttention, weights: Tensor) -> bool:
+def _is_twice(seen: TracedAttention, weights: Tensor) -> bool:
     if seen.logits is None or weights.shape[-1] < 2 or seen.normalised != "key":
         return False
     once = seen.logits.detach().double().softmax(-1)
@@ -162,7 +162,7 @@ def _is_twice(seen: SeenAttention, weights: Tensor) -> bool:
     return bool(apart > _OFF) and bool(torch.allclose(weights, once.softmax(-1), rtol=0, atol=1e-5))
 
 
-def _sink(seen: SeenAttention, sums: Tensor) -> _Defect | None:
+def _sink(seen: TracedAttention, sums: Tensor) -> _SoftmaxDefect | None:
     """Rows that sum to less than one by design: a constant for each head is added to the denominator."""
     if seen.logits is None or bool((sums > 1 + 1e-6).any()) or bool((sums <= 0).any()):
         return None
@@ -174,7 +174,7 @@ def _sink(seen: SeenAttention, sums: Tensor) -> _Defect | None:
     same = (rest - rest.mean((0, 2), keepdim=True)).abs().max() < _OFF * 10
     if not exact or not bool(same):
         return None
-    return _Defect(
+    return _SoftmaxDefect(
         f"The weights of a query sum to less than 1, to {sums.min():.3g} and up: exp({rest[0, 0].mean():.3g}) is added "
         "to the denominator of every row, a sink.",
         "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
@@ -185,13 +185,13 @@ def _sink(seen: SeenAttention, sums: Tensor) -> _Defect | None:
     )
 
 
-def _sums(seen: SeenAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> _Defect:
+def _sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> _SoftmaxDefect:
     """Rows that sum to something else, and why, as far as it can be told."""
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
     item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
     why, mend, line = _why(seen, weights, sums)
-    return _Defect(
+    return _SoftmaxDefect(
         f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
         f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
         _NO_DISTRIBUTION,
@@ -208,7 +208,7 @@ def _sums(seen: SeenAttention, weights: Tensor, sums: Tensor, seeing: Tensor) ->
     )
 
 
-def _why(seen: SeenAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
+def _why(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
     before = seen.softened
     if before is None and seen.logits is None:
         line = seen.lines.get("function") or seen.lines.get("values")
@@ -228,15 +228,15 @@ def _why(seen: SeenAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, 
     return "", _MEND, _line(seen)
 
 
-def _changing(seen: SeenAttention) -> Location | None:
+def _changing(seen: TracedAttention) -> Location | None:
     return seen.lines.get("after") or _line(seen)
 
 
-def _line(seen: SeenAttention) -> Location | None:
+def _line(seen: TracedAttention) -> Location | None:
     return seen.lines.get("softmax") or seen.lines.get("values") or seen.lines.get("scores")
 
 
-def _of_values(subject: Subject, inputs: Inputs, reason: str) -> _Defect | None:
+def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> _SoftmaxDefect | None:
     """Attention proper that nobody can look into: the average of equal values is that value."""
     if subject.form != "attention":
         raise Inapplicable(reason)
@@ -247,7 +247,7 @@ def _of_values(subject: Subject, inputs: Inputs, reason: str) -> _Defect | None:
     if not out.isfinite().all() or bool((off < _OFF).all()):
         return None
     item, head, row, channel = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
-    return _Defect(
+    return _SoftmaxDefect(
         f"With every value equal to 1, output {row} (head {head}, item {item}) is "
         f"{out[item, head, row, channel]:.3g}: the weights of a query do not sum to 1.",
         _NO_DISTRIBUTION,
@@ -257,7 +257,7 @@ def _of_values(subject: Subject, inputs: Inputs, reason: str) -> _Defect | None:
     )
 
 
-def _overflow(subject: Subject, inputs: Inputs, common: tuple[SeenAttention, ...]) -> _Defect | None:
+def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttention, ...]) -> _SoftmaxDefect | None:
     """Logits that exp cannot take, and a softmax can. Rows that are not finite for common ones are others' business."""
     if subject.form == "tokens":
         return None
@@ -278,7 +278,7 @@ def _overflow(subject: Subject, inputs: Inputs, common: tuple[SeenAttention, ...
     return None
 
 
-def _top(seen: SeenAttention) -> float:
+def _top(seen: TracedAttention) -> float:
     """The largest logit of queries and keys, from the product where nobody saw the logits."""
     if seen.logits is not None and seen.source != "probed":
         finite = seen.logits[seen.logits.isfinite()]
@@ -287,9 +287,9 @@ def _top(seen: SeenAttention) -> float:
     return product if math.isfinite(product) else math.inf
 
 
-def _overflowed(seen: SeenAttention, top: float, lost: int) -> _Defect:
+def _overflowed(seen: TracedAttention, top: float, lost: int) -> _SoftmaxDefect:
     if top <= 0:  # something was subtracted
-        return _Defect(
+        return _SoftmaxDefect(
             f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
             "row are 0, and 0 / 0 is NaN, as what is subtracted is not the row's own largest logit.",
             "One row with large logits makes others NaN, and with them the training.",
@@ -297,7 +297,7 @@ def _overflowed(seen: SeenAttention, top: float, lost: int) -> _Defect:
             _line(seen),
             {"largest_logit": top, "not_finite": lost},
         )
-    return _Defect(
+    return _SoftmaxDefect(
         f"With logits up to {top:.3g}, {lost} of {seen.weights.numel()} weights are NaN or infinite: the exponential "
         "overflows, as the largest logit of a row is not subtracted before it.",
         "Training diverges to NaN as soon as one logit passes 88.7 in float32, or 11 in float16.",

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target._check import Check
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._source import rates_of, return_of_several, with_rates
-from ..target._subject import Result, Subject
+from ..target._subject import CallResult, Subject
 from ..tracing._probe import copied
-from ..tracing._trace import SeenAttention, measured, traced
+from ..tracing._trace import TracedAttention, measured, traced
 
 _BATCH, _LENGTH, _KEYS = 2, 7, 11
 # Weights are at most 1 and computed in float32 at least; what is returned may have gone through another sum.
@@ -31,7 +31,7 @@ _EFFECT = (
 
 
 @dataclass(frozen=True)
-class _Defect:
+class _WeightsDefect:
     words: str
     effect: str = _EFFECT
     severity: Severity = "error"
@@ -52,7 +52,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     yield from _with_dropout(subject)
 
 
-def _asked(subject: Subject) -> Iterator[tuple[Result, SeenAttention, Tensor | None, SeenAttention]]:
+def _asked(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention, Tensor | None, TracedAttention]]:
     """Calls without and with masks: what came back, the weights that were used, the pairs that are hidden, and the
     weights without a mask."""
     for keys in (_KEYS, None):
@@ -79,12 +79,12 @@ def _asked(subject: Subject) -> Iterator[tuple[Result, SeenAttention, Tensor | N
         return
 
 
-def _call(subject: Subject, inputs: Inputs, **masks: Tensor) -> Result:
+def _call(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> CallResult:
     with torch.no_grad():
         return subject(copied(inputs), pairs=masks.get("pairs"), padding=masks.get("padding"))
 
 
-def _masks(subject: Subject, inputs: Inputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+def _masks(subject: Subject, inputs: NamedInputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """A causal mask and padding, where they can be said, and which pairs they hide, (B or 1, 1, Lq or 1, Lk)."""
     shape = inputs.length, inputs.key_length
     if subject.takes("Q"):
@@ -96,7 +96,9 @@ def _masks(subject: Subject, inputs: Inputs) -> Iterator[tuple[dict[str, Tensor]
         yield {"padding": padding}, ~padding[:, None, None]
 
 
-def _measured(subject: Subject, inputs: Inputs, masks: dict[str, Tensor], result: Result) -> SeenAttention | None:
+def _measured(
+    subject: Subject, inputs: NamedInputs, masks: dict[str, Tensor], result: CallResult
+) -> TracedAttention | None:
     """The attention whose weights may be those that are returned: the last one of their shape."""
     if result.weights is None:
         return None
@@ -128,20 +130,22 @@ def _same(returned: Tensor, weights: Tensor) -> bool:
     return torch.allclose(returned.double(), wanted.double().expand(returned.shape), rtol=0, atol=_OFF, equal_nan=True)
 
 
-def _compared(result: Result, seen: SeenAttention, hidden: Tensor | None, plain: SeenAttention) -> _Defect | None:
+def _compared(
+    result: CallResult, seen: TracedAttention, hidden: Tensor | None, plain: TracedAttention
+) -> _WeightsDefect | None:
     """What the returned weights are in place of those that were used."""
     returned = result.weights
     assert returned is not None
     if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
         return _left_over(returned, seen, hidden)
     under = "" if hidden is None else "Under a mask, "
-    return _Defect(
+    return _WeightsDefect(
         f"{under}the weights that it returns are not those that multiply the values: {_what(returned, seen, plain)}.",
         evidence=_difference(returned, seen),
     )
 
 
-def _left_over(returned: Tensor, seen: SeenAttention, hidden: Tensor | None) -> _Defect | None:
+def _left_over(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -> _WeightsDefect | None:
     """Hidden keys whose weight is lifted above 0, by less than what counts as another weight."""
     if hidden is None:
         return None
@@ -151,14 +155,14 @@ def _left_over(returned: Tensor, seen: SeenAttention, hidden: Tensor | None) -> 
     if not here.any():
         return None
     item, head, row, column = (int(one) for one in here.nonzero()[0])
-    return _Defect(
+    return _WeightsDefect(
         f"The weight that it returns for query {row} and the hidden key {column} (head {head}, item {item}) is "
         f"{returned[item, head, row, column]:.3g}, not 0, which is what was used.",
         evidence=(("weight", returned[item, head, row, column].item()),),
     )
 
 
-def _what(returned: Tensor, seen: SeenAttention, plain: SeenAttention) -> str:
+def _what(returned: Tensor, seen: TracedAttention, plain: TracedAttention) -> str:
     """In words, what is returned."""
     weights = seen.weights
     if _same(returned.mT, weights):
@@ -232,7 +236,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _difference(returned: Tensor, seen: SeenAttention) -> tuple[tuple[str, object], ...]:
+def _difference(returned: Tensor, seen: TracedAttention) -> tuple[tuple[str, object], ...]:
     sums = returned.double().sum(-1)
     return (
         ("returned_shape", list(returned.shape)),
@@ -263,7 +267,7 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
             gone = int((returned == 0).sum())
             yield _finding(
                 subject,
-                _Defect(
+                _WeightsDefect(
                     f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are "
                     f"0, and rows sum to {returned.double().sum(-1).min():.3g} and up."
                     + (f" {_usual(subject)} so." if _usual(subject) else ""),
@@ -285,7 +289,7 @@ def _usual(subject: Subject) -> str:
     return ""
 
 
-def _finding(subject: Subject, defect: _Defect, seen: SeenAttention) -> Finding:
+def _finding(subject: Subject, defect: _WeightsDefect, seen: TracedAttention) -> Finding:
     return Finding(
         "weights",
         "weights",
@@ -298,7 +302,7 @@ def _finding(subject: Subject, defect: _Defect, seen: SeenAttention) -> Finding:
     )
 
 
-def _line(subject: Subject, seen: SeenAttention) -> Location | None:
+def _line(subject: Subject, seen: TracedAttention) -> Location | None:
     """Where an output and more are returned, in the function that multiplies the values or the target's own."""
     return return_of_several(subject) or seen.lines.get("values")
 

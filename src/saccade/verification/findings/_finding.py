@@ -63,7 +63,7 @@ class TargetError(Exception):
         self.error, self.location = error, location
 
 
-class Unreadable(TargetError):
+class UnreadableResult(TargetError):
     """A call ended, and what it returned is not what the reading says: the reading may be wrong, and not the target."""
 
 

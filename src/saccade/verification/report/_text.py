@@ -30,7 +30,7 @@ _STYLES = {
 }
 
 
-class Piece(NamedTuple):
+class StyledText(NamedTuple):
     """A run of text and what it is: a key of `_STYLES`."""
 
     text: str
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
         return _STYLES[self.style]
 
 
-Line = tuple[Piece, ...]
+Line = tuple[StyledText, ...]
 
 
 def as_text(report: Results, width: int = WIDTH) -> str:
@@ -63,12 +63,14 @@ def report_lines(report: Results, width: int = WIDTH) -> Iterator[Line]:
 def _clean(lines: Iterable[Line]) -> Iterator[Line]:
     """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
     for line in lines:
-        yield tuple(Piece("".join(one if one.isprintable() else "?" for one in text), style) for text, style in line)
+        yield tuple(
+            StyledText("".join(one if one.isprintable() else "?" for one in text), style) for text, style in line
+        )
 
 
 def _lines(report: Results, width: int) -> Iterator[Line]:
     yield from _filled(
-        (Piece(verdict(report), "title" if report.ok else "error" if report.errors else "warning"),), "", "", width
+        (StyledText(verdict(report), "title" if report.ok else "error" if report.errors else "warning"),), "", "", width
     )
     if report.called:
         yield ()
@@ -134,12 +136,12 @@ def place(location: Location) -> str:
 
 
 def _how_called(report: Results, width: int) -> Iterator[Line]:
-    yield from _filled((Piece(report.called),), "called   ", " " * 9, width)
+    yield from _filled((StyledText(report.called),), "called   ", " " * 9, width)
     for at, assumed in enumerate(report.assumed):
-        yield from _filled((Piece(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
+        yield from _filled((StyledText(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
     if report.outcomes:
         checks = _counted(len(report.outcomes), "check")
-        yield from _filled((Piece(f"{checks} in {report.seconds:.1f} s", "quiet"),), "run      ", " " * 9, width)
+        yield from _filled((StyledText(f"{checks} in {report.seconds:.1f} s", "quiet"),), "run      ", " " * 9, width)
 
 
 # The table
@@ -153,9 +155,9 @@ def _table(report: Results, width: int) -> Iterator[Line]:
         first = wide + 2 + 7 + 2
         told = _wrapped(outcome.reason if word in ("n/a", "stopped") else "", width - first)
         told = told or _wrapped(outcome.promise.rstrip("."), width - first) or [""]
-        yield Piece(f"{outcome.name:{wide}}  "), Piece(f"{word:7}  ", style), Piece(told[0], "quiet")
+        yield StyledText(f"{outcome.name:{wide}}  "), StyledText(f"{word:7}  ", style), StyledText(told[0], "quiet")
         for more in told[1:]:
-            yield (Piece(" " * first + more, "quiet"),)
+            yield (StyledText(" " * first + more, "quiet"),)
 
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
@@ -172,19 +174,19 @@ def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
 
 
 def _finding(finding: Finding, width: int) -> Iterator[Line]:
-    severity = Piece(f"{finding.severity}: ", finding.severity)
+    severity = StyledText(f"{finding.severity}: ", finding.severity)
     yield from _filled(
-        (severity, Piece(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{label(finding)}]"
+        (severity, StyledText(f"{finding.message.rstrip('.')}.")), "", "  ", width, tail=f" [{label(finding)}]"
     )
     if finding.location is not None:
         number = str(finding.location.line)
-        yield Piece(f"  {' ' * len(number)}--> ", "quiet"), Piece(place(finding.location), "path")
+        yield StyledText(f"  {' ' * len(number)}--> ", "quiet"), StyledText(place(finding.location), "path")
         if finding.location.code:
-            yield Piece(f"  {number} | ", "quiet"), Piece(finding.location.code, "code")
+            yield StyledText(f"  {number} | ", "quiet"), StyledText(finding.location.code, "code")
     if finding.effect and finding.severity != "note":
-        yield from _filled((Piece(finding.effect),), "  why   ", " " * 8, width)
+        yield from _filled((StyledText(finding.effect),), "  why   ", " " * 8, width)
     for at, line in enumerate(mend_lines(finding.mend, width - 8)):
-        yield from _filled((Piece(line, "mend"),), " " * 8 if at else "  mend  ", " " * 8, width)
+        yield from _filled((StyledText(line, "mend"),), " " * 8 if at else "  mend  ", " " * 8, width)
 
 
 def mend_lines(mend: str, width: int) -> Iterator[str]:
@@ -206,23 +208,23 @@ def is_code(line: str) -> bool:
     )
 
 
-def _filled(pieces: Sequence[Piece], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:
+def _filled(pieces: Sequence[StyledText], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:
     """Pieces of one paragraph broken into lines; `first` and `rest` stand before them, `tail` is quiet at the end."""
     text = "".join(piece.text for piece in pieces) + tail
     for at, line in enumerate(_wrapped(text, width - len(rest if first.isspace() or not first else first)) or [""]):
         head = rest if at else first
-        yield Piece(head, "quiet"), *_styled(line, pieces, tail, is_first=at == 0)
+        yield StyledText(head, "quiet"), *_styled(line, pieces, tail, is_first=at == 0)
 
 
-def _styled(line: str, pieces: Sequence[Piece], tail: str, *, is_first: bool) -> Iterator[Piece]:
+def _styled(line: str, pieces: Sequence[StyledText], tail: str, *, is_first: bool) -> Iterator[StyledText]:
     if is_first and len(pieces) > 1 and line.startswith(pieces[0].text):
         yield pieces[0]
         line = line[len(pieces[0].text) :]
     if tail and line.endswith(tail.strip()):
-        yield Piece(line.removesuffix(tail.strip()), pieces[-1].style)
-        yield Piece(tail.strip(), "quiet")
+        yield StyledText(line.removesuffix(tail.strip()), pieces[-1].style)
+        yield StyledText(tail.strip(), "quiet")
     else:
-        yield Piece(line, pieces[-1].style)
+        yield StyledText(line, pieces[-1].style)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from ._deaths import ENTRY, Death, as_message, left_out
-from ._job import Broken, Done, Job, Message, Stage, work
+from ._deaths import ENTRY, ChildDeath, as_message, left_out
+from ._job import CheckDone, Job, Message, StageBegun, TargetUnusable, work
 
 STARTING = 120.0  # seconds: a new Python that imports PyTorch from a slow disk
 MOST_HANGS = 3  # checks that may run out of time, then the rest is left out
@@ -47,25 +47,25 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Started:
+class ChildStarted:
     """The child lives. `spoilt`: forked from a process whose GPU or autograd threads it cannot go on with."""
 
     spoilt: bool
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildEnded:
     """The child has done all that was asked."""
 
 
 @dataclass(frozen=True)
-class Printed:
+class ChildOutput:
     """What the children wrote to their standard output and error; the last message."""
 
     text: str
 
 
-def isolated(job: Job, limits: Limits) -> Iterator[Message | Printed]:
+def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
     """The messages of `work(job)`, from child processes.
 
     Raises:
@@ -80,7 +80,7 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | Printed]:
     while left:
         with Child(replace(job, names=tuple(left)), limits, method, printed) as child:
             for message in child.messages():
-                if isinstance(message, Done):
+                if isinstance(message, CheckDone):
                     left.remove(message.outcome.name)
                 yield message
         if child.spoilt:
@@ -94,13 +94,13 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | Printed]:
             continue
         told = as_message(child.death)
         yield told
-        if isinstance(told, Broken):
+        if isinstance(told, TargetUnusable):
             break
         left.remove(child.death.stage)
         if hangs == MOST_HANGS:
             yield from (left_out(name, f"not run: {hangs} checks ran out of time before") for name in left)
             break
-    yield Printed(printed.decode("utf-8", "replace"))
+    yield ChildOutput(printed.decode("utf-8", "replace"))
 
 
 # The parent's side
@@ -113,7 +113,7 @@ class Child:
         context: Any = multiprocessing.get_context(method)
         self.limits, self.printed = limits, printed
         self.spoilt, self.stage = False, "starting"
-        self.death: Death | None = None
+        self.death: ChildDeath | None = None
         pipes = [context.Pipe(duplex=False) for _ in range(3)]
         self._readers: list[Connection[Any, Any]] = [pipe[0] for pipe in pipes]
         writers = [pipe[1] for pipe in pipes]
@@ -145,14 +145,14 @@ class Child:
                 except (EOFError, OSError):
                     self.death = self._end()
                     return
-                if isinstance(message, Ended):
+                if isinstance(message, ChildEnded):
                     return
-                if isinstance(message, Started):
+                if isinstance(message, ChildStarted):
                     self.spoilt = message.spoilt
                     if self.spoilt:
                         return
                     continue
-                if isinstance(message, Stage):
+                if isinstance(message, StageBegun):
                     self.stage = message.name
                     deadline = time.monotonic() + self.limits.seconds
                 yield message
@@ -162,17 +162,17 @@ class Child:
             elif time.monotonic() >= deadline:
                 self._traces.poll(GRACE)
                 time.sleep(0.05)  # the rest of what faulthandler writes
-                self.death = Death("time", self.stage, 0, self.limits.seconds, self._trace())
+                self.death = ChildDeath("time", self.stage, 0, self.limits.seconds, self._trace())
                 return
 
-    def _end(self) -> Death:
+    def _end(self) -> ChildDeath:
         self._process.join(GRACE)
         self._drain()
         code = self._process.exitcode
         if code is None:  # it closed the pipe and lives on: as good as dead
-            return Death("exit", self.stage, 0, 0.0, self._trace())
+            return ChildDeath("exit", self.stage, 0, 0.0, self._trace())
         kind: Any = "signal" if code < 0 else "exit"
-        return Death(kind, self.stage, abs(code), 0.0, self._trace())
+        return ChildDeath(kind, self.stage, abs(code), 0.0, self._trace())
 
     def _drain(self) -> None:
         """Keep the beginning of the output and throw the rest away, so that a chatty child does not stand still. Not
@@ -288,19 +288,19 @@ def serve_in_child(
     _redirect(output)
     trace = _descriptor(traces)
     faulthandler.enable(trace)
-    messages.send(Started(method == "fork" and _spoilt()))
+    messages.send(ChildStarted(method == "fork" and _spoilt()))
     _limit_memory(limits.gib)
     own = os.getpid()
     for message in work(job):
         if os.getpid() != own:  # the target forked, and its child came back from the call: it has no say here
             os._exit(0)
-        if isinstance(message, Stage):
+        if isinstance(message, StageBegun):
             faulthandler.dump_traceback_later(limits.seconds, file=trace)
         else:
             faulthandler.cancel_dump_traceback_later()
         _flush()
         messages.send(message)
-    messages.send(Ended())
+    messages.send(ChildEnded())
 
 
 assert serve_in_child.__name__ == ENTRY

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..findings._finding import Finding, Location, Outcome
 from ..findings._locate import is_own, line_of
-from ._job import Broken, Done, chosen
+from ._job import CheckDone, TargetUnusable, chosen
 
 ENTRY = "serve_in_child"  # the function below which a traceback is the child's own
 _SIGNALS = {
@@ -24,7 +24,7 @@ _SIGNALS = {
 
 
 @dataclass(frozen=True)
-class Death:
+class ChildDeath:
     """kind "time": killed after `seconds`; "signal": `number` ended it; "exit": it left with status `number`."""
 
     kind: Literal["time", "signal", "exit"]
@@ -43,11 +43,11 @@ class Death:
         return _SIGNALS.get(name, f"was ended by {name}")
 
 
-def as_message(death: Death) -> Done | Broken:
+def as_message(death: ChildDeath) -> CheckDone | TargetUnusable:
     location = where(death.traceback)
     check = next(iter(chosen((death.stage,))), None)
     if check is None:
-        return Broken(f"It {death.words}", location, death.stage)
+        return TargetUnusable(f"It {death.words}", location, death.stage)
     finding = Finding(
         check.name,
         "robustness",
@@ -59,12 +59,12 @@ def as_message(death: Death) -> Done | Broken:
         location,
     )
     reason = f"it {death.words}"
-    return Done(Outcome(check.name, check.family, check.promise, "failed", reason, death.seconds), (finding,))
+    return CheckDone(Outcome(check.name, check.family, check.promise, "failed", reason, death.seconds), (finding,))
 
 
-def left_out(name: str, reason: str) -> Done:
+def left_out(name: str, reason: str) -> CheckDone:
     check = chosen((name,))[0]
-    return Done(Outcome(name, check.family, check.promise, "n/a", reason), ())
+    return CheckDone(Outcome(name, check.family, check.promise, "n/a", reason), ())
 
 
 def where(traceback: str) -> Location | None:
@@ -79,13 +79,13 @@ def where(traceback: str) -> Location | None:
     return None
 
 
-def _effect(death: Death) -> str:
+def _effect(death: ChildDeath) -> str:
     if death.kind == "time":
         return "An endless loop, or work that grows far too fast with the length: training would stand still here."
     return "It takes the whole program with it, without a Python error: a training run is lost."
 
 
-def _mend(death: Death) -> str:
+def _mend(death: ChildDeath) -> str:
     if death.kind == "time":
         return "Bound the loop by the length of the input; --time-limit allows more where it is only slow."
     if death.kind == "exit":

@@ -33,14 +33,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageBegun:
     """What is about to be done: "loading", "calling", "looking", or the name of a check."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Called:
+class CallDescription:
     """How the target is called, as `Report` tells it."""
 
     called: str
@@ -48,7 +48,7 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Looks:
+class FoundReading:
     """Which way it looks, found by trying."""
 
     causal: bool | None  # None: neither the one nor the other
@@ -56,7 +56,7 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Done:
+class CheckDone:
     """How one check went."""
 
     outcome: Outcome
@@ -64,7 +64,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Broken:
+class TargetUnusable:
     """The target cannot even be made or called: nothing more comes."""
 
     error: str
@@ -73,7 +73,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RequestError:
     """What the user asked for cannot be done: an error to raise."""
 
     error: Exception
@@ -84,7 +84,7 @@ DIRECTIONS = (
     "it is bidirectional: every output depends on every input (otherwise --causal)",
     "it is causal: no output depends on a later input (otherwise --bidirectional)",
 )
-Message = Stage | Called | Looks | Done | Broken | Refused
+Message = StageBegun | CallDescription | FoundReading | CheckDone | TargetUnusable | RequestError
 
 
 def work(job: Job) -> Iterator[Message]:
@@ -95,18 +95,18 @@ def work(job: Job) -> Iterator[Message]:
         warnings.simplefilter("ignore")
         stage = "loading"
         try:
-            yield Stage(stage)
+            yield StageBegun(stage)
             target = _loaded(job.target)
             how = _loaded(job.how)
             stage = "calling"
-            yield Stage(stage)
+            yield StageBegun(stage)
             subject = discover(target, job.hints, job.promise, how, job.arguments)
-            yield Called(call_in_words(subject), subject.reading.assumed)
+            yield CallDescription(call_in_words(subject), subject.reading.assumed)
         except Undecided as undecided:
-            yield Refused(undecided)
+            yield RequestError(undecided)
             return
         except TargetError as error:
-            yield Broken(error.error, error.location, stage)
+            yield TargetUnusable(error.error, error.location, stage)
             return
         except (KeyboardInterrupt, GeneratorExit):
             raise
@@ -114,11 +114,11 @@ def work(job: Job) -> Iterator[Message]:
             yield _failed(error, stage)
             return
         if job.looks:
-            yield Stage("looking")
+            yield StageBegun("looking")
             yield from _looks(subject)
         for check in chosen(job.names):
-            yield Stage(check.name)
-            yield Done(*run_check(check, subject))
+            yield StageBegun(check.name)
+            yield CheckDone(*run_check(check, subject))
 
 
 def chosen(names: tuple[str, ...]) -> list[Check]:
@@ -135,17 +135,17 @@ def _loaded(named: Any) -> Any:
     return load(named)
 
 
-def _looks(subject: Subject) -> Iterator[Looks]:
+def _looks(subject: Subject) -> Iterator[FoundReading]:
     """Nothing where it cannot be seen: the checks will say what stands in the way."""
     try:
         sizes = own_dependence(subject)
     except (Exception, SystemExit):  # whatever it is, a check meets it again
         return
     mixes = bool(off_diagonal(sizes > 0).any())
-    yield Looks({"causal": True, "bidirectional": False}.get(direction_of(sizes)) if mixes else None, mixes)
+    yield FoundReading({"causal": True, "bidirectional": False}.get(direction_of(sizes)) if mixes else None, mixes)
 
 
-def _failed(error: BaseException, stage: str) -> Broken | Refused:
+def _failed(error: BaseException, stage: str) -> TargetUnusable | RequestError:
     """What came through the target's own lines is its fault; the rest is for the user of `verify` or is ours."""
     location = location_of(error)
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
@@ -154,6 +154,6 @@ def _failed(error: BaseException, stage: str) -> Broken | Refused:
         # an exception of another package may not pickle
         known = isinstance(error, Undecided) or type(error).__module__ == "builtins"
         lines = "".join(traceback.format_exception(error))
-        return Refused(error if known else RuntimeError(error_in_words(error)), lines)
+        return RequestError(error if known else RuntimeError(error_in_words(error)), lines)
     words = f"exit({error.code!r})" if isinstance(error, SystemExit) else error_in_words(error)
-    return Broken(words, location, stage)
+    return TargetUnusable(words, location, stage)

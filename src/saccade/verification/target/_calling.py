@@ -14,37 +14,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..findings._finding import Inapplicable, TargetError, Unreadable
+from ..findings._finding import Inapplicable, TargetError, UnreadableResult
 from ..findings._locate import error_in_words, location_of
-from ._inputs import Inputs
+from ._inputs import NamedInputs
 from ._reading import MaskReading, Reading
 
 _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class CallRequest:
     """What a check asks for in one call, in our terms."""
 
-    inputs: Inputs
+    inputs: NamedInputs
     pairs: Tensor | None = None  # (Lq, Lk) or (B, H or 1, Lq, Lk), True = attend
     padding: Tensor | None = None  # (B, Lk), True = real
     flagged: bool | None = None
 
 
-def call(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | None, Any]:
+def call(target: Any, reading: Reading, given: CallRequest) -> tuple[Tensor, Tensor | None, Any]:
     """out, weights and all that was returned. Raises as `Subject.__call__` says."""
     if "B" not in reading.layout and reading.form != "tokens":
         return _one_by_one(target, reading, given)
     return _whole(target, reading, given)
 
 
-def _whole(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | None, Any]:
+def _whole(target: Any, reading: Reading, given: CallRequest) -> tuple[Tensor, Tensor | None, Any]:
     """One call of the target."""
     returned = invoke(target, reading, given)
     out = picked(returned, reading.out)
     if not isinstance(out, Tensor):
-        raise Unreadable(f"it returned {type(out).__name__} where a tensor was expected", None)
+        raise UnreadableResult(f"it returned {type(out).__name__} where a tensor was expected", None)
     out = _canonical(out, reading.out_layout or reading.layout, reading.form)
     if reading.form == "attention" and out.shape[-1] != (wide := given.inputs["value"].shape[-1]):
         raise TargetError(f"its output has the width {out.shape[-1]} where the values' {wide} was expected", None)
@@ -62,7 +62,7 @@ def _weights(returned: Any, reading: Reading) -> Tensor | None:
     return _aligned(weights, reading.weights_axes, "BHQK")
 
 
-def invoke(target: Any, reading: Reading, given: Given) -> Any:
+def invoke(target: Any, reading: Reading, given: CallRequest) -> Any:
     """Call the target with its own arguments and give what it returns."""
     return entered(target, reading, *arguments_of(reading, given))
 
@@ -89,7 +89,7 @@ def guarded(function: Callable[..., Any], *places: Any, **keywords: Any) -> Any:
             os._exit(0)
 
 
-def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(reading: Reading, given: CallRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one call in the target's own layout."""
     tensors = [_native(tensor, reading) for tensor in given.inputs.tensors.values()]
     keywords = dict(reading.constants)
@@ -105,7 +105,7 @@ def arguments_of(reading: Reading, given: Given) -> tuple[tuple[Any, ...], dict[
     return tuple(places.get(at) for at in range(max(places, default=-1) + 1)), keywords
 
 
-def _masks(reading: Reading, given: Given) -> list[tuple[str | int, Tensor]]:
+def _masks(reading: Reading, given: CallRequest) -> list[tuple[str | int, Tensor]]:
     """The mask arguments of one call. What one argument cannot say is put into another, padding into pairs last."""
     pairs = None if given.pairs is None else _four(given.pairs)
     by_pair = None if pairs is None else _first_that_says(reading.masks, pairs)
@@ -139,7 +139,7 @@ def _first_that_says(masks: tuple[MaskReading, ...], pairs: Tensor) -> MaskReadi
     raise Inapplicable("it takes no mask by query" + (f" for each {' and '.join(which)}" if which else ""))
 
 
-def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
+def mask_tensor(mask: MaskReading, attend: Tensor, inputs: NamedInputs) -> Tensor:
     """`attend` (B or 1, H or 1, Lq or 1, Lk), True = attend, as this argument takes it."""
     if mask.axes == "B":
         there = next(iter(inputs.tensors.values())).device
@@ -165,7 +165,7 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: Inputs) -> Tensor:
     return (kept if mask.meaning == "attend" else ~kept).to(dtype if mask.dtype == "float32" else _DTYPES[mask.dtype])
 
 
-def _real_lengths(attend: Tensor, inputs: Inputs) -> Tensor:
+def _real_lengths(attend: Tensor, inputs: NamedInputs) -> Tensor:
     """(B,) how many keys are real, where those come before all others."""
     real = attend.expand(inputs.batch, 1, 1, inputs.key_length)[:, 0, 0]
     lengths = real.sum(-1)
@@ -206,7 +206,7 @@ def _aligned(tensor: Tensor, axes: str, wanted: str) -> Tensor:
     return tensor
 
 
-def _one_by_one(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Tensor | None, Any]:
+def _one_by_one(target: Any, reading: Reading, given: CallRequest) -> tuple[Tensor, Tensor | None, Any]:
     """A target without a batch axis, called for each item; of a layout without heads, for each head, too."""
     split = reading.form == "attention" and "H" not in reading.layout
     outs, weights, returned = [], [], []
@@ -222,7 +222,7 @@ def _one_by_one(target: Any, reading: Reading, given: Given) -> tuple[Tensor, Te
 
 
 def _single(
-    target: Any, reading: Reading, given: Given, own: Inputs, item: int, head: int | None
+    target: Any, reading: Reading, given: CallRequest, own: NamedInputs, item: int, head: int | None
 ) -> tuple[Tensor, Tensor | None, Any]:
     def narrowed(tensor: Tensor) -> Tensor:
         return tensor if head is None else tensor[:, head : head + 1]
@@ -235,7 +235,7 @@ def _single(
         real = given.padding[item][None, None, None].expand(1, 1, own.length, -1)
         pairs = real if pairs is None else pairs & real
     inputs = own.map(narrowed) if head is not None else own
-    one = Given(inputs, pairs, None, given.flagged)
+    one = CallRequest(inputs, pairs, None, given.flagged)
     return _whole(target, reading, one)
 
 
@@ -251,4 +251,4 @@ def picked(returned: Any, where: int | str | None) -> Any:
         named = isinstance(where, str) and not isinstance(returned, dict)
         return getattr(returned, str(where)) if named else returned[where]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise Unreadable(f"it returned {type(returned).__name__} without a {where!r}", None) from error
+        raise UnreadableResult(f"it returned {type(returned).__name__} without a {where!r}", None) from error

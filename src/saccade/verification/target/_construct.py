@@ -125,7 +125,7 @@ def _arguments(
         name: value for name, value in given.items() if name in named or (open_ended and not _of_forward(target, name))
     }
     rest = {name: value for name, value in given.items() if name not in taken}
-    sizes = _Sizes(hints, promise, given)
+    sizes = _UsualSizes(hints, promise, given)
     used: set[str] = set()
     for name, one in named.items():
         if name in taken:
@@ -152,7 +152,7 @@ def _of_forward(target: type, name: str) -> bool:
     return forward is not None and name in inspect.signature(forward).parameters
 
 
-class _Sizes:
+class _UsualSizes:
     """The usual sizes, by the kind of an argument's name."""
 
     def __init__(self, hints: Hints, promise: Promise, taken: Mapping[str, Any]):
@@ -201,7 +201,7 @@ def _kind(name: str) -> str:
     return next((kind for kind, pattern in _USUAL if re.fullmatch(pattern, lowered)), "")
 
 
-def _required(target: type, name: str, sizes: _Sizes) -> Any:
+def _required(target: type, name: str, sizes: _UsualSizes) -> Any:
     try:
         return sizes.of(name)
     except KeyError:
@@ -218,7 +218,7 @@ def _is_config(parameter: inspect.Parameter) -> bool:
     )
 
 
-def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes, given: Mapping[str, Any]) -> Any:
+def _config(target: type, parameter: inspect.Parameter, sizes: _UsualSizes, given: Mapping[str, Any]) -> Any:
     """A configuration: its dataclass with what has no default filled in, else an object of what the class reads; with
     what is `given` of it."""
     attributes, keys = _read_of(target, parameter.name)
@@ -240,7 +240,7 @@ def _config(target: type, parameter: inspect.Parameter, sizes: _Sizes, given: Ma
     return made if keys else SimpleNamespace(**made)
 
 
-def _filled(kind: type, sizes: _Sizes, given: Mapping[str, Any]) -> Any:
+def _filled(kind: type, sizes: _UsualSizes, given: Mapping[str, Any]) -> Any:
     """A dataclass with a value for each field that has no default; fields that are dataclasses likewise."""
     try:
         kinds = typing.get_type_hints(kind)

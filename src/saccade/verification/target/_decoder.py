@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..findings._finding import Inapplicable, Unreadable
+from ..findings._finding import Inapplicable, UnreadableResult
 from ._calling import guarded
 from ._influence import is_causal
-from ._inputs import Inputs
+from ._inputs import NamedInputs
 from ._steady import same_random_numbers
 from ._subject import Subject
 
 
-class Decoder:
+class CachedDecoder:
     """One target and its cache. Calls continue one another until `reset`."""
 
     def __init__(self, subject: Subject) -> None:
@@ -64,7 +64,7 @@ class Decoder:
         held = [value for value in held if isinstance(value, (Tensor, list, tuple))]
         return list(kept_tensors(held))
 
-    def __call__(self, piece: Inputs) -> Tensor:
+    def __call__(self, piece: NamedInputs) -> Tensor:
         """The outputs of the next positions. A target that is not causal by itself is given its mask for the first of
         them, if they are many."""
         if self._cache.step is not None and piece.length > 1:
@@ -77,11 +77,11 @@ class Decoder:
             self.state = picked_state(result.returned, self._cache.returned)
         if result.out.shape[-2] != piece.length:
             given, wanted = result.out.shape[-2], piece.length
-            raise Unreadable(f"{given} outputs came for a piece of {wanted} positions", None)
+            raise UnreadableResult(f"{given} outputs came for a piece of {wanted} positions", None)
         self.position += piece.length
         return result.out
 
-    def next_call(self, piece: Inputs) -> Subject:
+    def next_call(self, piece: NamedInputs) -> Subject:
         """The target as it is called next, for `piece`, with all that it has kept."""
         cache, reading = self._cache, self._subject.reading
         keywords = dict(reading.constants)
@@ -105,7 +105,7 @@ class Decoder:
         return replace(self._subject, reading=told)
 
 
-def numbered(piece: Inputs, axes: str, start: int = 0) -> Tensor:
+def numbered(piece: NamedInputs, axes: str, start: int = 0) -> Tensor:
     """The positions of a piece from `start` on, (B, L) or (L,)."""
     first = next(iter(piece.tensors.values()))
     numbers = torch.arange(start, start + piece.length, device=first.device)
@@ -135,7 +135,7 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
         Unreadable: nothing stands there.
     """
     if where is None:
-        raise Unreadable("what it keeps is not among what it returns", None)
+        raise UnreadableResult("what it keeps is not among what it returns", None)
     if isinstance(where, tuple):
         return tuple(picked_state(returned, one) for one in where)
     try:
@@ -143,16 +143,16 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
             return getattr(returned, where)
         return returned[where]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise Unreadable(f"what it keeps is not among what it returns: {error}", None) from error
+        raise UnreadableResult(f"what it keeps is not among what it returns: {error}", None) from error
 
 
-def in_pieces(decoder: Decoder, inputs: Inputs, sizes: Sequence[int]) -> Tensor:
+def in_pieces(decoder: CachedDecoder, inputs: NamedInputs, sizes: Sequence[int]) -> Tensor:
     """All outputs of a sequence given in pieces of these sizes."""
     with same_random_numbers(), torch.no_grad():
         return torch.cat([decoder(piece) for piece in pieces(inputs, sizes)], -2)
 
 
-def pieces(inputs: Inputs, sizes: Sequence[int]) -> Iterator[Inputs]:
+def pieces(inputs: NamedInputs, sizes: Sequence[int]) -> Iterator[NamedInputs]:
     """A sequence cut into pieces; a context is given whole each time."""
     start = 0
     for size in sizes:

@@ -18,14 +18,14 @@ from ...inspection._transformers import quiet
 from ...models import load as load_own
 from ...models._shortened import shortened
 from ...models.checkpoint import read_json
-from ._models import Opened
+from ._models import LoadedModel
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SAFE = ("model.safetensors", "model.safetensors.index.json")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-def load(named: str) -> Opened:
+def load(named: str) -> LoadedModel:
     """The model in a folder (config.json, weights), or of this name in the local cache, in float32 and eval mode.
 
     A folder with a configuration alone gives a model of random weights, which is told.
@@ -37,7 +37,7 @@ def load(named: str) -> Opened:
     folder = _folder(named)
     config = _settings(folder / "config.json")
     if "model_type" not in config:
-        return Opened(load_own(folder))
+        return LoadedModel(load_own(folder))
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f'hf:{named}: this needs transformers, which is not installed: pip install "saccade[hf]"')
     with quiet(), offline():
@@ -83,7 +83,7 @@ def _settings(path: Path) -> dict[str, Any]:
     return config
 
 
-def _opened(named: str, folder: Path) -> Opened:
+def _opened(named: str, folder: Path) -> LoadedModel:
     import transformers
 
     try:
@@ -101,11 +101,11 @@ def _opened(named: str, folder: Path) -> Opened:
             model = _random(kind, config)
         except Exception as error:
             raise ValueError(f"hf:{named}: configuration: {shortened(error)}") from None
-        return Opened(model, ("its folder holds no weights: random ones are tested",))
+        return LoadedModel(model, ("its folder holds no weights: random ones are tested",))
     model = _read(kind, config, folder, named, safe is not None)
     if safe is not None:
-        return Opened(model)
-    return Opened(model, (f"its weights are read from {pickled} with weights_only, which runs no code of it",))
+        return LoadedModel(model)
+    return LoadedModel(model, (f"its weights are read from {pickled} with weights_only, which runs no code of it",))
 
 
 def _kind(transformers: Any, config: Any, named: str) -> Any:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Inapplicable, TargetError
-from ._inputs import Inputs, Side
-from ._operations import Operations
+from ._inputs import NamedInputs, Side
+from ._operations import EagerOperations
 from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
@@ -30,7 +30,7 @@ FAINT = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Steady:
+class SteadySubject:
     """A subject called so that equal calls give equal bits, as far as it can.
 
     The random generator starts every call in the same state, so dropout draws the same. A target that remembers
@@ -41,7 +41,7 @@ class Steady:
     copied: bool
     noise: float
 
-    def __call__(self, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
+    def __call__(self, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
         """(B, H or 1, Lq, D) output."""
         subject = self.subject.fresh() if self.copied else self.subject
         with seeded(), torch.no_grad():
@@ -52,7 +52,7 @@ def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | 
     """What `compute` gives of the target in float64; None where it is that already, raises, or rounds as now."""
     if subject.dtype == torch.float64:
         return None
-    seen = _Narrow()
+    seen = _FixedPrecision()
     try:
         exact = in_double(subject)
         with seen:
@@ -62,7 +62,7 @@ def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | 
     return None if seen.narrow else found
 
 
-class _Narrow(Operations):
+class _FixedPrecision(EagerOperations):
     """Whether some numbers of float64 are rounded to less, as by a softmax that is always in float32; a mask that is
     made in float32 rounds nothing."""
 
@@ -78,10 +78,12 @@ class _Narrow(Operations):
         return out
 
 
-def steady(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Steady:
+def steady(
+    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> SteadySubject:
     """Find out how to call a subject repeatably."""
     for copied in (False, True):
-        called = Steady(subject if copied else subject.fresh(), copied, 0.0)
+        called = SteadySubject(subject if copied else subject.fresh(), copied, 0.0)
         first, second = (called(inputs, pairs=pairs, padding=padding) for _ in range(2))
         if first.shape == second.shape and not difference(first, second).any():
             return called
@@ -91,8 +93,8 @@ def steady(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
 
 
 def effects(
-    called: Steady,
-    inputs: Inputs,
+    called: SteadySubject,
+    inputs: NamedInputs,
     *,
     pairs: Tensor | None = None,
     padding: Tensor | None = None,
@@ -117,9 +119,9 @@ def effects(
 
 
 def moved(
-    called: Steady,
-    inputs: Inputs,
-    other: Inputs,
+    called: SteadySubject,
+    inputs: NamedInputs,
+    other: NamedInputs,
     before: Tensor,
     *,
     pairs: Tensor | None = None,
@@ -152,13 +154,13 @@ def small_as_zero(sizes: Tensor, exact: Tensor | None, largest: float, dtype: to
     return sizes.masked_fill((sizes <= FAINT * largest) & rounded, 0.0)
 
 
-def later(called: Steady, inputs: Inputs, cut: int, side: Side = "both") -> Tensor:
+def later(called: SteadySubject, inputs: NamedInputs, cut: int, side: Side = "both") -> Tensor:
     """(B, H or 1, cut + 1) the change of each output up to `cut` when all that stands after it changes at once."""
     other = changed(inputs, range(cut + 1, inputs.length), side)
     return _above(moved(called, inputs, other, called(inputs)), called.noise)[..., : cut + 1]
 
 
-def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -> Tensor:
+def gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side = "both") -> Tensor:
     """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there,
     where it is NaN or rounding."""
     sizes = _gradients(subject, inputs, row, side)
@@ -169,7 +171,7 @@ def gradients(subject: Subject, inputs: Inputs, row: int, side: Side = "both") -
     return small_as_zero(sizes, exact, largest, subject.dtype, inputs.key_length)
 
 
-def _gradients(subject: Subject, inputs: Inputs, row: int, side: Side) -> Tensor:
+def _gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side) -> Tensor:
     with torch.enable_grad(), seeded():
         given = leaves(inputs)
         # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
@@ -184,7 +186,7 @@ def _gradients(subject: Subject, inputs: Inputs, row: int, side: Side) -> Tensor
 
 def influence(
     subject: Subject,
-    inputs: Inputs,
+    inputs: NamedInputs,
     *,
     pairs: Tensor | None = None,
     padding: Tensor | None = None,
@@ -272,8 +274,13 @@ def difference(before: Tensor, after: Tensor) -> Tensor:
 
 
 def changed(
-    inputs: Inputs, positions: Sequence[int], side: Side, *, item: int | None = None, names: Sequence[str] | None = None
-) -> Inputs:
+    inputs: NamedInputs,
+    positions: Sequence[int],
+    side: Side,
+    *,
+    item: int | None = None,
+    names: Sequence[str] | None = None,
+) -> NamedInputs:
     """Fresh content at positions. Inputs that are one tensor under several names stay one."""
     if side == "both" and _is_one(inputs):
         first = next(iter(inputs.tensors))
@@ -285,7 +292,7 @@ def changed(
     return replace(inputs, tensors={k: new[k] if k in names else v for k, v in inputs.tensors.items()})
 
 
-def apart(inputs: Inputs) -> Inputs:
+def apart(inputs: NamedInputs) -> NamedInputs:
     """Inputs that are one tensor under several names as copies: nn.MultiheadAttention computes the two otherwise."""
     return inputs.map(torch.clone) if _is_one(inputs) else inputs
 
@@ -309,7 +316,7 @@ def seeded(seed: int = _SEED) -> Iterator[None]:
         yield
 
 
-def leaves(inputs: Inputs) -> Inputs:
+def leaves(inputs: NamedInputs) -> NamedInputs:
     """Copies that collect gradients; what is one tensor under several names stays one."""
     if not _is_one(inputs):
         return inputs.leaves()
@@ -318,7 +325,7 @@ def leaves(inputs: Inputs) -> Inputs:
     return replace(inputs, tensors=dict.fromkeys(inputs.tensors, leaf))
 
 
-def _is_one(inputs: Inputs) -> bool:
+def _is_one(inputs: NamedInputs) -> bool:
     return len(inputs.tensors) > 1 and len({id(tensor) for tensor in inputs.tensors.values()}) == 1
 
 

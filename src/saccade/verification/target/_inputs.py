@@ -18,7 +18,7 @@ KEY_SIDE = ("key", "value", "x", "context", "tokens")
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class NamedInputs:
     """Named tensors: "query" "key" "value", or "x", or "x" "context", or "tokens".
 
     attention proper (B, H, L, D); modules (B, L, E); tokens (B, L).
@@ -53,14 +53,14 @@ class Inputs:
             return ("context",)
         return tuple(name for name in self.tensors if name in wanted)
 
-    def map(self, change: Callable[[Tensor], Tensor], names: Sequence[str] | None = None) -> Inputs:
+    def map(self, change: Callable[[Tensor], Tensor], names: Sequence[str] | None = None) -> NamedInputs:
         """The same with `change` made to each tensor, or to those of `names`."""
         chosen = self.tensors if names is None else names
         return replace(self, tensors={k: change(v) if k in chosen else v for k, v in self.tensors.items()})
 
     def changed(
         self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None, seed: int = 1
-    ) -> Inputs:
+    ) -> NamedInputs:
         """Fresh random content at `positions` of a side, of one batch item or all; every token becomes another one."""
         generator = torch.Generator().manual_seed(seed)
 
@@ -81,23 +81,23 @@ class Inputs:
 
         return self.map(change, self.on(side))
 
-    def cut(self, rows: slice, side: Side = "both") -> Inputs:
+    def cut(self, rows: slice, side: Side = "both") -> NamedInputs:
         """Some positions of a side alone."""
         return self.map(lambda t: t[:, rows] if self.vocabulary else t[..., rows, :], self.on(side))
 
-    def items(self, chosen: Sequence[int]) -> Inputs:
+    def items(self, chosen: Sequence[int]) -> NamedInputs:
         """Some batch items alone, in this order."""
         return self.map(lambda t: t[list(chosen)])
 
-    def permuted(self, order: Sequence[int], side: Side = "both") -> Inputs:
+    def permuted(self, order: Sequence[int], side: Side = "both") -> NamedInputs:
         """Positions of a side in another order."""
         return self.map(lambda t: t[:, list(order)] if self.vocabulary else t[..., list(order), :], self.on(side))
 
-    def to(self, dtype: torch.dtype) -> Inputs:
+    def to(self, dtype: torch.dtype) -> NamedInputs:
         """Floating tensors in another dtype; tokens stay."""
         return self.map(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
-    def leaves(self) -> Inputs:
+    def leaves(self) -> NamedInputs:
         """Copies that collect gradients."""
         return self.map(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
 

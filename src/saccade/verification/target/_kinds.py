@@ -33,9 +33,9 @@ def check(target: Any) -> None:
 def _is_whole(target: Any) -> bool:
     """Whether it is a language model of Saccade's, or one that was opened, which are more than a module."""
     from ...models import LanguageModel  # here: it brings tokenizers, and importing Saccade is light
-    from ._models import Opened
+    from ._models import LoadedModel
 
-    return isinstance(target, (LanguageModel, Opened))
+    return isinstance(target, (LanguageModel, LoadedModel))
 
 
 def _defined(kind: type) -> set[str]:

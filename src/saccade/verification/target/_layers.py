@@ -20,7 +20,7 @@ from ._reading import MaskReading, Promise, Reading
 from ._subject import Subject
 
 
-class Turned(nn.Module):
+class RotaryLayer(nn.Module):
     """A layer that is given rotary embeddings from outside: those of its own model's file, for positions from 0 on."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module):
@@ -49,8 +49,8 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
         return None
     target: nn.Module = layer.eval()
     if "position_embeddings" in taken:
-        target = Turned(layer, _rotary(file, config)).eval()
-    mask = "attention_mask" if isinstance(target, Turned) else named(taken, ("attention_mask", "mask"))
+        target = RotaryLayer(layer, _rotary(file, config)).eval()
+    mask = "attention_mask" if isinstance(target, RotaryLayer) else named(taken, ("attention_mask", "mask"))
     width = getattr(config, "hidden_size", None) or config.d_model
     constants = (
         {mask: None}

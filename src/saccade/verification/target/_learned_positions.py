@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..findings._finding import TargetError
-from ._inputs import Inputs
+from ._inputs import NamedInputs
 from ._steady import steady
 from ._subject import Subject
 
@@ -43,9 +43,9 @@ _TURNING = (
 )
 
 
-def ends_learned_positions(subject: Subject, inputs: Inputs) -> bool:
+def ends_learned_positions(subject: Subject, inputs: NamedInputs) -> bool:
     """Whether the call raises where rows of a parameter are taken, or where those that were taken meet something."""
-    mode = _Rows(inputs["tokens"] if inputs.vocabulary else None)
+    mode = _PositionRows(inputs["tokens"] if inputs.vocabulary else None)
     try:
         with mode:
             steady(subject, inputs)
@@ -54,7 +54,7 @@ def ends_learned_positions(subject: Subject, inputs: Inputs) -> bool:
     return False
 
 
-class _Rows(TorchFunctionMode):
+class _PositionRows(TorchFunctionMode):
     """Follows what is taken out of parameters by place, and no further than it is turned and scaled."""
 
     def __init__(self, tokens: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from ._calling import guarded
 from ._families import promised
 from ._reading import CacheReading, MaskReading, Promise, Reading
 from ._subject import Subject
-from .discovery._documentation import Source
+from .discovery._documentation import DocumentedSource
 
 _SOURCE_LENGTH = 6
 _SOURCES = ("src", "source", "input_ids", "encoder_input_ids", "src_ids", "enc_input", "src_tokens", "encoder_input")
@@ -40,14 +40,14 @@ _EMPTY = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedModel:
     """A model that `_hugging.load` made, and what the report is to say of it."""
 
     model: nn.Module | LanguageModel
     assumed: tuple[str, ...] = ()
 
 
-class Whole(nn.Module):
+class TokenModel(nn.Module):
     """A model of token numbers called in one way: `forward(tokens, ...)`, tokens (B, L); `model` is the user's own."""
 
     def __init__(self, model: nn.Module):
@@ -55,7 +55,7 @@ class Whole(nn.Module):
         self.model = model
 
 
-class OwnDecoder(Whole):
+class SaccadeDecoder(TokenModel):
     """Saccade's: padding is said by a mask (B, L), True = real."""
 
     model: DecoderLM
@@ -65,7 +65,7 @@ class OwnDecoder(Whole):
         return self.model(tokens, padding=padding, cache=cache)
 
 
-class WithTargets(Whole):
+class WithTargets(TokenModel):
     """A model that gives every position's logits only where targets are given, as nanoGPT's does."""
 
     def __init__(self, model: nn.Module, argument: str):
@@ -76,7 +76,7 @@ class WithTargets(Whole):
         return self.model(tokens, **{self.argument: tokens.contiguous()})  # which its loss may view(-1)
 
 
-class EncoderDecoder(Whole):
+class EncoderDecoderModel(TokenModel):
     """An encoder-decoder as its decoder: `tokens` go to the decoder.
 
     `source` (B, S) goes to the encoder; without one every item is given the same few tokens.
@@ -109,7 +109,7 @@ class EncoderDecoder(Whole):
         return self.model(**given)
 
 
-class Patches(nn.Module):
+class PatchModel(nn.Module):
     """A vision model from its embedded patches on: x (B, L, E) takes the place of what its embeddings give.
 
     No positions are added then, and any number of patches can be given.
@@ -145,7 +145,7 @@ def is_transformers(target: Any) -> bool:
 
 def takes_tokens(target: Any) -> bool:
     """Whether a module is a whole model, of token numbers or of images; seen by calling it."""
-    if isinstance(target, (Opened, LanguageModel, DecoderLM, Whole, Patches)) or is_transformers(target):
+    if isinstance(target, (LoadedModel, LanguageModel, DecoderLM, TokenModel, PatchModel)) or is_transformers(target):
         return True
     if not isinstance(target, nn.Module) or not any(isinstance(one, nn.Embedding) for one in target.modules()):
         return False
@@ -159,7 +159,7 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
         Undecided: what it reads is neither token numbers nor images.
     """
     promise = promise or Promise()
-    if isinstance(target, Opened):
+    if isinstance(target, LoadedModel):
         subject = token_subject(target.model, promise)
         told = replace(subject.reading, assumed=(*target.assumed, *subject.reading.assumed))
         return replace(subject, reading=told)
@@ -189,7 +189,7 @@ def _own(module: DecoderLM, promise: Promise) -> Subject:
         max_length=module.config.context,
         cache=CacheReading("made", "cache", make=module.cache),
     )
-    return Subject(OwnDecoder(module), reading, _causal(promise, True))
+    return Subject(SaccadeDecoder(module), reading, _causal(promise, True))
 
 
 def _of_transformers(module: Any, promise: Promise) -> Subject:
@@ -236,7 +236,7 @@ def _pair_of_transformers(module: Any, promise: Promise) -> Subject:
         raise Undecided(f"{type(module).__name__} reads no tokens of a text in its encoder and decoder")
     vocabulary = _vocabulary(module)
     masks = tuple(name if name in taken else None for name in ("attention_mask", "decoder_attention_mask"))
-    whole = EncoderDecoder(module.eval(), ("input_ids", "decoder_input_ids"), masks, vocabulary)  # type: ignore[arg-type]
+    whole = EncoderDecoderModel(module.eval(), ("input_ids", "decoder_input_ids"), masks, vocabulary)  # type: ignore[arg-type]
     found = guarded(whole, torch.ones(2, 5, dtype=torch.long, device=module.device))
     cached = "past_key_values" in taken and "use_cache" in taken
     reading = Reading(
@@ -262,7 +262,7 @@ def _vision(module: Any, promise: Promise) -> Subject:
     why = f"the patches of {type(model).__name__} are given as they leave its embeddings, without positions"
     heads, kv_heads = heads_of(model.config)
     reading = Reading("self", "BLD", model.config.hidden_size, heads, kv_heads, out="last_hidden_state", assumed=(why,))
-    return Subject(Patches(model.eval()), reading, _causal(replace(promise, positions=False), False))
+    return Subject(PatchModel(model.eval()), reading, _causal(replace(promise, positions=False), False))
 
 
 def _plain(module: nn.Module, promise: Promise) -> Subject:
@@ -276,7 +276,7 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
     if two:
         taken = inspect.signature(module.forward).parameters
         own = tuple(named(taken, options) for options in _PAIR_MASKS)
-        target = EncoderDecoder(module, names, own, vocabulary).eval()  # type: ignore[arg-type]
+        target = EncoderDecoderModel(module, names, own, vocabulary).eval()  # type: ignore[arg-type]
         assumed = (f"{names[0]} is read by its encoder, {names[1]} by its decoder",)
     tokens = torch.ones(2, 5, dtype=torch.long)
     returned = guarded(target, tokens, **({start: 0} if (start := _start(module)) else {}))
@@ -291,7 +291,7 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
         raise Undecided(f"{type(module).__name__} gives no output (batch, length, ...) for token numbers")
     if not two and target is module:
         masks = _padding(inspect.signature(module.forward).parameters, "bool")
-    layout = "LB" if Source.of(module).layout(names[0], 2) == "LB" else "BL"
+    layout = "LB" if DocumentedSource.of(module).layout(names[0], 2) == "LB" else "BL"
     assumed += ("tokens are (length, batch), as documented",) if layout == "LB" else ()
     reading = Reading(
         "tokens",

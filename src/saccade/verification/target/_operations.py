@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Operations(TorchDispatchMode):
+class EagerOperations(TorchDispatchMode):
     """A dispatch mode of eager calls. PyTorch hides others from its compiler, and imports that for it, which takes
     two seconds."""
 

@@ -271,7 +271,7 @@ def _without_code(source: Source) -> set[int]:
 
 
 @dataclass(frozen=True)
-class Rate:
+class DropoutRate:
     """A place where the target keeps a dropout rate."""
 
     owner: str  # the submodule's path, "" for the target itself
@@ -282,20 +282,20 @@ class Rate:
         return ".".join(part for part in (self.owner, self.name) if part)
 
 
-def rates_of(subject: Subject) -> tuple[Rate, ...]:
+def rates_of(subject: Subject) -> tuple[DropoutRate, ...]:
     """Every dropout module, and every number between 0 and 1 that is named as one."""
     found = []
     for path, one in (subject.module or nn.Module()).named_modules():
         if isinstance(one, _DropoutNd):
-            found.append(Rate(path, "", one.p))
+            found.append(DropoutRate(path, "", one.p))
             continue
         for name, value in vars(one).items():
             if "drop" in name.lower() and type(value) in (float, int) and 0 <= value < 1:
-                found.append(Rate(path, name, float(value)))
+                found.append(DropoutRate(path, name, float(value)))
     return tuple(found)
 
 
-def with_rates(subject: Subject, rates: tuple[Rate, ...], rate: float) -> Subject:
+def with_rates(subject: Subject, rates: tuple[DropoutRate, ...], rate: float) -> Subject:
     """A copy with these dropout rates set to another one."""
     new = subject.fresh()
     for one in rates:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..findings._finding import Inapplicable, TargetError
-from ._inputs import Inputs
-from ._subject import Result, Subject
+from ._inputs import NamedInputs
+from ._subject import CallResult, Subject
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def same_random_numbers(seed: int = 0) -> Iterator[None]:
         yield
 
 
-def steady(subject: Subject, inputs: Inputs, seed: int = 0, **masks: Any) -> Result:
+def steady(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:
     """One call on a copy of the target, without gradients: what it draws is what the last call drew, what it keeps from
     call to call is as at first."""
     with same_random_numbers(seed), torch.no_grad():
@@ -68,14 +68,14 @@ def vivid(subject: Subject) -> Subject:
     return subject
 
 
-def tolerance(subject: Subject, inputs: Inputs, out: Tensor) -> float:
+def tolerance(subject: Subject, inputs: NamedInputs, out: Tensor) -> float:
     """How far two ways of computing `out` may be apart: 1e-6 of its size where the target computes in float64, as some
     of it (the softmax, often) may still be in float32, whose numbers are 6e-8 apart; 1e-4 otherwise."""
     size = float(out.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if out.numel() else 0.0
     return size * (1e-6 if out.dtype == torch.float64 and _resolves(subject, inputs, out) else 1e-4)
 
 
-def _resolves(subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+def _resolves(subject: Subject, inputs: NamedInputs, out: Tensor) -> bool:
     """Whether a change of 2^-36 in the inputs, which float32 cannot hold, reaches the output."""
     if inputs.vocabulary:
         return True
@@ -83,7 +83,7 @@ def _resolves(subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     return near.shape == out.shape and not torch.equal(near, out) and bool((near - out).abs().max() < 1e-7)
 
 
-def first_taken(tries: Iterable[tuple[Subject, int, int | None]]) -> tuple[Subject, Inputs]:
+def first_taken(tries: Iterable[tuple[Subject, int, int | None]]) -> tuple[Subject, NamedInputs]:
     """The first of (target, length, key length) that a call of two items takes, with its inputs.
 
     Raises:

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..findings._finding import Inapplicable
-from ._calling import Given, call
-from ._inputs import Inputs
+from ._calling import CallRequest, call
+from ._inputs import NamedInputs
 from ._reading import Promise, Reading, own_part
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class CallResult:
     """What a call gave. attention proper: out (B, H, Lq, Dv); modules: (B, Lq, E)."""
 
     out: Tensor
@@ -60,7 +60,7 @@ class Subject:
         seed: int = 0,
         spread: float = 1.0,
         dtype: torch.dtype | None = None,
-    ) -> Inputs:
+    ) -> NamedInputs:
         """Random normal inputs of standard deviation `spread`, in the target's dtype and on its device.
 
         Form "qkv" gives three different tensors; `one_sequence` makes them the same one, as self-attention does.
@@ -75,14 +75,16 @@ class Subject:
         if reading.form == "tokens":
             low = min(4, reading.vocabulary - 1)  # the first few may be special
             tokens = torch.randint(low, reading.vocabulary, (batch, length), generator=generator)
-            return Inputs({"tokens": tokens.to(self.device)}, reading.vocabulary)
+            return NamedInputs({"tokens": tokens.to(self.device)}, reading.vocabulary)
         drawn = {
             name: torch.randn(shape, generator=generator, dtype=torch.float64).mul(spread)
             for name, shape in self._shapes(batch, length, key_length).items()
         }
-        return Inputs({name: one.to(self.device, dtype or self.dtype) for name, one in drawn.items()})
+        return NamedInputs({name: one.to(self.device, dtype or self.dtype) for name, one in drawn.items()})
 
-    def __call__(self, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Result:
+    def __call__(
+        self, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+    ) -> CallResult:
         """Call the target. `pairs` (Lq, Lk) or (B, H or 1, Lq, Lk) and `padding` (B, Lk): True = attend / is real.
 
         Raises:
@@ -96,7 +98,7 @@ class Subject:
             if self.module is not None or inputs.vocabulary
             else _as(self.reading, first.dtype, first.device)
         )
-        return Result(*call(self.target, reading, Given(inputs, pairs, padding, self.flagged)))
+        return CallResult(*call(self.target, reading, CallRequest(inputs, pairs, padding, self.flagged)))
 
     def takes(self, axes: str) -> bool:
         """Whether a mask that differs along these axes, of "B", "H", "Q", can be said: takes("Q") a causal one,
@@ -153,7 +155,7 @@ class Subject:
             raise Inapplicable("it has no causal flag")
         return replace(self, flagged=value, promise=replace(self.promise, causal=value))
 
-    def one_sequence(self, inputs: Inputs) -> Inputs:
+    def one_sequence(self, inputs: NamedInputs) -> NamedInputs:
         """Form "qkv": key and value are the query tensor, which makes it self-attention.
 
         Other forms as they are, and keys or values of a width of their own.

@@ -10,7 +10,7 @@ from torch import Tensor
 from ._kinds import name_of
 from ._reading import MaskReading, Reading
 from ._subject import Subject
-from .discovery._needed import ByPlace, Filled
+from .discovery._needed import FilledCall, PositionalCall
 
 _AXES = {"B": "batch", "H": "heads", "L": "length"}
 _INPUTS = {
@@ -27,7 +27,7 @@ def call_in_words(subject: Subject) -> str:
     reading = subject.reading
     places = _places(subject.target)
     wanted = _INPUTS[reading.form]
-    is_own = reading.call is None or isinstance(reading.call, ByPlace | Filled)
+    is_own = reading.call is None or isinstance(reading.call, PositionalCall | FilledCall)
     by_place = places[: len(wanted)] if len(places) >= len(wanted) and is_own else wanted
     inputs = list(reading.names or by_place)
     masks = [_name(mask.argument, places) for mask in (*reading.own_masks, *reading.masks)]

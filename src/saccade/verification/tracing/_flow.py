@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..findings._finding import Location
 from ..target._here import location_here
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._steady import same_random_numbers
-from ..target._subject import Result, Subject
+from ..target._subject import CallResult, Subject
 
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _MHA = inspect.unwrap(F.multi_head_attention_forward)
@@ -51,7 +51,7 @@ class LinearMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Factor:
+class ProductInput:
     """What enters a product of data with data."""
 
     tensor: Tensor  # a copy
@@ -60,7 +60,7 @@ class Factor:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class FlowStep:
     """One call of PyTorch that computed with what comes from the inputs."""
 
     name: str
@@ -70,37 +70,37 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class TargetFlow:
     """One call of the target, with gradients."""
 
-    result: Result
+    result: CallResult
     maps: tuple[LinearMap, ...]
-    factors: tuple[Factor, ...]
-    steps: tuple[Step, ...]  # empty unless asked for
+    factors: tuple[ProductInput, ...]
+    steps: tuple[FlowStep, ...]  # empty unless asked for
     touched: frozenset[int]  # where the numbers of all tensors lie that took part
 
 
 def followed(
-    subject: Subject, inputs: Inputs, change: Callable[[int, Tensor], Tensor] | None = None, *, every: bool = False
-) -> Flow:
+    subject: Subject, inputs: NamedInputs, change: Callable[[int, Tensor], Tensor] | None = None, *, every: bool = False
+) -> TargetFlow:
     """Call `subject` and keep its products, and with `every` what each call gave. `change(place, out)` may put other
     numbers for a map's result."""
-    mode = _Sight(inputs, change, every)
+    mode = _FlowMode(inputs, change, every)
     with same_random_numbers(), torch.enable_grad(), mode:
         result = subject(inputs)
-    return Flow(result, tuple(mode.maps), tuple(mode.factors), tuple(mode.steps), frozenset(mode.touched))
+    return TargetFlow(result, tuple(mode.maps), tuple(mode.factors), tuple(mode.steps), frozenset(mode.touched))
 
 
-class _Sight(TorchFunctionMode):
-    def __init__(self, inputs: Inputs, change: Callable[[int, Tensor], Tensor] | None, every: bool) -> None:
+class _FlowMode(TorchFunctionMode):
+    def __init__(self, inputs: NamedInputs, change: Callable[[int, Tensor], Tensor] | None, every: bool) -> None:
         super().__init__()
         self._change, self._every = change, every
         self._data: dict[int, Tensor] = {}  # kept alive, so that no other tensor takes the id
         self._places = {_place(tensor): -1 - at for at, tensor in enumerate(inputs.tensors.values())}
         self._made: dict[int, int] = {}  # by the id of a tensor the place of the last step that made it
         self.maps: list[LinearMap] = []
-        self.factors: list[Factor] = []
-        self.steps: list[Step] = []
+        self.factors: list[ProductInput] = []
+        self.steps: list[FlowStep] = []
         self.touched: set[int] = set()
 
     def __torch_function__(
@@ -143,7 +143,7 @@ class _Sight(TorchFunctionMode):
             return
         where = location_here()
         copies = [one.detach().clone() for one in given[: len(roles)]]
-        self.factors += [Factor(one, role, where) for one, role in zip(copies, roles, strict=False)]
+        self.factors += [ProductInput(one, role, where) for one, role in zip(copies, roles, strict=False)]
 
     def _stepped(self, func: Any, args: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
         """Steps are those that give one tensor of numbers; of others, results count as made by what these took."""
@@ -153,7 +153,7 @@ class _Sight(TorchFunctionMode):
         out = args[0] if result is None and args else result
         if isinstance(out, Tensor) and out.is_floating_point():
             self._made[id(out)] = len(self.steps)
-            self.steps.append(Step(_name(func), out.detach().clone(), location_here(), given))
+            self.steps.append(FlowStep(_name(func), out.detach().clone(), location_here(), given))
         elif not isinstance(out, Tensor) and given:
             self._made.update((id(part), max(given)) for part in _tensors(out))
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from ..._attention import attention_with_lse
 from ..._tap import AttentionCall
 from ..._weights import attention_weights
-from ._scores import Scores, rows_of
-from ._shadow import Shadow
+from ._scores import ScoreProduct, rows_of
+from ._shadow import TensorShadow
 
-Known = Callable[[Any], Shadow | None]
+Known = Callable[[Any], TensorShadow | None]
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scores:
+def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ScoreProduct:
     """A call of F.scaled_dot_product_attention."""
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     query, key, value = given["query"], given["key"], given["value"]
@@ -38,7 +38,7 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
     weights = logits.softmax(-1).masked_fill(logits.isneginf().all(-1, keepdim=True), 0.0)
-    whole = _Whole(first, tuple(logits.shape[:-2]), max(_depth(of(given[one])) for one in _NAMES[:3]))
+    whole = _FusedScores(first, tuple(logits.shape[:-2]), max(_depth(of(given[one])) for one in _NAMES[:3]))
     made = whole.scores(query, key, value, tokens, logits, weights)
     for shadow in (of(given["query"]), of(given["key"])):
         if shadow is not None:
@@ -46,7 +46,7 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return made
 
 
-def told(first: int, of: Known, call: AttentionCall) -> Scores:
+def told(first: int, of: Known, call: AttentionCall) -> ScoreProduct:
     """A call of Saccade's operator, which says itself what it was."""
     query, key, value = call.query, call.key, call.value
     weights = attention_weights(
@@ -58,11 +58,11 @@ def told(first: int, of: Known, call: AttentionCall) -> Scores:
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
-    whole = _Whole(first, tuple(weights.shape[:-2]), max(_depth(of(one)) for one in (call.query, call.key)))
+    whole = _FusedScores(first, tuple(weights.shape[:-2]), max(_depth(of(one)) for one in (call.query, call.key)))
     return whole.scores(query, key, value, tokens, weights.log() + lse.to(weights.dtype).unsqueeze(-1), weights)
 
 
-class _Whole:
+class _FusedScores:
     """Scores of which everything is known at once."""
 
     def __init__(self, first: int, lead: tuple[int, ...], depth: int):
@@ -70,12 +70,12 @@ class _Whole:
 
     def scores(
         self, query: Tensor, key: Tensor, value: Tensor, tokens: list[Tensor], logits: Tensor, weights: Tensor
-    ) -> Scores:
+    ) -> ScoreProduct:
         def units(tensor: Tensor) -> Tensor:
             return tensor.detach().expand(*self.lead, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
 
         left, right = (rows_of(one, torch.Size((*self.lead, *one.shape[-2:]))) for one in map(units, tokens))
-        return Scores(
+        return ScoreProduct(
             self.first,
             units(query),
             units(key),
@@ -92,10 +92,10 @@ class _Whole:
         )
 
 
-def _tokens(shadow: Shadow | None, tensor: Tensor) -> Tensor:
+def _tokens(shadow: TensorShadow | None, tensor: Tensor) -> Tensor:
     found = None if shadow is None else shadow.tokens
     return torch.full(tensor.shape, -1) if found is None else found
 
 
-def _depth(shadow: Shadow | None) -> int:
+def _depth(shadow: TensorShadow | None) -> int:
     return 0 if shadow is None else shadow.depth

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._subject import Subject
 from ._flow import followed
 
 
-def meeting_line(subject: Subject, inputs: Inputs) -> Location | None:
+def meeting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
     """The first line whose result depends on two batch items at one place."""
     try:
         before = followed(subject.fresh(), inputs, every=True).steps

@@ -44,8 +44,8 @@ from ._calls import (
     tensors_of,
 )
 from ._fused import Known, fused
-from ._products import Laid, Spelled, laid_out, outer, spelled
-from ._scores import Scores, rows_of
+from ._products import EinsumSpec, ProductLayout, laid_out, outer, spelled
+from ._scores import ScoreProduct, rows_of
 from ._shadow import (
     JOINS,
     MOVES,
@@ -54,7 +54,7 @@ from ._shadow import (
     REDUCTIONS,
     SHUFFLES,
     UNKNOWN,
-    Shadow,
+    TensorShadow,
     agreed_along,
     elementwise,
     joined,
@@ -68,7 +68,7 @@ _LARGEST = 2**24  # elements of scores that are followed
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TraceStep:
     """One call of PyTorch on the way: its name ("view", "softmax"), the shapes in and out, and where."""
 
     name: str
@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Factor:
+class ElementwiseFactor:
     """A tensor of numbers, no parameter, that rows of the inputs were multiplied by element for element."""
 
     numbers: Tensor  # of the result's shape
@@ -86,24 +86,24 @@ class Factor:
     location: Location | None
 
 
-class Looking(TorchFunctionMode):
+class TraceMode(TorchFunctionMode):
     """Looks and changes nothing. What it cannot follow it lets go: a target is never disturbed by being looked at."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
-        self.scores: list[Scores] = []
+        self.steps: list[TraceStep] = []
+        self.scores: list[ScoreProduct] = []
         self.kernels: list[str] = []  # attention that cannot be looked into
-        self.factors: list[Factor] = []
-        self._shadows: dict[int, tuple[Tensor, Shadow]] = {}
+        self.factors: list[ElementwiseFactor] = []
+        self._shadows: dict[int, tuple[Tensor, TensorShadow]] = {}
         self._pairs = 0
 
-    def know(self, tensor: Tensor, shadow: Shadow | None) -> None:
+    def know(self, tensor: Tensor, shadow: TensorShadow | None) -> None:
         """Tensors are kept for as long as this is, so that no number is given to two of them."""
         if shadow is not None:
             self._shadows[id(tensor)] = (tensor, shadow)
 
-    def of(self, tensor: Any) -> Shadow | None:
+    def of(self, tensor: Any) -> TensorShadow | None:
         """What is known of a tensor; nothing, if its shape is no longer what it was."""
         found = self._shadows.get(id(tensor))
         if found is None:
@@ -166,7 +166,7 @@ class Looking(TorchFunctionMode):
             return
         where = location_here()
         shape = tuple(results[0].shape) if results else ()
-        self.steps.append(Step(name, tuple(tuple(one.shape) for one in given), shape, where))
+        self.steps.append(TraceStep(name, tuple(tuple(one.shape) for one in given), shape, where))
         if is_kernel(func):
             self.kernels.append(str(func))
         if all(self.of(one) is None for one in given) or name.endswith("_like") or name.startswith("new_"):
@@ -218,14 +218,14 @@ class Looking(TorchFunctionMode):
         if name in REDUCTIONS and len(given) == 1 and first is not None:
             self._reduced(name, args, kwargs, given[0], first, result, where)
         elif name == "embedding" and first is not None and first.tokens is not None:
-            self.know(result, Shadow(first.tokens.unsqueeze(-1).expand(result.shape)))
+            self.know(result, TensorShadow(first.tokens.unsqueeze(-1).expand(result.shape)))
         elif name in ("view_as_complex", "view_as_real") and first is not None:
             real = name == "view_as_real"
             self.know(result, first.map(lambda one: one.unsqueeze(-1).expand(result.shape) if real else one[..., 0]))
         elif name == "conv1d" and first is not None and first.tokens is not None:
             same = agreed_along(first.tokens, [-2], True)
             fits = same.shape[-1] == result.shape[-1]
-            self.know(result, Shadow(same.expand(result.shape)) if fits else unknown(result.shape, first.depth))
+            self.know(result, TensorShadow(same.expand(result.shape)) if fits else unknown(result.shape, first.depth))
         else:
             made = None if name in SHUFFLES else elementwise(result.shape, shadows)
             if made is not None:
@@ -237,8 +237,8 @@ class Looking(TorchFunctionMode):
             self.know(result, made or unknown(result.shape, max(shadow.depth for shadow in shadows)))
 
     def _multiplied(
-        self, name: str, made: Shadow, args: tuple[Any, ...], result: Tensor, where: Location | None
-    ) -> Shadow:
+        self, name: str, made: TensorShadow, args: tuple[Any, ...], result: Tensor, where: Location | None
+    ) -> TensorShadow:
         factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and self.of(arg) is not None]
         others = [arg for arg in args[:2] if not any(arg is one for one in factors)]
         by = as_number(others[0]) if len(others) == 1 else None
@@ -247,7 +247,7 @@ class Looking(TorchFunctionMode):
             kept, scaled = self.of(factors[0]), made.scaled.times(by, is_learned(others[0]), where)
             return replace(made, scaled=scaled, outer=None if kept is None else kept.outer)
         if len(others) == 1 and len(factors) == 1 and made.tokens is not None and not is_learned(others[0]):
-            self.factors.append(Factor(others[0].detach().expand(result.shape), made.tokens, where))
+            self.factors.append(ElementwiseFactor(others[0].detach().expand(result.shape), made.tokens, where))
             return made
         if len(others) == 1 and is_learned(others[0]) and made.pairs is None and others[0].dim() > 1:
             return replace(made, scaled=made.scaled.times(1.0, True, where))  # a temperature for each head
@@ -263,7 +263,7 @@ class Looking(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         given: Tensor,
-        shadow: Shadow,
+        shadow: TensorShadow,
         result: Tensor,
         where: Location | None,
     ) -> None:
@@ -280,7 +280,9 @@ class Looking(TorchFunctionMode):
             keep = result.dim() == given.dim()
             tokens = agreed_along(shadow.tokens, axes, keep)
             known = tokens.shape == result.shape
-            self.know(result, Shadow(tokens, depth=shadow.depth) if known else unknown(result.shape, shadow.depth))
+            self.know(
+                result, TensorShadow(tokens, depth=shadow.depth) if known else unknown(result.shape, shadow.depth)
+            )
 
     def _each(
         self,
@@ -288,7 +290,7 @@ class Looking(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         given: Sequence[Tensor],
-        shadows: Sequence[Shadow],
+        shadows: Sequence[TensorShadow],
         result: Tensor,
         where: Location | None,
         before: Tensor | None,
@@ -329,7 +331,12 @@ class Looking(TorchFunctionMode):
                 scores.mixed |= name in ("conv1d", "conv2d", "conv3d") and scores.softened is None
 
     def _product(
-        self, product: Spelled, left: Shadow | None, right: Shadow | None, result: Tensor, where: Location | None
+        self,
+        product: EinsumSpec,
+        left: TensorShadow | None,
+        right: TensorShadow | None,
+        result: Tensor,
+        where: Location | None,
     ) -> None:
         if _is_score(right) and not _is_score(left):
             product, left, right = product.turned(), right, left
@@ -345,8 +352,13 @@ class Looking(TorchFunctionMode):
         self.know(result, made if fits else unknown(result.shape, depth))
 
     def _before_scores(
-        self, product: Spelled, laid: Laid, left: Shadow | None, right: Shadow | None, where: Location | None
-    ) -> Shadow | None:
+        self,
+        product: EinsumSpec,
+        laid: ProductLayout,
+        left: TensorShadow | None,
+        right: TensorShadow | None,
+        where: Location | None,
+    ) -> TensorShadow | None:
         if left is None or right is None:
             return _projected(laid, left, right)
         one, other = laid.left(product.left), laid.right(product.right)
@@ -355,7 +367,7 @@ class Looking(TorchFunctionMode):
         if count * units[0] * units[1] > _LARGEST:
             return None
         assert left.tokens is not None and right.tokens is not None
-        scores = Scores(
+        scores = ScoreProduct(
             self._pairs,
             one.detach().reshape(count, laid.rows, one.shape[-1]).clone(),
             other.detach().reshape(count, laid.columns, other.shape[-1]).clone(),
@@ -370,11 +382,16 @@ class Looking(TorchFunctionMode):
         pairs = torch.arange(scores.first, scores.first + scores.count).reshape(*laid.lead, *units)
         self._pairs += scores.count
         self.scores.append(scores)
-        return Shadow(None, laid.out(pairs), frozenset({len(self.scores) - 1}), depth=scores.depth)
+        return TensorShadow(None, laid.out(pairs), frozenset({len(self.scores) - 1}), depth=scores.depth)
 
     def _after_scores(
-        self, product: Spelled, laid: Laid, left: Shadow, right: Shadow | None, where: Location | None
-    ) -> Shadow | None:
+        self,
+        product: EinsumSpec,
+        laid: ProductLayout,
+        left: TensorShadow,
+        right: TensorShadow | None,
+        where: Location | None,
+    ) -> TensorShadow | None:
         """Weights times values; what else is multiplied by scores is followed no further."""
         chosen = [one for one in self._scores(left) if one.logits is not None or one.of_sequences]
         if right is None and is_learned(product.right):
@@ -395,7 +412,7 @@ class Looking(TorchFunctionMode):
                 scores.note("values", where)
             tokens = torch.where(tokens == UNKNOWN, scores.query_tokens(pairs[..., 0], along == "left"), tokens)
         whole = tokens.unsqueeze(-1).expand(*laid.lead, laid.rows, laid.columns)
-        return Shadow(laid.out(whole), depth=1 + max(left.depth, right.depth))
+        return TensorShadow(laid.out(whole), depth=1 + max(left.depth, right.depth))
 
     def _summed(
         self,
@@ -423,13 +440,13 @@ class Looking(TorchFunctionMode):
                 scores.note("mask", where)
         if source is None:
             return
-        made = own or Shadow()
+        made = own or TensorShadow()
         tokens = _stamped(made.tokens, tensor, index, source.tokens)
         pairs = _stamped(made.pairs, tensor, index, source.pairs)
         depth = max(made.depth, source.depth)
-        self.know(tensor, Shadow(tokens, pairs, made.scores | source.scores, depth=depth, scaled=source.scaled))
+        self.know(tensor, TensorShadow(tokens, pairs, made.scores | source.scores, depth=depth, scaled=source.scaled))
 
-    def _fused(self, scores: Scores, query: Shadow | None, result: Tensor, where: Location | None) -> None:
+    def _fused(self, scores: ScoreProduct, query: TensorShadow | None, result: Tensor, where: Location | None) -> None:
         """Attention in one call, all of it on one line."""
         if where is not None:
             scores.lines = dict.fromkeys(("scores", "scale", "mask", "softmax", "dropout", "values"), where)
@@ -437,9 +454,9 @@ class Looking(TorchFunctionMode):
         self.scores.append(scores)
         if query is not None and query.tokens is not None:
             tokens = agreed_along(query.tokens, [-1], True).expand(result.shape)
-            self.know(result, Shadow(tokens, depth=scores.depth + 1))
+            self.know(result, TensorShadow(tokens, depth=scores.depth + 1))
 
-    def told(self, make: Callable[[int, Known, AttentionCall], Scores], call: AttentionCall) -> None:
+    def told(self, make: Callable[[int, Known, AttentionCall], ScoreProduct], call: AttentionCall) -> None:
         """A call of Saccade's operator, which no function of PyTorch shows."""
         if torch._C._are_functorch_transforms_active():
             return
@@ -448,22 +465,22 @@ class Looking(TorchFunctionMode):
             scores = make(self._pairs, self.of, call)
             self._fused(scores, self.of(call.query), call.out, where)
 
-    def _scores(self, shadow: Shadow) -> list[Scores]:
+    def _scores(self, shadow: TensorShadow) -> list[ScoreProduct]:
         return [self.scores[number] for number in sorted(shadow.scores)] if shadow.pairs is not None else []
 
 
-def _is_score(shadow: Shadow | None) -> bool:
+def _is_score(shadow: TensorShadow | None) -> bool:
     return shadow is not None and shadow.pairs is not None
 
 
-def _projected(laid: Laid, left: Shadow | None, right: Shadow | None) -> Shadow | None:
+def _projected(laid: ProductLayout, left: TensorShadow | None, right: TensorShadow | None) -> TensorShadow | None:
     """Rows times a matrix of parameters: they stay the rows of their tokens."""
     shadow = left if left is not None else right
     if shadow is None or shadow.tokens is None:
         return None
     tokens = agreed_along((laid.left if left is not None else laid.right)(shadow.tokens), [-1], True)
     tokens = tokens if left is not None else tokens.transpose(-2, -1)
-    return Shadow(laid.out(tokens.expand(*laid.lead, laid.rows, laid.columns)), depth=shadow.depth)
+    return TensorShadow(laid.out(tokens.expand(*laid.lead, laid.rows, laid.columns)), depth=shadow.depth)
 
 
 def _stamped(own: Tensor | None, tensor: Tensor, index: Any, source: Tensor | None) -> Tensor | None:

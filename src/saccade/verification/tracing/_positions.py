@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..findings._finding import Inapplicable, Location, TargetError
 from ..target._here import location_here, module_here
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._subject import Subject
 from ._randomness import seeded
 
@@ -29,7 +29,7 @@ _FAR = 1e3  # what is larger hides and does not count positions
 
 
 @dataclass
-class Positions:
+class PositionLines:
     """Lines, in the order in which they ran."""
 
     made: list[Location] = field(default_factory=list)  # of the module that asked for it
@@ -37,7 +37,7 @@ class Positions:
     lost: list[Location] = field(default_factory=list)  # where each position becomes the same, or meets no position
 
 
-def positions(subject: Subject, inputs: Inputs, **call: Any) -> Positions:
+def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLines:
     """Of one call; nothing where it cannot be followed."""
     one = subject.fresh()
     tables = (
@@ -48,7 +48,7 @@ def positions(subject: Subject, inputs: Inputs, **call: Any) -> Positions:
             *(table for name, table in one.module.named_parameters() if re.search(_TABLE, name)),
         ]
     )
-    follower = Follower(inputs.tensors.values(), inputs.length, tables)
+    follower = PositionFollower(inputs.tensors.values(), inputs.length, tables)
     try:
         with seeded(0), torch.no_grad(), follower:
             one(inputs, **call)
@@ -57,12 +57,12 @@ def positions(subject: Subject, inputs: Inputs, **call: Any) -> Positions:
     return follower.found
 
 
-class Follower(TorchFunctionMode):
+class PositionFollower(TorchFunctionMode):
     """Follows `data` (what comes from the input) and positions: what counts, and `tables` of them."""
 
     def __init__(self, data: Iterable[Tensor], length: int, tables: Iterable[Tensor] = ()):
         super().__init__()
-        self.found = Positions()
+        self.found = PositionLines()
         self._length = length
         self._data = {id(one): one for one in data}
         self._own = {id(one): one for one in tables}  # tensors are kept, so that no number is given to two of them

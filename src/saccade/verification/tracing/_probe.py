@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._subject import Subject
-from ._units import SeenAttention, summed_axis
+from ._units import TracedAttention, summed_axis
 
 
 def probed(
-    subject: Subject, inputs: Inputs, out: Tensor, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> SeenAttention | None:
+    subject: Subject, inputs: NamedInputs, out: Tensor, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> TracedAttention | None:
     """The attention of a call that gave `out`, None where its outputs are not `weights @ value`."""
     query, key, value = (inputs[name] for name in ("query", "key", "value"))
     length, width = value.shape[-2:]
@@ -32,10 +32,10 @@ def probed(
     key, value = (one.repeat_interleave(heads // key.shape[1], 1) for one in (key, value))
     if not torch.allclose(weights @ value, out, rtol=1e-3, atol=1e-4, equal_nan=True):
         return None
-    return SeenAttention(query, key, value, weights.log(), weights, summed_axis(weights), "probed")
+    return TracedAttention(query, key, value, weights.log(), weights, summed_axis(weights), "probed")
 
 
-def copied(inputs: Inputs) -> Inputs:
+def copied(inputs: NamedInputs) -> NamedInputs:
     """The same in memory of its own, for targets that write into what they are given. One tensor stays one."""
     copies = {id(one): one.clone() for one in inputs.tensors.values()}
     return inputs.map(lambda one: copies[id(one)])

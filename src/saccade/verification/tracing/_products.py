@@ -22,7 +22,7 @@ Varies = Callable[[Tensor, int], bool]
 
 
 @dataclass(frozen=True)
-class Spelled:
+class EinsumSpec:
     """A product of two tensors by letters, as torch.einsum spells it."""
 
     left: Tensor
@@ -31,13 +31,13 @@ class Spelled:
     right_axes: str
     out_axes: str
 
-    def turned(self) -> Spelled:
+    def turned(self) -> EinsumSpec:
         """The same with the factors in the other order."""
-        return Spelled(self.right, self.left, self.right_axes, self.left_axes, self.out_axes)
+        return EinsumSpec(self.right, self.left, self.right_axes, self.left_axes, self.out_axes)
 
 
 @dataclass(frozen=True)
-class Laid:
+class ProductLayout:
     """Views of whatever has the shape of a factor, and from (*lead, I, J) to the shape of the result."""
 
     left: View  # to (*lead, I, C)
@@ -48,7 +48,7 @@ class Laid:
     columns: int
 
 
-def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spelled | None:
+def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EinsumSpec | None:
     """The product that a function of this name computes, None where it computes none that this knows."""
     make = _SPELLINGS.get(name)
     if make is None:
@@ -57,7 +57,7 @@ def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spelle
     return make([*args, *named], kwargs)
 
 
-def laid_out(product: Spelled, varies: Varies) -> Laid | None:
+def laid_out(product: EinsumSpec, varies: Varies) -> ProductLayout | None:
     """Axes that only one factor has are rows; of several, the one that `varies` counts and the rest lead."""
     left, right, out = product.left_axes, product.right_axes, product.out_axes
     if any(len(set(axes)) != len(axes) for axes in (left, right, out)) or set(out) - set(left + right):
@@ -71,7 +71,7 @@ def laid_out(product: Spelled, varies: Varies) -> Laid | None:
     lead = [axis for axis in out if axis not in (row, column)]
     shape = tuple(sizes[axis] for axis in lead)
     rows, columns = sizes.get(row, 1), sizes.get(column, 1)
-    return Laid(
+    return ProductLayout(
         _view(left, lead, row, summed, sizes),
         _view(right, lead, column, summed, sizes),
         _back(out, lead, row, column, sizes),
@@ -81,7 +81,7 @@ def laid_out(product: Spelled, varies: Varies) -> Laid | None:
     )
 
 
-def _sizes(product: Spelled) -> dict[str, int]:
+def _sizes(product: EinsumSpec) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for tensor, axes in ((product.left, product.left_axes), (product.right, product.right_axes)):
         for axis, size in zip(axes, tensor.shape, strict=True):
@@ -122,7 +122,7 @@ def _back(out: str, lead: list[str], row: str, column: str, sizes: dict[str, int
     return back
 
 
-def _matmul(args: Sequence[Any], _: Mapping[str, Any]) -> Spelled | None:
+def _matmul(args: Sequence[Any], _: Mapping[str, Any]) -> EinsumSpec | None:
     left, right = args[0], args[1]
     if not _tensors(left, right) or not left.dim() or not right.dim():
         return None
@@ -130,35 +130,35 @@ def _matmul(args: Sequence[Any], _: Mapping[str, Any]) -> Spelled | None:
     one = lead[len(lead) - left.dim() + 2 :] + "YZ" if left.dim() > 1 else "Z"
     other = lead[len(lead) - right.dim() + 2 :] + "ZX" if right.dim() > 1 else "Z"
     out = lead + ("Y" if left.dim() > 1 else "") + ("X" if right.dim() > 1 else "")
-    return Spelled(left, right, one, other, out)
+    return EinsumSpec(left, right, one, other, out)
 
 
-def _turned_matmul(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spelled | None:
+def _turned_matmul(args: Sequence[Any], kwargs: Mapping[str, Any]) -> EinsumSpec | None:
     return _matmul([args[1], args[0]], kwargs)
 
 
-def _added_matmul(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spelled | None:
+def _added_matmul(args: Sequence[Any], kwargs: Mapping[str, Any]) -> EinsumSpec | None:
     return _matmul(args[1:], kwargs) if len(args) > 2 else None
 
 
-def _linear(args: Sequence[Any], _: Mapping[str, Any]) -> Spelled | None:
+def _linear(args: Sequence[Any], _: Mapping[str, Any]) -> EinsumSpec | None:
     left, right = args[0], args[1]
     if not _tensors(left, right) or right.dim() != 2 or not left.dim():
         return None
     lead = string.ascii_lowercase[: left.dim() - 1]
-    return Spelled(left, right, lead + "Z", "YZ", lead + "Y")
+    return EinsumSpec(left, right, lead + "Z", "YZ", lead + "Y")
 
 
-def _inner(args: Sequence[Any], _: Mapping[str, Any]) -> Spelled | None:
+def _inner(args: Sequence[Any], _: Mapping[str, Any]) -> EinsumSpec | None:
     left, right = args[0], args[1]
     if not _tensors(left, right) or not left.dim() or not right.dim():
         return None
     one = string.ascii_lowercase[: left.dim() - 1]
     other = string.ascii_uppercase[: right.dim() - 1]
-    return Spelled(left, right, one + "Z", other + "Z", one + other)
+    return EinsumSpec(left, right, one + "Z", other + "Z", one + other)
 
 
-def _tensordot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spelled | None:
+def _tensordot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> EinsumSpec | None:
     left, right = args[0], args[1]
     dims = args[2] if len(args) > 2 else kwargs.get("dims", 2)
     if not _tensors(left, right) or isinstance(dims, Tensor):
@@ -170,10 +170,10 @@ def _tensordot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spelled | None
     for a, b in pairs:
         other[b] = one[a]
     summed = {one[a] for a, _ in pairs}
-    return Spelled(left, right, one, "".join(other), "".join(axis for axis in [*one, *other] if axis not in summed))
+    return EinsumSpec(left, right, one, "".join(other), "".join(axis for axis in [*one, *other] if axis not in summed))
 
 
-def _einsum(args: Sequence[Any], _: Mapping[str, Any]) -> Spelled | None:
+def _einsum(args: Sequence[Any], _: Mapping[str, Any]) -> EinsumSpec | None:
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
@@ -194,14 +194,14 @@ def _einsum(args: Sequence[Any], _: Mapping[str, Any]) -> Spelled | None:
     )
     if len(left) != operands[0].dim() or len(right) != operands[1].dim():
         return None
-    return Spelled(operands[0], operands[1], left, right, out.replace("...", "".join(spare[:most])))
+    return EinsumSpec(operands[0], operands[1], left, right, out.replace("...", "".join(spare[:most])))
 
 
 def _tensors(*given: Any) -> bool:
     return all(isinstance(one, Tensor) for one in given)
 
 
-_SPELLINGS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Spelled | None]] = {
+_SPELLINGS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], EinsumSpec | None]] = {
     "matmul": _matmul,
     "rmatmul": _turned_matmul,
     "bmm": _matmul,
@@ -217,7 +217,7 @@ _SPELLINGS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Spelled | Non
 }
 
 
-def outer(left: Tensor, right: Tensor, shape: torch.Size, summed: Sequence[int]) -> tuple[Spelled, View, View]:
+def outer(left: Tensor, right: Tensor, shape: torch.Size, summed: Sequence[int]) -> tuple[EinsumSpec, View, View]:
     """`(left * right).sum(summed)` as a product, and what takes each factor to its own axes.
 
     Axes along which a factor is broadcast are none of its own.
@@ -229,7 +229,7 @@ def outer(left: Tensor, right: Tensor, shape: torch.Size, summed: Sequence[int])
         own = _own_axes(factor, shape)
         cuts.append(_cut(shape, own))
         axes.append("".join(axis for axis, kept in zip(letters, own, strict=True) if kept))
-    return Spelled(cuts[0](left), cuts[1](right), axes[0], axes[1], out), cuts[0], cuts[1]
+    return EinsumSpec(cuts[0](left), cuts[1](right), axes[0], axes[1], out), cuts[0], cuts[1]
 
 
 def _cut(shape: torch.Size, own: list[bool]) -> View:

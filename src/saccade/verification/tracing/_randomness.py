@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..findings._finding import Location
 from ..target._here import location_here
-from ..target._inputs import Inputs
-from ..target._operations import Operations
+from ..target._inputs import NamedInputs
+from ..target._operations import EagerOperations
 from ..target._subject import Subject
 
 # Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.
@@ -47,49 +47,49 @@ _LIKE_EMPTY = {"empty_like", "zeros_like", "ones_like", "empty", "zeros", "ones"
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomDraw:
     """One operation that drew random numbers."""
 
     name: str  # "bernoulli_", "rand_like", "native_dropout"
     location: Location | None
 
 
-def drops(draws: tuple[Draw, ...]) -> bool:
+def drops(draws: tuple[RandomDraw, ...]) -> bool:
     """Whether what is drawn is what dropout draws, and not noise."""
     return any("bernoulli" in one.name or "dropout" in one.name or one.name in UNIFORM for one in draws)
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class WeightedValues:
     """Weights times values."""
 
     weights: Tensor  # (..., Lq, Lk) that multiplied the values
     clean: Tensor | None  # the same as the softmax gave them
-    draw: Draw | None  # what was drawn for the weights, after the softmax
-    on_values: Draw | None  # what was drawn for the values
+    draw: RandomDraw | None  # what was drawn for the weights, after the softmax
+    on_values: RandomDraw | None  # what was drawn for the values
 
 
 @dataclass(frozen=True, eq=False)
-class Followed:
+class FollowedCall:
     """One call, with what it drew."""
 
     out: Tensor
-    draws: tuple[Draw, ...]
-    before_softmax: tuple[tuple[Draw, str], ...]  # draws that a softmax saw, and on what: "scores" or "product"
-    products: tuple[Product, ...]
+    draws: tuple[RandomDraw, ...]
+    before_softmax: tuple[tuple[RandomDraw, str], ...]  # draws that a softmax saw, and on what: "scores" or "product"
+    products: tuple[WeightedValues, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class _Label:
+class _TensorLabel:
     """What is known of a tensor."""
 
-    draw: Draw | None = None
+    draw: RandomDraw | None = None
     through_product: bool = False  # the draw went into a product that gave this
     clean: Tensor | None = None  # these are weights, and so they came out of the softmax
     exponential: bool = False
 
 
-_NONE = _Label()
+_NONE = _TensorLabel()
 
 
 @contextmanager
@@ -100,25 +100,25 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def followed(subject: Subject, inputs: Inputs, *, seed: int = 0, **masks: Any) -> Followed:
+def followed(subject: Subject, inputs: NamedInputs, *, seed: int = 0, **masks: Any) -> FollowedCall:
     """Call the subject, in the mode that it is in, with PyTorch's generator at `seed`."""
-    mode = _Follow(subject)
+    mode = _RandomnessMode(subject)
     with torch.no_grad(), seeded(seed), mode:
         out = subject(inputs, **masks).out
-    return Followed(out, tuple(mode.draws), tuple(mode.before_softmax), tuple(mode.products))
+    return FollowedCall(out, tuple(mode.draws), tuple(mode.before_softmax), tuple(mode.products))
 
 
-class _Follow(Operations):
+class _RandomnessMode(EagerOperations):
     def __init__(self, subject: Subject):
         super().__init__()
         module = subject.module
         tensors = () if module is None else (*module.parameters(), *module.buffers())
         self._learned = {one.untyped_storage()._cdata for one in tensors}
-        self._labels: dict[int, _Label] = {}
+        self._labels: dict[int, _TensorLabel] = {}
         self._alive: list[Tensor] = []  # an id means its tensor only as long as that lives
-        self.draws: list[Draw] = []
-        self.before_softmax: list[tuple[Draw, str]] = []
-        self.products: list[Product] = []
+        self.draws: list[RandomDraw] = []
+        self.before_softmax: list[tuple[RandomDraw, str]] = []
+        self.products: list[WeightedValues] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -129,12 +129,12 @@ class _Follow(Operations):
             self._keep(one, label)
         return result
 
-    def _keep(self, tensor: Tensor, label: _Label) -> None:
+    def _keep(self, tensor: Tensor, label: _TensorLabel) -> None:
         if label is not _NONE or id(tensor) in self._labels:
             self._alive.append(tensor)
             self._labels[id(tensor)] = label
 
-    def _label(self, func: Any, args: Any, kwargs: Any, taken: list[Tensor], given: list[Tensor]) -> _Label:
+    def _label(self, func: Any, args: Any, kwargs: Any, taken: list[Tensor], given: list[Tensor]) -> _TensorLabel:
         name = func.overloadpacket.__name__
         labels = [self._labels.get(id(one), _NONE) for one in taken]
         if name in _LIKE_EMPTY or not given:
@@ -148,39 +148,39 @@ class _Follow(Operations):
         if name in _LAYOUT and len(taken) == 1:
             clean = labels[0].clean
             again = None if clean is None else func(clean, *args[1:], **kwargs)
-            return _Label(labels[0].draw, labels[0].through_product, again, labels[0].exponential)
+            return _TensorLabel(labels[0].draw, labels[0].through_product, again, labels[0].exponential)
         return self._pointwise(name, labels, given[0])
 
-    def _drawn(self, name: str, labels: list[_Label]) -> _Label:
-        draw = Draw(name, location_here())
+    def _drawn(self, name: str, labels: list[_TensorLabel]) -> _TensorLabel:
+        draw = RandomDraw(name, location_here())
         self.draws.append(draw)
         clean = labels[0].clean if name == "native_dropout" else None
-        return _Label(draw, clean=clean)
+        return _TensorLabel(draw, clean=clean)
 
-    def _product(self, taken: list[Tensor], labels: list[_Label]) -> _Label:
+    def _product(self, taken: list[Tensor], labels: list[_TensorLabel]) -> _TensorLabel:
         if any(one.untyped_storage()._cdata in self._learned for one in taken):
             return _NONE
         factors, labels = taken[-2:], labels[-2:]
         for at, one in enumerate(labels):
             if one.clean is not None:
                 other = labels[1 - at]
-                self.products.append(Product(factors[at], one.clean, one.draw, other.draw))
+                self.products.append(WeightedValues(factors[at], one.clean, one.draw, other.draw))
                 return _NONE
         draw = next((one.draw for one in labels if one.draw is not None), None)
         same = labels[0].draw is labels[1].draw  # the input itself was dropped, and nothing projected it
-        return _NONE if draw is None or same else _Label(draw, through_product=True)
+        return _NONE if draw is None or same else _TensorLabel(draw, through_product=True)
 
-    def _softmax(self, label: _Label, out: Tensor) -> _Label:
+    def _softmax(self, label: _TensorLabel, out: Tensor) -> _TensorLabel:
         if label.draw is not None:
             self.before_softmax.append((label.draw, "product" if label.through_product else "scores"))
-        return _Label(clean=out)
+        return _TensorLabel(clean=out)
 
-    def _pointwise(self, name: str, labels: list[_Label], out: Tensor) -> _Label:
+    def _pointwise(self, name: str, labels: list[_TensorLabel], out: Tensor) -> _TensorLabel:
         if name in ("exp", "exp2", "exp_"):
-            return _Label(labels[0].draw, labels[0].through_product, exponential=True)
+            return _TensorLabel(labels[0].draw, labels[0].through_product, exponential=True)
         if name in ("div", "div_", "mul") and len(labels) == 2 and all(one.exponential for one in labels):
             merged = _merged(labels)
-            return self._softmax(_Label(merged.draw, merged.through_product), out)
+            return self._softmax(_TensorLabel(merged.draw, merged.through_product), out)
         if name in ("_log_softmax", "logsumexp"):
             return _NONE
         merged = _merged(labels)
@@ -188,13 +188,13 @@ class _Follow(Operations):
         return merged if same else replace(merged, clean=None)  # a mean of weights is no weights
 
 
-def _merged(labels: list[_Label]) -> _Label:
+def _merged(labels: list[_TensorLabel]) -> _TensorLabel:
     labels = [one for one in labels if one is not _NONE]
     if not labels:
         return _NONE
     draw = next((one.draw for one in labels if one.draw is not None), None)
     clean = next((one.clean for one in labels if one.clean is not None), None)
-    return _Label(draw, any(one.through_product for one in labels), clean, any(one.exponential for one in labels))
+    return _TensorLabel(draw, any(one.through_product for one in labels), clean, any(one.exponential for one in labels))
 
 
 def _draws(name: str, args: Any, kwargs: Any) -> bool:

@@ -20,7 +20,7 @@ Source = Literal["by hand", "F.scaled_dot_product_attention"]
 
 
 @dataclass(frozen=True, eq=False)
-class Softened:
+class SoftmaxedScores:
     """One softmax of scores. There may be several, of which one is used and another returned, say."""
 
     logits: Tensor  # (U, I, J)
@@ -30,7 +30,7 @@ class Softened:
 
 
 @dataclass(eq=False)
-class Scores:
+class ScoreProduct:
     """One product of two tensors whose rows are of the inputs."""
 
     first: int  # number of its first pair; they count on through (U, I, J)
@@ -45,7 +45,7 @@ class Scores:
     lines: dict[str, Location] = field(default_factory=dict)
     logits: Tensor | None = None  # (U, I, J)
     unshifted: Tensor | None = None  # (U, I, J) before something of each row was subtracted, its maximum say
-    softmaxes: list[Softened] = field(default_factory=list)
+    softmaxes: list[SoftmaxedScores] = field(default_factory=list)
     softened: Tensor | None = None  # (U, I, J) as they came out of the softmax
     zeroed: Tensor | None = None  # (U, I, J) True: multiplied by 0 before the softmax
     weights: Tensor | None = None  # (U, I, J) as they multiplied the values
@@ -72,7 +72,7 @@ class Scores:
     def soften(self, logits: Tensor, weights: Tensor, axis: Coordinate, line: Location | None) -> None:
         """A softmax; of one that follows another, the logits are the first one's."""
         first = next((one for one in self.softmaxes if torch.equal(one.weights, logits)), None)
-        own = Softened(logits if first is None else first.logits, weights, axis, line)
+        own = SoftmaxedScores(logits if first is None else first.logits, weights, axis, line)
         self.softmaxes.append(own)
         if self.weights is None:
             self._take(own)
@@ -83,7 +83,7 @@ class Scores:
         if self.softmaxes:
             self._take(min(self.softmaxes, key=lambda one: (one.weights - weights).abs().nan_to_num(0.0).sum().item()))
 
-    def _take(self, one: Softened) -> None:
+    def _take(self, one: SoftmaxedScores) -> None:
         self.logits, self.softened, self.normalised = one.logits, one.weights, one.axis
         if one.line is not None:
             self.lines["softmax"] = one.line

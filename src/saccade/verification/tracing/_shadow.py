@@ -20,23 +20,23 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaleHistory:
     """What rows were multiplied by since they were made, or scores."""
 
     by: float = 1.0
     learned: bool = False  # whether a parameter was among it
     where: Location | None = None  # the last line that did
 
-    def times(self, by: float, learned: bool, where: Location | None) -> Scaled:
+    def times(self, by: float, learned: bool, where: Location | None) -> ScaleHistory:
         """And by another number. Signs, as rotary positions have them, say nothing."""
-        return Scaled(self.by * abs(by), self.learned or learned, where)
+        return ScaleHistory(self.by * abs(by), self.learned or learned, where)
 
 
-NOT_SCALED = Scaled()
+NOT_SCALED = ScaleHistory()
 
 
 @dataclass(frozen=True, eq=False)
-class Shadow:
+class TensorShadow:
     """`tokens` and `pairs` have the tensor's own shape.
 
     Rows of queries, keys and values know their token: which position of which batch item of which input. Scores and
@@ -48,9 +48,9 @@ class Shadow:
     scores: frozenset[int] = frozenset()  # the products that its pairs are of
     outer: tuple[Tensor, Tensor] | None = None  # the factors of a product that is not summed yet
     depth: int = 0  # attention computations that it has been through
-    scaled: Scaled = NOT_SCALED
+    scaled: ScaleHistory = NOT_SCALED
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Shadow:
+    def map(self, change: Callable[[Tensor], Tensor]) -> TensorShadow:
         """The same change to tokens and pairs."""
         return replace(
             self,
@@ -60,12 +60,12 @@ class Shadow:
         )
 
 
-def unknown(shape: Sequence[int], depth: int = 0) -> Shadow:
+def unknown(shape: Sequence[int], depth: int = 0) -> TensorShadow:
     """Made of the inputs, nobody knows how."""
-    return Shadow(tokens=torch.full(tuple(shape), UNKNOWN), depth=depth)
+    return TensorShadow(tokens=torch.full(tuple(shape), UNKNOWN), depth=depth)
 
 
-def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], shadow: Shadow) -> Any:
+def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], shadow: TensorShadow) -> Any:
     """Shadows of what a function gives that only moves the elements of its first argument, nested as its result is."""
     if name == "pad":
         args, kwargs = (*args[:2],), {"mode": "constant", "value": UNKNOWN}
@@ -91,10 +91,10 @@ def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def joined(
     func: Any,
     tensors: Sequence[Tensor],
-    shadows: Sequence[Shadow | None],
+    shadows: Sequence[TensorShadow | None],
     rest: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> Shadow:
+) -> TensorShadow:
     """The shadow of tensors put together by cat, stack and the like."""
     kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
 
@@ -110,7 +110,7 @@ def joined(
         return joined
 
     known = [shadow for shadow in shadows if shadow is not None]
-    return Shadow(
+    return TensorShadow(
         one("tokens"),
         one("pairs"),
         frozenset().union(*(shadow.scores for shadow in known)),
@@ -119,14 +119,14 @@ def joined(
     )
 
 
-def elementwise(shape: torch.Size, shadows: Sequence[Shadow]) -> Shadow | None:
+def elementwise(shape: torch.Size, shadows: Sequence[TensorShadow]) -> TensorShadow | None:
     """The shadow of a function of each element, with broadcasting; None where the shapes say that it is none."""
     pairs = [shadow for shadow in shadows if shadow.pairs is not None and _fits(shadow.pairs, shape)]
     tokens = [shadow for shadow in shadows if shadow.tokens is not None and _fits(shadow.tokens, shape)]
     if not pairs and not tokens:
         return None
     known = [*pairs, *tokens]
-    return Shadow(
+    return TensorShadow(
         _agreed([shadow.tokens for shadow in tokens], shape),
         None if not pairs else _first([shadow.pairs for shadow in pairs], shape),
         frozenset().union(*(shadow.scores for shadow in pairs)),
@@ -169,7 +169,7 @@ def agreed_along(known: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     return low.masked_fill(low != high, UNKNOWN)
 
 
-def varies(shadow: Shadow | None) -> Callable[[Tensor, int], bool]:
+def varies(shadow: TensorShadow | None) -> Callable[[Tensor, int], bool]:
     """Whether the tokens or pairs of a factor differ along an axis."""
 
     def differs(tensor: Tensor, axis: int) -> bool:

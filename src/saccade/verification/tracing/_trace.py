@@ -15,26 +15,26 @@ from torch import Tensor
 
 from ... import _tap
 from ..findings._finding import Inapplicable, Location
-from ..target._inputs import Inputs
-from ..target._subject import Result, Subject
+from ..target._inputs import NamedInputs
+from ..target._subject import CallResult, Subject
 from ._fused import told
-from ._mode import Factor, Looking, Step
+from ._mode import ElementwiseFactor, TraceMode, TraceStep
 from ._probe import copied, probed
-from ._units import SeenAttention, Tokens, attentions
+from ._units import TokenOwners, TracedAttention, attentions
 
-__all__ = ["SeenAttention", "Step", "Traced", "measured", "traced"]
+__all__ = ["TraceStep", "TracedAttention", "TracedCall", "measured", "traced"]
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
+class TracedCall:
     """One call of the target, looked into."""
 
-    result: Result
-    attentions: tuple[SeenAttention, ...]
-    steps: tuple[Step, ...]
+    result: CallResult
+    attentions: tuple[TracedAttention, ...]
+    steps: tuple[TraceStep, ...]
     kernels: tuple[str, ...] = ()  # attention kernels that were called by themselves, which nobody can look into
-    factors: tuple[Factor, ...] = ()
-    tokens: Tokens | None = None
+    factors: tuple[ElementwiseFactor, ...] = ()
+    tokens: TokenOwners | None = None
 
     def line(self, *names: str) -> Location | None:
         """Where the last call of one of these names stands."""
@@ -42,7 +42,9 @@ class Traced:
         return found[-1] if found else None
 
 
-def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Traced:
+def traced(
+    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> TracedCall:
     """Call the target and look at what it computes. Attention is listed in the order in which it was computed.
 
     `attentions` is empty where none could be followed: a kernel of its own, or none at all. Keys that do not stand in
@@ -53,7 +55,7 @@ def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
         TargetError: the target raised.
     """
     inputs = copied(inputs)
-    tokens, looking = Tokens(inputs), Looking()
+    tokens, looking = TokenOwners(inputs), TraceMode()
     for tensor, shadow in tokens:
         looking.know(tensor, shadow)
     # with gradients, so that what depends on a parameter says so
@@ -61,12 +63,12 @@ def traced(subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, pad
         result = subject(inputs, pairs=pairs, padding=padding)
     with torch.no_grad():
         seen = attentions(looking.scores, tokens, inputs.batch)
-    return Traced(result, seen, tuple(looking.steps), tuple(looking.kernels), tuple(looking.factors), tokens)
+    return TracedCall(result, seen, tuple(looking.steps), tuple(looking.kernels), tuple(looking.factors), tokens)
 
 
 def measured(
-    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> tuple[SeenAttention, ...]:
+    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> tuple[TracedAttention, ...]:
     """The attention of one call, probed or traced.
 
     Raises:
@@ -85,7 +87,7 @@ def measured(
     raise Inapplicable(f"no product of queries and keys with a softmax after it could be followed in it{why}")
 
 
-def _with_what_was_seen(probe: SeenAttention, seen: tuple[SeenAttention, ...]) -> SeenAttention:
+def _with_what_was_seen(probe: TracedAttention, seen: tuple[TracedAttention, ...]) -> TracedAttention:
     """What was seen with the probe's weights, if that is one computation and gives the same, else its lines alone."""
     if len({one.lines.get("scores") for one in seen}) != 1:
         return probe

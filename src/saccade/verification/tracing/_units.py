@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Location
-from ..target._inputs import Inputs
-from ._scores import Scores
-from ._shadow import UNKNOWN, Shadow
+from ..target._inputs import NamedInputs
+from ._scores import ScoreProduct
+from ._shadow import UNKNOWN, TensorShadow
 
 Axis = Literal["key", "query", "head", "batch", "none", "unknown"]
 
 
 @dataclass(frozen=True, eq=False)
-class SeenAttention:
+class TracedAttention:
     """One attention computation. Keys and values are expanded to the query heads."""
 
     query: Tensor  # (B, H, Lq, D), as they entered the product, scaled or not
@@ -41,11 +41,11 @@ class SeenAttention:
     lines: Mapping[str, Location] = field(default_factory=dict)
 
 
-class Tokens:
+class TokenOwners:
     """Numbers for the tokens of all inputs, and whose they are: -1 is nobody's."""
 
-    def __init__(self, inputs: Inputs):
-        self._shadows: list[tuple[Tensor, Shadow]] = []
+    def __init__(self, inputs: NamedInputs):
+        self._shadows: list[tuple[Tensor, TensorShadow]] = []
         item, head, position, length = [], [], [], []
         side: list[Tensor] = []
         count = 0
@@ -53,7 +53,7 @@ class Tokens:
             shape = tensor.shape if inputs.vocabulary else tensor.shape[:-1]
             numbers = torch.arange(count, count + shape.numel()).reshape(shape)
             count += shape.numel()
-            self._shadows.append((tensor, Shadow(numbers if inputs.vocabulary else _widened(numbers, tensor))))
+            self._shadows.append((tensor, TensorShadow(numbers if inputs.vocabulary else _widened(numbers, tensor))))
             own = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
             item.append(own[0].reshape(-1))
             head.append((own[1] if len(shape) == 3 else torch.zeros_like(own[0])).reshape(-1))
@@ -64,12 +64,12 @@ class Tokens:
             _with_nobody(one) for one in (item, head, position, length, side)
         )
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Shadow]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, TensorShadow]]:
         return iter(self._shadows)
 
 
 @dataclass(frozen=True, eq=False)
-class _Unit:
+class _WeightUnit:
     """One matrix of weights: a head of a batch item, or some of its rows."""
 
     item: int
@@ -95,9 +95,9 @@ class _Unit:
         return self.rows[:, None] * self.lengths[1] + self.columns
 
 
-def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[SeenAttention, ...]:
+def attentions(found: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -> tuple[TracedAttention, ...]:
     """Those of all scores that became weights; what was computed in loops is put together."""
-    groups: dict[object, list[Scores]] = {}
+    groups: dict[object, list[ScoreProduct]] = {}
     softened = [scores for scores in found if scores.weights is not None or scores.softened is not None]
     softened = [scores for scores in softened if not _features(scores)]
     used = [scores for scores in softened if scores.weights is not None]
@@ -107,14 +107,14 @@ def attentions(found: Sequence[Scores], tokens: Tokens, batch: int) -> tuple[See
     return tuple(one for one in made if one is not None)
 
 
-def _features(scores: Scores) -> bool:
+def _features(scores: ScoreProduct) -> bool:
     """Whether these are random features, as in Performer (arXiv 2009.14794): exp of a product with a fixed matrix,
     whose rows are nobody's tokens. A softmax over learned queries or keys is called as one."""
     sides = (scores.left_tokens, scores.right_tokens)
     return scores.softened is None and any(bool((side == UNKNOWN).all()) for side in sides)
 
 
-def _place(scores: Scores, tokens: Tokens) -> object:
+def _place(scores: ScoreProduct, tokens: TokenOwners) -> object:
     """What computations have in common that a loop makes one attention of."""
     lines = tuple(scores.lines.get(name) for name in ("scores", "softmax", "values"))
     if lines[0] is None:
@@ -123,14 +123,14 @@ def _place(scores: Scores, tokens: Tokens) -> object:
     return lines, scores.depth, sides, scores.left.shape[-1], scores.source, scores.keys, scores.logits is None
 
 
-def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttention | None:
+def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -> TracedAttention | None:
     units = [unit for scores in group for unit in _units(scores, tokens, batch)]
     heads = [_heads([unit for unit in units if unit.item == item]) for item in range(batch)]
     shapes = {tuple(head.weights.shape) for own in heads for head in own}
     if len({len(own) for own in heads}) != 1 or len(shapes) != 1:
         return None
     first = group[0]
-    seen = SeenAttention(
+    seen = TracedAttention(
         _stacked([[head.query for head in own] for own in heads]),
         _stacked([[head.key for head in own] for own in heads]),
         _stacked_where_all([[head.value for head in own] for own in heads]),
@@ -150,7 +150,7 @@ def _together(group: Sequence[Scores], tokens: Tokens, batch: int) -> SeenAttent
     return replace(seen, normalised=_axis(first, seen))
 
 
-def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
+def _units(scores: ScoreProduct, tokens: TokenOwners, batch: int) -> Iterator[_WeightUnit]:
     turned = scores.keys == "left"
     weights = scores.weights if scores.weights is not None else scores.softened
     assert weights is not None
@@ -164,7 +164,7 @@ def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
             for one in (scores.logits, weights, scores.softened, scores.zeroed)
         ]
         assert own[1] is not None
-        yield _Unit(
+        yield _WeightUnit(
             int(items[unit]),
             _common(tokens.head[rows]),
             tokens.position[rows],
@@ -180,7 +180,7 @@ def _units(scores: Scores, tokens: Tokens, batch: int) -> Iterator[_Unit]:
         )
 
 
-def _items(tokens: Tokens, names: tuple[Tensor, Tensor], batch: int) -> Tensor:
+def _items(tokens: TokenOwners, names: tuple[Tensor, Tensor], batch: int) -> Tensor:
     """(U,) the batch item of each unit: its queries', else its keys', else by its place."""
     units = names[0].shape[0]
     sides = [tokens.item[name] for name in names]
@@ -195,9 +195,9 @@ def _common(numbers: Tensor) -> int:
     return int(numbers[0]) if (numbers == numbers[0]).all() else UNKNOWN
 
 
-def _heads(units: Sequence[_Unit]) -> list[_Unit]:
+def _heads(units: Sequence[_WeightUnit]) -> list[_WeightUnit]:
     """The heads of one batch item. Units that have some of the pairs each are put together."""
-    groups: list[list[_Unit]] = []
+    groups: list[list[_WeightUnit]] = []
     for unit in units:
         own = next((group for group in groups if _continues(group, unit)), None)
         if own is None:
@@ -211,7 +211,7 @@ def _heads(units: Sequence[_Unit]) -> list[_Unit]:
     return whole
 
 
-def _continues(group: Sequence[_Unit], unit: _Unit) -> bool:
+def _continues(group: Sequence[_WeightUnit], unit: _WeightUnit) -> bool:
     """Whether a unit has pairs of the same head that the group has not."""
     places = [one.places for one in (*group, unit)]
     if group[0].head != unit.head or unit.weights.numel() >= math.prod(unit.lengths):
@@ -220,7 +220,7 @@ def _continues(group: Sequence[_Unit], unit: _Unit) -> bool:
     return len(known) == len(places) and not bool(torch.isin(known[-1], torch.cat(known[:-1])).any())
 
 
-def _whole(group: Sequence[_Unit]) -> _Unit:
+def _whole(group: Sequence[_WeightUnit]) -> _WeightUnit:
     """One matrix of those that are parts of it. Of tiles, whose softmax goes on from tile to tile, the weights are what
     the logits make of them."""
     first, (rows, columns) = group[0], group[0].lengths
@@ -243,7 +243,7 @@ def _whole(group: Sequence[_Unit]) -> _Unit:
     tiled = sum(len(unit.rows) for unit in group) > len(torch.cat([unit.rows for unit in group]).unique())
     if tiled and logits is not None:
         weights = logits.reshape(rows, columns).softmax(-1)
-    return _Unit(
+    return _WeightUnit(
         first.item,
         first.head,
         torch.arange(rows),
@@ -258,7 +258,7 @@ def _whole(group: Sequence[_Unit]) -> _Unit:
     )
 
 
-def _in_order(unit: _Unit) -> _Unit:
+def _in_order(unit: _WeightUnit) -> _WeightUnit:
     """Rows and columns by their positions, where these are known and differ."""
     rows, columns = _order(unit.rows), _order(unit.columns)
     return replace(
@@ -287,7 +287,7 @@ def _stacked_where_all(rows: Sequence[Sequence[Tensor | None]]) -> Tensor | None
     return _stacked(known) if all(len(own) == len(row) for own, row in zip(known, rows, strict=True)) else None
 
 
-def _axis(scores: Scores, seen: SeenAttention) -> Axis:
+def _axis(scores: ScoreProduct, seen: TracedAttention) -> Axis:
     """Which axis of the weights the softmax ran over: as it was called, else by what sums to one."""
     along = scores.normalised
     if along in ("left", "right"):

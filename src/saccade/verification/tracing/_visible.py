@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..findings._finding import Inapplicable, Location, TargetError
 from ..target._influence import seeded
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._subject import Subject
-from ._trace import SeenAttention, Step, measured, traced
+from ._trace import TracedAttention, TraceStep, measured, traced
 
 _UNDERFLOW = 80.0  # exp(-88) is the smallest normal number of float32
 _HIDDEN = -5e3  # masks fill with -1e4 or less, or add it
@@ -62,10 +62,10 @@ _JOINING = (
 
 
 @dataclass(frozen=True, eq=False)
-class Visible:
+class VisibleAttention:
     """One attention over a sequence of its own."""
 
-    seen: SeenAttention
+    seen: TracedAttention
     number: int  # among those of the call
 
     @property
@@ -83,7 +83,7 @@ class Visible:
         return next((self.seen.lines[kind] for kind in kinds if kind in self.seen.lines), None)
 
 
-def attends(seen: SeenAttention) -> Tensor:
+def attends(seen: TracedAttention) -> Tensor:
     """(B, H, Lq, Lk) booleans: a weight that is not 0, NaN included, or is 0 only because its logit, which nothing
     hides, lies that far below its row's largest."""
     if seen.logits is None or seen.logits.shape != seen.weights.shape:
@@ -93,8 +93,8 @@ def attends(seen: SeenAttention) -> Tensor:
 
 
 def self_attentions(
-    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> tuple[Visible, ...]:
+    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> tuple[VisibleAttention, ...]:
     """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
     try:
         with seeded(), torch.no_grad():
@@ -103,12 +103,14 @@ def self_attentions(
     except (Inapplicable, TargetError):
         return ()
     length = inputs.length
-    return tuple(Visible(one, at) for at, one in enumerate(found) if one.weights.shape[-2:] == (length, length))
+    return tuple(
+        VisibleAttention(one, at) for at, one in enumerate(found) if one.weights.shape[-2:] == (length, length)
+    )
 
 
 def steps_of(
-    subject: Subject, inputs: Inputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> tuple[Step, ...]:
+    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
+) -> tuple[TraceStep, ...]:
     """What the target calls, in order; nothing where it could not be followed."""
     try:
         with seeded(), torch.no_grad():
@@ -117,7 +119,7 @@ def steps_of(
         return ()
 
 
-def masking_line(steps: Sequence[Step], inputs: Inputs, *, shape_first: bool = False) -> Location | None:
+def masking_line(steps: Sequence[TraceStep], inputs: NamedInputs, *, shape_first: bool = False) -> Location | None:
     """Where the target hides keys, by the name of the call that does; `shape_first`: where the mask itself is made."""
     shape = (inputs.length, inputs.key_length)
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
@@ -132,7 +134,7 @@ def masking_line(steps: Sequence[Step], inputs: Inputs, *, shape_first: bool = F
     return None
 
 
-def shaping_line(steps: Sequence[Step], inputs: Inputs) -> Location | None:
+def shaping_line(steps: Sequence[TraceStep], inputs: NamedInputs) -> Location | None:
     """Where the pattern of a mask over a sequence is made: the last triangle, else the last comparison of positions."""
     shape = (inputs.length, inputs.key_length)
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
@@ -143,11 +145,11 @@ def shaping_line(steps: Sequence[Step], inputs: Inputs) -> Location | None:
     return None
 
 
-def _of_two(step: Step) -> bool:
+def _of_two(step: TraceStep) -> bool:
     return step.name in _HIDING or len(step.taken) > 1
 
 
-def line_over_sequence(steps: Sequence[Step], length: int) -> Location | None:
+def line_over_sequence(steps: Sequence[TraceStep], length: int) -> Location | None:
     """Where something other than attention joins positions: a mean, a deviation, a flip along the sequence."""
     for step in steps:
         if step.location is None or not step.taken or step.name not in _JOINING:
@@ -163,7 +165,7 @@ def line_over_sequence(steps: Sequence[Step], length: int) -> Location | None:
     return None
 
 
-def one_sequence(subject: Subject, batch: int, length: int, *, spread: float = 1.0, seed: int = 0) -> Inputs:
+def one_sequence(subject: Subject, batch: int, length: int, *, spread: float = 1.0, seed: int = 0) -> NamedInputs:
     """Inputs of one sequence; a context of another length, so that the two cannot be taken for each other."""
     context = length + 3 if subject.form == "cross" else None
     return subject.one_sequence(subject.inputs(batch, length, context, spread=spread, seed=seed))

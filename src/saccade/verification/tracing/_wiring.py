@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Inapplicable, Location
-from ..target._inputs import Inputs
+from ..target._inputs import NamedInputs
 from ..target._subject import Subject
-from ._flow import Flow, LinearMap, followed
+from ._flow import LinearMap, TargetFlow, followed
 
 _MOST_ELEMENTS = 128  # of a row; of wider ones every so many are looked at
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class PositionwiseMap:
     """A linear map (or an input of attention proper) whose result at a position comes from that position alone."""
 
     out: Tensor
@@ -36,7 +36,7 @@ class Projection:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class MergedRow:
     """What one row of the merged heads was made from."""
 
     position: int
@@ -46,17 +46,17 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Wiring:
+class AttentionWiring:
     """The first attention of a target."""
 
-    projections: tuple[Projection, ...]
-    rows: tuple[Row, ...]
+    projections: tuple[PositionwiseMap, ...]
+    rows: tuple[MergedRow, ...]
     merged: LinearMap | None  # the output projection; None: there is none, rows are of the output itself
-    flow: Flow
-    changed: tuple[Flow, ...]  # the same call with each position of each input changed
+    flow: TargetFlow
+    changed: tuple[TargetFlow, ...]  # the same call with each position of each input changed
     subject: Subject  # the copy that was followed
     original: Subject  # of which it is a copy
-    inputs: Inputs
+    inputs: NamedInputs
 
     @property
     def channels(self) -> list[tuple[int, int]]:
@@ -64,7 +64,7 @@ class Wiring:
         return [(p, c) for p, one in enumerate(self.projections) for c in range(one.slots.shape[1])]
 
 
-def wiring(subject: Subject, length: int) -> Wiring:
+def wiring(subject: Subject, length: int) -> AttentionWiring:
     """Follow one call of `length` positions.
 
     Raises:
@@ -82,7 +82,7 @@ def wiring(subject: Subject, length: int) -> Wiring:
     projections = _projections(subject, flow, changed, end, length) or _leaves(subject, inputs)
     rows = _merged_rows(flow, changed, merged, given, length)
     made = tuple(_row(at, *rows[at], projections) for at in sorted({length - 1, length // 2}))
-    return Wiring(tuple(projections), made, merged, flow, tuple(changed), subject, original, inputs)
+    return AttentionWiring(tuple(projections), made, merged, flow, tuple(changed), subject, original, inputs)
 
 
 def ready(subject: Subject) -> Subject:
@@ -93,7 +93,7 @@ def ready(subject: Subject) -> Subject:
     return copy
 
 
-def _changed_flows(subject: Subject, inputs: Inputs, flow: Flow) -> list[Flow]:
+def _changed_flows(subject: Subject, inputs: NamedInputs, flow: TargetFlow) -> list[TargetFlow]:
     """The call again for each position of each input, with that position changed."""
     flows = []
     for name, tensor in inputs.tensors.items():
@@ -106,7 +106,7 @@ def _changed_flows(subject: Subject, inputs: Inputs, flow: Flow) -> list[Flow]:
     return flows
 
 
-def _output_projection(flow: Flow, end: int, length: int) -> LinearMap | None:
+def _output_projection(flow: TargetFlow, end: int, length: int) -> LinearMap | None:
     """The first map of what comes from many positions that gives a row for each; one that mixes the scores of heads
     ("talking heads") gives more.
 
@@ -120,13 +120,15 @@ def _output_projection(flow: Flow, end: int, length: int) -> LinearMap | None:
     return fitting[0] if fitting else None
 
 
-def _labels(flow: Flow, changed: Sequence[Flow], place: int, what: str) -> Tensor:
+def _labels(flow: TargetFlow, changed: Sequence[TargetFlow], place: int, what: str) -> Tensor:
     """(elements, changes): which changes reach which elements of a map's `given` or `out`."""
     before = getattr(flow.maps[place], what).detach().flatten()
     return torch.stack([before != getattr(one.maps[place], what).detach().flatten() for one in changed], -1)
 
 
-def _projections(subject: Subject, flow: Flow, changed: Sequence[Flow], end: int, length: int) -> list[Projection]:
+def _projections(
+    subject: Subject, flow: TargetFlow, changed: Sequence[TargetFlow], end: int, length: int
+) -> list[PositionwiseMap]:
     """The maps before `end` that nothing local follows."""
     names = names_of(subject)
     kept = []
@@ -137,7 +139,7 @@ def _projections(subject: Subject, flow: Flow, changed: Sequence[Flow], end: int
         slots = _slots(_labels(flow, changed, place, "out"), length)
         if slots is not None:
             name = names.get(one.weight.untyped_storage().data_ptr(), "a parameter")
-            kept.append(Projection(one.out, slots, name, place, one.weight, one.location))
+            kept.append(PositionwiseMap(one.out, slots, name, place, one.weight, one.location))
     return kept
 
 
@@ -151,7 +153,7 @@ def _slots(labels: Tensor, length: int) -> Tensor | None:
     return position.argsort(stable=True).view(length, -1)
 
 
-def _leaves(subject: Subject, inputs: Inputs) -> list[Projection]:
+def _leaves(subject: Subject, inputs: NamedInputs) -> list[PositionwiseMap]:
     """Inputs in place of projections, of a target that has none."""
     if inputs.vocabulary:
         raise Inapplicable("it has no projections")
@@ -159,12 +161,12 @@ def _leaves(subject: Subject, inputs: Inputs) -> list[Projection]:
     for name, tensor in inputs.tensors.items():
         order = torch.arange(tensor.numel()).view(tensor.shape)
         slots = order[0] if tensor.dim() == 3 else order[0].transpose(0, 1).flatten(1)
-        found.append(Projection(tensor, slots, name, -1, None, None))
+        found.append(PositionwiseMap(tensor, slots, name, -1, None, None))
     return found
 
 
 def _merged_rows(
-    flow: Flow, changed: Sequence[Flow], merged: LinearMap | None, given: list[Tensor], length: int
+    flow: TargetFlow, changed: Sequence[TargetFlow], merged: LinearMap | None, given: list[Tensor], length: int
 ) -> list[tuple[Tensor, Tensor]]:
     """For each position: the tensor that holds its merged row, flat, and the elements."""
     out = flow.result.out
@@ -182,7 +184,7 @@ def _merged_rows(
     return rows
 
 
-def _row_order(flow: Flow, merged: LinearMap, length: int) -> list[int]:
+def _row_order(flow: TargetFlow, merged: LinearMap, length: int) -> list[int]:
     """Which row of the output projection's result reaches output 0, 1, ...; in order where that is not one each."""
     out = flow.result.out
     order = []
@@ -197,7 +199,7 @@ def _row_order(flow: Flow, merged: LinearMap, length: int) -> list[int]:
     return single if sorted(single) == list(range(length)) else list(range(length))
 
 
-def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[Projection]) -> Row:
+def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[PositionwiseMap]) -> MergedRow:
     step = max(1, -(-len(elements) // _MOST_ELEMENTS))
     chosen = torch.arange(0, len(elements), step)
     outs = [one.out for one in projections]
@@ -205,7 +207,7 @@ def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[
     for element in elements[chosen].tolist():
         gradients = gradients_to(tensor[element], outs)
         made.append(torch.cat([_reached(g, one.slots) for g, one in zip(gradients, projections, strict=True)], -1))
-    return Row(position, chosen, len(elements), torch.stack(made))
+    return MergedRow(position, chosen, len(elements), torch.stack(made))
 
 
 def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Inapplicable, Location, TargetError, Unreadable
+from ...findings._finding import Finding, Inapplicable, Location, TargetError, UnreadableResult
 from ...target._check import Check
-from ...target._decoder import Decoder, capacity, in_pieces, pieces
+from ...target._decoder import CachedDecoder, capacity, in_pieces, pieces
 from ...target._influence import is_causal
-from ...target._inputs import Inputs
+from ...target._inputs import NamedInputs
 from ...target._steady import exact, steady, tolerance
 from ...target._subject import Subject
-from ...tracing._trace import Step, traced
+from ...tracing._trace import TraceStep, traced
 from ._inside import not_emptied_line, written_line
 from ._kept import wrongly_kept
 
@@ -31,7 +31,7 @@ _IN_FRONT = "Put earlier keys and values in front and return them: k = torch.cat
 
 
 @dataclass(frozen=True, eq=False)
-class _Way:
+class _SequenceSplit:
     """How a sequence is cut, and the words for it."""
 
     words: str
@@ -39,8 +39,8 @@ class _Way:
 
 
 @dataclass(frozen=True, eq=False)
-class _Difference:
-    way: _Way
+class _CacheDifference:
+    way: _SequenceSplit
     item: int
     position: int
     by: float
@@ -70,8 +70,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
         inputs = _inputs(plain, sum(way.sizes))
         expected = whole(plain, inputs)
         try:
-            got = in_pieces(Decoder(plain.fresh()), inputs, way.sizes)
-        except Unreadable as error:
+            got = in_pieces(CachedDecoder(plain.fresh()), inputs, way.sizes)
+        except UnreadableResult as error:
             raise Inapplicable(
                 f"given {way.words}, {error.error}: say in Python how its cache is used, "
                 "how=Reading(..., cache=CacheReading(...))"
@@ -88,48 +88,50 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parallel:
+class _ParallelPass:
     """How the target computes a whole sequence at once, causally."""
 
     masked: bool  # a causal mask has to be given
 
-    def __call__(self, subject: Subject, inputs: Inputs) -> Tensor:
+    def __call__(self, subject: Subject, inputs: NamedInputs) -> Tensor:
         if not self.masked:
             return steady(subject, inputs).out
         triangle = torch.ones(inputs.length, inputs.length, dtype=torch.bool).tril()
         return steady(subject, inputs, pairs=triangle).out
 
 
-def _whole(subject: Subject) -> _Parallel:
+def _whole(subject: Subject) -> _ParallelPass:
     if subject.form != "cross" and not is_causal(subject):
         if not subject.takes("Q"):
             raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
-        return _Parallel(True)
-    return _Parallel(False)
+        return _ParallelPass(True)
+    return _ParallelPass(False)
 
 
-def _ways(subject: Subject) -> Iterator[_Way]:
-    yield _Way("one position at a time", (1,) * _LENGTH)
-    yield _Way("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
+def _ways(subject: Subject) -> Iterator[_SequenceSplit]:
+    yield _SequenceSplit("one position at a time", (1,) * _LENGTH)
+    yield _SequenceSplit("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
     # a mask that must be given is made for the piece alone, which several positions of it would not go with
     if (is_causal(subject) or subject.form == "cross") and not any(one.required for one in subject.reading.masks):
-        yield _Way("three positions at a time", (3, 3, 3, 2))
+        yield _SequenceSplit("three positions at a time", (3, 3, 3, 2))
 
 
-def _inputs(subject: Subject, length: int, seed: int = 0) -> Inputs:
+def _inputs(subject: Subject, length: int, seed: int = 0) -> NamedInputs:
     if subject.form == "cross":
         return subject.inputs(2, length, 5, seed=seed)
     return subject.one_sequence(subject.inputs(2, length, seed=seed))
 
 
-def _compared(subject: Subject, whole: _Parallel, way: _Way) -> _Difference | None:
+def _compared(subject: Subject, whole: _ParallelPass, way: _SequenceSplit) -> _CacheDifference | None:
     inputs = _inputs(subject, sum(way.sizes))
     return _difference(
-        subject, inputs, whole(subject, inputs), in_pieces(Decoder(subject.fresh()), inputs, way.sizes), way
+        subject, inputs, whole(subject, inputs), in_pieces(CachedDecoder(subject.fresh()), inputs, way.sizes), way
     )
 
 
-def _difference(subject: Subject, inputs: Inputs, expected: Tensor, got: Tensor, way: _Way) -> _Difference | None:
+def _difference(
+    subject: Subject, inputs: NamedInputs, expected: Tensor, got: Tensor, way: _SequenceSplit
+) -> _CacheDifference | None:
     """The first position that differs."""
     if got.shape != expected.shape:
         raise TargetError(f"pieces give an output of shape {list(got.shape)}, the whole {list(expected.shape)}", None)
@@ -141,10 +143,10 @@ def _difference(subject: Subject, inputs: Inputs, expected: Tensor, got: Tensor,
         return None
     position = int(wrong.any(0).nonzero()[0])
     item = int(wrong[:, position].nonzero()[0])
-    return _Difference(way, item, position, float(off[item, position]), float(expected.abs().mean()))
+    return _CacheDifference(way, item, position, float(off[item, position]), float(expected.abs().mean()))
 
 
-def _raises(way: _Way, error: TargetError) -> Finding:
+def _raises(way: _SequenceSplit, error: TargetError) -> Finding:
     return Finding(
         _NAME,
         _NAME,
@@ -160,7 +162,7 @@ def _raises(way: _Way, error: TargetError) -> Finding:
 # --- what a difference comes from
 
 
-def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterator[Finding]:
+def _explained(subject: Subject, whole: _ParallelPass, found: _CacheDifference) -> Iterator[Finding]:
     seen, expected = _seen(subject, whole, found)
     missing = sorted(set(expected) - set(seen))
     extra = sorted(set(seen) - set(expected))
@@ -205,22 +207,24 @@ def _explained(subject: Subject, whole: _Parallel, found: _Difference) -> Iterat
     yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected}, _NAME, where)
 
 
-def _seen(subject: Subject, whole: _Parallel, found: _Difference) -> tuple[list[int], list[int]]:
+def _seen(subject: Subject, whole: _ParallelPass, found: _CacheDifference) -> tuple[list[int], list[int]]:
     """The positions that the output depends on, in pieces and at once."""
     inputs = _inputs(subject, sum(found.way.sizes))
     rows: tuple[list[int], list[int]] = ([], [])
-    first = (in_pieces(Decoder(subject.fresh()), inputs, found.way.sizes), whole(subject, inputs))
+    first = (in_pieces(CachedDecoder(subject.fresh()), inputs, found.way.sizes), whole(subject, inputs))
     side = "query" if subject.form == "cross" else "both"
     for position in range(inputs.length):
         other = inputs.changed([position], side)  # type: ignore[arg-type]
-        outs = (in_pieces(Decoder(subject.fresh()), other, found.way.sizes), whole(subject, other))
+        outs = (in_pieces(CachedDecoder(subject.fresh()), other, found.way.sizes), whole(subject, other))
         for row, before, after in zip(rows, first, outs, strict=True):
             if not torch.equal(before[..., found.position, :], after[..., found.position, :]):
                 row.append(position)
     return rows
 
 
-def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen: list[int]) -> Iterator[Finding]:
+def _numbers_differ(
+    subject: Subject, whole: _ParallelPass, found: _CacheDifference, seen: list[int]
+) -> Iterator[Finding]:
     """The right positions are seen, with other numbers."""
     kept = wrongly_kept(subject, _inputs(subject, sum(found.way.sizes)), found.way.sizes, found.position)
     if kept is not None:
@@ -253,7 +257,7 @@ def _numbers_differ(subject: Subject, whole: _Parallel, found: _Difference, seen
     )
 
 
-def _order_is_lost(subject: Subject, whole: _Parallel, found: _Difference) -> bool:
+def _order_is_lost(subject: Subject, whole: _ParallelPass, found: _CacheDifference) -> bool:
     """Whether exchanging two earlier positions leaves the output in pieces as it is, while it changes the whole."""
     start, _ = found.piece
     if start < 2:
@@ -264,7 +268,10 @@ def _order_is_lost(subject: Subject, whole: _Parallel, found: _Difference) -> bo
         return False
     swapped = inputs.permuted(order, "query" if subject.form == "cross" else "both")
     same = []
-    for run in (lambda one: in_pieces(Decoder(subject.fresh()), one, found.way.sizes), lambda one: whole(subject, one)):
+    for run in (
+        lambda one: in_pieces(CachedDecoder(subject.fresh()), one, found.way.sizes),
+        lambda one: whole(subject, one),
+    ):
         before, after = (run(one)[..., found.position, :] for one in (inputs, swapped))
         same.append(float((before - after).abs().max()) <= tolerance(subject, inputs, before))
     return same == [True, False]
@@ -278,7 +285,7 @@ def _list(positions: Sequence[int]) -> str:
 
 def _finding(
     subject: Subject,
-    found: _Difference,
+    found: _CacheDifference,
     what: str,
     mend: str,
     evidence: dict[str, object],
@@ -311,11 +318,11 @@ _WRITTEN = ("setitem", "index_copy_", "index_copy", "scatter", "scatter_", "copy
 _JOINED = ("cat", "concat", "concatenate", "stack")
 
 
-def _steps(subject: Subject, before: int = 3) -> list[Step]:
+def _steps(subject: Subject, before: int = 3) -> list[TraceStep]:
     """What a piece of one position computes after the first, where its line is known."""
     try:
         inputs = _inputs(subject, before + 1)
-        decoder, parts = Decoder(subject.fresh()), list(pieces(inputs, (before, 1)))
+        decoder, parts = CachedDecoder(subject.fresh()), list(pieces(inputs, (before, 1)))
         with torch.no_grad():
             decoder(parts[0])
         steps = traced(decoder.next_call(parts[1]), parts[1]).steps
@@ -324,7 +331,7 @@ def _steps(subject: Subject, before: int = 3) -> list[Step]:
     return [step for step in steps if step.location is not None and (step.name not in _JOINED or _joins(step))]
 
 
-def _joins(step: Step) -> bool:
+def _joins(step: TraceStep) -> bool:
     """Whether it puts one position behind others, and not halves of channels together."""
     if len(step.taken) < 2 or len(step.taken[0]) != len(step.taken[1]):
         return False
@@ -375,12 +382,12 @@ def _line_of(subject: Subject, side: str) -> Location | None:
 # --- longer sequences, and a second one
 
 
-def _beyond(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
+def _beyond(subject: Subject, whole: _ParallelPass) -> Iterator[Finding]:
     """Past the point where a window or a cache made beforehand is full."""
     length = _full_at(subject)
     if length <= _LENGTH:
         return
-    way = _Way("one position at a time", (1,) * length)
+    way = _SequenceSplit("one position at a time", (1,) * length)
     try:
         found = _compared(subject, whole, way)
     except TargetError as error:
@@ -404,18 +411,18 @@ def _beyond(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
 
 def _full_at(subject: Subject) -> int:
     """A length past every window and capacity that can be seen."""
-    decoder = Decoder(subject.fresh())
+    decoder = CachedDecoder(subject.fresh())
     in_pieces(decoder, _inputs(subject, 2), (1, 1))
     held = capacity(decoder.kept())
     sizes = [19, held + 3 if held < _MOST - 3 else 0, 2 * (subject.promise.window or 0) + 3]
     return min(max(sizes), _MOST, subject.reading.max_length or _MOST)
 
 
-def _second_sequence(subject: Subject, whole: _Parallel) -> Iterator[Finding]:
+def _second_sequence(subject: Subject, whole: _ParallelPass) -> Iterator[Finding]:
     """A new sequence after one that was kept."""
     copy = subject.fresh()
-    decoder = Decoder(copy)
-    way = _Way("one position at a time", (1,) * 5)
+    decoder = CachedDecoder(copy)
+    way = _SequenceSplit("one position at a time", (1,) * 5)
     in_pieces(decoder, _inputs(subject, 5, seed=3), way.sizes)
     if not decoder.can_reset:
         yield Finding(

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten
 
 from ...findings._finding import Inapplicable, Location, TargetError
 from ...findings._locate import is_own
-from ...target._decoder import Decoder, in_pieces
-from ...target._inputs import Inputs
+from ...target._decoder import CachedDecoder, in_pieces
+from ...target._inputs import NamedInputs
 from ...target._source import parsed_by
 from ...target._subject import Subject
 
@@ -22,11 +22,11 @@ _OF_MODULES = vars(nn.Module())  # attributes that every module has
 _Held = dict[tuple[str, str], Any]  # by module and attribute
 
 
-def written_line(subject: Subject, piece: Inputs) -> Location | None:
+def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
     """The last line that gives an attribute its value which one call changes; None where no call changes any."""
     copy = subject.fresh()
     try:
-        decoder = Decoder(copy)
+        decoder = CachedDecoder(copy)
         before = _held(copy)
         in_pieces(decoder, piece, (piece.length,))
     except (Inapplicable, TargetError):
@@ -44,7 +44,7 @@ def not_emptied_line(subject: Subject, used: Subject) -> Location | None:
     if cache is None or cache.kind != "inside" or cache.reset is None:
         return None
     fresh = subject.fresh()
-    Decoder(fresh)  # which resets it
+    CachedDecoder(fresh)  # which resets it
     method = getattr(subject.target, cache.reset)
     for _, name in _differing(_held(fresh), _held(used)):
         named = [one for one in _numbered(method) if re.search(rf"\b{re.escape(name)}\b", one.code)]

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Inapplicable, TargetError
-from ...target._decoder import Decoder, pieces
-from ...target._inputs import Inputs
+from ...target._decoder import CachedDecoder, pieces
+from ...target._inputs import NamedInputs
 from ...target._subject import Subject
-from ...tracing._trace import SeenAttention, traced
+from ...tracing._trace import TracedAttention, traced
 
 _CLOSE = 1e-5  # of the largest number: some targets hold keys in float32
 
 
 @dataclass(frozen=True)
-class Kept:
+class CacheDefect:
     """What is wrong, the mend, and the family that it is of."""
 
     what: str
@@ -36,7 +36,7 @@ _POSITIONS = (
 )
 
 
-def wrongly_kept(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: int) -> Kept | None:
+def wrongly_kept(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], position: int) -> CacheDefect | None:
     """What of the attention at `position` is not as in the whole; None where that cannot be seen, or nothing is."""
     try:
         step, row = _of_step(subject, inputs, sizes, position)
@@ -47,7 +47,7 @@ def wrongly_kept(subject: Subject, inputs: Inputs, sizes: Sequence[int], positio
         return None
     query = step.query[:, :, row], whole.query[:, :, position]
     if not _close(*query):
-        return Kept(_query(*query, position), _POSITIONS, "order")
+        return CacheDefect(_query(*query, position), _POSITIONS, "order")
     for name, own, expected in (("key", step.key, whole.key), ("value", step.value, whole.value)):
         found = _rows(own, expected[:, :, : position + 1])
         missing = [j for j in range(position + 1) if found[j] is None and _visible(whole, position, j)]
@@ -56,9 +56,9 @@ def wrongly_kept(subject: Subject, inputs: Inputs, sizes: Sequence[int], positio
     return _pairs(step, whole, position)
 
 
-def _of_step(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: int) -> tuple[SeenAttention, int]:
+def _of_step(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], position: int) -> tuple[TracedAttention, int]:
     """The attention of the piece that holds `position`, and the row of it."""
-    decoder, start = Decoder(subject.fresh()), 0
+    decoder, start = CachedDecoder(subject.fresh()), 0
     for size, piece in zip(sizes, pieces(inputs, sizes), strict=True):
         if start + size > position:
             return traced(decoder.next_call(piece), piece).attentions[0], position - start
@@ -68,7 +68,7 @@ def _of_step(subject: Subject, inputs: Inputs, sizes: Sequence[int], position: i
     raise AssertionError(position)
 
 
-def _visible(whole: SeenAttention, position: int, j: int) -> bool:
+def _visible(whole: TracedAttention, position: int, j: int) -> bool:
     return bool((whole.weights[:, :, position, j] != 0).any())
 
 
@@ -96,9 +96,9 @@ def _query(own: Tensor, expected: Tensor, position: int) -> str:
     )
 
 
-def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], position: int) -> Kept:
+def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], position: int) -> CacheDefect:
     if missing == [position]:
-        return Kept(
+        return CacheDefect(
             f"the {name} of position {position} itself is not as in the whole, though its input is the same: it is "
             "taken to stand at another position, or is not written before it is read",
             _POSITIONS,
@@ -106,7 +106,7 @@ def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], p
         )
     words = _what_stands_there(own, expected, missing[0], position)
     which = f"position {missing[0]}" if len(missing) == 1 else f"positions {missing[0]} to {missing[-1]}"
-    return Kept(
+    return CacheDefect(
         f"the {name}s kept of {which} are not those of the whole{words}",
         f"Keep {name}s as they are read, once, for every item and position: "
         f"{name[0]} = torch.cat([past_{name[0]}, {name[0]}], dim=-2), and return that.",
@@ -132,7 +132,7 @@ def _what_stands_there(own: Tensor, expected: Tensor, j: int, position: int) -> 
     return ""
 
 
-def _pairs(step: SeenAttention, whole: SeenAttention, position: int) -> Kept | None:
+def _pairs(step: TracedAttention, whole: TracedAttention, position: int) -> CacheDefect | None:
     """Keys and values that are all there, but do not stand at the same places."""
     assert step.value is not None and whole.value is not None
     keys, values = (
@@ -141,7 +141,7 @@ def _pairs(step: SeenAttention, whole: SeenAttention, position: int) -> Kept | N
     )
     for j, (key, value) in enumerate(zip(keys, values, strict=True)):
         if key is not None and value is not None and key != value:
-            return Kept(
+            return CacheDefect(
                 f"the key of position {j} stands at place {key} of the cache and its value at place {value}: every "
                 "weight meets another token's value",
                 "Append both at the same end: k = torch.cat([past_k, k], dim=-2), v = torch.cat([past_v, v], dim=-2).",

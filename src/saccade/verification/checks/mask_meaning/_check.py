@@ -16,12 +16,23 @@ from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...target import _influence as influence
 from ...target._check import Check
 from ...target._influence import is_causal
-from ...target._inputs import Inputs, Side
+from ...target._inputs import NamedInputs, Side
 from ...target._reading import MaskReading
 from ...target._source import line_with
 from ...target._subject import Subject
 from .._left_alone import no_mask
-from ._defects import MEND, Defect, Probe, as_number, counted, inside, line_of, masks_of, named, sums_to_one
+from ._defects import (
+    MEND,
+    MaskArgumentProbe,
+    MaskDefect,
+    as_number,
+    counted,
+    inside,
+    line_of,
+    masks_of,
+    named,
+    sums_to_one,
+)
 
 _BATCH, _QUERIES, _KEYS = 3, 5, 6
 _EFFECT = "Attention looks at what was to be hidden, or away from what was to be seen; training goes on, only worse."
@@ -72,7 +83,7 @@ def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
     except TargetError as error:
         other = _with_other_sizes(subject, mask)
         if other is None:
-            defect = Defect(f"a call with `{mask.argument}` of axes {mask.axes} raised {error.error}")
+            defect = MaskDefect(f"a call with `{mask.argument}` of axes {mask.axes} raised {error.error}")
             yield _finding(subject, mask, defect, {"raised": error.error}, error.location)
             return
         probe = other
@@ -82,7 +93,7 @@ def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
         yield from _misfit(probe)
 
 
-def _with_other_sizes(subject: Subject, mask: MaskReading) -> Probe | None:
+def _with_other_sizes(subject: Subject, mask: MaskReading) -> MaskArgumentProbe | None:
     """As many keys as queries, and as many items as heads: what is broadcast along the wrong axis raises otherwise."""
     heads = subject.reading.heads or 1
     for batch in (_BATCH, heads):
@@ -95,7 +106,7 @@ def _with_other_sizes(subject: Subject, mask: MaskReading) -> Probe | None:
     return None
 
 
-def _misfit(probe: Probe) -> Iterator[Finding]:
+def _misfit(probe: MaskArgumentProbe) -> Iterator[Finding]:
     """The finding of a mask that is not kept."""
     subject, mask = probe.subject, probe.mask
     inner = inside(probe)
@@ -105,7 +116,7 @@ def _misfit(probe: Probe) -> Iterator[Finding]:
     defect = named(inner if inner is not None and useful else probe)
     if inner is not None and inner.normalised in ("query", "head", "batch"):
         words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
-        defect = Defect(words, "weights = scores.softmax(dim=-1)", "note")
+        defect = MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
     wrong = (probe.seen != probe.expected(probe.given)) & probe.known & probe.asked
     item, head, row, column = (int(one) for one in wrong.nonzero()[0])
     sees = bool(probe.seen[item, head, row, column])
@@ -129,7 +140,9 @@ def _misfit(probe: Probe) -> Iterator[Finding]:
     )
 
 
-def _probe(subject: Subject, mask: MaskReading, *, batch: int = _BATCH, seed: int = 0, square: bool = False) -> Probe:
+def _probe(
+    subject: Subject, mask: MaskReading, *, batch: int = _BATCH, seed: int = 0, square: bool = False
+) -> MaskArgumentProbe:
     inputs = _inputs(subject, batch, square)
     everything = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
     one_input = subject.form in ("self", "tokens")
@@ -142,10 +155,10 @@ def _probe(subject: Subject, mask: MaskReading, *, batch: int = _BATCH, seed: in
     given = _random(subject, mask, inputs, own, seed)
     masks = masks_of(mask, given, inputs)
     seen = influence.effects(steady, inputs, **masks, side=side) > 0  # type: ignore[arg-type]
-    return Probe(subject, mask, inputs, given, own.cpu(), seen.cpu(), known)
+    return MaskArgumentProbe(subject, mask, inputs, given, own.cpu(), seen.cpu(), known)
 
 
-def _without(steady: influence.Steady, mask: MaskReading, inputs: Inputs, side: Side) -> Tensor:
+def _without(steady: influence.SteadySubject, mask: MaskReading, inputs: NamedInputs, side: Side) -> Tensor:
     """(B, H', Lq, Lk) what outputs depend on under a mask that shows everything."""
     whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
     own = torch.zeros(())
@@ -158,7 +171,7 @@ def _without(steady: influence.Steady, mask: MaskReading, inputs: Inputs, side: 
     return own
 
 
-def _inputs(subject: Subject, batch: int, square: bool) -> Inputs:
+def _inputs(subject: Subject, batch: int, square: bool) -> NamedInputs:
     if subject.form in ("self", "tokens"):
         return subject.inputs(batch, _KEYS)
     if square or is_causal(subject) or subject.reading.causal_flag is not None:
@@ -172,14 +185,14 @@ def _inputs(subject: Subject, batch: int, square: bool) -> Inputs:
     return inputs
 
 
-def _shaped(whole: Tensor, mask: MaskReading, inputs: Inputs, subject: Subject) -> Tensor:
+def _shaped(whole: Tensor, mask: MaskReading, inputs: NamedInputs, subject: Subject) -> Tensor:
     """Expanded along the argument's own axes."""
     sizes = {"B": inputs.batch, "H": subject.reading.heads or 1, "Q": inputs.length, "K": inputs.key_length}
     shape = [sizes[letter] if letter in mask.axes else 1 for letter in "BHQ"]
     return whole[:, :, :1].expand(*shape, -1) if "Q" not in mask.axes else whole.expand(*shape, -1)
 
 
-def _random(subject: Subject, mask: MaskReading, inputs: Inputs, own: Tensor, seed: int) -> Tensor:
+def _random(subject: Subject, mask: MaskReading, inputs: NamedInputs, own: Tensor, seed: int) -> Tensor:
     """About half hidden. Each query keeps a key that it sees without the mask, and loses one where it can."""
     generator = torch.Generator().manual_seed(seed)
     whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
@@ -201,7 +214,7 @@ def _random(subject: Subject, mask: MaskReading, inputs: Inputs, own: Tensor, se
     return given
 
 
-def _alike_sizes(probe: Probe) -> list[Finding]:
+def _alike_sizes(probe: MaskArgumentProbe) -> list[Finding]:
     """The same with as many items as heads, and as queries: a mask broadcast along the wrong axis passes otherwise."""
     if "B" not in probe.mask.axes:
         return []
@@ -217,7 +230,7 @@ def _alike_sizes(probe: Probe) -> list[Finding]:
         if inner is not None and inner.fits(other.given) and sums_to_one(inner):
             continue  # the weights obey it: further layers join positions
         if not other.fits(other.given):
-            defect = Defect(
+            defect = MaskDefect(
                 f"With as many batch items as {'heads' if batch == heads else 'queries'} ({batch}) what is seen is not "
                 "what the mask shows: it is broadcast along the wrong axis.",
                 "mask[:, None] makes (B, Lq, Lk) fit scores of shape (B, H, Lq, Lk)",
@@ -235,7 +248,7 @@ def _alike_sizes(probe: Probe) -> list[Finding]:
     return []
 
 
-def _conventions(probe: Probe) -> Iterator[Finding]:
+def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
     mask = probe.mask
     name = str(mask.argument)
     if mask.meaning != "ignore" or mask.documented == "ignore" or probe.subject.promise.mask == "ignore":
@@ -245,7 +258,7 @@ def _conventions(probe: Probe) -> Iterator[Finding]:
     else:
         words = f"True in `{name}` means ignore, and nothing says so; {_SDPA}, and nn.MultiheadAttention True = ignore."
         severity = "warning"
-    defect = Defect(words, "Say it in the docstring, or take True = attend: " + MEND, severity)
+    defect = MaskDefect(words, "Say it in the docstring, or take True = attend: " + MEND, severity)
     yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
 
 
@@ -262,7 +275,7 @@ def _cast_of(name: str) -> str:
     return rf"({alone}|{once}|(?<!\w)\(\s*{once}\s*\){_OF_IT})({_BOOLEANS})"
 
 
-def _cast(probe: Probe) -> list[Finding]:
+def _cast(probe: MaskArgumentProbe) -> list[Finding]:
     """A boolean mask that is cast to 0 and 1 and added, where nothing says that it is to be numbers."""
     mask, name = probe.mask, str(probe.mask.argument)
     silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
@@ -284,10 +297,10 @@ def _cast(probe: Probe) -> list[Finding]:
         "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."
     )
     steps = {"argument": name, "counts": float(f"{times:.3g}")}
-    return [_finding(probe.subject, mask, Defect(words, MEND, "error" if plain else "warning"), steps, line)]
+    return [_finding(probe.subject, mask, MaskDefect(words, MEND, "error" if plain else "warning"), steps, line)]
 
 
-def _finite_values(probe: Probe) -> Iterator[Finding]:
+def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:
     """Finite values of an additive mask: they are added to the logits as they are."""
     times = counted(probe) if probe.mask.meaning == "additive" else None
     if times is None or abs(times - 1) < 0.01:
@@ -295,7 +308,7 @@ def _finite_values(probe: Probe) -> Iterator[Finding]:
     words = f"A finite value in `{probe.mask.argument}` counts {times:.3g} times: it is added before logits are scaled."
     mend = "scores = q @ k.transpose(-2, -1) * scale + mask  # scaled first"
     steps = {"argument": probe.mask.argument, "times": float(f"{times:.3g}")}
-    defect = Defect(words, mend, "warning")
+    defect = MaskDefect(words, mend, "warning")
     yield _finding(probe.subject, probe.mask, defect, steps, line_of(probe, defect))
 
 
@@ -319,7 +332,7 @@ def _contradicting(masks: tuple[MaskReading, ...]) -> Iterator[Finding]:
 
 
 def _finding(
-    subject: Subject, mask: MaskReading, defect: Defect, evidence: Mapping[str, object], line: Location | None
+    subject: Subject, mask: MaskReading, defect: MaskDefect, evidence: Mapping[str, object], line: Location | None
 ) -> Finding:
     words = defect.words[:1].upper() + defect.words[1:]
     return Finding(

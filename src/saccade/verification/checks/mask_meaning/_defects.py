@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ...findings._finding import Inapplicable, Location, TargetError
 from ...target import _influence as influence
-from ...target._inputs import Inputs
+from ...target._inputs import NamedInputs
 from ...target._reading import MaskReading
 from ...target._subject import Subject
-from ...tracing._trace import SeenAttention, measured
+from ...tracing._trace import TracedAttention, measured
 from ...tracing._visible import attends, masking_line, steps_of
 
 MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
@@ -25,12 +25,12 @@ _REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class MaskArgumentProbe:
     """One mask argument, given random masks: what each output then depends on."""
 
     subject: Subject  # with this argument as its only one
     mask: MaskReading
-    inputs: Inputs
+    inputs: NamedInputs
     given: Tensor  # (B or 1, H or 1, Lq or 1, Lk) True = attend, as it varies along the argument's axes
     own: Tensor  # (B, H', Lq, Lk) what outputs depend on without the mask; H' = 1 for modules
     seen: Tensor  # (B, H', Lq, Lk) and with it
@@ -59,20 +59,20 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Defect:
+class MaskDefect:
     words: str
     mend: str = MEND
     severity: str = "error"
 
 
-def masks_of(mask: MaskReading, given: Tensor, inputs: Inputs) -> dict[str, Any]:
+def masks_of(mask: MaskReading, given: Tensor, inputs: NamedInputs) -> dict[str, Any]:
     """As a subject with this argument alone is given it."""
     if mask.by_pair:
         return {"pairs": given}
     return {"padding": given[:, 0, 0].expand(inputs.batch, -1)}
 
 
-def line_of(probe: Probe, defect: Defect) -> Location | None:
+def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
     """Where the mask is applied; where items or heads are mixed, where it is repeated."""
     steps = steps_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))
     if "repeat" in defect.mend:
@@ -83,7 +83,7 @@ def line_of(probe: Probe, defect: Defect) -> Location | None:
     return masking_line(steps, probe.inputs)
 
 
-def inside(probe: Probe) -> Probe | None:
+def inside(probe: MaskArgumentProbe) -> MaskArgumentProbe | None:
     """The same of the weights, by head, in the attention that the mask goes to."""
     seen = _weights(probe)
     if seen is None or seen[0].weights.shape[0] != probe.seen.shape[0]:
@@ -101,13 +101,13 @@ def inside(probe: Probe) -> Probe | None:
     )
 
 
-def sums_to_one(inner: Probe) -> bool:
+def sums_to_one(inner: MaskArgumentProbe) -> bool:
     assert inner.weights is not None
     rows = inner.expected(inner.given).any(-1)
     return bool((inner.weights.double().sum(-1)[rows] > 0.99).all())
 
 
-def named(probe: Probe) -> Defect:
+def named(probe: MaskArgumentProbe) -> MaskDefect:
     """Which other mask would explain what is seen."""
     given, mask = probe.given, probe.mask
     if probe.fits(~given):
@@ -116,24 +116,24 @@ def named(probe: Probe) -> Defect:
         return _unhidden(probe)
     square = given.shape[-1] == given.shape[-2]
     if square and probe.fits(given.mT):
-        return Defect(
+        return MaskDefect(
             "The mask is applied transposed: its rows and columns, queries and keys, are swapped.",
             "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)",
         )
-    return _mixed(probe) or Defect(
+    return _mixed(probe) or MaskDefect(
         f"What is seen fits no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
         f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
     )
 
 
-def _inverted(mask: MaskReading) -> Defect:
+def _inverted(mask: MaskReading) -> MaskDefect:
     said = f'its documentation ("{mask.words}")' if mask.words else "its promise"
     means = {"attend": "True = attend", "ignore": "True = ignore", "additive": "-inf = ignore"}[mask.meaning]
     mend = MEND if mask.meaning == "attend" else 'scores = scores.masked_fill(mask, float("-inf"))  # True = ignore'
-    return Defect(f"The polarity is inverted: {said} says {means}, and it does the opposite.", mend)
+    return MaskDefect(f"The polarity is inverted: {said} says {means}, and it does the opposite.", mend)
 
 
-def _mixed(probe: Probe) -> Defect | None:
+def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
     """Masks of one item or head applied to another."""
     given = probe.given
     for axis, what, mend in ((0, "batch item", "mask[:, None]"), (1, "head", "mask[:, None] of shape (B, 1, Lq, Lk)")):
@@ -142,12 +142,12 @@ def _mixed(probe: Probe) -> Defect | None:
             continue
         for one in range(count):
             if probe.fits(given.narrow(axis, one, 1).expand(given.shape)):
-                return Defect(
+                return MaskDefect(
                     f"The mask of {what} {one} is applied to every {what}.", f"{mend}  # its own for each {what}"
                 )
         for step in range(1, count):
             if probe.fits(given.roll(step, axis)):
-                return Defect(
+                return MaskDefect(
                     f"The mask of another {what} is applied: {what} {step} has that of {what} 0.",
                     f"{mend}  # heads and items in the order of the scores",
                 )
@@ -157,19 +157,19 @@ def _mixed(probe: Probe) -> Defect | None:
         tiled = given[:, 0][order % items].view(items, heads, *given.shape[2:])
         turned = given[:, 0][(order // heads)].view(heads, items, *given.shape[2:]).transpose(0, 1)
         if probe.fits(turned):
-            return Defect(
+            return MaskDefect(
                 "Masks of items are repeated over the heads in the wrong order: (B, H) for scores of (H, B).",
                 "mask.repeat(num_heads, 1, 1)  # not mask.repeat_interleave(num_heads, dim=0)",
             )
         if probe.fits(tiled):
-            return Defect(
+            return MaskDefect(
                 "Masks of items are repeated over the heads in the wrong order: (H, B) for scores of (B, H).",
                 "mask.repeat_interleave(num_heads, dim=0)  # not mask.repeat(num_heads, 1, 1)",
             )
     return None
 
 
-def _unhidden(probe: Probe) -> Defect:
+def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
     """Nothing is hidden: why."""
     seen = _weights(probe)
     if not probe.mask.by_pair and _hides_queries(probe):
@@ -178,24 +178,26 @@ def _unhidden(probe: Probe) -> Defect:
         if seen is not None and seen[1].zeroed is not None:
             words += " And it is multiplied into the scores, where exp(0) is 1: it would hide no key either."
             mend = MEND.replace("~mask", "~mask[:, None, None, :]")
-        return Defect(words, mend)
+        return MaskDefect(words, mend)
     if seen is not None:
         before, after = seen
         defect = _by_weights(before, after, probe.given)
         if defect is not None:
             return defect
     if _counts(probe):
-        return Defect("The mask changes the output and hides nothing: hidden keys keep a weight.")
+        return MaskDefect("The mask changes the output and hides nothing: hidden keys keep a weight.")
     name = probe.mask.argument
-    return Defect(f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {MEND}")
+    return MaskDefect(
+        f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {MEND}"
+    )
 
 
-def _counts(probe: Probe) -> bool:
+def _counts(probe: MaskArgumentProbe) -> bool:
     """Whether the mask changes anything at all."""
     return bool(_change(probe).any())
 
 
-def _change(probe: Probe) -> Tensor:
+def _change(probe: MaskArgumentProbe) -> Tensor:
     """(B, H', Lq) how much the mask changes each output."""
     called = influence.steady(probe.subject, probe.inputs)
     open_ = masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
@@ -204,7 +206,7 @@ def _change(probe: Probe) -> Tensor:
     return sizes.masked_fill(sizes <= called.noise, 0.0)
 
 
-def _hides_queries(probe: Probe) -> bool:
+def _hides_queries(probe: MaskArgumentProbe) -> bool:
     """Whether a mask of keys changes the outputs at the hidden positions, and those alone."""
     if probe.inputs.length != probe.inputs.key_length:
         return False
@@ -212,7 +214,7 @@ def _hides_queries(probe: Probe) -> bool:
     return rows.equal(~probe.given[:, 0, 0].expand(rows.shape))
 
 
-def _weights(probe: Probe) -> tuple[SeenAttention, SeenAttention] | None:
+def _weights(probe: MaskArgumentProbe) -> tuple[TracedAttention, TracedAttention] | None:
     """The attention that the mask goes to, without and with it."""
     open_ = masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
     masks = masks_of(probe.mask, probe.given, probe.inputs)
@@ -234,7 +236,7 @@ def _weights(probe: Probe) -> tuple[SeenAttention, SeenAttention] | None:
     return None
 
 
-def counted(probe: Probe) -> float | None:
+def counted(probe: MaskArgumentProbe) -> float | None:
     """How many times a finite value of an additive mask counts in the scores; None where that could not be seen."""
     mask = replace(probe.mask, fill=_FINITE)
     reading = replace(probe.subject.reading, masks=(mask,))
@@ -250,7 +252,7 @@ def counted(probe: Probe) -> float | None:
     return float((lowered - kept).mean() / _FINITE)
 
 
-def as_number(probe: Probe) -> float | None:
+def as_number(probe: MaskArgumentProbe) -> float | None:
     """How much a True more than a False counts in the scores where the mask is given as booleans, and these are added
     as 1 and 0; None where they are refused, hide something, or do nothing."""
     mask = replace(probe.mask, meaning="attend", dtype="bool")
@@ -268,11 +270,11 @@ def as_number(probe: Probe) -> float | None:
     return float(steps[0])
 
 
-def _by_weights(before: SeenAttention, after: SeenAttention, given: Tensor) -> Defect | None:
+def _by_weights(before: TracedAttention, after: TracedAttention, given: Tensor) -> MaskDefect | None:
     first, second = before.weights.double(), after.weights.double()
     shown = given.to(first.device).expand(first.shape)
     if _close(second, first * shown):
-        return Defect(
+        return MaskDefect(
             "Hidden weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1, and "
             "outputs still depend on what is hidden.",
         )
@@ -285,23 +287,23 @@ def _by_weights(before: SeenAttention, after: SeenAttention, given: Tensor) -> D
     if not bool((ratio.nan_to_num(0.0) < 1).all()):
         return None
     kept = float(ratio.nanmean())
-    return Defect(
+    return MaskDefect(
         f"Hidden keys keep {kept:.3g} of their weight: what is added to their scores is too small to hide them."
     )
 
 
-def _constant(after: SeenAttention, shown: Tensor) -> Defect:
+def _constant(after: TracedAttention, shown: Tensor) -> MaskDefect:
     hidden = None if after.logits is None else after.logits.double()[~shown.expand(after.logits.shape)]
     zero = None if hidden is None else float(hidden.median())
     if zero is None or abs(zero) < 1e-6:
-        return Defect(
+        return MaskDefect(
             "Hidden scores are 0 instead of -inf: the mask is multiplied into the scores, or they are filled with 0. "
             "exp(0) is 1, so hidden keys keep their weight."
         )
     if zero < -1e4:
         words = f"Hidden scores are {zero:.3g}, and keep weight: it is the softmax that is at fault."
-        return Defect(words, "weights = scores.softmax(dim=-1)", "note")
-    return Defect(f"Hidden scores are set to {zero:.3g} instead of -inf, which is too small a number to hide them.")
+        return MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
+    return MaskDefect(f"Hidden scores are set to {zero:.3g} instead of -inf, which is too small a number to hide them.")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...findings._finding import Finding, Inapplicable, Severity, TargetError
 from ...target._check import Check
-from ...target._inputs import Inputs
+from ...target._inputs import NamedInputs
 from ...target._steady import exact, same_random_numbers, steady, tolerance
 from ...target._subject import Subject
 from ...tracing._meeting import meeting_line
@@ -79,7 +79,7 @@ def _items(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _moved_item(subject: Subject, inputs: Inputs, training: bool) -> tuple[int, int, float] | None:
+def _moved_item(subject: Subject, inputs: NamedInputs, training: bool) -> tuple[int, int, float] | None:
     """(item that changed, item that moved, by how much), bit for bit."""
     before = _outputs(subject, inputs, training)
     for item in range(inputs.batch):
@@ -92,7 +92,7 @@ def _moved_item(subject: Subject, inputs: Inputs, training: bool) -> tuple[int, 
     return None
 
 
-def _outputs(subject: Subject, inputs: Inputs, training: bool) -> Tensor:
+def _outputs(subject: Subject, inputs: NamedInputs, training: bool) -> Tensor:
     if not training:
         return steady(subject, inputs).out
     copy = subject.fresh()
@@ -100,7 +100,7 @@ def _outputs(subject: Subject, inputs: Inputs, training: bool) -> Tensor:
         return copy(inputs).out
 
 
-def _influenced(subject: Subject, inputs: Inputs, item: int, other: int, by: float, training: bool) -> Finding:
+def _influenced(subject: Subject, inputs: NamedInputs, item: int, other: int, by: float, training: bool) -> Finding:
     mode = "in training mode " if training else ""
     severity: Severity = "warning" if training and _has_batch_norm(subject) else "error"
     why = "; it has batch normalisation, which does this" if severity == "warning" else ""

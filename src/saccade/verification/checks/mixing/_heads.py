@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Location
-from ...tracing._wiring import Row, Wiring
+from ...tracing._wiring import AttentionWiring, MergedRow
 
 Order = Literal["head by head", "interleaved", "mixed"]
 Block = tuple[Order, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadLayout:
     """How heads lie. Each role has an order and, for each query head by its place in the query, the place of its block.
 
     "head by head": head h is channels h*D to (h+1)*D - 1; "interleaved": h, h + H, h + 2H, ...
@@ -40,7 +40,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Strayed:
+class MisplacedRow:
     """A merged row that holds the attention of another position's query."""
 
     row: int
@@ -48,7 +48,7 @@ class Strayed:
     elements: tuple[int, ...]  # of the row
 
 
-def strayed(row: Row) -> Strayed | None:
+def strayed(row: MergedRow) -> MisplacedRow | None:
     """Elements of the row whose query is of another position, all of one such position."""
     counts = row.made_from.sum(1)  # (N, C)
     for element in range(len(counts)):
@@ -57,17 +57,17 @@ def strayed(row: Row) -> Strayed | None:
             continue
         positions = row.made_from[element][:, single].any(-1).nonzero().flatten().tolist()
         if len(positions) == 1 and positions[0] != row.position:
-            return Strayed(row.position, positions[0], _alike(row, element))
+            return MisplacedRow(row.position, positions[0], _alike(row, element))
     return None
 
 
-def _alike(row: Row, element: int) -> tuple[int, ...]:
+def _alike(row: MergedRow, element: int) -> tuple[int, ...]:
     same = (row.made_from == row.made_from[element]).flatten(1).float().mean(1) > 0.9
     return tuple(row.elements[same].tolist())
 
 
 @dataclass(frozen=True)
-class Scattered:
+class ScatteredFactor:
     """A factor of the scores or of the output whose rows are of other positions in one head than in another."""
 
     role: str
@@ -78,7 +78,7 @@ class Scattered:
     location: Location | None
 
 
-def scattered(found: Wiring, length: int) -> Scattered | None:
+def scattered(found: AttentionWiring, length: int) -> ScatteredFactor | None:
     """A query, key or value of which an index along the axis of positions means other positions elsewhere."""
     for place, factor in enumerate(found.flow.factors):
         axes = [axis for axis, size in enumerate(factor.tensor.shape) if size == length]
@@ -93,7 +93,9 @@ def scattered(found: Wiring, length: int) -> Scattered | None:
         if (rows != rows[:, :1]).any():
             first = _first_along(position, axes[0])
             index = tuple((position != first).nonzero()[0].tolist())
-            return Scattered(factor.role, index, int(position[index]), int(first[index]), axes[0], factor.location)
+            return ScatteredFactor(
+                factor.role, index, int(position[index]), int(first[index]), axes[0], factor.location
+            )
     return None
 
 
@@ -105,7 +107,7 @@ def _first_along(position: Tensor, axis: int) -> Tensor:
     return first.view(shape).expand(position.shape)
 
 
-def heads(found: Wiring) -> Heads | None:
+def heads(found: AttentionWiring) -> HeadLayout | None:
     """The heads, where each has channels of its own; None where they cannot be told apart."""
     row = found.rows[-1]
     reached = row.made_from.any(1)  # (N, C)
@@ -126,7 +128,7 @@ def _channels(chosen: Tensor) -> frozenset[int]:
 
 
 def _keys_and_values(
-    found: Wiring, reached: Tensor, many: Tensor, elements: Sequence[Sequence[int]]
+    found: AttentionWiring, reached: Tensor, many: Tensor, elements: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
     """Channels of keys and of values: a key counts for a whole head, a value for one element of it. Inputs are known by
     name."""
@@ -155,8 +157,8 @@ def _apart(sets: Sequence[frozenset[int]], total: int) -> bool:
 
 
 def _described(
-    row: Row, by_head: dict[frozenset[int], list[int]], query: Tensor, key: Tensor, value: Tensor
-) -> Heads | None:
+    row: MergedRow, by_head: dict[frozenset[int], list[int]], query: Tensor, key: Tensor, value: Tensor
+) -> HeadLayout | None:
     reached = row.made_from.any(1)  # (N, C)
     shared = not key.any()
     keys = value if shared else key
@@ -171,7 +173,7 @@ def _described(
     merged = _blocks(lands, torch.ones(row.width, dtype=torch.bool)) if complete else None
     if key_blocks is None or value_blocks is None or (complete and merged is None):
         return None
-    return Heads(
+    return HeadLayout(
         len(order),
         queries[0],
         key_blocks[0],

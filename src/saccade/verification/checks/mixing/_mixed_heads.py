@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...findings._words import spans
-from ...tracing._trace import Step, traced
-from ...tracing._wiring import Wiring
-from ._heads import Heads, Scattered, Strayed, heads, scattered, strayed
+from ...tracing._trace import TraceStep, traced
+from ...tracing._wiring import AttentionWiring
+from ._heads import HeadLayout, MisplacedRow, ScatteredFactor, heads, scattered, strayed
 from ._projections import projections
 
 _NAME = "mixing"
@@ -22,7 +22,7 @@ _TURNS = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis",
 _JOINS = ("view", "reshape", "flatten", "_unsafe_view")
 
 
-def mixed(found: Wiring, length: int) -> Iterator[Finding]:
+def mixed(found: AttentionWiring, length: int) -> Iterator[Finding]:
     """The first of these that is wrong: positions in heads, rows of the output, heads and their order, projections."""
     module = found.subject.module is not None
     for finding in _positions(found, length):
@@ -35,7 +35,7 @@ def mixed(found: Wiring, length: int) -> Iterator[Finding]:
         yield from projections(found, structure)
 
 
-def _positions(found: Wiring, length: int) -> Iterator[Finding]:
+def _positions(found: AttentionWiring, length: int) -> Iterator[Finding]:
     if (torn := scattered(found, length)) is not None:
         yield _torn(found, torn, length)
     for row in found.rows:
@@ -43,7 +43,7 @@ def _positions(found: Wiring, length: int) -> Iterator[Finding]:
             yield _stray(found, stray)
 
 
-def _torn(found: Wiring, torn: Scattered, length: int) -> Finding:
+def _torn(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding:
     place = torn.index[torn.axis]
     head = max(torn.index[: torn.axis], default=0)
     return Finding(
@@ -61,7 +61,7 @@ def _torn(found: Wiring, torn: Scattered, length: int) -> Finding:
     )
 
 
-def _stray(found: Wiring, stray: Strayed) -> Finding:
+def _stray(found: AttentionWiring, stray: MisplacedRow) -> Finding:
     where = "what enters the output projection" if found.merged else "the output"
     return Finding(
         _NAME,
@@ -77,7 +77,7 @@ def _stray(found: Wiring, stray: Strayed) -> Finding:
     )
 
 
-def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
+def _of_heads(found: AttentionWiring, structure: HeadLayout) -> Iterator[Finding]:
     sides = (("keys", structure.reads_key, structure.keys), ("values", structure.reads_value, structure.values))
     order = found.subject.promise.kv_order
     # one order for both is a choice, which published code has made, too
@@ -107,7 +107,9 @@ def _of_heads(found: Wiring, structure: Heads) -> Iterator[Finding]:
         yield _interleaved(found, structure.count)
 
 
-def _wrong_kv(found: Wiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool) -> Finding:
+def _wrong_kv(
+    found: AttentionWiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool
+) -> Finding:
     """`chosen`: all are repeated in the one order that is not usual, and nobody promised which."""
     count, kv_heads = len(reads), max(expected) + 1
     head = next(h for h in range(count) if reads[h] != expected[h])
@@ -137,7 +139,7 @@ def _repeated(order: str | None, count: int, kv_heads: int) -> tuple[int, ...]:
     return tuple(h % kv_heads if order == "repeat" else h * kv_heads // count for h in range(count))
 
 
-def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:
+def _order(found: AttentionWiring, structure: HeadLayout, told: str, odd: str) -> Finding:
     merged = odd in ("merged", "the merged output")
     where = _last(_TURNS, _of_four) if merged else _odd_one(structure.count)
     # one split for all three is a choice, which published code has made, too; only its merge differs
@@ -161,7 +163,7 @@ def _order(found: Wiring, structure: Heads, told: str, odd: str) -> Finding:
     )
 
 
-def _interleaved(found: Wiring, count: int) -> Finding:
+def _interleaved(found: AttentionWiring, count: int) -> Finding:
     return Finding(
         _NAME,
         _NAME,
@@ -177,11 +179,11 @@ def _interleaved(found: Wiring, count: int) -> Finding:
 
 # --- which line is to blame
 
-Chosen = Callable[[tuple[Step, ...]], "Location | None"]
-Fits = Callable[[Step], bool]
+Chosen = Callable[[tuple[TraceStep, ...]], "Location | None"]
+Fits = Callable[[TraceStep], bool]
 
 
-def _line(found: Wiring, choose: Chosen) -> Location | None:
+def _line(found: AttentionWiring, choose: Chosen) -> Location | None:
     try:
         return choose(traced(found.original.fresh(), found.inputs).steps)
     except (Inapplicable, TargetError):
@@ -191,7 +193,7 @@ def _line(found: Wiring, choose: Chosen) -> Location | None:
 def _first(names: tuple[str, ...], fits: Fits | None) -> Chosen:
     """The line of the first step of one of these names that fits."""
 
-    def choose(steps: tuple[Step, ...]) -> Location | None:
+    def choose(steps: tuple[TraceStep, ...]) -> Location | None:
         for step in steps:
             if step.name in names and step.location is not None and (fits is None or fits(step)):
                 return step.location
@@ -204,7 +206,7 @@ def _last(names: tuple[str, ...], fits: Fits) -> Chosen:
     return lambda steps: _first(names, fits)(steps[::-1])
 
 
-def _to_heads(step: Step) -> bool:
+def _to_heads(step: TraceStep) -> bool:
     return len(step.given) >= 4 and all(len(one) < len(step.given) for one in step.taken[:1])
 
 
@@ -213,11 +215,11 @@ def _untransposed(length: int) -> Fits:
     return lambda step: _to_heads(step) and step.given[-2] == length
 
 
-def _from_heads(step: Step) -> bool:
+def _from_heads(step: TraceStep) -> bool:
     return bool(step.taken) and len(step.taken[0]) >= 3 and len(step.given) <= 3 and step.given != step.taken[0]
 
 
-def _of_four(step: Step) -> bool:
+def _of_four(step: TraceStep) -> bool:
     return bool(step.taken) and len(step.taken[0]) >= 4
 
 
@@ -230,7 +232,7 @@ def _odd_one(count: int) -> Chosen:
     """The view that puts the heads last; where heads are as many as channels in each, the step that turns one of three
     tensors in another way than the others are turned."""
 
-    def choose(steps: tuple[Step, ...]) -> Location | None:
+    def choose(steps: tuple[TraceStep, ...]) -> Location | None:
         views = [step for step in steps if step.name in _VIEWS and _widths_last(count)(step)]
         if all(step.given[-2] != count for step in views):
             return _first(_VIEWS, _widths_last(count))(steps)

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...findings._words import spans
 from ...target._source import line_with, return_after, taken_twice
-from ...tracing._flow import Flow, followed
+from ...tracing._flow import TargetFlow, followed
 from ...tracing._trace import traced
-from ...tracing._wiring import Projection, Wiring, gradients_to, ready
-from ._heads import Heads
+from ...tracing._wiring import AttentionWiring, PositionwiseMap, gradients_to, ready
+from ._heads import HeadLayout
 
 _NAME = "mixing"
 _ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w*)\s*$"  # v = k
 
 
-def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
+def projections(found: AttentionWiring, structure: HeadLayout | None) -> Iterator[Finding]:
     """What is shared, unused, dead or missing, worst first: one error at most."""
     unused, twice = _unused(found), _twice(found)
     if twice:
@@ -46,11 +46,11 @@ def projections(found: Wiring, structure: Heads | None) -> Iterator[Finding]:
         )
 
 
-def _heads_known(found: Wiring, structure: Heads | None) -> int:
+def _heads_known(found: AttentionWiring, structure: HeadLayout | None) -> int:
     return structure.count if structure is not None else found.subject.reading.heads or 1
 
 
-def _unused(found: Wiring) -> list[str]:
+def _unused(found: AttentionWiring) -> list[str]:
     """Matrices that stand beside the projections and take no part in the call."""
     module = found.subject.module
     assert module is not None
@@ -74,9 +74,9 @@ def _parent(module: nn.Module, name: str) -> str:
     return ".".join(path)
 
 
-def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
+def _twice(found: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
     """Projections whose weights serve more than one of them, with every name that these weights have."""
-    seen: dict[tuple[int, tuple[int, ...]], list[Projection]] = {}
+    seen: dict[tuple[int, tuple[int, ...]], list[PositionwiseMap]] = {}
     for one in found.projections:
         if one.weight is not None:
             seen.setdefault((one.weight.data_ptr(), tuple(one.weight.shape)), []).append(one)
@@ -98,7 +98,7 @@ def _twice(found: Wiring) -> list[tuple[Projection, list[str]]]:
     ]
 
 
-def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: list[str]) -> Finding:
+def _shared(found: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]]], unused: list[str]) -> Finding:
     one, names = twice[0]
     by_accident = bool(unused) or len(names) > 1 or len(twice) > 1
     message = f"{one.name} projects more than one of queries, keys and values"
@@ -122,7 +122,7 @@ def _shared(found: Wiring, twice: list[tuple[Projection, list[str]]], unused: li
     )
 
 
-def _missing(found: Wiring, count: int, unused: list[str]) -> Finding:
+def _missing(found: AttentionWiring, count: int, unused: list[str]) -> Finding:
     declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
     return Finding(
         _NAME,
@@ -151,7 +151,7 @@ def _never_used(unused: list[str]) -> Finding:
     )
 
 
-def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
+def _dead(found: AttentionWiring) -> tuple[PositionwiseMap, list[int]] | None:
     """A projection with channels that reach nothing, a quarter of it or more."""
     out = found.flow.result.out
     weight = torch.linspace(1.0, 2.0, out.numel(), dtype=out.dtype).view(out.shape)
@@ -165,13 +165,13 @@ def _dead(found: Wiring) -> tuple[Projection, list[int]] | None:
     return None
 
 
-def _is_dead(found: Wiring, one: Projection, channels: Tensor) -> bool:
+def _is_dead(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> bool:
     """Whether other numbers there leave the output as it is: a gradient may be missing for other reasons."""
 
     return torch.equal(_without(found, one, channels).result.out, found.flow.result.out)
 
 
-def _without(found: Wiring, one: Projection, channels: Tensor, *, every: bool = False) -> Flow:
+def _without(found: AttentionWiring, one: PositionwiseMap, channels: Tensor, *, every: bool = False) -> TargetFlow:
     """The same call with other numbers in these channels."""
 
     def change(place: int, out: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def _without(found: Wiring, one: Projection, channels: Tensor, *, every: bool = 
     return followed(ready(found.original), found.inputs, change, every=every)
 
 
-def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Finding:
+def _dead_channels(found: AttentionWiring, one: PositionwiseMap, channels: list[int]) -> Finding:
     return Finding(
         _NAME,
         _NAME,
@@ -202,7 +202,7 @@ def _dead_channels(found: Wiring, one: Projection, channels: list[int]) -> Findi
     )
 
 
-def _part_for_another(found: Wiring, one: Projection, channels: list[int]) -> Location | None:
+def _part_for_another(found: AttentionWiring, one: PositionwiseMap, channels: list[int]) -> Location | None:
     """Of one projection for queries, keys and values: where the one whose part is lost is given another's."""
     thirds = {3 * channel // one.slots.shape[1] for channel in channels}
     if len(thirds) > 1:
@@ -212,7 +212,7 @@ def _part_for_another(found: Wiring, one: Projection, channels: list[int]) -> Lo
     return named[0] if named else None
 
 
-def _dropped(found: Wiring, one: Projection, channels: Tensor) -> Location | None:
+def _dropped(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> Location | None:
     """Where these channels are left out: where another part takes their place, if they had become a tensor of their
     own, else the first line that takes them with others and gives the others alone."""
     steps = followed(ready(found.original), found.inputs, every=True).steps
@@ -231,7 +231,7 @@ def _dropped(found: Wiring, one: Projection, channels: Tensor) -> Location | Non
     return next((step.location for step in taking if step.location is not None), twins)
 
 
-def _twins(found: Wiring) -> tuple[str, Location | None]:
+def _twins(found: AttentionWiring) -> tuple[str, Location | None]:
     """ "scores" where keys are multiplied by keys, "values" where values are keys or queries, and the line of that
     product."""
     try:
@@ -250,7 +250,7 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
-def _where_shared(found: Wiring, names: list[str]) -> Location | None:
+def _where_shared(found: AttentionWiring, names: list[str]) -> Location | None:
     """The line that gives one module two names: `self.k = self.q`, or a list that holds one module many times."""
     for one, other in itertools.permutations({_owner(name) for name in names}, 2):
         line = line_with(found.original, rf"\.{re.escape(one)}\s*=\s*\w+\.{re.escape(other)}\s*$")
@@ -265,7 +265,7 @@ def _owner(name: str) -> str:
     return path[-2] if path[-1] == "weight" and len(path) > 1 else path[-1]
 
 
-def _last_line(found: Wiring) -> Location | None:
+def _last_line(found: AttentionWiring) -> Location | None:
     """Where the heads are returned: the `return` that follows the last step."""
     try:
         steps = traced(found.original.fresh(), found.inputs).steps

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...findings._finding import Finding, Location, TargetError
 from ...target._influence import is_causal
-from ...target._inputs import Inputs
+from ...target._inputs import NamedInputs
 from ...target._subject import Subject
-from ._common import Largest, error, fitting, given, judged, largest, output
+from ._common import LargestDifference, error, fitting, given, judged, largest, output
 from ._lines import counting_line
 
 _LONGEST_WINDOW = 64
@@ -42,12 +42,12 @@ def caches(subject: Subject) -> Iterator[Finding]:
 
 
 def _compared(
-    subject: Subject, inputs: Inputs, sizes: Sequence[int], make: Callable[[], Any] | None
+    subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make: Callable[[], Any] | None
 ) -> tuple[int, float, float] | None:
     """(first output that is wrong, the largest difference, relative), None where all are right."""
     apart = torch.zeros(inputs.length)
 
-    def measure(one: Subject) -> Largest:
+    def measure(one: Subject) -> LargestDifference:
         stepped, whole = in_steps(one, inputs, sizes, make), one(inputs).out
         apart.copy_((stepped - whole).abs().nan_to_num(nan=float("inf")).amax((0, 2)) / (whole.abs().max() or 1.0))
         return largest(stepped, whole)
@@ -58,7 +58,9 @@ def _compared(
     return int((apart > counts).nonzero()[0]), found.size, found.relative
 
 
-def in_steps(subject: Subject, inputs: Inputs, sizes: Sequence[int], make: Callable[[], Any] | None = None) -> Tensor:
+def in_steps(
+    subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make: Callable[[], Any] | None = None
+) -> Tensor:
     """(B, L, V): the tokens in parts of these sizes, each with the cache that the parts before left.
 
     `make` gives an empty cache in place of the target's own.

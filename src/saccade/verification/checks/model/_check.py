@@ -13,7 +13,7 @@ from ...findings._finding import Finding, Inapplicable
 from ...target._calling import guarded
 from ...target._check import Check
 from ...target._influence import is_causal
-from ...target._models import Patches
+from ...target._models import PatchModel
 from ...target._subject import Subject
 from ._cache import caches
 from ._common import NAME, NOISE, error, largest
@@ -23,7 +23,7 @@ from ._sight import batches, blindness, leaks
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    if isinstance(subject.target, Patches):
+    if isinstance(subject.target, PatchModel):
         yield from _images(subject)
         return
     if subject.form != "tokens":

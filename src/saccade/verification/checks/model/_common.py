@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...findings._finding import Finding, Location, TargetError
 from ...target._calling import entered
-from ...target._inputs import Inputs
-from ...target._models import EncoderDecoder
+from ...target._inputs import NamedInputs
+from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
 
 NAME = "model"
@@ -28,7 +28,7 @@ APART = 1e-5
 APART_FLOAT32 = 1e-3
 
 
-class Largest(NamedTuple):
+class LargestDifference(NamedTuple):
     """The largest difference of two outputs, and where."""
 
     size: float
@@ -37,7 +37,7 @@ class Largest(NamedTuple):
     relative: float  # to the largest output
 
 
-def largest(one: Tensor, other: Tensor, rows: Tensor | None = None) -> Largest:
+def largest(one: Tensor, other: Tensor, rows: Tensor | None = None) -> LargestDifference:
     """Of outputs (B, L, V), at the `rows` (B, L) alone where given. NaN in one of them is infinitely far."""
     apart = (one.double() - other.double()).abs().nan_to_num(nan=float("inf"))
     apart = apart.masked_fill(one.isnan() & other.isnan(), 0.0).amax(-1)
@@ -46,7 +46,7 @@ def largest(one: Tensor, other: Tensor, rows: Tensor | None = None) -> Largest:
     at = int(apart.argmax())
     size = float(apart.max())
     scale = float(other.double().nan_to_num().abs().max()) or 1.0
-    return Largest(size, at // apart.shape[1], at % apart.shape[1], size / scale)
+    return LargestDifference(size, at // apart.shape[1], at % apart.shape[1], size / scale)
 
 
 def exact(subject: Subject) -> tuple[Subject, float]:
@@ -60,7 +60,7 @@ def exact(subject: Subject) -> tuple[Subject, float]:
     return double, APART
 
 
-def judged(subject: Subject, measure: Callable[[Subject], Largest]) -> tuple[Largest, float]:
+def judged(subject: Subject, measure: Callable[[Subject], LargestDifference]) -> tuple[LargestDifference, float]:
     """(what was measured, the relative difference that counts): in float64 where that can be.
 
     Where float64 gives NaN the model's own type judges: some form masks of the least float64, which is -inf as soon
@@ -73,7 +73,7 @@ def judged(subject: Subject, measure: Callable[[Subject], Largest]) -> tuple[Lar
     return measure(subject), APART_FLOAT32
 
 
-def given(subject: Subject, inputs: Inputs, **more: Any) -> Any:
+def given(subject: Subject, inputs: NamedInputs, **more: Any) -> Any:
     """What the model returns when it is called with further arguments of its own."""
     tokens = inputs["tokens"].contiguous()
     constants = {**subject.reading.constants, **more}
@@ -101,7 +101,7 @@ def fitting(subject: Subject, length: int) -> int:
 
 def whose(subject: Subject) -> str:
     """How a finding calls the tokens."""
-    return "decoder token" if isinstance(subject.target, EncoderDecoder) else "token"
+    return "decoder token" if isinstance(subject.target, EncoderDecoderModel) else "token"
 
 
 def error(message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None = None) -> Finding:

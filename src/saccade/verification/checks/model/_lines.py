@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Inapplicable, Location, TargetError
-from ...target._inputs import Inputs
+from ...target._inputs import NamedInputs
 from ...target._source import thrown_away
 from ...target._subject import Subject
-from ...tracing._positions import Follower
+from ...tracing._positions import PositionFollower
 from ...tracing._visible import masking_line, shaping_line, steps_of
 from ._common import given
 
 
-def pattern_line(subject: Subject, inputs: Inputs) -> Location | None:
+def pattern_line(subject: Subject, inputs: NamedInputs) -> Location | None:
     """Where the causal mask is made, else where it hides."""
     steps = steps_of(subject, inputs)
     return shaping_line(steps, inputs) or masking_line(steps, inputs)
 
 
-def padding_line(subject: Subject, inputs: Inputs, real: Tensor) -> Location | None:
+def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Location | None:
     """Where padding is thrown away, else where its mask over keys is made, else where scores are masked."""
     away = thrown_away(subject)
     if away is not None:
@@ -36,13 +36,13 @@ def padding_line(subject: Subject, inputs: Inputs, real: Tensor) -> Location | N
     return made[-1] if made else masking_line(steps, inputs)
 
 
-def lost_line(subject: Subject, inputs: Inputs, mask: Tensor, **more: Any) -> Location | None:
+def lost_line(subject: Subject, inputs: NamedInputs, mask: Tensor, **more: Any) -> Location | None:
     """Where what a mask says is lost: it becomes the same everywhere."""
     data = [*inputs.tensors.values(), *(one for one in more.values() if isinstance(one, Tensor) and one is not mask)]
-    return next(iter(_followed(subject, inputs, Follower(data, mask.shape[-1], [mask]), more).found.lost), None)
+    return next(iter(_followed(subject, inputs, PositionFollower(data, mask.shape[-1], [mask]), more).found.lost), None)
 
 
-def counting_line(subject: Subject, inputs: Inputs) -> Location | None:
+def counting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
     """Where a second step of decoding counts its positions."""
     reading = subject.reading.cache
     if reading is None or reading.kind != "passed":
@@ -56,11 +56,13 @@ def counting_line(subject: Subject, inputs: Inputs) -> Location | None:
         return None
     kept = getattr(first, where, None) if isinstance(where, str) else first[where]
     last = inputs.cut(slice(inputs.length - 1, inputs.length))
-    follower = Follower(last.tensors.values(), 1)
+    follower = PositionFollower(last.tensors.values(), 1)
     return next(iter(_followed(subject, last, follower, {**flag, str(reading.argument): kept}).found.made), None)
 
 
-def _followed(subject: Subject, inputs: Inputs, follower: Follower, more: dict[str, Any]) -> Follower:
+def _followed(
+    subject: Subject, inputs: NamedInputs, follower: PositionFollower, more: dict[str, Any]
+) -> PositionFollower:
     try:
         with torch.no_grad(), follower:
             given(subject, inputs, **more)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...findings._finding import Finding
 from ...target._influence import is_causal
-from ...target._inputs import Inputs
-from ...target._models import EncoderDecoder
+from ...target._inputs import NamedInputs
+from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
-from ._common import NAME, NOISE, Largest, error, fitting, given, judged, largest, output
+from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output
 from ._lines import padding_line
 
 _EFFECT = "A sequence gives something else in every batch, by the length and the content of what fills it up."
@@ -66,7 +66,7 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
     inputs, short = subject.inputs(2, length), length - 3
     real = _real(length, [short, short], "right")
 
-    def measure(one: Subject) -> Largest:
+    def measure(one: Subject) -> LargestDifference:
         return largest(one(inputs, padding=real).out[:, :short], one(inputs.cut(slice(0, short))).out)
 
     with torch.no_grad():
@@ -84,13 +84,13 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
 
 def _left(subject: Subject, length: int) -> Iterator[Finding]:
     """Padding in front, as batched generation has it: positions must then count real tokens alone."""
-    if not is_causal(subject) or isinstance(subject.target, EncoderDecoder):
+    if not is_causal(subject) or isinstance(subject.target, EncoderDecoderModel):
         return
     inputs, ahead = subject.inputs(2, length), 3
     real = _real(length, [length - ahead] * 2, "left")
     positions = _positions(subject, real)
 
-    def measure(one: Subject, positions: dict[str, Tensor]) -> Largest:
+    def measure(one: Subject, positions: dict[str, Tensor]) -> LargestDifference:
         alone = one(inputs.cut(slice(ahead, length))).out
         padded = _positioned(one, inputs, real, positions) if positions else one(inputs, padding=real).out
         return largest(padded[:, ahead:], alone)
@@ -158,7 +158,7 @@ def _real(length: int, counts: list[int], side: str) -> Tensor:
     return torch.stack(rows)
 
 
-def _padded_with_others(inputs: Inputs, real: Tensor) -> Inputs:
+def _padded_with_others(inputs: NamedInputs, real: Tensor) -> NamedInputs:
     other = inputs.changed(slice(0, inputs.length))
     return inputs.map(lambda tokens: torch.where(real.to(tokens.device), tokens, other["tokens"]))
 
@@ -170,7 +170,7 @@ def _positions(subject: Subject, real: Tensor) -> dict[str, Tensor]:
     return {"position_ids": (real.long().cumsum(-1) - 1).clamp(min=0).to(subject.device)}
 
 
-def _positioned(subject: Subject, inputs: Inputs, real: Tensor, positions: dict[str, Tensor]) -> Tensor:
+def _positioned(subject: Subject, inputs: NamedInputs, real: Tensor, positions: dict[str, Tensor]) -> Tensor:
     mask = subject.reading.masks[0]
     told = {str(mask.argument): real.long().to(subject.device)}
     return output(subject, given(subject, inputs, **told, **positions))

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ...findings._finding import Finding, TargetError
 from ...target._calling import guarded
-from ...target._inputs import Inputs
-from ...target._models import EncoderDecoder
+from ...target._inputs import NamedInputs
+from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
-from ._common import NAME, NOISE, Largest, error, fitting, given, judged, largest, output
+from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output
 from ._lines import lost_line
 
 _LENGTH = 6  # of sources
@@ -25,7 +25,7 @@ _LENGTH = 6  # of sources
 def pairs(subject: Subject) -> Iterator[Finding]:
     """All of it; a source that is never read leaves the others out."""
     target = subject.target
-    if not isinstance(target, EncoderDecoder):
+    if not isinstance(target, EncoderDecoderModel):
         return
     source = subject.inputs(3, _LENGTH, seed=3)
     tokens = subject.inputs(3, fitting(subject, 5), seed=4)
@@ -38,7 +38,7 @@ def pairs(subject: Subject) -> Iterator[Finding]:
         yield from _padding(subject, tokens, source)
 
 
-def _is_read(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+def _is_read(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
     """Each source token reaches each output."""
     before = _decoded(subject, tokens, source["tokens"])
     own = largest(_decoded(subject, tokens.changed(slice(0, tokens.length)), source["tokens"]), before).size or 1.0
@@ -57,7 +57,7 @@ def _is_read(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Findi
             return
 
 
-def _each_its_own(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+def _each_its_own(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
     """Another item's source changes nothing."""
     before = _decoded(subject, tokens, source["tokens"])
     other = _decoded(subject, tokens, source.changed(slice(0, source.length), item=1)["tokens"])
@@ -73,7 +73,7 @@ def _each_its_own(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[
         )
 
 
-def _both_ways(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+def _both_ways(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
     """The encoder's outputs see later source tokens, where they can be had."""
     before = _encoded(subject, tokens, source["tokens"])
     after = _encoded(subject, tokens, source.changed([source.length - 1])["tokens"])
@@ -89,16 +89,16 @@ def _both_ways(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Fin
         )
 
 
-def _padding(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Finding]:
+def _padding(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
     """Padded source tokens, other ones or more of them, reach no output."""
     real = torch.ones(3, source.length, dtype=torch.long, device=subject.device)
     real[1, 2:] = 0
     other = torch.where(real.bool(), source["tokens"], source.changed(slice(0, source.length))["tokens"])
 
-    def content(one: Subject) -> Largest:
+    def content(one: Subject) -> LargestDifference:
         return largest(_decoded(one, tokens, other, real), _decoded(one, tokens, source["tokens"], real))
 
-    def length(one: Subject) -> Largest:
+    def length(one: Subject) -> LargestDifference:
         short = _decoded(one, tokens.items([1]), source["tokens"][1:2, :2])
         return largest(short, _decoded(one, tokens, source["tokens"], real)[1:2])
 
@@ -130,13 +130,13 @@ def _padding(subject: Subject, tokens: Inputs, source: Inputs) -> Iterator[Findi
         )
 
 
-def _decoded(subject: Subject, tokens: Inputs, source: Tensor, mask: Tensor | None = None) -> Tensor:
+def _decoded(subject: Subject, tokens: NamedInputs, source: Tensor, mask: Tensor | None = None) -> Tensor:
     more: dict[str, Any] = {} if mask is None else {"source_mask": mask}
     with torch.no_grad():
         return output(subject, given(subject, tokens, source=source, **more))
 
 
-def _encoded(subject: Subject, tokens: Inputs, source: Tensor) -> Tensor | None:
+def _encoded(subject: Subject, tokens: NamedInputs, source: Tensor) -> Tensor | None:
     """(B, S, E) of the encoder called on its own, else what the whole model says of it; None: neither is there."""
     model: Any = subject.target.model
     encoder = model.get_encoder() if hasattr(model, "get_encoder") else getattr(model, "encode", None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding
-from ...target._inputs import Inputs
+from ...target._inputs import NamedInputs
 from ...target._subject import Subject
 from ...tracing._meeting import meeting_line
 from ._common import NOISE, error, fitting, judged, largest, whose
@@ -24,7 +24,7 @@ def effects(subject: Subject, length: int, seed: int = 0) -> Tensor:
     """(L, L): how much output i changes, at most, when token j becomes another; NaN counts as infinitely much."""
     one = subject.inputs(1, length, seed=seed)
     base = one.map(lambda tokens: tokens.repeat(length, 1))
-    other: Inputs = base
+    other: NamedInputs = base
     for at in range(length):
         other = other.changed([at], item=at, seed=seed + at + 1)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def batches(subject: Subject) -> Iterator[Finding]:
         yield from _alone(subject, inputs)
 
 
-def _alone(subject: Subject, inputs: Inputs) -> Iterator[Finding]:
+def _alone(subject: Subject, inputs: NamedInputs) -> Iterator[Finding]:
     found, counts = judged(subject, lambda one: largest(one(inputs.items([1])).out, one(inputs).out[1:2]))
     if found.relative > counts:
         yield error(

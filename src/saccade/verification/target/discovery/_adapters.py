@@ -12,10 +12,10 @@ from torch import nn
 from ...findings._finding import Undecided
 from .._reading import Hints, MaskReading, Reading
 from . import _sizes
-from ._documentation import Source
+from ._documentation import DocumentedSource
 from ._forms import HEADS, WIDTH
 from ._returns import with_returns
-from ._trials import Trials
+from ._trials import TargetTrials
 
 _FORMS = {("query", "key", "value"): "attention", ("x", "context"): "cross", ("x",): "self", ("tokens",): "tokens"}
 
@@ -33,12 +33,14 @@ def adapted(target: Any, adapter: Callable[..., Any], hints: Hints) -> Reading:
             f"the adapter takes ({', '.join(names)}) after the target, expected (query, key, value), (x), (x, context) "
             "or (tokens), each with or without mask"
         )
-    trials = Trials(target)
+    trials = TargetTrials(target)
     for reading in _candidates(target, _FORMS[inputs], inputs, hints):
         reading = replace(reading, call=adapter)
         given = trials.inputs(reading)
         returned = trials.returned(reading, given, f"width {reading.width}")
-        found = None if returned is None else with_returns(reading, returned, given, Source.of(adapter), hints)
+        found = (
+            None if returned is None else with_returns(reading, returned, given, DocumentedSource.of(adapter), hints)
+        )
         if found is not None:
             masks = (MaskReading("mask", "BHQK", "attend"),) if "mask" in names else ()
             return replace(found, masks=masks, assumed=("it is called through the adapter",))

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from ...findings._finding import Inapplicable, TargetError, Undecided
 from .._construct import construct
-from .._decoder import Decoder, numbered
+from .._decoder import CachedDecoder, numbered
 from .._inputs import Side
 from .._reading import CacheReading, Hints, Reading
 from .._subject import Subject, copied
-from ._forms import Clues
-from ._needed import Filled
+from ._forms import TargetClues
+from ._needed import FilledCall
 from ._returns import with_returns
-from ._signature import Argument
-from ._trials import Trials, differs
+from ._signature import TargetArgument
+from ._trials import TargetTrials, differs
 
 _RESETS = r"(reset|clear|empty|init|flush)(_?(kv_?)?(cache|state|memory)s?)?"
 # Errors that a tensor raises in the place of an object, or an object in the place of a tuple.
@@ -35,11 +35,11 @@ _OF_ANOTHER_KIND = ("AttributeError", "TypeError", "KeyError", "IndexError", "Va
 _STEPS = ("step", "decode_step", "forward_step", "decode", "forward_one", "step_forward", "incremental_forward")
 
 
-def with_cache(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with its cache, where it has one; with why none was found, where something looks like one."""
     if reading.form == "attention" or not clues.is_module:
         return reading
-    search = _Search(trials, clues, reading)
+    search = _CacheSearch(trials, clues, reading)
     found = search.found()
     if found is None:
         return replace(reading, unread_cache=search.why_not())
@@ -50,11 +50,11 @@ def with_cache(trials: Trials, clues: Clues, reading: Reading) -> Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class _Search:
+class _CacheSearch:
     """Trials of a target's cache, each on a copy of its own, so that none finds what another one kept."""
 
-    trials: Trials
-    clues: Clues
+    trials: TargetTrials
+    clues: TargetClues
     reading: Reading
 
     def found(self) -> CacheReading | None:
@@ -106,7 +106,7 @@ class _Search:
         of its table, and says so in no way that could be tried."""
         call = self.reading.call
         roles = {one.name: one.role for one in self.clues.arguments}
-        return [name for name in call.makers if roles.get(name) != "positions"] if isinstance(call, Filled) else []
+        return [name for name in call.makers if roles.get(name) != "positions"] if isinstance(call, FilledCall) else []
 
     def _start(self) -> str | None:
         """The argument that takes the first position of a call."""
@@ -115,7 +115,7 @@ class _Search:
 
     # --- in what it returns
 
-    def _passed(self, argument: Argument, flag: str | None) -> CacheReading | None:
+    def _passed(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
         """What is returned beside the output and the weights, and holds tensors, is what the next call takes."""
         first = _empty(argument)
         returned, out = self._first_call({flag: True} if flag else {})
@@ -156,7 +156,7 @@ class _Search:
 
     # --- in an object that it is given
 
-    def _made(self, argument: Argument, flag: str | None) -> CacheReading | None:
+    def _made(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
         """An object of the one class of the target's file whose name says cache, or a dict or list that is empty or
         holds None, where a call takes and fills it."""
         for make, is_plain in self._stores(argument):
@@ -171,7 +171,7 @@ class _Search:
             return CacheReading("made", argument.name, make=make, position=self._start(), flag=flag, out=where)
         return None
 
-    def _stores(self, argument: Argument) -> Iterator[tuple[Callable[[], Any], bool]]:
+    def _stores(self, argument: TargetArgument) -> Iterator[tuple[Callable[[], Any], bool]]:
         yield from ((make, False) for make in _makers(self.clues.target))
         name = re.escape(argument.name)
         keys = re.findall(rf"\b{name}(?:\.get\()?\[?[\"'](\w+)[\"']", self.clues.source.whole)
@@ -193,7 +193,7 @@ class _Search:
 
     # --- by flags whose names say nothing
 
-    def _by_behaviour(self, arguments: list[Argument]) -> Iterator[CacheReading]:
+    def _by_behaviour(self, arguments: list[TargetArgument]) -> Iterator[CacheReading]:
         """With a flag without a telling name: where a second piece depends on the first as soon as it is set."""
         for one in self.clues.arguments:
             if one.role or one.default is not False or one.name in self.clues.given:
@@ -232,12 +232,12 @@ class _Search:
         first = self.trials.inputs(self.reading, seed=seed).cut(slice(0, -last), side)
         then = inputs.cut(slice(-last, None), side)
         torch.manual_seed(0)
-        decoder = Decoder(Subject(_copy(self.trials.target), replace(self.reading, cache=cache)))
+        decoder = CachedDecoder(Subject(_copy(self.trials.target), replace(self.reading, cache=cache)))
         decoder(first)
         return decoder(then)
 
 
-def _empty(argument: Argument) -> Callable[[], Any] | None:
+def _empty(argument: TargetArgument) -> Callable[[], Any] | None:
     """What makes the default of an argument that is an empty list or the like; None for those that begin with None."""
     default = argument.default
     return functools.partial(copy.copy, default) if isinstance(default, (tuple, list, dict)) else None
@@ -250,7 +250,7 @@ def _copy(target: nn.Module) -> nn.Module:
         return target
 
 
-def _keeps(clues: Clues) -> bool:
+def _keeps(clues: TargetClues) -> bool:
     """Whether the module keeps something: by the names of what it holds, or of what its source says that it will."""
     held = (name for part in clues.target.modules() for name in (*vars(part), *part._buffers))
     words = r"cache|past|kept|history"

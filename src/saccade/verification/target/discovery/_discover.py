@@ -25,11 +25,11 @@ from .._reading import Hints, Promise, Reading
 from .._subject import Subject, copied
 from ._adapters import adapted
 from ._caches import with_cache
-from ._documentation import Source
-from ._forms import Clues, is_pytorch, read
+from ._documentation import DocumentedSource
+from ._forms import TargetClues, is_pytorch, read
 from ._masks import with_masks, with_own_masks
 from ._signature import applied, arguments_of
-from ._trials import Trials, unnoticed
+from ._trials import TargetTrials, unnoticed
 from ._unknown import settled
 
 
@@ -94,9 +94,11 @@ def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
 
 
 def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
-    trials = Trials(target)
+    trials = TargetTrials(target)
     _check_taken(target, given)
-    clues, assumed = settled(trials, Clues(target, arguments_of(target), Source.of(target), hints, given))
+    clues, assumed = settled(
+        trials, TargetClues(target, arguments_of(target), DocumentedSource.of(target), hints, given)
+    )
     reading = with_masks(trials, clues, promise, read(trials, clues))
     reading = with_own_masks(trials, clues, promise, reading)
     reading = with_cache(trials, clues, replace(reading, assumed=(*assumed, *reading.assumed)))
@@ -120,7 +122,7 @@ def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def _with_flag(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+def _with_flag(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with the argument that makes it causal, where a call takes it."""
     flag = next((one.name for one in clues.arguments if one.role == "flag" and one.name not in clues.given), None)
     if flag is None or is_pytorch(clues.target):

@@ -34,14 +34,14 @@ _LETTERS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class DocumentedSource:
     """The source of a function, or of a module's class, and its documentation."""
 
     text: str  # of the function or of forward
     whole: str  # the same, or the whole class
 
     @classmethod
-    def of(cls, target: Any) -> Source:
+    def of(cls, target: Any) -> DocumentedSource:
         target = getattr(target, "_orig_mod", target)
         if isinstance(target, torch.jit.ScriptModule):
             return cls("", "")
@@ -166,7 +166,7 @@ _ADDED = re.compile(
 )
 
 
-def documented(source: Source, argument: str, others: Sequence[str] = ()) -> tuple[Meaning | None, str]:
+def documented(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> tuple[Meaning | None, str]:
     """The meaning that words beside the argument's name give it, and the words; None where they give none, or two.
 
     `others` are the other arguments' names: what follows one of them is said of it.
@@ -179,7 +179,7 @@ def documented(source: Source, argument: str, others: Sequence[str] = ()) -> tup
     return next(iter(said.items())) if len(said) == 1 else (None, "")
 
 
-def documented_axes(source: Source, argument: str, others: Sequence[str] = ()) -> str | None:
+def documented_axes(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> str | None:
     """ "(batch, q_len, k_len)" -> "BQK", "(b, m)" -> "BK"; None where no shape is told, or any that broadcasts."""
     for words in passages(source, argument, others):
         if "broadcast" in words.lower():
@@ -237,7 +237,7 @@ def _is_hidden(words: str) -> bool | None:
     return min(found)[2] if found else None
 
 
-def passages(source: Source, argument: str, others: Sequence[str]) -> Iterator[str]:
+def passages(source: DocumentedSource, argument: str, others: Sequence[str]) -> Iterator[str]:
     """What docstrings and comments say after the argument's name, up to the next argument's."""
     for text in dict.fromkeys([*docstrings(source.text), *docstrings(source.whole)]):
         yield from _entries(text, argument, others)

@@ -18,24 +18,24 @@ from .._learned_positions import ends_learned_positions
 from .._reading import Form, Hints, MaskReading, Meaning, Reading
 from .._subject import Subject
 from . import _sizes
-from ._documentation import Source
-from ._needed import Filled, by_place, constants, makers
+from ._documentation import DocumentedSource
+from ._needed import FilledCall, by_place, constants, makers
 from ._packed import as_sequence, packed_in, packings, takes_images, unpackable
 from ._returns import with_returns
-from ._signature import Argument
+from ._signature import TargetArgument
 from ._squares import head_width, square_of
-from ._trials import Sizes, Trials, mixing_axes, tensors_in
+from ._trials import TargetTrials, TrialSizes, mixing_axes, tensors_in
 
 WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where it takes any
 
 
 @dataclass(frozen=True)
-class Clues:
+class TargetClues:
     """All that is known of a target before it is called."""
 
     target: Any
-    arguments: tuple[Argument, ...]
-    source: Source
+    arguments: tuple[TargetArgument, ...]
+    source: DocumentedSource
     hints: Hints
     given: Mapping[str, Any]  # keywords of the user, for the constructor or the call
 
@@ -61,7 +61,7 @@ class Clues:
         return self.is_module and any(one.dim() >= 2 for one in self.target.parameters())
 
 
-def read(trials: Trials, clues: Clues) -> Reading:
+def read(trials: TargetTrials, clues: TargetClues) -> Reading:
     """The reading whose call works.
 
     Raises:
@@ -87,7 +87,7 @@ def read(trials: Trials, clues: Clues) -> Reading:
     )
 
 
-def _own_fault(trials: Trials, clues: Clues) -> TargetError | None:
+def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
     """What a call raised that no other way of calling mends: a name or a module that is missing, an attribute that
     tensors or the target do not have, a view of what lies apart in memory."""
     owner = re.escape(type(clues.target).__name__) if clues.is_module else "Tensor"
@@ -97,36 +97,36 @@ def _own_fault(trials: Trials, clues: Clues) -> TargetError | None:
     return next(found, None)
 
 
-def _of_a_square(trials: Trials, clues: Clues) -> TargetError | None:
+def _of_a_square(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
     """What a mask raises that is as wide as a head, or as the model, and not as the sequence."""
     readings = (reading for form in _forms(clues) for reading in islice(_candidates(clues, form), _LIKELY))
     found = (square_of(trials, one, lambda trial, reading: _working(trial, clues, reading)) for one in readings)
     return next((one for one in found if one is not None), None)
 
 
-def _of_other_sizes(trials: Trials, clues: Clues) -> TargetError | None:
+def _of_other_sizes(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
     """What a target raises whose own tensors are too small for the lengths that are tried, as a causal buffer of head
     width x head width, or which takes one size of a batch; None where other sizes do not mend it."""
-    few = _fitting(trials, clues, Sizes(3, 2, 2))
+    few = _fitting(trials, clues, TrialSizes(3, 2, 2))
     for length in range(3, 18):
-        raised = None if few is None else _raised(trials, few, Sizes(3, length, length))
+        raised = None if few is None else _raised(trials, few, TrialSizes(3, length, length))
         if few is not None and raised is not None:
             words = f"{raised.error}, with {length} positions: it takes at most {length - 1}"
-            if ends_learned_positions(Subject(trials.target, few), trials.inputs(few, Sizes(3, length, length))):
+            if ends_learned_positions(Subject(trials.target, few), trials.inputs(few, TrialSizes(3, length, length))):
                 words += ", where its learned positions end"
             elif length - 1 == head_width(trials, few):
                 words += ": the mask is (head_size, head_size), where (length, length) is expected"
             return TargetError(words, raised.location)
     for batch in _sizes.batches(clues.target) if clues.is_module else ():
-        found = _fitting(trials, clues, Sizes(batch, 7, 7))
-        raised = None if found is None else _raised(trials, found, Sizes(batch + 1, 7, 7))
+        found = _fitting(trials, clues, TrialSizes(batch, 7, 7))
+        raised = None if found is None else _raised(trials, found, TrialSizes(batch + 1, 7, 7))
         if raised is not None:
             words = f"{raised.error}, with {batch + 1} batch items: it takes a batch of {batch} alone"
             return TargetError(words, raised.location)
     return None
 
 
-def _fitting(trials: Trials, clues: Clues, sizes: Sizes) -> Reading | None:
+def _fitting(trials: TargetTrials, clues: TargetClues, sizes: TrialSizes) -> Reading | None:
     """The first reading of a module whose call works with inputs of these sizes."""
     trial = replace(trials, forced=sizes, errors={})
     forms = [form for form in _forms(clues) if form != "attention"]
@@ -134,13 +134,13 @@ def _fitting(trials: Trials, clues: Clues, sizes: Sizes) -> Reading | None:
     return next((found for one in likely if (found := _working(trial, clues, one)) is not None), None)
 
 
-def _raised(trials: Trials, reading: Reading, sizes: Sizes) -> TargetError | None:
+def _raised(trials: TargetTrials, reading: Reading, sizes: TrialSizes) -> TargetError | None:
     trial = replace(trials, forced=sizes, errors={})
     trial.returned(reading, tried="it")
     return trial.errors.get("it")
 
 
-def _packed(trials: Trials, clues: Clues, name: str, count: int) -> Reading:
+def _packed(trials: TargetTrials, clues: TargetClues, name: str, count: int) -> Reading:
     """The reading of one that takes several inputs in one tensor: the packing under which values move along the
     sequence.
 
@@ -155,7 +155,7 @@ def _packed(trials: Trials, clues: Clues, name: str, count: int) -> Reading:
     raise unpackable(name, count, [one.error for one in trials.errors.values()])
 
 
-def _with_required_masks(trials: Trials, clues: Clues) -> Reading | None:
+def _with_required_masks(trials: TargetTrials, clues: TargetClues) -> Reading | None:
     """A reading that gives masks which hide nothing, for a target that must be given one; the likeliest sizes only."""
     names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
     for form in _forms(clues) if names else ():
@@ -168,7 +168,7 @@ def _with_required_masks(trials: Trials, clues: Clues) -> Reading | None:
     return None
 
 
-def _likely(clues: Clues, form: Form) -> Iterator[Reading]:
+def _likely(clues: TargetClues, form: Form) -> Iterator[Reading]:
     """The likeliest sizes; of attention proper, which takes any, every layout."""
     found = _candidates(clues, form)
     return found if form == "attention" else islice(found, _LIKELY)
@@ -179,7 +179,7 @@ _MASK_SHAPES = ("QK", "BK", "B1QK", "BQK", "B1K", "B11K", "BHQK")
 _MEANINGS: tuple[Meaning, ...] = ("attend", "additive")
 
 
-def _forms(clues: Clues) -> Iterable[Form]:
+def _forms(clues: TargetClues) -> Iterable[Form]:
     """By what its arguments are called."""
     hint = clues.hints.form
     if hint is not None:
@@ -199,7 +199,7 @@ def _forms(clues: Clues) -> Iterable[Form]:
     return ("self", "qkv", "cross") if clues.is_module else ("attention", "self")
 
 
-def _prefers_context(clues: Clues) -> bool:
+def _prefers_context(clues: TargetClues) -> bool:
     role = "context" if clues.has("context") else "key_value"
     return clues.needs(role) or "cross" in type(clues.target).__name__.lower()
 
@@ -210,7 +210,7 @@ def is_pytorch(target: Any) -> bool:
     return isinstance(target, nn.Module) and type(target).__module__.startswith("torch.nn.")
 
 
-def input_names(clues: Clues, form: Form) -> tuple[str, ...]:
+def input_names(clues: TargetClues, form: Form) -> tuple[str, ...]:
     if form in ("attention", "qkv"):
         return clues.names("query", "key", "value")
     if form == "cross":
@@ -227,7 +227,7 @@ def input_names(clues: Clues, form: Form) -> tuple[str, ...]:
     return clues.names("x") or clues.names("query")
 
 
-def _candidates(clues: Clues, form: Form) -> Iterator[Reading]:
+def _candidates(clues: TargetClues, form: Form) -> Iterator[Reading]:
     names, heads = input_names(clues, form), _heads(clues)
     if form == "attention":
         yield from _proper(clues, names)
@@ -243,13 +243,13 @@ def _candidates(clues: Clues, form: Form) -> Iterator[Reading]:
                 )
 
 
-def _values(clues: Clues, form: Form) -> int | None:
+def _values(clues: TargetClues, form: Form) -> int | None:
     """The width of values that is not the keys', as nn.MultiheadAttention says it."""
     keys, values = (getattr(clues.target, name, None) for name in ("kdim", "vdim"))
     return values if form == "qkv" and isinstance(values, int) and values != keys else None
 
 
-def _heads(clues: Clues) -> int | None:
+def _heads(clues: TargetClues) -> int | None:
     """The user's, the module's, or the default of an argument."""
     own = _sizes.heads(clues.target) if clues.is_module else None
     told = [one.default for one in clues.arguments if one.role == "heads" and isinstance(one.default, int)]
@@ -258,7 +258,7 @@ def _heads(clues: Clues) -> int | None:
     return clues.hints.num_heads or own or next(iter([*given, *told, *needed]), None)
 
 
-def _proper(clues: Clues, names: tuple[str, ...]) -> Iterator[Reading]:
+def _proper(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]:
     """Attention proper: four axes before three, because what takes four is said to be of heads.
 
     A module that is known to have several heads and takes three axes splits them itself.
@@ -273,7 +273,7 @@ def _proper(clues: Clues, names: tuple[str, ...]) -> Iterator[Reading]:
                 yield Reading("qkv", layout, width * heads if told else width, heads, names=names)
 
 
-def _layouts(clues: Clues, names: tuple[str, ...], *usual: str) -> list[str]:
+def _layouts(clues: TargetClues, names: tuple[str, ...], *usual: str) -> list[str]:
     """The layouts to try: the user's alone, else the documented one first."""
     if clues.hints.layout is not None:
         return [clues.hints.layout.upper()]
@@ -288,21 +288,21 @@ def _layouts(clues: Clues, names: tuple[str, ...], *usual: str) -> list[str]:
 _KNOWN = {4: ("BHLD", "BLHD", "LBHD"), 3: ("BLD", "LBD", "HLD"), 2: ("LD",)}
 
 
-def _sequence_first(clues: Clues) -> bool:
+def _sequence_first(clues: TargetClues) -> bool:
     """PyTorch's modules say it with `batch_first`, theirs or that of the attention in them."""
     holds = clues.target.modules() if is_pytorch(clues.target) else (clues.target,)
     said = (getattr(one, "batch_first", None) for one in holds)
     return next((one for one in said if isinstance(one, bool)), True) is False
 
 
-def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
+def _working(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading | None:
     """The reading with its constants and places of return, where its call works."""
     heads = reading.heads if reading.form != "attention" else None
     keywords = constants(clues.arguments, clues.given, reading.width, heads)
     keywords = {name: value for name, value in keywords.items() if all(name != mask.argument for mask in reading.masks)}
     made = {name: make for name, make in makers(clues.arguments).items() if name not in keywords}
     placed = by_place(clues.arguments)
-    own = Filled(made, placed) if made else placed
+    own = FilledCall(made, placed) if made else placed
     reading = replace(reading, constants=keywords, call=own or reading.call)
     inputs = trials.inputs(reading)
     returned = trials.returned(reading, inputs, f"{reading.form} {reading.layout} of width {reading.width}")
@@ -313,7 +313,7 @@ def _working(trials: Trials, clues: Clues, reading: Reading) -> Reading | None:
     return with_returns(reading, returned, inputs, clues.source, clues.hints)
 
 
-def _settled(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+def _settled(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with the layout that its behaviour shows, and what it takes besides."""
     reading = _by_behaviour(trials, clues, reading)
     if reading.form == "attention" and "H" in reading.layout:
@@ -327,7 +327,7 @@ def _settled(trials: Trials, clues: Clues, reading: Reading) -> Reading:
     return replace(reading, max_length=longest, assumed=(*reading.assumed, *_assumptions(clues, reading)))
 
 
-def _grouped(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+def _grouped(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """With fewer key heads than query heads where the target takes them: two for six, which no broadcasting lets by."""
     heads = 6 if reading.heads == 3 else reading.heads or 1
     kv_heads = (_sizes.kv_heads(clues.target) if clues.is_module else None) or KV_HEADS
@@ -340,7 +340,7 @@ def _grouped(trials: Trials, clues: Clues, reading: Reading) -> Reading:
     return _working(trials, told, few) or reading
 
 
-def _by_behaviour(trials: Trials, clues: Clues, reading: Reading) -> Reading:
+def _by_behaviour(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """Another order of the same axes where values move along another axis and nothing says otherwise."""
     first = reading.names[0] if reading.names else ""
     told = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
@@ -357,7 +357,7 @@ def _by_behaviour(trials: Trials, clues: Clues, reading: Reading) -> Reading:
     return swapped
 
 
-def _assumptions(clues: Clues, reading: Reading) -> Iterator[str]:
+def _assumptions(clues: TargetClues, reading: Reading) -> Iterator[str]:
     hints = clues.hints
     if hints.layout is None:
         yield f"its input is {WORDS.get(reading.layout, reading.layout)} (otherwise --layout)"
@@ -367,7 +367,7 @@ def _assumptions(clues: Clues, reading: Reading) -> Iterator[str]:
         if name not in clues.given and value is not None:
             shown = value if isinstance(value, (bool, int, float, str)) else "random numbers"
             yield f"{name}={shown} in every call"
-    if isinstance(reading.call, Filled):
+    if isinstance(reading.call, FilledCall):
         yield f"{', '.join(reading.call.makers)} made for positions from 0 on"
 
 
@@ -389,7 +389,7 @@ _SHAPES = (
 )
 
 
-def _one_length(trials: Trials, clues: Clues) -> int | None:
+def _one_length(trials: TargetTrials, clues: TargetClues) -> int | None:
     """The one length that it takes, by the sizes of its own tensors: windows of Swin, a mask of a fixed size."""
     if not clues.is_module:
         return None
@@ -405,11 +405,11 @@ def _one_length(trials: Trials, clues: Clues) -> int | None:
         for reading in islice(_candidates(clues, form), _LIKELY):
             for size in sorted(one for one in sizes if 1 < one <= _LONGEST and one != reading.width):
                 try:
-                    inputs = trials.inputs(reading, Sizes(3, size, size))
+                    inputs = trials.inputs(reading, TrialSizes(3, size, size))
                 except Inapplicable:
                     break
                 if tried.returned(reading, inputs) is not None:
-                    more = trials.inputs(reading, Sizes(3, size + 1, size + 1))
+                    more = trials.inputs(reading, TrialSizes(3, size + 1, size + 1))
                     return size if tried.returned(reading, more) is None else None
     return None
 
@@ -417,7 +417,7 @@ def _one_length(trials: Trials, clues: Clues) -> int | None:
 _LONGEST = 256
 
 
-def _of_no_position(trials: Trials, clues: Clues) -> str:
+def _of_no_position(trials: TargetTrials, clues: TargetClues) -> str:
     """What a call that works returns in the place of an output for each position, in words: ClassAttn of timm gives one
     for the first alone."""
     tried = replace(trials, errors={})
@@ -433,7 +433,7 @@ def _of_no_position(trials: Trials, clues: Clues) -> str:
     return ""
 
 
-def _nothing_works(trials: Trials, clues: Clues) -> Exception:
+def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     if takes_images(clues.target):
         return as_sequence()
     errors = list(trials.errors.items())

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._inputs import Inputs
+from .._inputs import NamedInputs
 from .._reading import MaskReading, Meaning, Promise, Reading, own_part
 from ._documentation import documented, documented_axes
-from ._forms import Clues, is_pytorch
-from ._signature import Argument
-from ._trials import Sizes, Trials, differs, sizes_for
+from ._forms import TargetClues, is_pytorch
+from ._signature import TargetArgument
+from ._trials import TargetTrials, TrialSizes, differs, sizes_for
 
 BY_PAIR = ("QK", "BQK", "B1QK", "BHQK", "11QK", "1QK", "HQK")
 BY_KEY = ("BK", "B1K", "B11K", "K")
@@ -30,7 +30,7 @@ _OWN = "tgt|trg|target|self|dec|x_mask|look_ahead|causal"  # of the queries' own
 _HIDDEN = 1e-6  # of the movement that a key makes which is not hidden: rounding, or the weight e^-14
 
 
-def with_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading) -> Reading:
+def with_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, reading: Reading) -> Reading:
     """The reading with its mask arguments."""
     required = {mask.argument for mask in reading.masks}
     chosen = [one for one in clues.arguments if one.role in ("mask", "lengths") and one.name not in clues.given]
@@ -49,7 +49,7 @@ def with_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading)
     return reading
 
 
-def with_own_masks(trials: Trials, clues: Clues, promise: Promise, reading: Reading) -> Reading:
+def with_own_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, reading: Reading) -> Reading:
     """Form "cross": the reading with the masks of the queries' own sequence, found while the context stays the same."""
     own = [one for one in clues.arguments if one.role == "mask" and re.search(_OWN, one.name.lower())]
     if reading.form != "cross" or not own or "B" not in reading.layout:
@@ -60,13 +60,13 @@ def with_own_masks(trials: Trials, clues: Clues, promise: Promise, reading: Read
     return replace(reading, own_masks=found.masks, assumed=(*reading.assumed, *found.assumed))
 
 
-def _of_a_side(argument: Argument) -> bool:
+def _of_a_side(argument: TargetArgument) -> bool:
     """Beside a context its own mask comes first."""
     return "memory" not in argument.name and re.search("tgt|trg|src", argument.name) is not None
 
 
 def _of_argument(
-    trials: Trials, clues: Clues, promised: Meaning | None, reading: Reading, argument: Argument
+    trials: TargetTrials, clues: TargetClues, promised: Meaning | None, reading: Reading, argument: TargetArgument
 ) -> list[MaskReading]:
     if reading.form == "cross" and of_queries(argument.name, clues):
         return []
@@ -79,7 +79,7 @@ def _of_argument(
     for lengths in _lengths(trials, reading):
         # kernels take a boolean in its place, too: what is called a bias is first tried as one
         is_bias = said is None and _is_bias(argument)
-        trial = _Trial(trials, reading, argument.name, said == "additive" or is_bias, lengths, is_bias)
+        trial = _MaskTrial(trials, reading, argument.name, said == "additive" or is_bias, lengths, is_bias)
         found: list[MaskReading] = []
         for axes in _axes(argument, reading, shape):
             if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
@@ -111,7 +111,7 @@ def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
     return list({mask.axes: mask for mask in chosen}.values()) or masks[:1]
 
 
-def of_queries(name: str, clues: Clues) -> bool:
+def of_queries(name: str, clues: TargetClues) -> bool:
     """Whether, beside a context, a mask is of one sequence alone: the queries' own, or the context's before it."""
     lowered = name.lower()
     if re.search(_OWN, lowered):
@@ -120,7 +120,7 @@ def of_queries(name: str, clues: Clues) -> bool:
     return re.search("src|source|enc", lowered) is not None and beside and "memory" not in lowered
 
 
-def _axes(argument: Argument, reading: Reading, shape: str | None) -> list[str]:
+def _axes(argument: TargetArgument, reading: Reading, shape: str | None) -> list[str]:
     """The shapes to try, the documented one first."""
     if argument.role == "lengths":
         return ["B"]
@@ -130,16 +130,16 @@ def _axes(argument: Argument, reading: Reading, shape: str | None) -> list[str]:
     return list(dict.fromkeys([*([shape] if shape else []), *order]))
 
 
-def _for_keys(argument: Argument, shape: str | None) -> bool:
+def _for_keys(argument: TargetArgument, shape: str | None) -> bool:
     """Whether its documented shape, or its name, says that it hides keys from all queries alike."""
     return "Q" not in shape if shape else re.fullmatch(_FOR_KEYS, argument.name.lower()) is not None
 
 
-def _is_bias(argument: Argument) -> bool:
+def _is_bias(argument: TargetArgument) -> bool:
     return re.search("bias|alibi", argument.name.lower()) is not None
 
 
-def _usual(argument: Argument) -> Meaning:
+def _usual(argument: TargetArgument) -> Meaning:
     """PyTorch's `key_padding_mask` is True at the padding; most others call `mask` what may be seen."""
     if _is_bias(argument):
         return "additive"
@@ -147,7 +147,7 @@ def _usual(argument: Argument) -> Meaning:
 
 
 @dataclass(frozen=True)
-class _Moved:
+class _OutputMovement:
     """How much the outputs move when the hidden key changes, and when others do."""
 
     hidden: float
@@ -158,11 +158,17 @@ class _Moved:
         return 0 < self.others < math.inf and self.hidden <= _HIDDEN * self.others
 
 
-class _Trial:
+class _MaskTrial:
     """One argument, given masks of one shape after the other."""
 
     def __init__(
-        self, trials: Trials, reading: Reading, argument: str, additive: bool, lengths: Sizes, is_bias: bool = False
+        self,
+        trials: TargetTrials,
+        reading: Reading,
+        argument: str,
+        additive: bool,
+        lengths: TrialSizes,
+        is_bias: bool = False,
     ):
         self.trials, self.argument, self.additive, self.is_bias = trials, argument, additive, is_bias
         others = (mask for mask in reading.masks if mask.required and mask.argument != argument)
@@ -181,7 +187,7 @@ class _Trial:
         """
         codes = [*self._codes(axes, self.additive), *self._codes(axes, not self.additive)]
         codes = [replace(mask, merged=merged) for mask in codes]
-        moved: dict[MaskReading, _Moved] = {}
+        moved: dict[MaskReading, _OutputMovement] = {}
         for mask in codes:
             found = self._moved(mask)
             if found is not None and found.hides and self._matters(mask):
@@ -205,7 +211,7 @@ class _Trial:
                 yield MaskReading(self.argument, axes, "attend", dtype)
                 yield MaskReading(self.argument, axes, "ignore", dtype)
 
-    def _moved(self, mask: MaskReading) -> _Moved | None:
+    def _moved(self, mask: MaskReading) -> _OutputMovement | None:
         """None where the mask is refused."""
         before = self._out(mask, self.inputs)
         if before is None or (mask.meaning == "additive" and not self._adds(mask)):
@@ -215,7 +221,7 @@ class _Trial:
         hidden = self._movement(mask, before, [at], rows)
         # one key at a time, or the only one that is left would do; a neighbour, because windows see no other
         others = [self._movement(mask, before, [one], rows[-1:]) for one in (rows[-1] - 1, 0)]
-        return _Moved(hidden, max(others))
+        return _OutputMovement(hidden, max(others))
 
     def _matters(self, mask: MaskReading) -> bool:
         """Whether the hidden key would move those rows if it were not hidden."""
@@ -247,7 +253,7 @@ class _Trial:
         finite = moved[moved.isfinite()]
         return float(finite.mean()) if finite.numel() else float("inf")
 
-    def _out(self, mask: MaskReading, inputs: Inputs) -> Tensor | None:
+    def _out(self, mask: MaskReading, inputs: NamedInputs) -> Tensor | None:
         """The output with the hidden key hidden; None where the call fails or the mask's shape spreads into it."""
         reading = replace(self.reading, masks=(mask, *self.reading.masks))
         if mask.by_pair:
@@ -268,7 +274,7 @@ class _Trial:
         return self.inputs.key_length - 1 if mask.axes == "B" else 1
 
 
-def _lengths(trials: Trials, reading: Reading) -> Iterator[Sizes]:
+def _lengths(trials: TargetTrials, reading: Reading) -> Iterator[TrialSizes]:
     """More keys than queries, where the target takes them, so that a mask's axes are told apart; then as many."""
     same = sizes_for(reading)
     if reading.form in ("cross", "qkv", "attention"):
@@ -279,14 +285,14 @@ def _lengths(trials: Trials, reading: Reading) -> Iterator[Sizes]:
     yield same
 
 
-def _nearest(moved: list[tuple[MaskReading, _Moved]]) -> Meaning | None:
+def _nearest(moved: list[tuple[MaskReading, _OutputMovement]]) -> Meaning | None:
     """Of a mask that hides nothing wholly: the way under which the hidden key moves far less, if there is one."""
     ratios = {mask.meaning: one.hidden / one.others for mask, one in moved if one.others and math.isfinite(one.others)}
     ordered = sorted((ratio, meaning) for meaning, ratio in ratios.items() if math.isfinite(ratio))
     return ordered[0][1] if len(ordered) > 1 and ordered[0][0] < 0.25 * ordered[1][0] else None
 
 
-def _told(argument: Argument, masks: list[MaskReading], promised: Meaning | None) -> Iterator[str]:
+def _told(argument: TargetArgument, masks: list[MaskReading], promised: Meaning | None) -> Iterator[str]:
     if not masks:
         return
     first = masks[0]

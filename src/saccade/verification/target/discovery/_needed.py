@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ...findings._finding import Undecided
-from ._signature import Argument
+from ._signature import TargetArgument
 
 INPUTS = ("query", "key", "value", "x", "context", "key_value", "packed")
 LATER = ("mask", "lengths", "flag", "cache", "use_cache")  # found by trying once it can be called
 
 
 @dataclass(frozen=True)
-class ByPlace:
+class PositionalCall:
     """Calls the target with arguments that cannot be given by name at their places."""
 
-    arguments: tuple[Argument, ...]
+    arguments: tuple[TargetArgument, ...]
 
     def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
         given = list(places)
@@ -35,11 +35,11 @@ class ByPlace:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledCall:
     """Calls the target with what depends on the call's own lengths added: `makers` by argument."""
 
     makers: Mapping[str, Callable[[Tensor, Any], Any]]
-    entering: ByPlace | None = None
+    entering: PositionalCall | None = None
 
     def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
         first = next(one for one in (*places, *keywords.values()) if isinstance(one, Tensor))
@@ -50,7 +50,7 @@ class Filled:
 
 
 def constants(
-    arguments: tuple[Argument, ...], given: Mapping[str, Any], width: int, heads: int | None
+    arguments: tuple[TargetArgument, ...], given: Mapping[str, Any], width: int, heads: int | None
 ) -> dict[str, Any]:
     """Keywords of every call: what the user gave, what asks for the weights, and what must be given.
 
@@ -78,18 +78,18 @@ def constants(
     return made
 
 
-def makers(arguments: tuple[Argument, ...]) -> dict[str, Callable[[Tensor, Any], Any]]:
+def makers(arguments: tuple[TargetArgument, ...]) -> dict[str, Callable[[Tensor, Any], Any]]:
     """What must be made for each call."""
     return {one.name: _MADE[one.role] for one in arguments if one.role in _MADE and one.required}
 
 
-def by_place(arguments: tuple[Argument, ...]) -> ByPlace | None:
+def by_place(arguments: tuple[TargetArgument, ...]) -> PositionalCall | None:
     """How those that are no inputs and cannot be given by name are given; None where all have names."""
     placed = tuple(one for one in arguments if one.by_place and one.role not in INPUTS)
-    return ByPlace(placed) if placed else None
+    return PositionalCall(placed) if placed else None
 
 
-def _value(argument: Argument, width: int, heads: int | None) -> Any:
+def _value(argument: TargetArgument, width: int, heads: int | None) -> Any:
     head_width = width // heads if heads else width
     simple: dict[str, Any] = {
         "dropout": 0.0,

@@ -14,7 +14,7 @@ from torch import nn
 
 from ...findings._finding import Undecided
 from .._reading import Reading
-from ._signature import Argument
+from ._signature import TargetArgument
 
 WIDTH, HEADS = 16, 4  # unlike the number of what is packed
 # the layout of each of the three, and the axis along which they are stacked
@@ -33,7 +33,7 @@ _STACKED = (
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedInputs:
     """Calls the target with its last inputs in one tensor: `count` of them, at `axis`, stacked or side by side."""
 
     count: int
@@ -56,7 +56,7 @@ class Packed:
         return f"{name} is {what} in one tensor ({', '.join(axes)}) (otherwise --adapter)"
 
 
-def packed_in(arguments: tuple[Argument, ...], has_matrices: bool) -> tuple[str, int] | None:
+def packed_in(arguments: tuple[TargetArgument, ...], has_matrices: bool) -> tuple[str, int] | None:
     """The argument that takes several inputs in one, and how many."""
     roles = [one.role for one in arguments]
     if has_matrices:
@@ -72,11 +72,11 @@ def packings(count: int, heads: int | None, layout: str | None) -> Iterator[Read
     for axes, at in _STACKED:
         if layout is None or layout.upper() == axes:
             yield Reading(
-                "attention", axes, WIDTH, (heads or HEADS) if "H" in axes else 1, call=Packed(count, at), names=()
+                "attention", axes, WIDTH, (heads or HEADS) if "H" in axes else 1, call=PackedInputs(count, at), names=()
             )
     if layout is None or layout.upper() == "BLD":
         form, known = ("qkv", heads) if heads else ("attention", 1)
-        yield Reading(form, "BLD", 24, known, call=Packed(count, 2, is_stacked=False))  # type: ignore[arg-type]
+        yield Reading(form, "BLD", 24, known, call=PackedInputs(count, 2, is_stacked=False))  # type: ignore[arg-type]
 
 
 def unpackable(name: str, count: int, raised: list[str]) -> Undecided:

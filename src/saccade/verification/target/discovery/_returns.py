@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .._inputs import Inputs
+from .._inputs import NamedInputs
 from .._reading import Hints, Reading
-from ._documentation import Source
+from ._documentation import DocumentedSource
 from ._trials import tensors_in
 
 # What has the shape of weights and is none; "scores" is often what people call the weights.
@@ -25,7 +25,9 @@ _OTHERS = (
 _WEIGHTS = r".*(attn|attention|weight|prob|alpha|score).*|p|w|a|att"
 
 
-def with_returns(reading: Reading, returned: Any, inputs: Inputs, source: Source, hints: Hints) -> Reading | None:
+def with_returns(
+    reading: Reading, returned: Any, inputs: NamedInputs, source: DocumentedSource, hints: Hints
+) -> Reading | None:
     """The reading with the places of output and weights; None where nothing returned has an output's shape."""
     found = dict(tensors_in(returned))
     out = hints.out if hints.out is not None else _output(reading, found, inputs)
@@ -46,13 +48,13 @@ def with_returns(reading: Reading, returned: Any, inputs: Inputs, source: Source
     return reading
 
 
-def _output(reading: Reading, found: dict[Any, Tensor], inputs: Inputs) -> int | str | None:
+def _output(reading: Reading, found: dict[Any, Tensor], inputs: NamedInputs) -> int | str | None:
     fitting = [where for where, tensor in found.items() if _fits(tensor, reading, inputs)]
     wide = [where for where in fitting if found[where].shape[-1] == _width(reading)]
     return (wide or fitting or [None])[0]
 
 
-def _fits(tensor: Tensor, reading: Reading, inputs: Inputs) -> bool:
+def _fits(tensor: Tensor, reading: Reading, inputs: NamedInputs) -> bool:
     layout = reading.out_layout or reading.layout
     if tensor.dim() != len(layout) or not (tensor.is_floating_point() or tensor.is_complex()):
         return False
@@ -62,13 +64,13 @@ def _fits(tensor: Tensor, reading: Reading, inputs: Inputs) -> bool:
     return [size for size, letter in zip(tensor.shape, layout, strict=True) if letter != "D"] == expected
 
 
-def _sizes(inputs: Inputs) -> dict[str, int]:
+def _sizes(inputs: NamedInputs) -> dict[str, int]:
     query = inputs.tensors.get("query")
     heads = query.shape[1] if query is not None and query.dim() == 4 else 0
     return {"B": inputs.batch, "Q": inputs.length, "K": inputs.key_length, "H": heads}
 
 
-def _axes(tensor: Tensor, inputs: Inputs, reading: Reading) -> str | None:
+def _axes(tensor: Tensor, inputs: NamedInputs, reading: Reading) -> str | None:
     """The letters of a tensor of attention weights, or None where it can be none."""
     sizes = _sizes(inputs)
     sizes["H"] = sizes["H"] or reading.heads or 0

@@ -113,7 +113,7 @@ _ROLES = (
 
 
 @dataclass(frozen=True)
-class Argument:
+class TargetArgument:
     """One parameter of the target's signature."""
 
     name: str
@@ -130,7 +130,7 @@ def role_of(name: str) -> str:
     return next((role for role, pattern in _ROLES if re.fullmatch(pattern, lowered)), "")
 
 
-def arguments_of(target: Any) -> tuple[Argument, ...]:
+def arguments_of(target: Any) -> tuple[TargetArgument, ...]:
     """The target's arguments; none where it has no signature that says them."""
     target = getattr(target, "_orig_mod", target)  # what torch.compile made of a module
     function = target.forward if isinstance(target, nn.Module) else target
@@ -145,16 +145,18 @@ def arguments_of(target: Any) -> tuple[Argument, ...]:
     return tuple([*arguments, *_open(parameters, arguments, function)])
 
 
-def _open(parameters: list[inspect.Parameter], named: list[Argument], function: Any) -> Iterator[Argument]:
+def _open(parameters: list[inspect.Parameter], named: list[TargetArgument], function: Any) -> Iterator[TargetArgument]:
     """A mask among `*args`, and those that the source takes out of `**kwargs` by name."""
     takes_masks = any(one.role == "mask" for one in named)
     for one in parameters:
         if one.kind is one.VAR_POSITIONAL and not takes_masks:
-            yield Argument(one.name, "mask", required=False, by_place=True, place=len(named) or None, is_open=True)
+            yield TargetArgument(
+                one.name, "mask", required=False, by_place=True, place=len(named) or None, is_open=True
+            )
         elif one.kind is one.VAR_KEYWORD:
             for name in _taken_out(function, one.name):
                 if role_of(name) in ("mask", "lengths", "flag") and all(name != other.name for other in named):
-                    yield Argument(name, role_of(name), required=False)
+                    yield TargetArgument(name, role_of(name), required=False)
 
 
 def _taken_out(function: Any, keywords: str) -> list[str]:
@@ -184,7 +186,7 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
-def _argument(parameter: inspect.Parameter, at: int) -> Argument:
+def _argument(parameter: inspect.Parameter, at: int) -> TargetArgument:
     role = role_of(parameter.name)
     required = parameter.default is parameter.empty
     boolean = isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
@@ -195,7 +197,7 @@ def _argument(parameter: inspect.Parameter, at: int) -> Argument:
         role = "flag" if boolean else ("mask" if tensor and role == "flag" else role)
         if boolean and re.search("pad|bias|alibi", parameter.name.lower()):
             role = ""
-    return Argument(
+    return TargetArgument(
         parameter.name,
         role,
         required,
@@ -205,13 +207,13 @@ def _argument(parameter: inspect.Parameter, at: int) -> Argument:
     )
 
 
-def _scripted(argument: Any) -> Argument:
+def _scripted(argument: Any) -> TargetArgument:
     """Of TorchScript's schema."""
     required = not argument.has_default_value()
-    return Argument(argument.name, role_of(argument.name), required, None if required else argument.default_value)
+    return TargetArgument(argument.name, role_of(argument.name), required, None if required else argument.default_value)
 
 
-def _agreed(arguments: list[Argument]) -> tuple[Argument, ...]:
+def _agreed(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
     """Names that mean something else beside others: `src` is the context of `tgt`, `h` no input beside `x`."""
     roles = [one.role for one in arguments]
     names = [one.name.lower() for one in arguments]

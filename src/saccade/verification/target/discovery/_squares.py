@@ -13,7 +13,7 @@ from .._source import line_with
 from .._steady import steady
 from .._subject import Subject
 from . import _sizes
-from ._trials import Sizes, Trials
+from ._trials import TargetTrials, TrialSizes
 
 _MASKING = re.compile(r"mask|tril|triu|causal|where\(")
 _MOST, _OTHER = 256, 5
@@ -26,10 +26,10 @@ _OF_A_HEAD = (
 _OF_THE_MODEL = r"(?:\w+\.)*(?:embed_dim|embed_size|emb_dim|model_dim|d_model|n_embd|hidden_size)"
 _OF_LENGTHS = r"(?:\w+\.)*(?:block\w*|context\w*|ctx\w*|n_ctx|max\w*|n_positions|seq\w*|length|len|T|L)"
 
-Working = Callable[[Trials, Reading], Reading | None]
+Working = Callable[[TargetTrials, Reading], Reading | None]
 
 
-def square_of(trials: Trials, reading: Reading, working: Working) -> TargetError | None:
+def square_of(trials: TargetTrials, reading: Reading, working: Working) -> TargetError | None:
     """What a target raises whose mask is (head_size, head_size), say, where (length, length) is expected; None where
     no such length makes a call work, or the line that raises is none of a mask."""
     for name, size in _widths(trials, reading):
@@ -44,16 +44,16 @@ def square_of(trials: Trials, reading: Reading, working: Working) -> TargetError
 
 
 @dataclass(frozen=True)
-class Square:
+class SquareLimit:
     """Why a target takes nothing longer than its heads, or itself, are wide."""
 
     words: str
     line: Location | None  # that makes the mask; None: how it is made is not known, and it may be by chance
 
 
-def sliced_square(subject: Subject, longest: int, error: TargetError) -> Square | None:
+def sliced_square(subject: Subject, longest: int, error: TargetError) -> SquareLimit | None:
     """Of a target that raises beyond `longest` positions: a mask (head_size, head_size) of which it takes a part."""
-    named = {size: name for name, size in reversed([*_widths(Trials(subject.target), subject.reading)])}
+    named = {size: name for name, size in reversed([*_widths(TargetTrials(subject.target), subject.reading)])}
     if longest not in named or error.location is None or not _MASKING.search(error.location.code):
         return None
     name = named[longest]
@@ -64,10 +64,10 @@ def sliced_square(subject: Subject, longest: int, error: TargetError) -> Square 
         line = error.location if _widens(subject, longest) else None
     of_lengths = line_with(subject, _MADE.format(_OF_LENGTHS)) is not None
     if line is not None and not of_lengths:
-        return Square(made, line)
+        return SquareLimit(made, line)
     if line is None and (of_lengths or longest in _sizes.lengths(subject.target)):
         return None
-    return Square(f"{longest} is its {name}, too: that may be chance, or {made}", None)
+    return SquareLimit(f"{longest} is its {name}, too: that may be chance, or {made}", None)
 
 
 def _widens(subject: Subject, longest: int) -> bool:
@@ -82,7 +82,7 @@ def _widens(subject: Subject, longest: int) -> bool:
     return True
 
 
-def head_width(trials: Trials, reading: Reading) -> int | None:
+def head_width(trials: TargetTrials, reading: Reading) -> int | None:
     """Of a head, as far as it is known."""
     if reading.form == "attention":
         return reading.width
@@ -90,7 +90,7 @@ def head_width(trials: Trials, reading: Reading) -> int | None:
     return told or (reading.width // reading.heads if reading.heads else None)
 
 
-def _widths(trials: Trials, reading: Reading) -> Iterator[tuple[str, int]]:
+def _widths(trials: TargetTrials, reading: Reading) -> Iterator[tuple[str, int]]:
     named = [
         ("head_size", head_width(trials, reading)),
         ("embed_dim", reading.width),
@@ -104,7 +104,7 @@ def _widths(trials: Trials, reading: Reading) -> Iterator[tuple[str, int]]:
             yield name, size
 
 
-def _raised(trials: Trials, reading: Reading, working: Working, size: int) -> TargetError | None:
+def _raised(trials: TargetTrials, reading: Reading, working: Working, size: int) -> TargetError | None:
     """What the length after this one raises, where this one works and the one before it does not."""
     if working(_forced(trials, size), reading) is None or working(_forced(trials, size - 1), reading) is not None:
         return None
@@ -112,12 +112,12 @@ def _raised(trials: Trials, reading: Reading, working: Working, size: int) -> Ta
     return None if working(longer, reading) is not None else next(iter(longer.errors.values()), None)
 
 
-def _follows(trials: Trials, reading: Reading, working: Working, size: int) -> bool:
+def _follows(trials: TargetTrials, reading: Reading, working: Working, size: int) -> bool:
     """Whether the one length that is taken is another one for another width."""
     wider = replace(reading, width=reading.width + _OTHER)
     taken = [working(_forced(trials, one), wider) is not None for one in (size, size + _OTHER)]
     return taken == [False, True]
 
 
-def _forced(trials: Trials, length: int) -> Trials:
-    return replace(trials, forced=Sizes(2 if length != 2 else 3, length, length), errors={})
+def _forced(trials: TargetTrials, length: int) -> TargetTrials:
+    return replace(trials, forced=TrialSizes(2 if length != 2 else 3, length, length), errors={})

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Inapplicable, TargetError
-from .._calling import Given, arguments_of, entered, invoke, picked
-from .._inputs import Inputs
+from .._calling import CallRequest, arguments_of, entered, invoke, picked
+from .._inputs import NamedInputs
 from .._reading import Reading
 from .._subject import Subject
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TrialSizes:
     """Of a trial: unlike each other and unlike the target's own sizes, so that no axis is taken for another."""
 
     batch: int = 2
@@ -28,25 +28,25 @@ class Sizes:
     key_length: int = 7
 
     @classmethod
-    def unlike(cls, *taken: int | None) -> Sizes:
+    def unlike(cls, *taken: int | None) -> TrialSizes:
         free = [size for size in (7, 5, 11, 13, 17) if size not in taken]
         return cls(next(size for size in (2, 3, 5, 11) if size not in (*taken, free[0])), free[0], free[0])
 
 
 @dataclass(eq=False)
-class Trials:
+class TargetTrials:
     """The target under trial, and what its failed trials raised."""
 
     target: Any
     errors: dict[str, TargetError] = field(default_factory=dict)  # what was tried, in words, and what came
-    forced: Sizes | None = None  # for one that takes no other
+    forced: TrialSizes | None = None  # for one that takes no other
 
-    def inputs(self, reading: Reading, sizes: Sizes | None = None, seed: int = 0) -> Inputs:
+    def inputs(self, reading: Reading, sizes: TrialSizes | None = None, seed: int = 0) -> NamedInputs:
         sizes = self.forced or sizes or sizes_for(reading)
         key_length = None if reading.form in ("self", "tokens") else sizes.key_length
         return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
 
-    def returned(self, reading: Reading, inputs: Inputs | None = None, tried: str = "") -> Any:
+    def returned(self, reading: Reading, inputs: NamedInputs | None = None, tried: str = "") -> Any:
         """What a call gives, or None where it raised."""
         inputs = inputs or self.inputs(reading)
         torch.manual_seed(0)  # so that dropout, if it is active, is the same in every trial
@@ -58,7 +58,7 @@ class Trials:
                     if reading.form == "attention" and "H" not in reading.layout
                     else inputs
                 )
-            return invoke(self.target, reading, Given(inputs))
+            return invoke(self.target, reading, CallRequest(inputs))
         except Inapplicable:
             return None
         except TargetError as error:
@@ -66,7 +66,7 @@ class Trials:
                 self.errors[tried] = error
             return None
 
-    def out(self, reading: Reading, inputs: Inputs, **given: Any) -> Tensor | None:
+    def out(self, reading: Reading, inputs: NamedInputs, **given: Any) -> Tensor | None:
         """The output in our layout, or None where the call raised."""
         torch.manual_seed(0)
         try:
@@ -79,9 +79,9 @@ class Trials:
             return None
 
 
-def sizes_for(reading: Reading) -> Sizes:
+def sizes_for(reading: Reading) -> TrialSizes:
     head = reading.width // reading.heads if reading.heads and reading.form != "attention" else None
-    return Sizes.unlike(
+    return TrialSizes.unlike(
         reading.width, reading.heads, reading.kv_heads, head, reading.value_width, reading.context_width
     )
 
@@ -122,9 +122,9 @@ def _holds_numbers(one: Any) -> TypeGuard[Tensor]:
     return isinstance(one, Tensor) and one.layout == torch.strided and not one.is_meta and not one.is_nested
 
 
-def mixing_axes(trials: Trials, reading: Reading) -> list[int]:
+def mixing_axes(trials: TargetTrials, reading: Reading) -> list[int]:
     """The axes of the output along which a change at one index of the last input (the values) moves other indices."""
-    places, keywords = arguments_of(reading, Given(trials.inputs(reading)))
+    places, keywords = arguments_of(reading, CallRequest(trials.inputs(reading)))
     where: Any = reading.names[-1] if reading.names else len(places) - 1
     value: Tensor = keywords[where] if reading.names else places[where]
     before = _out(trials, reading, places, keywords)
@@ -156,7 +156,7 @@ def _elsewhere(before: Tensor | None, after: Tensor | None, axis: int, at: int) 
     return bool(changed[:at].any() or changed[at + 1 :].any())
 
 
-def _out(trials: Trials, reading: Reading, places: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
+def _out(trials: TargetTrials, reading: Reading, places: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
     try:
         found = picked(entered(trials.target, reading, places, keywords), reading.out)
     except (Inapplicable, TargetError):

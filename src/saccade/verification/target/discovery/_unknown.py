@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...findings._finding import TargetError, Undecided
-from ._forms import Clues, read
-from ._trials import Trials
+from ._forms import TargetClues, read
+from ._trials import TargetTrials
 
 _PLACES = ("first", "second", "third")
 
 
-def settled(trials: Trials, clues: Clues) -> tuple[Clues, tuple[str, ...]]:
+def settled(trials: TargetTrials, clues: TargetClues) -> tuple[TargetClues, tuple[str, ...]]:
     """The clues with a role for each argument that must be given, and what was assumed of it.
 
     Raises:
@@ -35,7 +35,7 @@ def settled(trials: Trials, clues: Clues) -> tuple[Clues, tuple[str, ...]]:
     return way, (f"{words}, because the call works so",)
 
 
-def _ways(clues: Clues, unknown: list[str]) -> Iterator[tuple[str, str, Clues]]:
+def _ways(clues: TargetClues, unknown: list[str]) -> Iterator[tuple[str, str, TargetClues]]:
     names = [one.name for one in clues.arguments if one.required and one.name not in clues.given]
     form = clues.hints.form
     if len(names) == 3 and not clues.has("mask") and form in (None, "attention", "qkv"):
@@ -56,13 +56,13 @@ def _ways(clues: Clues, unknown: list[str]) -> Iterator[tuple[str, str, Clues]]:
         yield f"{name} is a mask", f"--mask {name}", _with_roles(clues, {name: "mask"})
 
 
-def _with_roles(clues: Clues, roles: dict[str, str]) -> Clues:
+def _with_roles(clues: TargetClues, roles: dict[str, str]) -> TargetClues:
     arguments = tuple(replace(one, role=roles.get(one.name, one.role)) for one in clues.arguments)
     return replace(clues, arguments=arguments)
 
 
-def _works(trials: Trials, clues: Clues) -> bool:
-    trial = Trials(trials.target)
+def _works(trials: TargetTrials, clues: TargetClues) -> bool:
+    trial = TargetTrials(trials.target)
     try:
         read(trial, clues)
     except (Undecided, TargetError):
