@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from saccade.benchmark import tasks
 from saccade.benchmark.tasks import TrainingBudget, load, training
-from saccade.benchmark.variants import tasks
 from saccade.cli import main
 
 QUICK = ["--steps", "2", "--rates", ".01"]
@@ -16,7 +16,7 @@ QUICK = ["--steps", "2", "--rates", ".01"]
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Few held-out examples, so that a run takes a moment."""
-    monkeypatch.setattr(tasks, "Budget", lambda **options: TrainingBudget(**{"held": 8, "batch": 2, **options}))
+    monkeypatch.setattr(tasks, "TrainingBudget", lambda **options: TrainingBudget(**{"held": 8, "batch": 2, **options}))
 
 
 def compare(*arguments: str) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import safetensors
 import torch
 
+from .._seeding import seeded
 from ..models._shortened import shortened
 from ..models.checkpoint import read_json
 
@@ -73,7 +74,7 @@ def check_sizes(config: Any, folder: Path, make: Callable[[Any], Any]) -> None:
     numbers = sum(counts)
     try:
         # Without memory, and without drawing what a caller's seed is for.
-        with torch.device("meta"), torch.random.fork_rng(devices=()):
+        with torch.device("meta"), seeded(None):
             made = make(copy.deepcopy(config))
         asked = sum(parameter.numel() for parameter in made.parameters())
     except Exception:  # what transformers has to say against it, it says when it makes the model

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+from ..._seeding import seeded
 from .everyone import named, usual
 from .examples import Task
 from .model import ModelShape
@@ -39,7 +40,7 @@ def cases(
         for task in tasks
         for name in (usual(task) if names is None else names)
     ]
-    with torch.random.fork_rng(devices=[]):
+    with seeded(None):
         for name in {case.name for case in found}:
             named(name).body(shape.width, shape.layers, 2)  # refuses what does not fit this width
     return found
@@ -49,7 +50,7 @@ def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
     """One run, and what its contender keeps."""
     contender, (width, layers) = named(case.name), (case.shape.width, case.shape.layers)
     length = case.task.length
-    with torch.random.fork_rng(devices=[]):
+    with seeded(None):
         kept, longer = (contender.remembers(width, layers, length + more) for more in (0, 1))
     outcome = run(contender, case.task, case.seed, case.shape, case.budget, tell)
     return FinishedRun(case.described(), case.task.groups, case.task.chance, kept, longer - kept, outcome)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from ...nn.config import check_count, check_number, check_positive
 from .contenders import TaskContender
 from .examples import UNASKED, Examples, Task, digests, never_seen
@@ -100,14 +101,13 @@ def run(
     )
     held = torch.cat((digests(judged.tokens), digests(validation.tokens)))
     best: _Trained | None = None
-    with torch.random.fork_rng(devices=[]):
-        for rate in budget.rates:
-            torch.manual_seed(_seed(seed, "weights"))
+    for rate in budget.rates:
+        with seeded(_seed(seed, "weights")):
             model = SequenceModel(contender, task, shape)
             trained = _train(model, task, seed, rate, budget, validation, held, tell)
-            best = trained if best is None or trained.validated > best.validated else best
-            if best.validated >= SOLVED:
-                break
+        best = trained if best is None or trained.validated > best.validated else best
+        if best.validated >= SOLVED:
+            break
     assert best is not None
     right, groups = _right(best.model, judged), judged.groups[(judged.targets != UNASKED).nonzero()[:, 0]]
     return TrainingOutcome(

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from .contenders import VariantContender
 from .data import ProblemSizes
 from .layers import AttentionLayer, LayerMaker
@@ -79,8 +80,7 @@ def as_layer(one: VariantContender, sizes: ProblemSizes, seed: int) -> nn.Module
     """What reads q, k and v in the place of softmax attention in a layer; a layer is one already."""
     if isinstance(one, LayerMaker):
         return one.module(sizes, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if isinstance(one, MaskedAttention):
             return AttentionLayer(sizes, None, one.mask(sizes)).eval()
         if isinstance(one, VariantAttention):

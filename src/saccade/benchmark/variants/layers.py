@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._masks import Causal, Mask
+from ..._seeding import seeded
 from ...nn import AttentionConfig, MultiHeadAttention
 from ...variants import MechanismConfig
 from .contenders import ContenderRunner, Decoding, VariantContender, counted
@@ -66,8 +67,7 @@ class LayerMaker(VariantContender):
     def module(self, sizes: ProblemSizes, seed: int) -> Stepping:
         """With parameters drawn from `seed`, at rest; the global generator is left as it was."""
         assert self.make is not None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self.make(sizes).eval()
 
     def build(self, sizes: ProblemSizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> ContenderRunner:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._attention import attention
 from ..._masks import Causal, Mask
+from ..._seeding import seeded
 from ...variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, patterns
 from .contenders import ContenderRunner, Decoding, VariantContender, counted
 from .data import ProblemSizes
@@ -198,8 +199,7 @@ def refused(config: MechanismConfig, sizes: ProblemSizes) -> str:
 
 def built(config: MechanismConfig, heads: HeadSizes, seed: int) -> Mechanism:
     """The module with its parameters drawn from `seed`, at rest; the global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return config.build(heads).eval()
 
 

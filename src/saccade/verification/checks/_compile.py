@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
-from ..tracing._randomness import seeded
 
 # What is captured here counts against no limit of the caller's, where PyTorch can keep it apart. Nothing is reset
 # afterwards: that would throw away all that the caller has compiled.

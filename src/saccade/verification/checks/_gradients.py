@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target._check import Check
 from ..target._here import location_here
@@ -24,7 +25,6 @@ from ..target._inputs import NamedInputs
 from ..target._operations import EagerOperations
 from ..target._source import block_around, function_line, rates_of, with_rates
 from ..target._subject import Subject
-from ..tracing._randomness import seeded
 from ..tracing._trace import traced
 from ._gradients_initial import at_the_start
 from ._precision import jumps_of

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..._seeding import seeded
 from ..findings._finding import Inapplicable, Location, Severity, TargetError
 from ..target._source import line_with
 from ..target._subject import Subject
-from ..tracing._randomness import seeded
 from ..tracing._trace import measured
 
 # For inputs of variance 1, logits of a usual initialisation have a standard deviation of 0.01 to 3. Above 12 the

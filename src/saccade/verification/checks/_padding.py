@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target import _influence as influence
 from ..target._check import Check
@@ -117,7 +118,7 @@ def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _P
 
 def _call(padded: _PaddedSubject, inputs: NamedInputs | None = None) -> Tensor:
     inputs = padded.inputs if inputs is None else inputs
-    with influence.seeded(), torch.no_grad():
+    with seeded(influence.SEED), torch.no_grad():
         return influence.four(padded.subject(inputs, **padded.masks).out)
 
 
@@ -276,7 +277,7 @@ def _without_rounding(padded: _PaddedSubject, name: str, sizes: Tensor) -> Tenso
 def _sizes_of_gradients(padded: _PaddedSubject) -> dict[str, Tensor]:
     """(B, L) by input of the padded side: the largest gradient of the real outputs to each position."""
     leaves = influence.leaves(padded.inputs)
-    with torch.enable_grad(), influence.seeded():
+    with torch.enable_grad(), seeded(influence.SEED):
         out = influence.four(padded.subject.fresh()(leaves, **padded.masks).out)
         weigh = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out)
         total = sum(
@@ -403,7 +404,7 @@ def _is_hidden(padded: _PaddedSubject) -> bool:
 
 def _attentions(padded: _PaddedSubject) -> list[TracedAttention]:
     try:
-        with influence.seeded(), torch.no_grad():
+        with seeded(influence.SEED), torch.no_grad():
             found = measured(padded.subject.fresh(), padded.inputs, **padded.masks)
     except (Inapplicable, TargetError):
         return []

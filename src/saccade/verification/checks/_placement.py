@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._source import attribute_line, line_with
 from ..target._subject import Subject
-from ..tracing._randomness import seeded
 from ._placement_saving import lost
 
 NAMES = {torch.float64: "float64", torch.bfloat16: "bfloat16"}

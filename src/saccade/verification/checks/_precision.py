@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._here import location_here
 from ..target._inputs import NamedInputs
 from ..target._operations import EagerOperations
 from ..target._subject import Subject
-from ..tracing._randomness import seeded
 from ..tracing._trace import traced
 
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}

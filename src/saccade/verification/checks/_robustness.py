@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Location, TargetError
 from ..target._check import Check
 from ..target._here import location_here
@@ -21,7 +22,7 @@ from ..target._source import attribute_line, line_with, rates_of, with_rates
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
 from ..target.discovery._squares import sliced_square
-from ..tracing._randomness import drops, followed, seeded
+from ..tracing._randomness import drops, followed
 
 # Odd ones, the smallest, and one beyond the usual small buffers; those around the sizes of buffers are added.
 LENGTHS = (1, 2, 3, 64, 257)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
@@ -254,8 +255,7 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
     own = with_rates(subject, rates, _RATE)
     try:
         inputs = own.inputs(_BATCH, min(_LENGTH, own.reading.max_length or _LENGTH))
-        with torch.random.fork_rng(devices=[]), own.training():
-            torch.manual_seed(0)
+        with seeded(0), own.training():
             looked = traced(own, inputs)
     except (Inapplicable, TargetError):
         return

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
+from ..._seeding import seeded
 from ..findings._finding import TargetError, Undecided
 from ..findings._locate import location_of
 from ..findings._words import GPU_WORDS
@@ -82,8 +81,7 @@ def construct(
     """
     hints, promise = hints or Hints(), promise or Promise()
     taken, left = _arguments(target, dict(given), hints, promise)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         try:
             return target(**taken), left
         except Exception as error:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._seeding import seeded
 from ..findings._finding import Inapplicable, UnreadableResult
 from ._calling import guarded
 from ._influence import is_causal
 from ._inputs import NamedInputs
-from ._steady import same_random_numbers
 from ._subject import Subject
 
 
@@ -148,7 +148,7 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
 
 def in_pieces(decoder: CachedDecoder, inputs: NamedInputs, sizes: Sequence[int]) -> Tensor:
     """All outputs of a sequence given in pieces of these sizes."""
-    with same_random_numbers(), torch.no_grad():
+    with seeded(0, devices=None), torch.no_grad():
         return torch.cat([decoder(piece) for piece in pieces(inputs, sizes)], -2)
 
 

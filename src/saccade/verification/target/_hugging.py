@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..._seeding import seeded
 from ...inspection._configuration import check_sizes, offline, read_configuration
 from ...inspection._transformers import quiet
 from ...models import load as load_own
@@ -130,8 +131,7 @@ def _random(kind: Any, config: Any) -> Any:
     # Of variance 1 / width, so that what attention does is no small part of the output, as it is with 0.02.
     if hasattr(config, "initializer_range"):
         config.initializer_range = 1 / math.sqrt(config.hidden_size)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
+    with seeded(0):
         return kind(config).eval()
 
 

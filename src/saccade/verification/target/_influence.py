@@ -8,21 +8,21 @@ Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..._seeding import seeded
 from ..findings._finding import Inapplicable, TargetError
 from ._inputs import NamedInputs, Side
 from ._operations import EagerOperations
 from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
-_SEED = 20
+SEED = 20
 # In targets that are not repeatable, differences up to this multiple of what equal calls differ by are no influence.
 _NOISES = 16
 # Changes below this part of the output may be rounding: of that nothing is left in float64, and all of what leaks.
@@ -44,7 +44,7 @@ class SteadySubject:
     def __call__(self, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
         """(B, H or 1, Lq, D) output."""
         subject = self.subject.fresh() if self.copied else self.subject
-        with seeded(), torch.no_grad():
+        with seeded(SEED), torch.no_grad():
             return four(subject(inputs, pairs=pairs, padding=padding).out)
 
 
@@ -172,11 +172,11 @@ def gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side = "bot
 
 
 def _gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side) -> Tensor:
-    with torch.enable_grad(), seeded():
+    with torch.enable_grad(), seeded(SEED):
         given = leaves(inputs)
         # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
         out = four(subject.fresh()(given).out)
-        drawn = torch.Generator().manual_seed(_SEED)
+        drawn = torch.Generator().manual_seed(SEED)
         weigh = torch.randn(out[..., row, :].shape, generator=drawn, dtype=torch.float64)
         chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
         found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
@@ -306,14 +306,6 @@ def in_double(subject: Subject) -> Subject:
 def four(tensor: Tensor) -> Tensor:
     """A module's (B, L, E) as (B, 1, L, E)."""
     return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
-
-
-@contextmanager
-def seeded(seed: int = _SEED) -> Iterator[None]:
-    """The CPU's generator starts at a seed, and the caller's goes on afterwards as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def leaves(inputs: NamedInputs) -> NamedInputs:

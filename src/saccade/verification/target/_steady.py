@@ -6,30 +6,22 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..._seeding import seeded
 from ..findings._finding import Inapplicable, TargetError
 from ._inputs import NamedInputs
 from ._subject import CallResult, Subject
 
 
-@contextmanager
-def same_random_numbers(seed: int = 0) -> Iterator[None]:
-    """PyTorch's global generators start at `seed` within and are as they were afterwards."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
 def steady(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:
     """One call on a copy of the target, without gradients: what it draws is what the last call drew, what it keeps from
     call to call is as at first."""
-    with same_random_numbers(seed), torch.no_grad():
+    with seeded(seed, devices=None), torch.no_grad():
         return subject.fresh()(inputs, **masks)
 
 

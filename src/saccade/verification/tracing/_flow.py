@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..._seeding import seeded
 from ..findings._finding import Location
 from ..target._here import location_here
 from ..target._inputs import NamedInputs
-from ..target._steady import same_random_numbers
 from ..target._subject import CallResult, Subject
 
 _SDPA = torch._C._nn.scaled_dot_product_attention
@@ -86,7 +86,7 @@ def followed(
     """Call `subject` and keep its products, and with `every` what each call gave. `change(place, out)` may put other
     numbers for a map's result."""
     mode = _FlowMode(inputs, change, every)
-    with same_random_numbers(), torch.enable_grad(), mode:
+    with seeded(0, devices=None), torch.enable_grad(), mode:
         result = subject(inputs)
     return TargetFlow(result, tuple(mode.maps), tuple(mode.factors), tuple(mode.steps), frozenset(mode.touched))
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..._seeding import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
 from ..target._here import location_here, module_here
 from ..target._inputs import NamedInputs
 from ..target._subject import Subject
-from ._randomness import seeded
 
 _COUNTING = ("arange", "linspace", "range", "cumsum")
 _TABLE = r"(^|[._])(pos|position|positions|pe|wpe)([._]|$)|position|pos_"

@@ -7,8 +7,6 @@ Shapes: (..., Lq, Lk) of weights, as they enter the product with the values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..._seeding import seeded
 from ..findings._finding import Location
 from ..target._here import location_here
 from ..target._inputs import NamedInputs
@@ -90,14 +89,6 @@ class _TensorLabel:
 
 
 _NONE = _TensorLabel()
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's generator set to a seed within, and as it was after."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def followed(subject: Subject, inputs: NamedInputs, *, seed: int = 0, **masks: Any) -> FollowedCall:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..._seeding import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._influence import seeded
+from ..target._influence import SEED
 from ..target._inputs import NamedInputs
 from ..target._subject import Subject
 from ._trace import TracedAttention, TraceStep, measured, traced
@@ -97,7 +98,7 @@ def self_attentions(
 ) -> tuple[VisibleAttention, ...]:
     """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
     try:
-        with seeded(), torch.no_grad():
+        with seeded(SEED), torch.no_grad():
             # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
             found = measured(subject.fresh(), inputs, pairs=pairs, padding=padding)
     except (Inapplicable, TargetError):
@@ -113,7 +114,7 @@ def steps_of(
 ) -> tuple[TraceStep, ...]:
     """What the target calls, in order; nothing where it could not be followed."""
     try:
-        with seeded(), torch.no_grad():
+        with seeded(SEED), torch.no_grad():
             return traced(subject.fresh(), inputs, pairs=pairs, padding=padding).steps
     except (Inapplicable, TargetError):
         return ()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...._seeding import seeded
 from ...findings._finding import Inapplicable, Location, TargetError
 from ...target import _influence as influence
 from ...target._inputs import NamedInputs
@@ -219,7 +220,7 @@ def _weights(probe: MaskArgumentProbe) -> tuple[TracedAttention, TracedAttention
     open_ = masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
     masks = masks_of(probe.mask, probe.given, probe.inputs)
     try:
-        with influence.seeded(), torch.no_grad():
+        with seeded(influence.SEED), torch.no_grad():
             # on copies: what a target keeps of a call with gradients cannot be copied afterwards
             before = measured(probe.subject.fresh(), probe.inputs, **open_)
             after = measured(probe.subject.fresh(), probe.inputs, **masks)

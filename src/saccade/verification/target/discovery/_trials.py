@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from ...._seeding import seeded
 from ...findings._finding import Inapplicable, TargetError
 from .._calling import CallRequest, arguments_of, entered, invoke, picked
 from .._inputs import NamedInputs
@@ -90,7 +91,7 @@ def sizes_for(reading: Reading) -> TrialSizes:
 def unnoticed() -> Iterator[None]:
     """Warnings, random state and the gradient mode are as before afterwards."""
     state = random.getstate()
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with warnings.catch_warnings(), seeded(None), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             yield
