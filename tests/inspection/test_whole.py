@@ -16,7 +16,7 @@ from saccade.inspection import _look as limits
 from saccade.inspection import collect, look, open_model, short_number
 from saccade.inspection._collect import read
 from saccade.inspection._models import weights_of
-from saccade.inspection._whole import look_again, survey
+from saccade.inspection._token_map import look_again, survey
 
 TEXT = " ".join(TEXTS[:3]) + " Old houses, dark mats: nobody sat there again."
 

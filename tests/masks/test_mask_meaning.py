@@ -121,7 +121,7 @@ def test_slices_taken_alike_combine_like_the_whole(problem, data):
 def test_seen_keys(sizes, problem):
     (mask, _), Lq, Lk = problem
     bits = full(mask, Lq, Lk)
-    with patch.multiple("saccade._masks._seen", **sizes) if sizes else nullcontext():
+    with patch.multiple("saccade._masks._visible_keys", **sizes) if sizes else nullcontext():
         found = masks.keys_seen(mask, Lq, Lk)
     assert bits.any(2).all() if found is None else torch.equal(found.expand(BATCH, HEADS, Lk), bits.any(2))
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade.monitoring import _show
+from saccade.monitoring import _tables
 from saccade.monitoring._aggregates import RunningSums
-from saccade.monitoring._show import short
+from saccade.monitoring._tables import short
 
 B, L, H, D = 3, 7, 2, 5
 
@@ -131,7 +131,7 @@ def test_names_are_escaped_and_long_ones_cut():
 def test_a_notebook_is_shown_so_many_calls(monkeypatch):
     seen = observed("one", "two", "three", alarms=False)
     assert seen._repr_html_().count("<tr>") == 4 and "calls more" not in seen._repr_html_()
-    monkeypatch.setattr(_show, "MOST_CALLS", 2)
+    monkeypatch.setattr(_tables, "MOST_CALLS", 2)
     assert seen._repr_html_().count("<tr>") == 3 and "... and 1 calls more" in seen._repr_html_()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from saccade.variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, Traits, shown
+from saccade.variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, Traits, causal_padding_of
 
 TOY = dict(paper="none", computes="other", time="L", memory="L", choose="Never.", avoid="Always.")
 
@@ -41,7 +41,9 @@ class NoPairs(Mechanism):
     """Softmax attention that honours `Causal()` and `Padding` alone."""
 
     def forward(self, query, key, value, mask=None):
-        shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "no-pairs", "this is a test")
+        causal_padding_of(
+            mask, query.shape[0], query.shape[2], key.shape[2], query.device, "no-pairs", "this is a test"
+        )
         return saccade.attention(query, key, value, mask)
 
 
@@ -69,7 +71,7 @@ class Mean(Recurrent):
 
     def forward(self, query, key, value, mask=None):
         batch, _, rows, _ = query.shape
-        says = shown(mask, batch, rows, key.shape[2], query.device, "mean", "a mean has no pairs")
+        says = causal_padding_of(mask, batch, rows, key.shape[2], query.device, "mean", "a mean has no pairs")
         i, j = torch.arange(rows)[:, None], torch.arange(key.shape[2])
         sees = torch.ones(batch, rows, key.shape[2], dtype=torch.bool)
         if says.causal:
@@ -90,7 +92,7 @@ class Mean(Recurrent):
             state = MeanState(value.new_zeros(batch, heads, width), value.new_zeros(batch))
         if state.total.shape != (batch, heads, width):
             raise ValueError(f"state: has total {tuple(state.total.shape)}, expected {(batch, heads, width)}")
-        says = shown(mask, batch, rows, rows, query.device, "mean", "a mean has no pairs")
+        says = causal_padding_of(mask, batch, rows, rows, query.device, "mean", "a mean has no pairs")
         real = torch.ones(batch, rows, dtype=torch.bool) if says.keys is None else says.keys
         value = value.masked_fill(~real[:, None, :, None], 0.0)
         totals = state.total[:, :, None] + value.cumsum(2)

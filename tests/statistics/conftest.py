@@ -15,7 +15,7 @@ from problems import NATIVE
 def small_tiles(monkeypatch):
     """Tiles of 4 rows by 5 keys and one item at a time, so that 11 x 13 is walked in 9 tiles."""
     import saccade._backends._tiles as tiles
-    import saccade._statistics._sight as sight
+    import saccade._statistics._visibility as sight
 
     for name, size in (("ROWS", 4), ("KEYS", 5), ("GROUP", 1)):
         assert name in vars(tiles), "the tile sizes have moved"

@@ -182,7 +182,7 @@ def test_one_mask_serves_calls_of_several_sizes():
 
 
 def test_what_is_remembered_of_a_mask_goes_with_it():
-    from saccade._statistics._sight import _REMEMBERED
+    from saccade._statistics._visibility import _REMEMBERED
 
     named, before = problems.tensors(), len(_REMEMBERED)
     mask = saccade.Causal() & saccade.Padding([7, 11])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.verification import Hints, verify
-from saccade.verification.checks._left_alone import no_mask
+from saccade.verification.checks._missing_mask import no_mask
 from saccade.verification.target._reading import Reading
 from saccade.verification.target._subject import Subject
 

@@ -16,8 +16,8 @@ from ._mask import kinds as kinds
 from ._padding import Padding
 from ._relative import Causal, Fixed, Prefix, Strided, Window
 from ._residues import Chunks, Columns, Dilated
-from ._seen import keys_seen as keys_seen
 from ._sparse import Edges, Global
+from ._visible_keys import keys_seen as keys_seen
 
 __all__ = [
     "Blocks",

@@ -21,12 +21,12 @@ from .._foreign import named, refused
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
 from . import _dense, _fused, _tiled
-from ._asked import StatisticsRequest, make_asked
 from ._heads import HeadVectors, per_head
+from ._request import StatisticsRequest, make_request
 from ._result import Statistics
 from ._rows import RowStatistics
-from ._sight import RowVisibility, sight_of
 from ._uncompiled import uncompiled
+from ._visibility import RowVisibility, row_visibility
 
 BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
 
@@ -92,7 +92,7 @@ def statistics(
         if call.device.type == "meta":
             raise ValueError("statistics: query is on meta, where tensors have no values")
         call = _alone(call)
-        asked = make_asked(call, groups, received, top, histograms)
+        asked = make_request(call, groups, received, top, histograms)
         module = choose(call, asked, backend)
         if torch._C._is_any_autocast_enabled():  # to enter it costs as much as all else of a small call
             with without_autocast(call.device):
@@ -141,7 +141,7 @@ def choose(call: Call, asked: StatisticsRequest, backend: str) -> Any:
 
 
 def _statistics(call: Call, asked: StatisticsRequest, module: Any, has_value: bool) -> Statistics:
-    sight = sight_of(call)
+    sight = row_visibility(call)
     rows: RowStatistics = module.rows(call, asked, sight.standing, sight.first)
     counted = rows.lse != -torch.inf
     if asked.top:

@@ -11,8 +11,8 @@ from torch import Tensor
 from .._biases import Placement
 from .._call import Call
 from .._reference import _logits, _seen_and_bias
-from ._asked import StatisticsRequest
 from ._places import positions
+from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
 

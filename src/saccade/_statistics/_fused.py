@@ -11,7 +11,7 @@ from torch import Tensor
 from .._backends import _native_statistics
 from .._biases import Placement
 from .._call import Call
-from ._asked import StatisticsRequest
+from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
 

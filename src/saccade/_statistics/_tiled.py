@@ -20,9 +20,9 @@ from torch import Tensor
 from .._backends._tiles import NEGATIVE, weigh
 from .._biases import Placement, Span
 from .._call import Call
-from ._asked import PLACES, StatisticsRequest
 from ._histograms import even_bins, even_edges, octave_bins, octaves, tally
 from ._places import positions
+from ._request import PLACES, StatisticsRequest
 from ._rows import RowStatistics, joined
 from ._walk import TileWalk, WeightTile, walks
 

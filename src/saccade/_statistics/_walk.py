@@ -16,7 +16,7 @@ from .._backends import _tiles
 from .._backends._tiles import NEGATIVE, TileProblem, logits_of, look
 from .._biases import Placement, Span
 from .._call import Call
-from ._asked import StatisticsRequest
+from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
 

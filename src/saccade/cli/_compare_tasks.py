@@ -107,7 +107,7 @@ def _cases(
     tasks: TaskOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, wanted: list[Task]
 ) -> list[TrainingCase]:
     from ..benchmark.tasks import ModelShape, TrainingBudget, cases
-    from ..benchmark.tasks.everyone import NETWORKS
+    from ..benchmark.tasks.catalogue import NETWORKS
 
     budget = TrainingBudget(steps=60) if measuring.quick else TrainingBudget()
     if tasks.steps is not None:
@@ -154,11 +154,11 @@ def _progress(
 
 
 def _show(rows: list[FinishedRun], output: CompareOutputOptions, files: dict[str, Path]) -> None:
-    from ..benchmark.tasks import as_dict, refused, tables
+    from ..benchmark.tasks import as_dict, refused_contenders, tables
     from ..viewer import write_whole
 
     as_json = json.dumps({"tasks": 1, "runs": [as_dict(row) for row in rows]}, indent=1) + "\n"
-    lines = tables.page(rows, refused())
+    lines = tables.page(rows, refused_contenders())
     if output.as_json == "-":
         typer.echo(as_json, nl=False)
     else:

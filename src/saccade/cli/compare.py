@@ -119,8 +119,8 @@ def _measured(
     from ..benchmark.attention.machine import describe
     from ..benchmark.variants import VariantComparison
     from ..benchmark.variants import measuring as work
+    from ..benchmark.variants.catalogue import chosen_contenders as picked
     from ..benchmark.variants.distance import paths
-    from ..benchmark.variants.everyone import chosen as picked
 
     settings, lengths = settings_of(measuring), lengths_of(chosen, quick=measuring.quick)
     who = picked(chosen.mechanism, layers=chosen.layers)

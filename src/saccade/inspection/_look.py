@@ -16,12 +16,12 @@ from ..models import LanguageModel
 from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
 from ._findings import MapFinding, find
-from ._findings_whole import find_in_whole, name_in_whole
 from ._models import ModelWithProgress, SaccadeModel, TextModel, as_text_model
 from ._numbers import short_number
 from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
-from ._whole import TokenMap, look_again, survey
+from ._token_map import TokenMap, look_again, survey
+from ._token_map_findings import find_in_whole, name_in_whole
 
 MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
 MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ._aggregates import Aggregate
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
-from ._kept import KeptCall
+from ._kept_calls import KeptCall
 from ._monitor import AttentionMonitor, MonitorSettings
 from ._monitor_log import Histogram, MonitorLog, TensorBoardLog
 from ._observations import Observations, load

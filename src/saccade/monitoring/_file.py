@@ -19,7 +19,7 @@ from torch import Tensor
 from .._whole_file import whole_file
 from ._aggregates import RunningSums
 from ._alarms import Alarm
-from ._kept import KeptCall
+from ._kept_calls import KeptCall
 from ._masks_stored import Tensors, UnstorableMask, read_bias, read_mask, stored_bias, stored_mask
 from ._observed import CallObservations, SiteObservations
 from ._record import CallSite, Unobserved

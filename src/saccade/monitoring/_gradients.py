@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ._record import CallSite, GradientRecord
-from .calls._seen import GraphTensor
+from .calls._observed_call import GraphTensor
 
 
 class _CallStep(NamedTuple):

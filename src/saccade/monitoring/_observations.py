@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import _show
+from . import _tables
 from ._file import read, write
 from ._observed import CallObservations
 
@@ -29,15 +29,15 @@ class Observations(CallObservations):
         Raises:
             ValueError: no such statistic was observed; the message names those that were.
         """
-        return _show.grid(self, statistic)
+        return _tables.grid(self, statistic)
 
     def __str__(self) -> str:
-        return _show.text(self)
+        return _tables.text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _show.html(self)
+        return _tables.html(self)
 
 
 def load(path: str | Path) -> Observations:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import _tap
 from .._statistics import Statistics, statistics
 from ._aggregates import RunningSums
-from .calls._seen import counted
+from .calls._observed_call import counted
 
 Groups = Mapping[str, Tensor] | Callable[[_tap.AttentionCall], Mapping[str, Tensor] | None]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._weights import Chosen
 from ._aggregates import Aggregate, RunningSums
 from ._alarms import Alarm
-from ._kept import KeptCall
+from ._kept_calls import KeptCall
 from ._record import CallSite, StepCounts
 
 

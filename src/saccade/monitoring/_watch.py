@@ -21,7 +21,7 @@ from .._masks._data import describe, whole
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._gradients import GradientNorms
-from ._kept import kept_of
+from ._kept_calls import kept_of
 from ._observations import Observations
 from ._observe import Groups, ObservationRequest, observed, of_step, row_samples, step_samples
 from ._observed import SiteObservations
@@ -30,7 +30,7 @@ from ._walk import ModuleWalk
 from .calls import _thread
 from .calls._hugging import attention_functions
 from .calls._mode import AttentionCallsMode
-from .calls._seen import real_keys, used_in
+from .calls._observed_call import real_keys, used_in
 
 Chosen = Callable[[CallSite, int], bool]
 NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"

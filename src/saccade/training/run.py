@@ -25,13 +25,13 @@ from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer, load
 from ..models.tokenizer import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
 from .folder import check_output, check_still_new, clear, lock_existing, make_folder
-from .keeper import RunWriter
 from .language_run import LanguageRun, Reporter
 from .lock import FileLock
 from .loop import Diverged, Monitor, train
 from .processes import accelerator_for, is_sharded, joined, together
 from .resume import LatestCheckpoint, as_begun, check_same, description, newest
 from .rising_rates import RangeTest, language_model_range_test
+from .run_writer import RunWriter
 from .stopping import StopAtSignal, Stopped
 from .windows import check_length
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from . import feature_maps
 from ._causal import LinearState
+from ._causal_padding import CausalPadding, causal_padding_of
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Recurrent, State, Traits
 from ._parse import parse_from
-from ._shown import CausalPadding, shown
 from .block_topk import BlockTopKAttention, BlockTopKConfig, block_topk_attention, chosen_blocks
 from .differential import DifferentialAttention, DifferentialConfig, differential_attention, initial_lambda
 from .gated import GatedAttention, GatedConfig, gated_attention
@@ -54,6 +54,7 @@ __all__ = [
     "State",
     "Traits",
     "block_topk_attention",
+    "causal_padding_of",
     "chosen_blocks",
     "differential_attention",
     "draw_projection",
@@ -68,7 +69,6 @@ __all__ = [
     "parse",
     "performer_attention",
     "random_features",
-    "shown",
     "sigmoid_attention",
 ]
 

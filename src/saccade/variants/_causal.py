@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _causal_native
-from ._shown import zeroed
+from ._causal_padding import zero_padding
 
 CHUNK = 64
 SEGMENT = 512  # tokens that are taken at once, for fewer and larger products
@@ -114,7 +114,7 @@ def read_elu_plus_one(
     if not _causal_native.takes(query, key, value):
         return None
     if not finite(query, key, value):
-        query, key, value = zeroed(query, rows), zeroed(key, kept), zeroed(value, kept)
+        query, key, value = zero_padding(query, rows), zero_padding(key, kept), zero_padding(value, kept)
         taint = NonFiniteTokens.of(query, key, value)
         read = read_elu_plus_one(*taint.without(query, key, value), state, rows, kept, normalise)
         return None if read is None else taint.over(*read)

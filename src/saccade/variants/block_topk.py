@@ -41,8 +41,8 @@ from .._dropout import Dropout, another
 from .._foreign import advised
 from .._masks import Documents, Mask, Padding, as_mask
 from .._masks._data import whole
+from ._causal_padding import CausalPadding, causal_padding_of
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
-from ._shown import CausalPadding, shown
 
 _REASON = "the mean of a block has to be of keys that every later query may see"
 _SCORES = 1 << 22  # scores of queries and blocks that are held at once
@@ -136,7 +136,7 @@ class _Blocks(NamedTuple):
 def _blocks(query: Tensor, key: Tensor, mask: Mask | Tensor | None, block: int, k: int) -> _Blocks:
     block, _ = whole(block, "block", least=1), whole(k, "k", least=1)
     (batch, _, Lq, _), Lk, device = query.shape, key.shape[2], query.device
-    seen = shown(mask, batch, Lq, Lk, device, "block_topk_attention", _REASON)
+    seen = causal_padding_of(mask, batch, Lq, Lk, device, "block_topk_attention", _REASON)
     if Lq != Lk and not seen.causal:
         raise ValueError(
             f"key has length (axis 2) {Lk}, expected query's {Lq}: a query has its own block among keys of its own "

@@ -39,8 +39,8 @@ from .._checks import check_inputs
 from .._dropout import Dropout, another
 from .._foreign import advised
 from .._masks import Mask
+from ._causal_padding import real_rows, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
-from ._shown import real_rows, zeroed
 
 EPS = 1e-5  # of the norm, in the authors' code
 
@@ -90,7 +90,7 @@ def differential_attention(
         taken = (lq1 @ lk1).exp() - (lq2 @ lk2).exp() + initial
         difference = _tamed(one.to(wide) - taken * other.to(wide))
         # Padded rows are set to 0 once more: what comes back to them must not reach the norm's weight.
-        out = zeroed(F.rms_norm(difference, weight.shape, weight.to(wide), EPS), rows)
+        out = zero_padding(F.rms_norm(difference, weight.shape, weight.to(wide), EPS), rows)
         return (out * (1 - initial)).to(one.dtype)
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._masks import Mask
+from ._causal_padding import real_rows, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
-from ._shown import real_rows, zeroed
 
 
 def gated_attention(
@@ -58,7 +58,7 @@ def gated_attention(
         )
     rows = real_rows(mask, out.shape[2], key.shape[2], out.device)
     # In padded rows 0 * NaN would be NaN, of the gate there and of what comes back to it.
-    return zeroed(out * zeroed(gate, rows).sigmoid().to(out.dtype), rows)
+    return zero_padding(out * zero_padding(gate, rows).sigmoid().to(out.dtype), rows)
 
 
 class GatedAttention(Mechanism):

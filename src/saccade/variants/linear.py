@@ -31,8 +31,8 @@ from .._checks import check_inputs
 from .._foreign import advised
 from .._masks import Mask
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
+from ._causal_padding import CausalPadding, causal_padding_of, real_rows, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
-from ._shown import CausalPadding, real_rows, shown, zeroed
 from .feature_maps import EluPlusOne, named
 
 ELU_PLUS_ONE = EluPlusOne()
@@ -69,7 +69,7 @@ def linear_attention(
         TypeError, ValueError: inputs that do not belong together, another mask.
     """
     query, key, value = check_inputs(query, key, value)
-    seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
+    seen = causal_padding_of(mask, query.shape[0], query.shape[2], key.shape[2], query.device, NAME, REASON)
     with without_autocast(query.device):
         if seen.causal and query.shape[2] == key.shape[2]:
             out, _ = _continued(query, key, value, None, seen, feature_map, normalise)
@@ -77,7 +77,7 @@ def linear_attention(
             queries, keys, values = _features(query, key, value, seen, feature_map)
             read = _read_ahead if seen.causal else read_all
             out = read(queries, keys, values, normalise=normalise)
-        return zeroed(out, seen.rows).to(query.dtype)
+        return zero_padding(out, seen.rows).to(query.dtype)
 
 
 @advised
@@ -113,14 +113,14 @@ def linear_step(
         raise ValueError(
             f"query has length (axis 2) {query.shape[2]}, expected key's {length}: a step reads new tokens"
         )
-    seen = shown(mask, query.shape[0], length, length, query.device, NAME, REASON)
+    seen = causal_padding_of(mask, query.shape[0], length, length, query.device, NAME, REASON)
     if seen.causal:
         raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
     # Where all new keys are padded their queries still see what is in the state.
     seen = seen._replace(rows=real_rows(mask, length, length, query.device))
     with without_autocast(query.device):
         out, state = _continued(query, key, value, state, seen, feature_map, normalise)
-        return zeroed(out, seen.rows).to(query.dtype), state
+        return zero_padding(out, seen.rows).to(query.dtype), state
 
 
 def _continued(
@@ -157,15 +157,15 @@ def _features(
     features to 0 (elu + 1 gives ones).
     """
     dtype = wide(query)
-    queries = zeroed(feature_map(zeroed(query.to(dtype), seen.rows)), seen.rows)
-    keys = zeroed(feature_map(zeroed(key.to(dtype), seen.keys)), seen.keys)
+    queries = zero_padding(feature_map(zero_padding(query.to(dtype), seen.rows)), seen.rows)
+    keys = zero_padding(feature_map(zero_padding(key.to(dtype), seen.keys)), seen.keys)
     for name, before, after in (("query", query, queries), ("key", key, keys)):
         if after.shape[:-1] != before.shape[:-1] or after.shape[-1:] != keys.shape[-1:] or after.dtype != dtype:
             raise ValueError(
                 f"feature_map: expected features (..., M) in {dtype} of {name} {tuple(before.shape)}, the same M for "
                 f"query and key; got {tuple(after.shape)} in {after.dtype}"
             )
-    return queries, keys, zeroed(value.to(dtype), seen.keys)
+    return queries, keys, zero_padding(value.to(dtype), seen.keys)
 
 
 def _read_ahead(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool) -> Tensor:

@@ -49,9 +49,9 @@ from .._dropout import Dropout
 from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
+from ._causal_padding import causal_padding_of, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
-from ._real import RealTokens
-from ._shown import shown, zeroed
+from ._real_tokens import RealTokens
 
 _NOT_CAUSAL = "each projected key mixes all positions, later ones too"
 _NO_MASKS = "each projected key mixes all positions, and no pair of tokens can be hidden in it"
@@ -95,14 +95,16 @@ def linformer_attention(
     projections = key_projection, key_projection if value_projection is None else value_projection
     _check_projections(*projections, key)
     batch, length_q, length_k = query.shape[0], query.shape[2], key.shape[2]
-    seen = shown(mask, batch, length_q, length_k, query.device, "Linformer", _NO_MASKS, causal=_NOT_CAUSAL)
+    seen = causal_padding_of(mask, batch, length_q, length_k, query.device, "Linformer", _NO_MASKS, causal=_NOT_CAUSAL)
     if seen.keys is not None:
         real = RealTokens.of(seen.keys)
         key, value = real.gather(key), real.gather(value)
     with without_autocast(query.device):
         key, value = (_projected(m, x) for m, x in zip(projections, (key, value), strict=True))
-    out = attention(zeroed(query, seen.rows), key, value, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-    return zeroed(out, seen.rows)
+    out = attention(
+        zero_padding(query, seen.rows), key, value, scale=scale, softcap=softcap, sink=sink, dropout=dropout
+    )
+    return zero_padding(out, seen.rows)
 
 
 def _projected(matrix: Tensor, tokens: Tensor) -> Tensor:

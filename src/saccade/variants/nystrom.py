@@ -49,9 +49,9 @@ from .._checks import check_inputs
 from .._foreign import advised
 from .._masks import Mask, Padding
 from .._masks._data import describe, whole
+from ._causal_padding import CausalPadding, causal_padding_of, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
-from ._real import RealTokens
-from ._shown import CausalPadding, shown, zeroed
+from ._real_tokens import RealTokens
 
 _NOT_CAUSAL = "its landmarks are means over the whole sequence, later tokens too"
 _NO_DECODER = (
@@ -103,14 +103,16 @@ def nystrom_attention(
     if convolution is not None:
         _check_convolution(convolution, query, key)
     batch, length_q, length_k = query.shape[0], query.shape[2], key.shape[2]
-    seen = shown(mask, batch, length_q, length_k, query.device, "Nystrom attention", _NO_MASKS, causal=_NOT_CAUSAL)
+    seen = causal_padding_of(
+        mask, batch, length_q, length_k, query.device, "Nystrom attention", _NO_MASKS, causal=_NOT_CAUSAL
+    )
     wide = torch.promote_types(query.dtype, torch.float32)
     with without_autocast(query.device):
-        given = zeroed(query.to(wide), seen.rows), key.to(wide), value.to(wide)
+        given = zero_padding(query.to(wide), seen.rows), key.to(wide), value.to(wide)
         out = _attended(*given, seen, landmarks, iterations, scale)
         if convolution is not None and length_k:
             out = out + _convolved(given[2], convolution.to(wide), seen.keys)
-    return zeroed(out, seen.rows).to(query.dtype)
+    return zero_padding(out, seen.rows).to(query.dtype)
 
 
 def _attended(
@@ -180,7 +182,7 @@ def _inverse_of_middle(query: Landmarks, key: Landmarks, scale: float, iteration
     weights = torch.softmax(logits, -1)
     if key.real is not None:
         weights = weights.masked_fill(~key.real[:, None, None], 0.0)
-    weights = zeroed(weights, query.real)
+    weights = zero_padding(weights, query.real)
     if weights.numel() == 0:
         return weights.mT
     return torch.linalg.pinv(weights) if iterations is None else pseudo_inverse(weights, iterations)

@@ -44,8 +44,8 @@ from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
 from ._causal import LinearState, finite, read_all, read_causally, read_state, summed, within
+from ._causal_padding import CausalPadding, causal_padding_of, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
-from ._shown import CausalPadding, shown, zeroed
 from .random_features import (
     check_kind,
     draw_projection,
@@ -113,12 +113,12 @@ def performer_attention(
         raise ValueError(f"features: the projection says how many there are; got both, features={features}")
     else:
         _check_projection(projection, key)
-    seen = shown(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "performer", _NO_PAIRS)
+    seen = causal_padding_of(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "performer", _NO_PAIRS)
     with without_autocast(query.device):
         given = _WideInputs.of(query, key, value, seen, scale)
         estimate = _Estimate(projection.to(query.device), kind)
         out = estimate.causally(given)[0] if seen.causal else estimate.everywhere(given)
-        return zeroed(out, seen.rows).to(query.dtype)
+        return zero_padding(out, seen.rows).to(query.dtype)
 
 
 class _WideInputs(NamedTuple):
@@ -137,7 +137,7 @@ class _WideInputs(NamedTuple):
         # Squares and products of what is kept stay finite; exponents of such norms tell nothing but the largest apart.
         most = torch.finfo(dtype).max ** 0.5 / (16 * query.shape[3])
         root = abs(scale) ** 0.5
-        query, key, value = zeroed(query, seen.rows), zeroed(key, seen.keys), zeroed(value, seen.keys)
+        query, key, value = zero_padding(query, seen.rows), zero_padding(key, seen.keys), zero_padding(value, seen.keys)
         if within(most / max(root, 1), query, key) and finite(value):  # what is below would change no bit
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             return cls(query * (root if scale >= 0 else -root), key * root, value, seen.keys, None)
@@ -188,7 +188,7 @@ class _Estimate:
             vectors = signed(self.projection, self.kind)
             keys, top = exponentials(given.key, vectors, squares=True, room=_ROOM)
             queries, level = exponentials(query, vectors, room=_ROOM)[0], top - half
-        keys, level = zeroed(keys, given.kept), _hidden(level, given.kept)
+        keys, level = zero_padding(keys, given.kept), _hidden(level, given.kept)
         queries = queries.reshape(*given.query.shape[:3], keys.shape[3])
         one = given.query.shape[2] == given.key.shape[2] == 1
         read = _read_one if one else _read
@@ -408,7 +408,7 @@ class PerformerAttention(Recurrent):
                 f"key has length (axis 2) {key.shape[2]}, expected query's {length}: a step reads new tokens"
             )
         _check_projection(self.projection, key)
-        seen = shown(mask, batch, length, length, query.device, "performer", _NO_PAIRS)
+        seen = causal_padding_of(mask, batch, length, length, query.device, "performer", _NO_PAIRS)
         if seen.causal:
             raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
@@ -416,7 +416,7 @@ class PerformerAttention(Recurrent):
             given = _WideInputs.of(query, key, value, CausalPadding(True, real, real), query.shape[3] ** -0.5)
             self._check_state(state, given)
             out, state = _Estimate(self.projection, self.config.kind).causally(given, state)
-            return zeroed(out, real).to(query.dtype), state
+            return zero_padding(out, real).to(query.dtype), state
 
     def extra_repr(self) -> str:
         kind, (heads, vectors, width) = self.config.kind, self.projection.shape

@@ -47,8 +47,8 @@ from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
 from . import _lsh
+from ._causal_padding import CausalPadding, causal_padding_of
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
-from ._shown import CausalPadding, shown
 
 _SINGLE_MASKS = "tokens are read as a hash sorts them, whatever a mask says of pairs"
 
@@ -101,7 +101,7 @@ def lsh_attention(
     batch, heads, length, _ = key.shape
     if query.shape[1] != heads:
         raise ValueError(f"key has {heads} heads (axis 1), expected query's {query.shape[1]}: keys are the queries")
-    seen = shown(mask, batch, query.shape[2], length, query.device, "lsh_attention", _SINGLE_MASKS)
+    seen = causal_padding_of(mask, batch, query.shape[2], length, query.device, "lsh_attention", _SINGLE_MASKS)
     if query.shape[2] != length and not seen.causal:
         raise ValueError(
             f"key has length (axis 2) {length}, expected query's {query.shape[2]}: keys are the queries, and only "

@@ -99,7 +99,7 @@ def test_ctrl_c_shows_what_there_is(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 3), (0.0, 0)])
 def test_targets_are_judged(monkeypatch, capsys, factor, status):
     from saccade.benchmark.attention import Case, Entry, SaccadeAttention, SdpaAttention, targets
-    from saccade.benchmark.attention.asks import SpeedupRequirement
+    from saccade.benchmark.attention.requirements import SpeedupRequirement
 
     case = Case(32, 32)
 

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from saccade.benchmark.attention import Case, Measurement, MeasurementGroup, PeakMemory
-from saccade.benchmark.attention.asks import ExtraMemory, LimitShare, RelativeTime, SpeedupRequirement, TimeGrowth
 from saccade.benchmark.attention.cases import DTYPES
+from saccade.benchmark.attention.requirements import (
+    ExtraMemory,
+    LimitShare,
+    RelativeTime,
+    SpeedupRequirement,
+    TimeGrowth,
+)
 from saccade.benchmark.attention.results import LimitReadings
 from saccade.benchmark.attention.targets import TargetPreset, decoding, targets
 

@@ -14,22 +14,22 @@ from saccade.benchmark.tasks import (
     Recall,
     RecurrentNetwork,
     SequenceModel,
-    named,
-    refused,
-    usual,
+    contender_named,
+    refused_contenders,
+    usual_contenders,
 )
-from saccade.benchmark.tasks.everyone import SIZES
+from saccade.benchmark.tasks.catalogue import SIZES
 from saccade.benchmark.tasks.model import ShortConvolution, answers
 from saccade.variants import MECHANISMS, LinearConfig
 
 E, L, LAYERS = 12, 17, 3
 TASK = Induction(symbols=6, length=L)
-EVERYONE = list(dict.fromkeys([*usual(Recall()), *SIZES]))
+EVERYONE = list(dict.fromkeys([*usual_contenders(Recall()), *SIZES]))
 
 
 def reader(name: str = "exact", **shape) -> SequenceModel:
     torch.manual_seed(0)
-    return SequenceModel(named(name), TASK, ModelShape(**{"width": E, "layers": LAYERS, **shape}))
+    return SequenceModel(contender_named(name), TASK, ModelShape(**{"width": E, "layers": LAYERS, **shape}))
 
 
 def test_a_short_convolution_is_its_formula():
@@ -71,7 +71,7 @@ def test_answers_are_the_likeliest_tokens_whatever_the_batch():
 @pytest.mark.parametrize("name", EVERYONE)
 def test_no_contender_sees_what_comes_later(name):
     torch.manual_seed(1)
-    body = named(name).body(16, 2, L).double().eval()
+    body = contender_named(name).body(16, 2, L).double().eval()
     x = torch.randn(2, L, 16, dtype=torch.float64)
     changed = torch.cat((x[:, :11], torch.randn(2, L - 11, 16, dtype=torch.float64)), 1)
     torch.testing.assert_close(body(x)[:, :11], body(changed)[:, :11])
@@ -80,7 +80,7 @@ def test_no_contender_sees_what_comes_later(name):
 
 def test_a_window_sees_as_many_tokens_as_it_is_called_after():
     torch.manual_seed(1)
-    body, x = named("window:size=4").body(16, 1, L), torch.randn(1, L, 16, requires_grad=True)
+    body, x = contender_named("window:size=4").body(16, 1, L), torch.randn(1, L, 16, requires_grad=True)
     (gradient,) = torch.autograd.grad(body(x)[0, 11].sum(), x)
     assert gradient[0].any(-1).nonzero()[:, 0].tolist() == [8, 9, 10, 11]
 
@@ -92,7 +92,7 @@ def test_every_contender_learns(name):
     Longformer's for global tokens may have none: its only one is the first token, which sees nothing but itself.
     """
     torch.manual_seed(2)
-    model = SequenceModel(named(name), TASK, ModelShape(width=16, layers=2))
+    model = SequenceModel(contender_named(name), TASK, ModelShape(width=16, layers=2))
     tokens, targets, _ = TASK.draw(8, torch.Generator().manual_seed(0))
     asked = targets >= 0
     F.cross_entropy(model(tokens, asked), targets[asked]).backward()
@@ -103,7 +103,7 @@ def test_every_contender_learns(name):
 
 def kept_by_a_cache(name: str, width: int, length: int) -> int:
     """Numbers in the cache of a decoder after so many tokens."""
-    body = named(name).body(width, LAYERS, length)
+    body = contender_named(name).body(width, LAYERS, length)
     cache = body.cache()
     body(torch.randn(1, length, width), cache=cache)
     return cache.nbytes // 4
@@ -113,39 +113,41 @@ def kept_by_a_cache(name: str, width: int, length: int) -> int:
     "name", ["exact", "exact:head=3", "linear", "linear:head=5", "linear:feature_map=taylor,head=3"]
 )
 def test_what_is_remembered_is_what_a_cache_holds(name):
-    assert named(name).remembers(E, LAYERS, 7) == kept_by_a_cache(name, E, 7)
+    assert contender_named(name).remembers(E, LAYERS, 7) == kept_by_a_cache(name, E, 7)
 
 
 def test_what_is_remembered_in_numbers():
-    assert named("exact").remembers(E, LAYERS, 7) == LAYERS * 7 * 2 * E
-    assert named("exact:head=5").remembers(E, LAYERS, 7) == LAYERS * 7 * (5 + E)
-    assert [named("window:size=4").remembers(E, LAYERS, length) for length in (3, 4, 99)] == [
+    assert contender_named("exact").remembers(E, LAYERS, 7) == LAYERS * 7 * 2 * E
+    assert contender_named("exact:head=5").remembers(E, LAYERS, 7) == LAYERS * 7 * (5 + E)
+    assert [contender_named("window:size=4").remembers(E, LAYERS, length) for length in (3, 4, 99)] == [
         LAYERS * least * 2 * E for least in (3, 4, 4)
     ]
     for length in (7, 1000):
-        assert named("linear:head=5").remembers(E, LAYERS, length) == LAYERS * 5 * (E + 1)
+        assert contender_named("linear:head=5").remembers(E, LAYERS, length) == LAYERS * 5 * (E + 1)
         taylor = 1 + 3 + 6
-        assert named("linear:feature_map=taylor,head=3").remembers(E, LAYERS, length) == LAYERS * taylor * (E + 1)
-        assert named("LSTM").remembers(E, LAYERS, length) == LAYERS * 2 * E
-        assert named("GRU").remembers(E, LAYERS, length) == LAYERS * E
+        assert contender_named("linear:feature_map=taylor,head=3").remembers(E, LAYERS, length) == LAYERS * taylor * (
+            E + 1
+        )
+        assert contender_named("LSTM").remembers(E, LAYERS, length) == LAYERS * 2 * E
+        assert contender_named("GRU").remembers(E, LAYERS, length) == LAYERS * E
 
 
 def test_names():
-    assert named("exact") == AttentionBlocks("exact")
-    assert named("window:size=5") == AttentionBlocks("window:size=5", window=5)
-    assert named("linear") == AttentionBlocks("linear", LinearConfig())
+    assert contender_named("exact") == AttentionBlocks("exact")
+    assert contender_named("window:size=5") == AttentionBlocks("window:size=5", window=5)
+    assert contender_named("linear") == AttentionBlocks("linear", LinearConfig())
     text = "linear:head=5,feature_map=relu"
-    assert named(text) == AttentionBlocks(text, LinearConfig("relu"), head=5)
-    assert named("GRU") == RecurrentNetwork("GRU", nn.GRU)
+    assert contender_named(text) == AttentionBlocks(text, LinearConfig("relu"), head=5)
+    assert contender_named("GRU") == RecurrentNetwork("GRU", nn.GRU)
     assert len(set(EVERYONE)) == len(EVERYONE)
 
 
 def test_everyone_that_can_be_causal_takes_part():
-    names = {name.partition(":")[0] for name in usual(Induction())}
+    names = {name.partition(":")[0] for name in usual_contenders(Induction())}
     causal = {config.name for config in MECHANISMS if config.traits.causal is True}
     assert names == causal | {"exact", "window", "LSTM", "GRU"}
-    assert set(refused()) == {config.name for config in MECHANISMS} - causal
-    assert {"linformer", "nystrom"} <= set(refused())
+    assert set(refused_contenders()) == {config.name for config in MECHANISMS} - causal
+    assert {"linformer", "nystrom"} <= set(refused_contenders())
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_everyone_that_can_be_causal_takes_part():
 )
 def test_names_that_cannot_be_are_refused(name, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        named(name)
+        contender_named(name)
 
 
 @pytest.mark.parametrize(

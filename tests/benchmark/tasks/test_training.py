@@ -8,7 +8,17 @@ import math
 import pytest
 import torch
 
-from saccade.benchmark.tasks import UNASKED, Copy, Induction, ModelShape, Recall, TrainingBudget, named, run, training
+from saccade.benchmark.tasks import (
+    UNASKED,
+    Copy,
+    Induction,
+    ModelShape,
+    Recall,
+    TrainingBudget,
+    contender_named,
+    run,
+    training,
+)
 from saccade.benchmark.tasks.examples import digests
 
 TASK = Recall(vocabulary=12, length=8, pairs=(1, 2))
@@ -23,7 +33,7 @@ def numbers(outcome):
 
 def test_attention_learns_a_small_task():
     told, budget = [], dataclasses.replace(BUDGET, rates=(1e-2, 1e-9))
-    outcome = run(named("exact"), TASK, 0, SHAPE, budget, lambda step, right: told.append((step, right)))
+    outcome = run(contender_named("exact"), TASK, 0, SHAPE, budget, lambda step, right: told.append((step, right)))
     assert outcome.right >= 0.99 and outcome.rate == 1e-2
     assert all(share >= 0.98 for share in outcome.by_group)
     # Solved with the first rate: the second is not tried.
@@ -38,19 +48,19 @@ def test_the_same_seed_gives_the_same_numbers(name):
     budget = dataclasses.replace(BUDGET, steps=12, every=6, rates=(1e-2, 1e-3))
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    first = run(named(name), TASK, 3, SHAPE, budget)
+    first = run(contender_named(name), TASK, 3, SHAPE, budget)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(8)
-    second = run(named(name), TASK, 3, SHAPE, budget)
+    second = run(contender_named(name), TASK, 3, SHAPE, budget)
     assert numbers(first) == numbers(second)
-    assert numbers(run(named(name), TASK, 4, SHAPE, budget)) != numbers(first)
+    assert numbers(run(contender_named(name), TASK, 4, SHAPE, budget)) != numbers(first)
 
 
 def test_the_generator_is_left_as_it_was_after_an_error(monkeypatch):
     monkeypatch.setattr(training, "_train", lambda *given: torch.rand(3) / 0 + None)
     before = torch.get_rng_state()
     with pytest.raises(TypeError):
-        run(named("exact"), TASK, 0, SHAPE, BUDGET)
+        run(contender_named("exact"), TASK, 0, SHAPE, BUDGET)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -76,7 +86,7 @@ def test_nothing_that_is_judged_is_learned(monkeypatch):
         return examples
 
     monkeypatch.setattr(Copy, "draw", draw)
-    run(named("exact"), task, 0, SHAPE, TrainingBudget(steps=40, batch=4, rates=(1e-3,), every=20, held=6))
+    run(contender_named("exact"), task, 0, SHAPE, TrainingBudget(steps=40, batch=4, rates=(1e-3,), every=20, held=6))
     judged, validation = drawn[:2]
     assert judged.shape[0] == 6 and validation.shape[0] == 3
     held = set(digests(torch.cat((judged, validation))).tolist())
@@ -96,8 +106,8 @@ def test_the_streams_of_a_run_differ_and_so_do_runs():
 def test_a_rate_that_does_not_solve_is_followed_by_the_next_and_the_better_counts(rates):
     short, told = dataclasses.replace(BUDGET, steps=60), []
     both = dataclasses.replace(short, rates=rates)
-    outcome = run(named("exact"), TASK, 0, SHAPE, both, lambda step, right: told.append(step))
-    assert numbers(outcome) == numbers(run(named("exact"), TASK, 0, SHAPE, short))
+    outcome = run(contender_named("exact"), TASK, 0, SHAPE, both, lambda step, right: told.append(step))
+    assert numbers(outcome) == numbers(run(contender_named("exact"), TASK, 0, SHAPE, short))
     assert outcome.rate == 1e-2 and told == [20, 40, 60, 20, 40, 60]
 
 
@@ -115,7 +125,7 @@ def test_only_answers_are_learned_from(monkeypatch):
     task, seen = Induction(symbols=3, length=5), []
     real = torch.nn.functional.cross_entropy
     monkeypatch.setattr(training.F, "cross_entropy", lambda *a, **k: seen.append((a[0].shape, a[1])) or real(*a, **k))
-    run(named("exact"), task, 0, SHAPE, TrainingBudget(steps=2, batch=64, rates=(1e-3,), held=2))
+    run(contender_named("exact"), task, 0, SHAPE, TrainingBudget(steps=2, batch=64, rates=(1e-3,), held=2))
     for shape, targets in seen:
         assert shape == (len(targets), 4) and 0 < len(targets) <= 64 and (targets > 0).all()
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from saccade.benchmark.variants import ProblemSizes
+from saccade.benchmark.variants.catalogue import contender_named
 from saccade.benchmark.variants.distance import gradients, paths
-from saccade.benchmark.variants.everyone import named
 
 SIZES = ProblemSizes(1, 2, 2, 8, 8, 64, True)
 
@@ -35,7 +35,7 @@ def test_the_norm_is_that_of_a_random_vector_through_the_jacobian():
 
 def path_of(name, sizes=SIZES, **more):
     told = []
-    found = paths([named(name)], sizes, seed=1, told=told.append, **more)
+    found = paths([contender_named(name)], sizes, seed=1, told=told.append, **more)
     assert told == [name]
     return found
 

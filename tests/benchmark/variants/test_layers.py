@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from saccade.benchmark.variants import ProblemSizes
+from saccade.benchmark.variants.catalogue import all_contenders, contender_named
 from saccade.benchmark.variants.data import normal
-from saccade.benchmark.variants.everyone import everyone, named
 from saccade.benchmark.variants.layers import dilations_for
 from saccade.benchmark.variants.measuring import distance
 
 SIZES = ProblemSizes(2, 3, 3, 4, 4, 29, True)
 E, L = 12, 29
-LAYERS = [one for one in everyone() if one.kind == "layer"]
+LAYERS = [one for one in all_contenders() if one.kind == "layer"]
 
 
 def runner(one, sizes=SIZES):
@@ -64,7 +64,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):
-    assert runner(named(name)).parameters == PARAMETERS[name]
+    assert runner(contender_named(name)).parameters == PARAMETERS[name]
 
 
 KEPT = {
@@ -80,7 +80,7 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_decoding_keeps(name):
     with torch.no_grad():
-        assert runner(named(name)).decoding().kept == 4 * KEPT[name]
+        assert runner(contender_named(name)).decoding().kept == 4 * KEPT[name]
 
 
 def test_dilated_convolutions_reach_the_whole_length():
@@ -88,13 +88,13 @@ def test_dilated_convolutions_reach_the_whole_length():
         dilations = dilations_for(length)
         assert 1 + 2 * sum(dilations) >= length
         assert len(dilations) == 1 or 1 + 2 * sum(dilations[:-1]) < length
-    made = runner(named("dilated-convolutions"))
+    made = runner(contender_named("dilated-convolutions"))
     (gradient,) = torch.autograd.grad(made.forward()[:, -1].sum(), made.leaves[0])
     assert bool((gradient.abs().sum((0, 2)) > 0).all())
 
 
 def test_convolutions_are_those_of_torch_with_gelu_between():
-    made = runner(named("convolutions"))
+    made = runner(contender_named("convolutions"))
     x, *parameters = made.leaves
     features = x.transpose(1, 2)
     for number, (weight, bias) in enumerate(zip(parameters[::2], parameters[1::2], strict=True)):
@@ -105,21 +105,21 @@ def test_convolutions_are_those_of_torch_with_gelu_between():
 
 
 def test_connected_is_a_triangle_of_weights():
-    made = runner(named("connected"))
+    made = runner(contender_named("connected"))
     x, weight = made.leaves
     right = torch.einsum("ij,bje->bie", weight * torch.ones(L, L).tril(), x)
     assert distance(made.forward(), right).worst < 1e-5
-    assert named("connected").needs(SIZES) == 4 * 4 * L**2
+    assert contender_named("connected").needs(SIZES) == 4 * 4 * L**2
 
 
 def test_recurrent_layers_each_way_need_an_even_width():
     odd = ProblemSizes(1, 3, 3, 5, 5, 8, False)
-    assert named("LSTM").refusal(odd) == "one each way takes half of the width each, but the width is 15"
-    assert named("LSTM").refusal(odd._replace(causal=True)) == ""
-    assert runner(named("GRU"), SIZES._replace(causal=False)).parameters == 2 * 3 * (E * 6 + 6 * 6 + 12)
+    assert contender_named("LSTM").refusal(odd) == "one each way takes half of the width each, but the width is 15"
+    assert contender_named("LSTM").refusal(odd._replace(causal=True)) == ""
+    assert runner(contender_named("GRU"), SIZES._replace(causal=False)).parameters == 2 * 3 * (E * 6 + 6 * 6 + 12)
 
 
 def test_tokens_are_the_queries_side_by_side():
-    made = runner(named("GRU"))
+    made = runner(contender_named("GRU"))
     query, _, _ = normal(SIZES, seed=3)
     assert torch.equal(made.leaves[0][1, 11], torch.cat([query[1, head, 11] for head in range(3)]))

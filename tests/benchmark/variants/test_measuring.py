@@ -13,8 +13,8 @@ from comparisons import comparison
 from saccade.benchmark.attention import Budget
 from saccade.benchmark.variants import ApproximationError, random_data
 from saccade.benchmark.variants import measuring as module
+from saccade.benchmark.variants.catalogue import chosen_contenders, contender_named
 from saccade.benchmark.variants.contenders import Decoding
-from saccade.benchmark.variants.everyone import chosen, named
 from saccade.benchmark.variants.measuring import ComparisonSettings, OutputJudge, distance, measure
 from saccade.benchmark.variants.readings import ExactAttention
 from saccade.benchmark.variants.weighing import CallWeight, WeighingLimits
@@ -48,7 +48,7 @@ def measured(who, lengths=(16, 33), data=DATA, clock=None):
 
 
 def test_everyone_is_measured_at_each_length():
-    made = measured(chosen(["window", "linformer", "linear", "GRU"]))
+    made = measured(chosen_contenders(["window", "linformer", "linear", "GRU"]))
     by_name = {line.name: line for line in made.lines}
     assert list(by_name) == ["exact", "window", "linformer", "linear", "attention", "GRU"]
     assert by_name["linformer"].refused.startswith("cannot be causal: ")
@@ -98,7 +98,7 @@ def test_what_is_noisy_is_read_once_more():
 
 
 def test_without_time_there_is_no_step():
-    made = measured(chosen(["GRU"]), data=random_data("1,2,8", causal=False))
+    made = measured(chosen_contenders(["GRU"]), data=random_data("1,2,8", causal=False))
     for line in made.lines:
         assert "direction of time" in line.points[0].no_decode
         assert set(line.points[0].readings) == {"forward", "training"}
@@ -106,7 +106,7 @@ def test_without_time_there_is_no_step():
 
 def test_what_is_too_heavy_is_left_out(weights):
     weights["window", 33] = CallWeight(None, "would form about 9.0 GiB")
-    made = measured(chosen(["window"], layers=False))
+    made = measured(chosen_contenders(["window"], layers=False))
     light, heavy = made.lines[1].points
     assert light.readings
     assert (heavy.readings, heavy.note, heavy.error) == ({}, "would form about 9.0 GiB", None)
@@ -203,6 +203,6 @@ def test_an_interrupt_keeps_what_was_measured(threads, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(made, [named("exact")], DATA, (16, 33), SETTINGS, stop)
+        measure(made, [contender_named("exact")], DATA, (16, 33), SETTINGS, stop)
     assert [point.length for point in made.lines[0].points] == [16]
     assert torch.get_num_threads() == 2

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from saccade.benchmark.variants import ProblemSizes
+from saccade.benchmark.variants.catalogue import all_contenders, chosen_contenders, contender_named
 from saccade.benchmark.variants.data import normal
-from saccade.benchmark.variants.everyone import chosen, everyone, named
 from saccade.benchmark.variants.measuring import distance, exact_rows
 from saccade.benchmark.variants.readings import PATTERNS, VariantAttention
 
 SIZES = ProblemSizes(2, 6, 6, 8, 8, 67, True)
-READINGS = [one for one in everyone(layers=False)]
+READINGS = [one for one in all_contenders(layers=False)]
 ROWS = torch.arange(67)
 
 
@@ -67,7 +67,7 @@ def test_without_time_there_is_no_step(one):
 def test_exact_attention_is_the_formula(causal, kv_heads):
     sizes = SIZES._replace(causal=causal, kv_heads=kv_heads, value_head=5)
     tensors = normal(sizes, seed=1)
-    out = chosen(["exact"], layers=False)[0].build(sizes, tensors, 0).forward()
+    out = chosen_contenders(["exact"], layers=False)[0].build(sizes, tensors, 0).forward()
     query, key, value = (one.double() for one in tensors)
     key, value = (one.repeat_interleave(6 // kv_heads, 1) for one in (key, value))
     logits = query @ key.mT / 8**0.5
@@ -90,23 +90,23 @@ def test_a_pattern_is_softmax_over_its_mask(pattern):
 
 
 def test_settings_change_a_pattern():
-    window = named("window:size=3")
+    window = contender_named("window:size=3")
     assert window.setting(99) == "size=3"
     assert int(window.mask(SIZES).dense(67, 67).sum(-1).max()) == 3
     made = runner(window)
     assert made.decoding().kept == 2 * 2 * 6 * 3 * 8 * 4  # keys and values of three tokens
-    streaming = runner(named("streaming:window=5,sinks=2"))
+    streaming = runner(contender_named("streaming:window=5,sinks=2"))
     assert streaming.decoding().kept == 2 * 2 * 6 * 7 * 8 * 4
 
 
 def test_a_window_longer_than_the_sequence_is_exact():
-    out = runner(named("window:size=99")).forward()
+    out = runner(contender_named("window:size=99")).forward()
     assert distance(out, exact_rows(*normal(SIZES, seed=3), ROWS, causal=True)).worst < 1e-5
 
 
 def test_parameters_come_from_the_seed_and_the_generator_stays():
     before = torch.get_rng_state()
-    performer = named("performer")
+    performer = contender_named("performer")
     first, again, other = (performer.build(SIZES, normal(SIZES, 3), seed).forward() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
@@ -114,33 +114,33 @@ def test_parameters_come_from_the_seed_and_the_generator_stays():
 
 
 def test_what_shares_queries_and_keys_is_not_judged_as_an_approximation():
-    reformer = named("reformer")
+    reformer = contender_named("reformer")
     assert reformer.computes == "other"
     assert runner(reformer).inputs == 2
 
 
 @pytest.mark.parametrize("name", [one.name for one in READINGS if isinstance(one, VariantAttention)])
 def test_grouped_heads_run_or_say_why_not(name):
-    one, sizes = named(name), SIZES._replace(kv_heads=3)
+    one, sizes = contender_named(name), SIZES._replace(kv_heads=3)
     reason = one.refusal(sizes)
     assert reason or runner(one, sizes).forward().isfinite().all()
 
 
 def test_names():
-    names = [one.name for one in everyone()]
+    names = [one.name for one in all_contenders()]
     assert names[0] == "exact"
     assert {"attention", "LSTM", "GRU", "convolutions", "dilated-convolutions", "connected"} < set(names)
     assert len(set(names)) == len(names)
-    assert [one.name for one in chosen(["GRU", "linear"])] == ["exact", "linear", "attention", "GRU"]
-    assert [one.name for one in chosen(["linear"], layers=False)] == ["exact", "linear"]
-    assert [one.name for one in chosen(None)] == names
+    assert [one.name for one in chosen_contenders(["GRU", "linear"])] == ["exact", "linear", "attention", "GRU"]
+    assert [one.name for one in chosen_contenders(["linear"], layers=False)] == ["exact", "linear"]
+    assert [one.name for one in chosen_contenders(None)] == names
 
 
 def test_settings_of_a_mechanism():
-    one = named("linear:feature_map=relu")
+    one = contender_named("linear:feature_map=relu")
     assert one.name == "linear:feature_map=relu"
     assert "relu" in one.setting(64)
-    assert not torch.equal(runner(one).forward(), runner(named("linear")).forward())
+    assert not torch.equal(runner(one).forward(), runner(contender_named("linear")).forward())
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,4 @@ def test_settings_of_a_mechanism():
 )
 def test_names_that_nobody_has(name, words):
     with pytest.raises(ValueError, match=words):
-        named(name)
+        contender_named(name)

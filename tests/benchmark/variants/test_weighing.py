@@ -11,7 +11,7 @@ import torch
 
 from saccade.benchmark.attention import memory
 from saccade.benchmark.variants import ProblemSizes, weighing
-from saccade.benchmark.variants.everyone import named
+from saccade.benchmark.variants.catalogue import contender_named
 from saccade.benchmark.variants.weighing import CallWeight, WeighingLimits, answer, foreseen, weigh, weights
 
 MIB = 2**20
@@ -46,7 +46,7 @@ def test_longer_ones_are_not_tried_after_what_they_would_need(monkeypatch):
         return CallWeight(sizes.length**2, "", 0.0)
 
     monkeypatch.setattr(weighing, "_weighed", weighed)
-    found = list(weights(named("exact"), SIZES, (64, 128, 256), WeighingLimits(bytes=128**2), seed=0))
+    found = list(weights(contender_named("exact"), SIZES, (64, 128, 256), WeighingLimits(bytes=128**2), seed=0))
     assert asked == [64, 128]
     assert found == [(64, 64**2, "", 0.0), (128, 128**2, "", 0.0), (256, None, "would form about 0.0 GiB", 0.0)]
 
@@ -55,13 +55,13 @@ def test_a_wide_gap_is_crossed_in_steps(monkeypatch):
     """1 MiB at 256 would be 4 GiB at 16k if it grew as L^2; it grows as L, and that is seen on the way."""
     assert weighing.steps((16384, 256, 300, 256)) == [256, 300, 1200, 4800, 16384]
     monkeypatch.setattr(weighing, "_weighed", lambda one, sizes, seed: CallWeight(sizes.length * 2**12, "", 0.0))
-    found = list(weights(named("exact"), SIZES, (256, 16384), WeighingLimits(bytes=2**30), seed=0))
+    found = list(weights(contender_named("exact"), SIZES, (256, 16384), WeighingLimits(bytes=2**30), seed=0))
     assert found == [(256, 2**20, "", 0.0), (16384, 2**26, "", 0.0)]
 
 
 def test_what_is_needed_for_certain_is_not_tried(monkeypatch):
     monkeypatch.setattr(weighing, "_weighed", lambda *given: pytest.fail("it was built"))
-    (found,) = weights(named("connected"), SIZES, (2**15,), WeighingLimits(), seed=0)
+    (found,) = weights(contender_named("connected"), SIZES, (2**15,), WeighingLimits(), seed=0)
     assert found == (2**15, None, "would form 16.0 GiB", 0.0)
 
 
@@ -69,8 +69,8 @@ def test_what_is_needed_for_certain_is_not_tried(monkeypatch):
 def test_a_square_of_weights_is_seen(threads):
     """Training a connected layer forms the masked weights, their gradient and the gradient of all weights."""
     threads(1)
-    list(weights(named("connected"), SIZES, (64,), WeighingLimits(), seed=0))  # loads what a first call loads
-    (found,) = weights(named("connected"), SIZES, (2048,), WeighingLimits(), seed=0)
+    list(weights(contender_named("connected"), SIZES, (64,), WeighingLimits(), seed=0))  # loads what a first call loads
+    (found,) = weights(contender_named("connected"), SIZES, (2048,), WeighingLimits(), seed=0)
     square = 4 * 2048**2
     assert 1.9 * square < found[1] < 4.5 * square
     assert found[2] == ""
@@ -80,7 +80,7 @@ def test_a_square_of_weights_is_seen(threads):
 def test_gradients_of_inputs_are_not_counted(threads):
     threads(1)
     sizes = SIZES._replace(length=4096)
-    one = named("window:size=4")
+    one = contender_named("window:size=4")
     runner = one.build(sizes, weighing.normal(sizes, 0), 0)
     runner.training()()
     peak, _ = memory.growth(runner.training())
@@ -90,7 +90,7 @@ def test_gradients_of_inputs_are_not_counted(threads):
 
 
 def test_what_fails_says_why(monkeypatch):
-    one = replace(named("window"), given=(("size", -1),))
+    one = replace(contender_named("window"), given=(("size", -1),))
     (found,) = weights(one, SIZES, (64,), WeighingLimits(), seed=0)
     assert found[1] is None
     assert "size" in found[2]
@@ -101,7 +101,7 @@ def test_a_system_that_does_not_tell_still_times(monkeypatch):
         raise OSError("/proc/self/status has no VmRSS")
 
     monkeypatch.setattr(weighing, "growth", refuse)
-    assert list(weights(named("exact"), SIZES, (64, 128), WeighingLimits(), seed=0)) == [
+    assert list(weights(contender_named("exact"), SIZES, (64, 128), WeighingLimits(), seed=0)) == [
         (64, None, "", 0.0),
         (128, None, "", 0.0),
     ]
@@ -140,7 +140,7 @@ def test_a_process_that_ends_takes_nobody_along(monkeypatch):
         return ""
 
     monkeypatch.setattr(weighing, "_ask", ask)
-    who = [named("exact"), named("GRU"), named("LSTM")]
+    who = [contender_named("exact"), contender_named("GRU"), contender_named("LSTM")]
     found = weigh(who, SIZES, (64, 128), WeighingLimits(), 1, 0, told.append, threading.Event())
     assert asked == [["exact", "GRU", "LSTM"], ["LSTM"]]
     assert found == {
@@ -176,7 +176,7 @@ def test_one_that_is_stopped_asks_no_more(monkeypatch):
         return "it was killed"
 
     monkeypatch.setattr(weighing, "_ask", ask)
-    found = weigh([named("exact"), named("GRU")], SIZES, (64,), WeighingLimits(), 1, 0, str, stop)
+    found = weigh([contender_named("exact"), contender_named("GRU")], SIZES, (64,), WeighingLimits(), 1, 0, str, stop)
     assert found == {"exact": {64: CallWeight(None, "it was killed")}, "GRU": {}}
 
 
@@ -195,7 +195,14 @@ def test_a_process_is_killed_when_stopped(monkeypatch):
 def test_weighing_in_a_process_of_its_own():
     told = []
     found = weigh(
-        [named("linear"), named("GRU")], SIZES, (64, 128), WeighingLimits(), 1, 0, told.append, threading.Event()
+        [contender_named("linear"), contender_named("GRU")],
+        SIZES,
+        (64, 128),
+        WeighingLimits(),
+        1,
+        0,
+        told.append,
+        threading.Event(),
     )
     assert told == list(found) == ["linear", "GRU"]
     for by_length in found.values():

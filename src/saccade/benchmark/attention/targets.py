@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from . import words
-from .asks import ExtraMemory, LimitShare, RelativeTime, Requirement, SpeedupRequirement, TimeGrowth
 from .cases import Case
 from .contenders import FlexAttention, SaccadeAttention, SdpaAttention
 from .measuring import Entry
+from .requirements import ExtraMemory, LimitShare, RelativeTime, Requirement, SpeedupRequirement, TimeGrowth
 
 WIDTHS = (64, 128)
 LONG = (2048, 4096, 8192, 16384)

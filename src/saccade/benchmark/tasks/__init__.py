@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import figure, tables
+from .catalogue import contender_named, refused_contenders, usual_contenders
 from .contenders import AttentionBlocks, RecurrentNetwork, TaskContender
 from .copying import Copy, Duplication
-from .everyone import named, refused, usual
 from .examples import UNASKED, Examples, Task
 from .model import ModelShape, SequenceModel
 from .recall import Induction, Needle, Recall
@@ -36,14 +36,14 @@ __all__ = [
     "append",
     "as_dict",
     "cases",
+    "contender_named",
     "figure",
     "go_through",
     "load",
     "measure",
     "missing",
-    "named",
-    "refused",
+    "refused_contenders",
     "run",
     "tables",
-    "usual",
+    "usual_contenders",
 ]

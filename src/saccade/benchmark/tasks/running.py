@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from ..._seeding import seeded
-from .everyone import named, usual
+from .catalogue import contender_named, usual_contenders
 from .examples import Task
 from .model import ModelShape
 from .records import FinishedRun, TrainingCase
@@ -38,17 +38,17 @@ def cases(
         TrainingCase(task, name, seed, shape, budget)
         for seed in range(seeds)
         for task in tasks
-        for name in (usual(task) if names is None else names)
+        for name in (usual_contenders(task) if names is None else names)
     ]
     with seeded(None):
         for name in {case.name for case in found}:
-            named(name).body(shape.width, shape.layers, 2)  # refuses what does not fit this width
+            contender_named(name).body(shape.width, shape.layers, 2)  # refuses what does not fit this width
     return found
 
 
 def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
     """One run, and what its contender keeps."""
-    contender, (width, layers) = named(case.name), (case.shape.width, case.shape.layers)
+    contender, (width, layers) = contender_named(case.name), (case.shape.width, case.shape.layers)
     length = case.task.length
     with seeded(None):
         kept, longer = (contender.remembers(width, layers, length + more) for more in (0, 1))

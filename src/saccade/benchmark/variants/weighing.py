@@ -175,12 +175,12 @@ def first_line(error: Exception) -> str:
 
 def answer(question: str) -> Iterator[str]:
     """One line of JSON for each name and length, as soon as it is known."""
-    from .everyone import named
+    from .catalogue import contender_named
 
     asked = json.loads(question)
     torch.set_num_threads(asked["threads"])
     sizes, limits, seed = ProblemSizes(*asked["sizes"]), WeighingLimits(asked["bytes"], asked["seconds"]), asked["seed"]
-    for contender in map(named, asked["names"]):
+    for contender in map(contender_named, asked["names"]):
         _weighed(contender, sizes._replace(length=WARM_UP), seed)  # loads what a first call loads
         for entry in weights(contender, sizes, asked["lengths"], limits, seed):
             yield json.dumps([contender.name, *entry])

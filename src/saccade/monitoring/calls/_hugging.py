@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import _tap
 from . import _thread
-from ._seen import GraphTensor, ObservedCall
+from ._observed_call import GraphTensor, ObservedCall
 
 Function = Callable[..., Any]
 

@@ -1,7 +1,7 @@
 """The mode that sees PyTorch's functions while a watched forward runs, and knows attention among them.
 
 F.scaled_dot_product_attention is seen however it was imported; F.multi_head_attention_forward is entered, so that what
-it calls is seen; scores, softmax and the product with the values are put together by `_by_hand`. While a mode is on,
+it calls is seen; scores, softmax and the product with the values are put together by `_unfused`. While a mode is on,
 PyTorch's modules do not take their native fast path: on this thread alone, and nothing has to be switched off.
 """
 
@@ -22,11 +22,11 @@ from ... import _tap
 from ..._hooks import SdpaCall
 from ..._masks import Mask, as_mask
 from . import _thread
-from ._by_hand import UnfusedFollower
+from ._observed_call import GraphTensor, ObservedCall
 from ._origins import TensorOrigins
 from ._padded import QueryRows, rows_of
-from ._seen import GraphTensor, ObservedCall
 from ._thread import counted_if_it_fails
+from ._unfused import UnfusedFollower
 
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _MHA = inspect.unwrap(F.multi_head_attention_forward)
@@ -39,7 +39,7 @@ class AttentionCallsMode(_tap.PassiveMode, TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._origins = TensorOrigins()
-        self._by_hand = UnfusedFollower(self._origins)
+        self._unfused = UnfusedFollower(self._origins)
         # Inside nn.MultiheadAttention: whether its queries and keys are one sequence.
         self._within: Callable[[], bool | None] | None = None
 
@@ -56,7 +56,7 @@ class AttentionCallsMode(_tap.PassiveMode, TorchFunctionMode):
             return self._multi_head(args, kwargs)
         if _is_kernel(func):
             _thread.missed(str(func), "an attention kernel was called by itself")
-        by_hand = self._by_hand.concerns(func, args)
+        by_hand = self._unfused.concerns(func, args)
         result = func(*args, **kwargs)
         try:
             with torch._C.DisableTorchFunction():
@@ -67,14 +67,14 @@ class AttentionCallsMode(_tap.PassiveMode, TorchFunctionMode):
             return result
         call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
-            call = self._by_hand.sees(func, args, kwargs, result)
+            call = self._unfused.sees(func, args, kwargs, result)
         if call is not None:
             _tell(call)
         return result
 
     def ended(self) -> None:
         """The forward has ended: what was begun by hand and never finished was not attention that is known."""
-        self._by_hand.ended()
+        self._unfused.ended()
         self._origins.ended()
 
     def completed(self, call: _tap.AttentionCall) -> _tap.AttentionCall:
@@ -149,7 +149,7 @@ class AttentionCallsMode(_tap.PassiveMode, TorchFunctionMode):
         query, key, heads = args[0], args[1], args[4]
         before, self._within = self._within, lambda: self._origins.same(query, key, query.shape[0], projected=False)
         try:
-            with self._by_hand.told("nn.MultiheadAttention", heads, self._within), self:
+            with self._unfused.told("nn.MultiheadAttention", heads, self._within), self:
                 return entered(*args, **kwargs)
         finally:
             self._within = before

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..._masks import Causal, Mask, Padding
-from .arriving import NewRows
 from .growing import GrowingLayer
 from .layer import LayerCache
+from .new_rows import NewRows
 
 
 @dataclass(frozen=True, eq=False)

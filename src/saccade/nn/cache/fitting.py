@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..._biases import Bias, RelativeScores, TensorBias, as_bias
 from ..._masks import Mask, Padding
-from .arriving import NewRows
-from .places import both, standing
+from .key_positions import both, standing
+from .new_rows import NewRows
 
 
 class LastAnswer:

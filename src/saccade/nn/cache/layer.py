@@ -17,8 +17,8 @@ from torch import Tensor
 from ..._biases import Bias
 from ..._masks import Mask, Padding
 from ...positions import Offset
-from .arriving import NewRows, alike, per_item
 from .fitting import LastAnswer
+from .new_rows import NewRows, alike, per_item
 
 
 class CachedInputs(NamedTuple):

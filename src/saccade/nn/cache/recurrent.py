@@ -14,8 +14,8 @@ from torch import Tensor
 from ..._biases import Bias
 from ..._masks import Causal, Mask, Padding
 from ...variants import Recurrent
-from .arriving import NewRows
 from .layer import CachedInputs, LayerCache, checked_items
+from .new_rows import NewRows
 
 
 class RecurrentLayer(LayerCache):

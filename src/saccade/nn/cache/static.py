@@ -13,10 +13,10 @@ from ..._biases import Bias
 from ..._masks import FromTensor, Mask, Padding
 from ..._masks._data import bounded
 from ...positions import Offset
-from .arriving import alike
 from .fitting import bias_at, bias_in_order, in_order
+from .key_positions import check_reach, standing
 from .layer import CachedInputs, LayerCache, check_new, fits, lasting, put, refuse_gradients, slots
-from .places import check_reach, standing
+from .new_rows import alike
 
 
 class StaticLayer(LayerCache):

@@ -18,10 +18,10 @@ from ..._masks import Mask, Padding
 from ..._masks._intervals import Kind, Region
 from ...positions import Offset
 from ...variants.patterns import streaming
-from .arriving import NewRows
 from .fitting import bias_at, checked_bias, placed
+from .key_positions import KeysAtPositions, both, refuse_placed, standing
 from .layer import CachedInputs, refuse_gradients
-from .places import KeysAtPositions, both, refuse_placed, standing
+from .new_rows import NewRows
 from .window import WindowLayer, looked_at
 
 Turn = Callable[[Tensor, Offset], Tensor]

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores
 from ..._masks import FromTensor, Global, Mask, Padding, Window
 from ..._masks._data import bounded
-from .arriving import NewRows, alike
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
+from .key_positions import KeysAtPositions, both, refuse_placed, standing
 from .layer import CachedInputs, LayerCache, joined, refuse_gradients, scatter, slots
-from .places import KeysAtPositions, both, refuse_placed, standing
+from .new_rows import NewRows, alike
 
 _DIRECT = 1 << 16  # pairs whose mask is looked at at once, not tile by tile
 

@@ -20,7 +20,7 @@ from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._source import DropoutRate, attribute_line, rates_of, with_rates
 from ..target._subject import Subject
-from ..tracing._randomness import FollowedCall, RandomDraw, WeightedValues, drops, followed
+from ..tracing._randomness import FollowedCall, RandomDraw, WeightedValues, drops, follow_randomness
 
 # Not a half: there p and 1 - p, kept and dropped, could not be told apart.
 RATE = 0.25
@@ -36,7 +36,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     inputs = subject.inputs(2, LENGTH)
     unasked = _unasked(subject)
     if unasked is not None:
-        found = list(_in_eval(unasked, followed(unasked, inputs)))
+        found = list(_in_eval(unasked, follow_randomness(unasked, inputs)))
         if found:
             yield from found
             return
@@ -44,19 +44,19 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if under_mask:
         yield from under_mask
         return
-    quiet = followed(subject, inputs)
+    quiet = follow_randomness(subject, inputs)
     on, off = _on_and_off(subject, rates)
     if on is None:
         if not drops(quiet.draws):
             raise Inapplicable("it has no dropout")
         on = off = subject
-    still = followed(off, inputs)
+    still = follow_randomness(off, inputs)
     found = list(_in_eval(off, still))
     if found:
         yield from found
         return
     with on.training():
-        runs = [followed(on, inputs, seed=seed) for seed in range(DRAWS)]
+        runs = [follow_randomness(on, inputs, seed=seed) for seed in range(DRAWS)]
     found = (
         list(_on_the_wrong_thing(runs))
         or list(_of_weights(runs, still, bool(rates)))
@@ -70,7 +70,7 @@ def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subje
     a function told that it is not training. None: it has none to ask for."""
     if subject.module is not None:
         with subject.training():
-            drawn = followed(subject, subject.inputs(2, LENGTH)).draws
+            drawn = follow_randomness(subject, subject.inputs(2, LENGTH)).draws
         on = with_rates(subject, rates, RATE) if rates else subject if drawn else None
         return on, on or subject
     return _by_argument(subject)
@@ -87,8 +87,8 @@ def _under_a_mask(subject: Subject) -> Iterator[Finding]:
     else:
         return
     try:
-        if not drops(followed(subject, inputs).draws):
-            yield from _in_eval(subject, followed(subject, inputs, **masks), " and a mask", **masks)
+        if not drops(follow_randomness(subject, inputs).draws):
+            yield from _in_eval(subject, follow_randomness(subject, inputs, **masks), " and a mask", **masks)
     except (Inapplicable, TargetError):
         return  # what masks it takes is another promise
 
@@ -122,7 +122,7 @@ def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
     for value in (RATE, nn.Dropout(RATE)):
         on = _with_constants(subject, {rate: value, **({training: True} if training else {})})
         try:
-            drawn = followed(on, subject.inputs(2, LENGTH)).draws
+            drawn = follow_randomness(on, subject.inputs(2, LENGTH)).draws
         except TargetError:
             continue
         off = {rate: value, training: False} if training else {rate: type(value)(0.0)}
@@ -137,7 +137,7 @@ def _with_constants(subject: Subject, more: dict[str, Any]) -> Subject:
 def _in_eval(off: Subject, still: FollowedCall, given: str = "", **masks: Any) -> Iterator[Finding]:
     if not drops(still.draws):
         return  # noise is told by robustness
-    again = followed(off, off.inputs(2, LENGTH), seed=1, **masks).out
+    again = follow_randomness(off, off.inputs(2, LENGTH), seed=1, **masks).out
     if torch.equal(still.out, again):
         return
     draw = next(one for one in still.draws if drops((one,)))
@@ -301,7 +301,7 @@ def _inactive(subject: Subject, rates: tuple[DropoutRate, ...], runs: list[Follo
 def _acts(subject: Subject, rates: tuple[DropoutRate, ...], rate: DropoutRate) -> bool:
     alone = with_rates(with_rates(subject, rates, 0.0), (rate,), RATE)
     with alone.training():
-        return bool(followed(alone, alone.inputs(2, LENGTH)).draws)
+        return bool(follow_randomness(alone, alone.inputs(2, LENGTH)).draws)
 
 
 def _unused(subject: Subject, rate: DropoutRate, then: str, severity: Any) -> Finding:

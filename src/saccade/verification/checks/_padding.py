@@ -20,7 +20,7 @@ from ..target._inputs import NamedInputs, Side
 from ..target._subject import Subject
 from ..tracing._trace import TracedAttention, measured
 from ..tracing._visible import line_over_sequence, masking_line, steps_of
-from ._left_alone import no_mask
+from ._missing_mask import no_mask
 
 _LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padding
 _PADDED = 7

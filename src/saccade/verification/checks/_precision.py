@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
-from ..target._here import location_here
+from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
 from ..target._operations import EagerOperations
 from ..target._subject import Subject

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..._seeding import seeded
 from ..findings._finding import Finding, Location, TargetError
 from ..target._check import Check
-from ..target._here import location_here
+from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
 from ..target._learned_positions import ends_learned_positions
 from ..target._operations import EagerOperations
@@ -22,7 +22,7 @@ from ..target._source import attribute_line, line_with, rates_of, with_rates
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
 from ..target.discovery._squares import sliced_square
-from ..tracing._randomness import drops, followed
+from ..tracing._randomness import drops, follow_randomness
 
 # Odd ones, the smallest, and one beyond the usual small buffers; those around the sizes of buffers are added.
 LENGTHS = (1, 2, 3, 64, 257)
@@ -59,7 +59,7 @@ def _again(subject: Subject) -> Iterator[Finding]:
         again = one(inputs).out
     if first.shape == again.shape and (torch.equal(first, again) or not first.isfinite().all()):
         return
-    drawn = followed(subject, inputs).draws
+    drawn = follow_randomness(subject, inputs).draws
     if drawn and drops(drawn):
         return  # told by dropout
     change = float((first - again).abs().max()) if first.shape == again.shape else float("nan")
@@ -184,7 +184,7 @@ def _items(wide: Subject) -> Iterator[Finding]:
     """What is independent of the other item of two is the same alone and among three. Where it is not independent,
     that is told by mixing."""
     three = wide.inputs(3, 7)
-    if followed(wide, three).draws:
+    if follow_randomness(wide, three).draws:
         return  # other sizes draw other numbers
     two = steady(wide, three.items([0, 1])).out
     other = steady(wide, three.items([0, 2])).out
@@ -328,7 +328,7 @@ def _modes(subject: Subject) -> Iterator[Finding]:
     inputs = quiet.inputs(2, 7)
     evaluated = steady(quiet, inputs).out
     with quiet.training():
-        if followed(quiet, inputs).draws:
+        if follow_randomness(quiet, inputs).draws:
             return
         trained = steady(quiet, inputs).out
     far = float((trained - evaluated).abs().max())

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..._seeding import seeded
 from ..findings._finding import Location
-from ..target._here import location_here
+from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
 from ..target._subject import CallResult, Subject
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, has_torch_function
 
 from ..._tap import AttentionCall
 from ..findings._finding import Location
-from ..target._here import location_here
+from ..target._current_line import location_here
 from ._calls import (
     CASTS,
     EXP,

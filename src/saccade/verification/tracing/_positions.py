@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..target._here import location_here, module_here
+from ..target._current_line import location_here, module_here
 from ..target._inputs import NamedInputs
 from ..target._subject import Subject
 

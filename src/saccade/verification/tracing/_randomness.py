@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
 from ..findings._finding import Location
-from ..target._here import location_here
+from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
 from ..target._operations import EagerOperations
 from ..target._subject import Subject
@@ -91,7 +91,7 @@ class _TensorLabel:
 _NONE = _TensorLabel()
 
 
-def followed(subject: Subject, inputs: NamedInputs, *, seed: int = 0, **masks: Any) -> FollowedCall:
+def follow_randomness(subject: Subject, inputs: NamedInputs, *, seed: int = 0, **masks: Any) -> FollowedCall:
     """Call the subject, in the mode that it is in, with PyTorch's generator at `seed`."""
     mode = _RandomnessMode(subject)
     with torch.no_grad(), seeded(seed), mode:

@@ -20,8 +20,8 @@ from ...target._inputs import NamedInputs
 from ...target._steady import exact, steady, tolerance
 from ...target._subject import Subject
 from ...tracing._trace import TraceStep, traced
+from ._cache_defects import wrongly_kept
 from ._inside import not_emptied_line, written_line
-from ._kept import wrongly_kept
 
 _NAME = "cache"
 _LENGTH = 11

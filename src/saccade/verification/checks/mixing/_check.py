@@ -17,7 +17,7 @@ from ...target._check import Check
 from ...target._inputs import NamedInputs
 from ...target._steady import exact, steady, tolerance
 from ...target._subject import Subject
-from ...tracing._meeting import meeting_line
+from ...tracing._batch_mixing import batch_mixing_line
 from ...tracing._trace import measured
 from ...tracing._wiring import wiring
 from ._mixed_heads import mixed
@@ -115,7 +115,7 @@ def _influenced(subject: Subject, inputs: NamedInputs, item: int, other: int, by
         "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2); sum and normalise "
         "over positions and channels only.",
         {"changed item": item, "moved item": other, "by": by, "training": training},
-        meeting_line(subject, inputs),
+        batch_mixing_line(subject, inputs),
     )
 
 
@@ -148,7 +148,7 @@ def _alone(subject: Subject) -> Iterator[Finding]:
             "one by one.",
             "Keep the batch axis first in every view and reshape: x.view(B, L, H, D).transpose(1, 2).",
             {"item": item, "by": float(by[item])},
-            meeting_line(subject, inputs),
+            batch_mixing_line(subject, inputs),
         )
 
 

@@ -19,7 +19,7 @@ from ._cache import caches
 from ._common import NAME, NOISE, error, largest
 from ._padding import padding
 from ._pairs import pairs
-from ._sight import batches, blindness, leaks
+from ._visibility import batches, blindness, leaks
 
 
 def _run(subject: Subject) -> Iterator[Finding]:

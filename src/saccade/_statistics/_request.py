@@ -29,7 +29,7 @@ class StatisticsRequest:
     histograms: frozenset[str]
 
 
-def make_asked(
+def make_request(
     call: Call, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any
 ) -> StatisticsRequest:
     """Check what is asked; every refusal names the argument, what came and what was expected."""

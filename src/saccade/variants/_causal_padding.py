@@ -23,7 +23,7 @@ class CausalPadding(NamedTuple):
     keys: Tensor | None  # bool (B or 1, Lk), True = a real key; None: all are
 
 
-def shown(
+def causal_padding_of(
     mask: Mask | Tensor | None,
     batch: int,
     Lq: int,
@@ -80,7 +80,7 @@ def _factors(mask: Mask | None) -> list[Mask]:
     return [] if mask is None else [mask]
 
 
-def zeroed(features: Tensor, kept: Tensor | None) -> Tensor:
+def zero_padding(features: Tensor, kept: Tensor | None) -> Tensor:
     """(B, H, L, n) with 0 wherever `kept` (B or 1, L) is False, whatever stood there: 0 * NaN would be NaN."""
     return features if kept is None else features.masked_fill(~kept[:, None, :, None], 0.0)
 

@@ -16,7 +16,7 @@ from .._biases import Bias, TensorBias, as_bias
 from .._masks import Mask
 from .._masks._data import whole
 from .._weights import Chosen, attention_weights
-from .calls._seen import counted
+from .calls._observed_call import counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._shown import zeroed
+from ._causal_padding import zero_padding
 
 
 class RealTokens(NamedTuple):
@@ -30,14 +30,14 @@ class RealTokens(NamedTuple):
 
     def gather(self, tensor: Tensor) -> Tensor:
         """(B, H, L, n) with the t-th real token in row t and 0 behind them, whatever stood in the other rows."""
-        tensor = zeroed(tensor, self.kept)
+        tensor = zero_padding(tensor, self.kept)
         return tensor if self.order is None else _taken(tensor, self.order)
 
     def scatter(self, tensor: Tensor) -> Tensor:
         """The inverse: row t goes back to where the t-th real token stands; the other rows are 0."""
         if self.order is not None:
             tensor = _taken(tensor, torch.argsort(self.order, dim=1))
-        return zeroed(tensor, self.kept)
+        return zero_padding(tensor, self.kept)
 
 
 def _taken(tensor: Tensor, places: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ..target._subject import Subject
 from ._flow import followed
 
 
-def meeting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
+def batch_mixing_line(subject: Subject, inputs: NamedInputs) -> Location | None:
     """The first line whose result depends on two batch items at one place."""
     try:
         before = followed(subject.fresh(), inputs, every=True).steps

@@ -16,7 +16,7 @@ ATTENTION = "attention"
 TRIED = 64  # tokens, where settings are tried
 
 
-def everyone(*, layers: bool = True) -> list[VariantContender]:
+def all_contenders(*, layers: bool = True) -> list[VariantContender]:
     """Exact attention first, then patterns, mechanisms and, where wanted, layers."""
     reading = [VariantAttention(config.name, config.usual) for config in variants.MECHANISMS if not config.reads_tokens]
     found: list[VariantContender] = [ExactAttention(), *PATTERNS, *reading]
@@ -26,29 +26,29 @@ def everyone(*, layers: bool = True) -> list[VariantContender]:
     return found
 
 
-def chosen(names: Sequence[str] | None, *, layers: bool = True) -> list[VariantContender]:
+def chosen_contenders(names: Sequence[str] | None, *, layers: bool = True) -> list[VariantContender]:
     """Those of these names, and what they are measured against; None: everyone.
 
     Raises:
         ValueError: a name that nobody has, a setting that cannot be.
     """
     if not names:
-        return everyone(layers=layers)
-    picked = [named(name) for name in names]
-    against = [one for one in everyone(layers=layers) if one.whole]
+        return all_contenders(layers=layers)
+    picked = [contender_named(name) for name in names]
+    against = [one for one in all_contenders(layers=layers) if one.whole]
     found = {one.name: one for one in [*against, *picked]}
     kinds = [one.kind for one in against]
     return sorted(found.values(), key=lambda one: kinds.index(one.kind) if one.kind in kinds else len(kinds))
 
 
-def named(text: str) -> VariantContender:
+def contender_named(text: str) -> VariantContender:
     """The contender that is called `name`, or `name:setting=value,...` with settings of its own.
 
     Raises:
         ValueError: no such name, a setting that cannot be.
     """
     name, _, settings = text.partition(":")
-    there = {one.name: one for one in everyone()}
+    there = {one.name: one for one in all_contenders()}
     if name not in there:
         raise ValueError(f"mechanism: expected one of {', '.join(there)}; got {name!r}")
     one = there[name]

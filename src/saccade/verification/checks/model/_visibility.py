@@ -13,7 +13,7 @@ from torch import Tensor
 from ...findings._finding import Finding
 from ...target._inputs import NamedInputs
 from ...target._subject import Subject
-from ...tracing._meeting import meeting_line
+from ...tracing._batch_mixing import batch_mixing_line
 from ._common import NOISE, error, fitting, judged, largest, whose
 from ._lines import pattern_line
 
@@ -123,7 +123,7 @@ def batches(subject: Subject) -> Iterator[Finding]:
                         "What a sequence gives depends on which others it happens to be batched with.",
                         "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
                         {"item": item, "other": changed, "position": found.position, "change": _short(found.size)},
-                        meeting_line(subject, inputs),
+                        batch_mixing_line(subject, inputs),
                     )
                     return
         yield from _alone(subject, inputs)
@@ -138,7 +138,7 @@ def _alone(subject: Subject, inputs: NamedInputs) -> Iterator[Finding]:
             "Evaluating with another batch size gives other results.",
             "Nothing may be averaged, indexed or reshaped over the batch axis: look for mean(0), [0] and view(-1, ...)",
             {"batch": inputs.batch, "position": found.position, "change": _short(found.size)},
-            meeting_line(subject, inputs),
+            batch_mixing_line(subject, inputs),
         )
 
 

@@ -38,20 +38,20 @@ SIZES = (
 """Forms with a state of fixed size, from small to large within each kind."""
 
 
-def usual(task: Task) -> list[str]:
+def usual_contenders(task: Task) -> list[str]:
     """Who is trained where nothing is said: everyone that can read in order; for recall, states of many sizes too."""
     causal = [SMALL.get(config.name, config.name) for config in variants.MECHANISMS if config.traits.causal is True]
     names = [EXACT, f"{WINDOW}:size=8", *causal, "linear:feature_map=taylor,head=8", *NETWORKS]
     return list(dict.fromkeys([*names, *SIZES])) if isinstance(task, Recall) else names
 
 
-def refused() -> dict[str, str]:
+def refused_contenders() -> dict[str, str]:
     """Mechanisms that cannot read in order, and why."""
     found = {config.name: config.traits.causal for config in variants.MECHANISMS}
     return {name: reason for name, reason in found.items() if isinstance(reason, str)}
 
 
-def named(text: str) -> TaskContender:
+def contender_named(text: str) -> TaskContender:
     """The contender that is called `name`, or `name:setting=value,...`; of mechanisms, `head` is the width of a head.
 
     Raises:

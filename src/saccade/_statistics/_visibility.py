@@ -38,7 +38,7 @@ class RowVisibility(NamedTuple):
 _REMEMBERED: dict[int, tuple[Any, tuple[int, int], RowVisibility]] = {}
 
 
-def sight_of(call: Call) -> RowVisibility:
+def row_visibility(call: Call) -> RowVisibility:
     """What the mask shows and a bias of -inf does not hide."""
     mask, sizes = call.mask, (call.length_q, call.length_k)
     if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
