@@ -24,7 +24,15 @@ CORE = [  # what follows in C++: (file, what it does, the files that it goes on 
     ("mask_list.h", "runs of tiles to visit"),
     ("forward.h", "scores, weights, output"),
 ]
-HELPERS = {"_dropout", "_foreign", "_seeding", "_terminal", "_whole_file"}  # imported from everywhere, and left out
+HELPERS = {
+    "_dropout",
+    "_foreign",
+    "_numbers",
+    "_plain_values",
+    "_seeding",
+    "_terminal",
+    "_whole_file",
+}  # imported from everywhere, and left out
 WIDTH, ROW, BOX = 1000, 50, 26
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #24292f; text-anchor: middle }
 .small { font-size: 11px; fill: #57606a }

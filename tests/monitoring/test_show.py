@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
+from saccade._numbers import compact
 from saccade.monitoring import _tables
 from saccade.monitoring._aggregates import RunningSums
-from saccade.monitoring._tables import short
 
 B, L, H, D = 3, 7, 2, 5
 
@@ -52,7 +52,7 @@ def test_a_line_for_each_call_with_the_range_over_heads():
     row = re.split(r"\s{2,}", lines[3].strip())
     assert row[:3] == ["0", "one", "2"]
     means = [seen.aggregates["one"][head]["entropy"].mean for head in range(H)]
-    assert row[3] == f"{short(min(means))}..{short(max(means))}"
+    assert row[3] == f"{compact(min(means))}..{compact(max(means))}"
     assert repr(seen) == str(seen)
 
 
@@ -90,11 +90,11 @@ def test_the_heads_with_the_least_and_the_greatest_are_named():
     means = {(n, h): seen.aggregates[n][h]["entropy"].mean for n in ("one", "two") for h in range(H)}
     low, high = min(means, key=means.get), max(means, key=means.get)
     assert line[1:] == [
-        short(means[low]),
+        compact(means[low]),
         low[0],
         "head",
         str(low[1]),
-        short(means[high]),
+        compact(means[high]),
         high[0],
         "head",
         str(high[1]),
@@ -110,7 +110,7 @@ def test_a_grid_has_a_column_for_each_head():
     for line, name in zip(lines, ("one", "two"), strict=True):
         cells = line.split()
         assert cells[1] == name
-        assert cells[2:] == [short(seen.aggregates[name][head]["mass.self"].mean) for head in range(H)]
+        assert cells[2:] == [compact(seen.aggregates[name][head]["mass.self"].mean) for head in range(H)]
     with pytest.raises(ValueError, match="statistic must be one of .*entropy.*; got 'entrop'"):
         seen.grid("entrop")
     html = seen.grid("mass.self")._repr_html_()  # in a notebook, where text would be one line of \\n
@@ -186,7 +186,7 @@ def test_a_data_frame_without_pandas(monkeypatch):
     [(0.0, "0"), (1.23456, "1.23"), (1234.5, "1234"), (0.00012, "1e-04"), (-0.5, "-0.5"), (123456.0, "1.235e+05")],
 )
 def test_numbers_are_short(number, shown):
-    assert short(number) == shown
+    assert compact(number) == shown
 
 
 def test_aggregates_of_parts_are_those_of_the_whole():

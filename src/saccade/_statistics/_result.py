@@ -5,7 +5,6 @@ Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, p_ij
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from html import escape
@@ -13,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .._numbers import three_decimals
+from .._plain_values import plain_values
 
 _MASSES = ("self", "previous", "next", "first", "sink")
 _MOST = 64  # heads
@@ -160,8 +162,10 @@ class Statistics:
             "queries": rows,
             "keys": keys,
             "rows": {"counted": self.rows_counted, "empty": self.rows_empty, "padded": self.rows_padded},
-            "mean": {name: _plain(self.mean(name)) for name in self.names},
-            "per_head": {what: {name: _plain(x) for name, x in held.items()} for what, held in self.heads.items()},
+            "mean": {name: plain_values(self.mean(name)) for name in self.names},
+            "per_head": {
+                what: {name: plain_values(x) for name, x in held.items()} for what, held in self.heads.items()
+            },
         }
 
     def __repr__(self) -> str:
@@ -179,16 +183,6 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _alone(tensor: Tensor) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
-
-
-def _plain(tensor: Tensor) -> Any:
-    return _finite(tensor.tolist())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
 def _table(statistics: Statistics) -> str:
@@ -220,7 +214,7 @@ def _cells(statistics: Statistics) -> tuple[str, list[list[str]], list[str]]:
     columns = {name.removeprefix("mass."): statistics.mean(name).tolist() for name in names}
     columns["max logit"] = statistics.heads["logits"]["max"].tolist()
     cells = [["head", *columns]]
-    cells += [[str(h), *(_number(column[h]) for column in columns.values())] for h in range(min(heads, _MOST))]
+    cells += [[str(h), *(three_decimals(column[h]) for column in columns.values())] for h in range(min(heads, _MOST))]
     return first, cells, [f"and {heads - _MOST} heads more"] if heads > _MOST else []
 
 
@@ -231,7 +225,3 @@ def _rows(statistics: Statistics) -> str:
         "padded": statistics.rows_padded,
     }
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "counted")
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from .._plain_values import plain_values
 from ._compare import ModelComparison
 from ._coreference import Coreference
 from ._corpus import THIRDS, CorpusScores, deviation, mean
@@ -33,7 +33,7 @@ def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Pr
         made = _coreference(study)
     else:
         made = _probe(study)
-    return _plain(made)
+    return plain_values(made)
 
 
 def as_rows(study: CorpusScores | Syntax | Coreference | Probe) -> Iterator[tuple[Any, ...]]:
@@ -45,7 +45,7 @@ def as_rows(study: CorpusScores | Syntax | Coreference | Probe) -> Iterator[tupl
         for name in SCORES:
             held = study.mean(name), study.deviation(name), study.by_chance(name), study.counts(name)
             for layer, head in np.argwhere(np.isfinite(held[0])).tolist():
-                yield ("corpus", study.model, name, layer, head, *(_number(x[layer, head]) for x in held))
+                yield ("corpus", study.model, name, layer, head, *(plain_values(x[layer, head]) for x in held))
         return
     if isinstance(study, Probe):
         for knows in study.layers:
@@ -185,16 +185,3 @@ def _probe(study: Probe) -> dict[str, Any]:
         "left_out": {"not_needed": study.left, "too_long": study.too_long, "words": study.missing},
         "layers": [{**layer._asdict(), "selectivity": layer.selectivity} for layer in study.layers],
     }
-
-
-def _number(value: Any) -> Any:
-    number = value.item() if hasattr(value, "item") else value
-    return None if isinstance(number, float) and not math.isfinite(number) else number
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(held) for name, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(held) for held in value]
-    return _number(value)

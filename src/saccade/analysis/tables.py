@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from .._numbers import counted, two_decimals
 from .._terminal._console import Console
 from ._compare import ModelComparison, ScoreChange
 from ._coreference import Coreference
@@ -54,7 +55,7 @@ def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int,
 
 def print_corpus(console: Console, study: CorpusScores) -> None:
     """The scores of thirds of the layers, the strongest heads, and the heads by role."""
-    size = f"{_count(study.layers, 'layer')}, {_count(sum(study.heads), 'head')}"
+    size = f"{counted(study.layers, 'layer')}, {counted(sum(study.heads), 'head')}"
     _title(console, f"{study.model}: {size}, on {_texts(study)}")
     _note(console, "average weight on each kind of token, mean ± standard deviation over texts")
     wide = max(1, min(3, (console.width - 52) // 13))
@@ -66,7 +67,7 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
         spread = [_spread(*both) for both in zip(mean(thirds), deviation(thirds), strict=True)]
         table.add_row(
             name,
-            "-" if name in ("broad", "dormant") else _short(chance),
+            "-" if name in ("broad", "dormant") else two_decimals(chance),
             *spread,
             "  ".join(_strongest(study, name, wide)),
         )
@@ -75,13 +76,13 @@ def print_corpus(console: Console, study: CorpusScores) -> None:
     if absent:
         _note(console, f"nothing to see: {', '.join(absent)}")
     if study.skipped:
-        _note(console, f"left out, too short: {_count(len(study.skipped), 'text')}")
+        _note(console, f"left out, too short: {counted(len(study.skipped), 'text')}")
     console.print()
     _print_roles(console, study)
 
 
 def _texts(study: CorpusScores) -> str:
-    return f"{_count(len(study.texts), 'text')}, {_count(sum(study.tokens), 'token')}"
+    return f"{counted(len(study.texts), 'text')}, {counted(sum(study.tokens), 'token')}"
 
 
 def _strongest(study: CorpusScores, name: str, count: int) -> list[str]:
@@ -111,7 +112,7 @@ def _print_roles(console: Console, study: CorpusScores) -> None:
         if held and role == "mixed":
             table.add_row(role, str(len(held)), "none of these clearly")
         elif held:
-            shown = "  ".join(f"{layer}.{head} {_short(score)}" for score, layer, head in held[:STRONGEST])
+            shown = "  ".join(f"{layer}.{head} {two_decimals(score)}" for score, layer, head in held[:STRONGEST])
             table.add_row(role, str(len(held)), shown)
     console.print(table)
 
@@ -151,7 +152,13 @@ def print_comparison(console: Console, comparison: ModelComparison) -> None:
 def _change(change: ScoreChange) -> tuple[str, ...]:
     mark = " *" if change.certain else ""
     difference = _signed(change.difference, change.half_width) + mark
-    return (f"{change.layer}.{change.head}", change.score, _short(change.before), _short(change.after), difference)
+    return (
+        f"{change.layer}.{change.head}",
+        change.score,
+        two_decimals(change.before),
+        two_decimals(change.after),
+        difference,
+    )
 
 
 # Relations and antecedents
@@ -159,7 +166,9 @@ def _change(change: ScoreChange) -> tuple[str, ...]:
 
 def print_syntax(console: Console, study: Syntax) -> None:
     """For each frequent relation the head that finds it best, beside the best fixed offset."""
-    _title(console, f"{study.model}: relations of {_count(study.sentences, 'sentence')}, {_count(study.words, 'word')}")
+    _title(
+        console, f"{study.model}: relations of {counted(study.sentences, 'sentence')}, {counted(study.words, 'word')}"
+    )
     _note(
         console,
         "share of words whose most attended other word is the right one, and the\n"
@@ -177,8 +186,8 @@ def print_syntax(console: Console, study: Syntax) -> None:
                     WAYS[direction],
                     *_best(tally),
                     f"{offset:+d}",
-                    _short(answer.share),
-                    _short(tally.held_out[1].share),
+                    two_decimals(answer.share),
+                    two_decimals(tally.held_out[1].share),
                 )
     console.print(table)
     _note(console, "anew: the best of one half of the sentences, asked about the other half")
@@ -192,20 +201,20 @@ def _left_out(study: Syntax, shown: int) -> Iterator[str]:
         known = sum(study.total(ALL, way) for way in DIRECTIONS)
         yield f"this model only looks back: {ahead:,} of {ahead + known:,} cases, with the answer ahead, are not asked"
     if study.too_long:
-        yield f"left out, longer than the model reads: {_count(study.too_long, 'sentence')}"
+        yield f"left out, longer than the model reads: {counted(study.too_long, 'sentence')}"
     if study.missing:
-        yield f"left out, without a token: {_count(study.missing, 'word')}"
+        yield f"left out, without a token: {counted(study.missing, 'word')}"
     if study.together:
-        yield f"left out, two words in the same tokens: {_count(study.together, 'case')}"
+        yield f"left out, two words in the same tokens: {counted(study.together, 'case')}"
     others = len(study.relations()) - shown
     if others:
-        yield f"{_count(others, 'less frequent relation')} in --json"
+        yield f"{counted(others, 'less frequent relation')} in --json"
 
 
 def print_coreference(console: Console, study: Coreference) -> None:
     """The head that looks from mentions to antecedents best, beside what takes no model."""
     _title(
-        console, f"{study.model}: antecedents in {_count(study.documents, 'document')}, {_count(study.words, 'word')}"
+        console, f"{study.model}: antecedents in {counted(study.documents, 'document')}, {counted(study.words, 'word')}"
     )
     _note(console, "share of mentions whose most attended other word belongs to an antecedent")
     table = _table("mention", "cases", "head", "right", "95 %", "anew", "offset", "right", "nearest", "same word")
@@ -215,17 +224,19 @@ def print_coreference(console: Console, study: Coreference) -> None:
             kind,
             *_best(tally),
             f"{offset:+d}",
-            _short(answer.share),
-            _short(study.nearest[kind].share),
-            _short(study.same_word[kind].share),
+            two_decimals(answer.share),
+            two_decimals(study.nearest[kind].share),
+            two_decimals(study.same_word[kind].share),
         )
     console.print(table)
     _note(console, "anew: the best of one half of the texts, asked about the other half")
     _note(console, "nearest: the mention before; same word: the one before with the same head word")
     if study.out_of_reach:
-        _note(console, f"left out, no antecedent that the model reads with it: {_count(study.out_of_reach, 'mention')}")
+        _note(
+            console, f"left out, no antecedent that the model reads with it: {counted(study.out_of_reach, 'mention')}"
+        )
     if study.missing:
-        _note(console, f"without a token: {_count(study.missing, 'word')}")
+        _note(console, f"without a token: {counted(study.missing, 'word')}")
 
 
 def _best(tally: AnswerTally) -> tuple[str, ...]:
@@ -235,9 +246,9 @@ def _best(tally: AnswerTally) -> tuple[str, ...]:
     return (
         f"{tally.total:,}",
         f"{layer}.{head}",
-        _short(answer.share),
+        two_decimals(answer.share),
         _interval(answer),
-        _short(tally.held_out[0].share),
+        two_decimals(tally.held_out[0].share),
     )
 
 
@@ -250,16 +261,16 @@ def _interval(answer: AnswerShare) -> str:
 
 def print_probe(console: Console, study: Probe) -> None:
     """What a linear probe of each layer gets right."""
-    _title(console, f"{study.model}: linear probes for {_count(len(study.labels), 'label')}")
+    _title(console, f"{study.model}: linear probes for {counted(len(study.labels), 'label')}")
     learned, tested = (
-        f"{_count(words, 'word')} of {_count(sentences, 'sentence')}"
+        f"{counted(words, 'word')} of {counted(sentences, 'sentence')}"
         for words, sentences in zip(study.words, study.sentences, strict=True)
     )
     _note(console, f"learned from {learned}, tested on {tested}")
     _note(console, "95 %: intervals over sentences; control: random labels for word types")
     table = _table("layer", "right", "95 %", "over layer 0", "control", "selectivity")
     low, high = study.majority_interval
-    table.add_row(f"(all {study.majority})", _short(study.majority_accuracy), _range(low, high))
+    table.add_row(f"(all {study.majority})", two_decimals(study.majority_accuracy), _range(low, high))
     for layer in study.layers:
         low, high = layer.interval
         over = f"{layer.gain:+.2f}"
@@ -267,19 +278,19 @@ def print_probe(console: Console, study: Probe) -> None:
             over += " ({:+.2f} to {:+.2f})".format(*layer.gain_interval)
         table.add_row(
             "0 (embedding)" if layer.layer == 0 else str(layer.layer),
-            _short(layer.accuracy) + ("" if layer.converged else "?"),
+            two_decimals(layer.accuracy) + ("" if layer.converged else "?"),
             _range(low, high),
             over if layer.layer else "",
-            _short(layer.control),
+            two_decimals(layer.control),
             f"{layer.selectivity:+.2f}",
         )
     console.print(table)
     if not all(layer.converged for layer in study.layers):
         _note(console, "? the optimizer stopped before its end")
     out = {"not needed": study.left, "too long": study.too_long}
-    left = [f"{_count(number, 'sentence')} {why}" for why, number in out.items() if number]
+    left = [f"{counted(number, 'sentence')} {why}" for why, number in out.items() if number]
     if study.missing:
-        left.append(f"{_count(study.missing, 'word')} without a token or a label")
+        left.append(f"{counted(study.missing, 'word')} without a token or a label")
     if left:
         _note(console, f"left out: {', '.join(left)}")
 
@@ -303,32 +314,19 @@ def _note(console: Console, text: str) -> None:
     console.print(Text(text, style="dim"))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _short(value: Any) -> str:
-    """Two decimals, no leading zero; a dash for what is not known."""
-    value = float(value)
-    if not math.isfinite(value):
-        return "-"
-    text = f"{value:.2f}"
-    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
-
-
 def _spread(value: Any, spread: Any) -> str:
-    return _short(value) if not math.isfinite(float(spread)) else f"{_short(value)}±{_short(spread)}"
+    return two_decimals(value) if not math.isfinite(float(spread)) else f"{two_decimals(value)}±{two_decimals(spread)}"
 
 
 def _range(low: float, high: float) -> str:
-    return f"{_short(low)}-{_short(high)}".replace("1.00", "1") if math.isfinite(low) else "-"
+    return f"{two_decimals(low)}-{two_decimals(high)}".replace("1.00", "1") if math.isfinite(low) else "-"
 
 
 def _signed(value: Any, wide: Any) -> str:
     if not math.isfinite(float(value)):
         return "-"
-    around = f" ±{_short(wide)}" if math.isfinite(float(wide)) else ""
-    return f"{'+' if value >= 0 else '-'}{_short(abs(float(value)))}{around}"
+    around = f" ±{two_decimals(wide)}" if math.isfinite(float(wide)) else ""
+    return f"{'+' if value >= 0 else '-'}{two_decimals(abs(float(value)))}{around}"
 
 
 __all__: Sequence[str] = [

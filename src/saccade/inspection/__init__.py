@@ -6,11 +6,11 @@ Begin with `_look.py`, then `_collect.py` (weights) and `_findings.py` (sentence
 
 from __future__ import annotations
 
+from .._numbers import hundredths, short_number
 from ._collect import AttentionMap, collect, words_that_fit
 from ._findings import MapFinding, find, name_of
 from ._look import Look, look
 from ._models import TextModel, Tokens, as_text_model, weights_of
-from ._numbers import hundredths, short_number
 from ._open import open_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from .._numbers import hundredths, short_number
 from ._chance import CLEAR_OF, SHARED, ChanceMean, above_chance, largest_mean, largest_weight, mean_of, uneven
 from ._collect import AttentionMap
-from ._numbers import hundredths, short_number
 from ._scores import by_chance, different, followers, here, occurrences, telling, visible
 
 MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats

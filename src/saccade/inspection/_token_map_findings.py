@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from .._numbers import hundredths, short_number
 from ._chance import CLEAR_OF, SHARED, above_chance, averaged, largest_mean, largest_weight, mean_of
 from ._findings import MAIN, MOST, NOTHING_BUT_CHANCE, MapFinding, capital, diverse, largest_of, looks, resting
-from ._numbers import hundredths, short_number
 from ._token_map import TokenMap, WordLink, WordRow, WordWeights
 
 HABITS = {

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._plain_values import plain_values
 from .._whole_file import whole_file
 from ._aggregates import RunningSums
 from ._alarms import Alarm
@@ -42,7 +43,7 @@ def write(seen: CallObservations, path: str | Path) -> dict[str, str]:
         "places": places,
         "unobserved": _counted(seen.unobserved),
         "unknown": _counted(seen.unknown),
-        "alarms": [_plain(alarm.to_dict()) for alarm in seen.alarms],
+        "alarms": [plain_values(alarm.to_dict(), repr) for alarm in seen.alarms],
         "left_out": left_out,
     }
     with whole_file(Path(path)) as temporary:
@@ -158,13 +159,9 @@ def _read_call(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Kept
 
 
 # JSON has no NaN and no infinity: an alarm may hold them.
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(held) for key, held in value.items()}
-    return repr(value) if isinstance(value, float) and value - value != 0 else value
 
 
 def _numbers(value: Any) -> Any:
-    """`_plain` undone for the two tables of numbers that an alarm has."""
+    """`plain_values` undone for the two tables of numbers that an alarm has."""
     tables = {key: {name: float(x) for name, x in value[key].items()} for key in ("numbers", "limits")}
     return {**value, **tables}

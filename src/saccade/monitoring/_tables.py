@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from .._numbers import compact
 from ._aggregates import Aggregate
 from ._observed import CallObservations
 from ._record import Unobserved
@@ -145,8 +146,8 @@ def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list
     for place, column in enumerate(columns):
         held = [(n, f"{_clipped(line.name, 32)} head {h}") for line in lines for h, n in line.numbers[place].items()]
         low, high = (choose(held, key=lambda pair: pair[0]) for choose in (min, max))
-        if short(low[0]) != short(high[0]):
-            found.append([column.title, short(low[0]), low[1], short(high[0]), high[1]])
+        if compact(low[0]) != compact(high[0]):
+            found.append([column.title, compact(low[0]), low[1], compact(high[0]), high[1]])
     if not found:
         return []
     widths = [max(len(row[cell]) for row in found) for cell in range(4)]
@@ -212,7 +213,7 @@ def grid(seen: CallObservations, statistic: str) -> TextTable:
     rows = [["layer", "call", *(f"head {head}" for head in every)]]
     for place, heads in zip(seen._places.values(), seen.aggregates.values(), strict=True):
         cells = [_mean(statistic)(heads[head]) if head in heads else None for head in every]
-        numbers = ["" if cell is None else short(cell) for cell in cells]
+        numbers = ["" if cell is None else compact(cell) for cell in cells]
         rows.append([str(place.site.layer), _clipped(place.site.name or "(the model)"), *numbers])
     shown = TextTable("\n".join(aligned(rows)))
     shown._rows = rows
@@ -231,17 +232,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def short(number: float) -> str:
-    """Three significant digits, without more zeros than that takes."""
-    if number and abs(number) < 0.001:
-        return f"{number:.0e}"
-    return f"{number:.3g}" if abs(number) < 1000 else f"{number:.4g}"
-
-
 def _range(numbers: Mapping[int, float]) -> str:
     if not numbers:
         return ""
-    low, high = short(min(numbers.values())), short(max(numbers.values()))
+    low, high = compact(min(numbers.values())), compact(max(numbers.values()))
     return low if low == high else f"{low}..{high}"
 
 
@@ -283,7 +277,7 @@ def _median(numbers: Mapping[int, float]) -> str:
     around = f' <span style="opacity:.6">{_range(numbers)}</span>' if len(numbers) > 1 else ""
     low, high = (choose(numbers, key=numbers.__getitem__) for choose in (min, max))
     heads = f"least: head {low}, greatest: head {high}"
-    return f'<td style="{_CELL}" title="{heads}">{short(statistics.median(numbers.values()))}{around}</td>'
+    return f'<td style="{_CELL}" title="{heads}">{compact(statistics.median(numbers.values()))}{around}</td>'
 
 
 def _list(lines: Sequence[str]) -> list[str]:

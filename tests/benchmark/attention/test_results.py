@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from saccade import _numbers
 from saccade.benchmark.attention import (
     BenchmarkReport,
     Case,
@@ -15,7 +16,6 @@ from saccade.benchmark.attention import (
     PeakMemory,
     RequirementOutcome,
     tables,
-    words,
 )
 from saccade.benchmark.attention.growth import exponents, series
 from saccade.benchmark.attention.results import LimitReadings
@@ -207,20 +207,20 @@ def test_a_figure_needs_two_lengths():
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        (words.number(345.4), "345"),
-        (words.number(0.0345), "0.0345"),
-        (words.number(12345.6), "12,346"),
-        (words.number(0), "0"),
-        (words.duration(0.0123), "12.3 ms"),
-        (words.duration(2.5e-7), "250 ns"),
-        (words.duration(90), "90.0 s"),
-        (words.size(3 * 2**30), "3.00 GiB"),
-        (words.size(5), "5.00 B"),
-        (words.rate(2.5e11, "FLOP/s"), "250 GFLOP/s"),
-        (words.percent(0.725), "72 %"),
-        (words.percent(0.0312), "3.1 %"),
-        (words.length(8192), "8k"),
-        (words.length(1000), "1000"),
+        (_numbers.number(345.4), "345"),
+        (_numbers.number(0.0345), "0.0345"),
+        (_numbers.number(12345.6), "12,346"),
+        (_numbers.number(0), "0"),
+        (_numbers.duration(0.0123), "12.3 ms"),
+        (_numbers.duration(2.5e-7), "250 ns"),
+        (_numbers.duration(90), "90.0 s"),
+        (_numbers.size(3 * 2**30), "3.00 GiB"),
+        (_numbers.size(5), "5.00 B"),
+        (_numbers.rate(2.5e11, "FLOP/s"), "250 GFLOP/s"),
+        (_numbers.percent(0.725), "72 %"),
+        (_numbers.percent(0.0312), "3.1 %"),
+        (_numbers.length(8192), "8k"),
+        (_numbers.length(1000), "1000"),
     ],
 )
 def test_numbers_as_they_are_read(told, text):

@@ -105,7 +105,7 @@ def asked(**wanted):
     ],
 )
 def test_long_and_medium_sequences(width, stage, dtype, mask, share, faster, medium):
-    found = {"Share": {}, "Faster": {}}
+    found = {"LimitShare": {}, "SpeedupRequirement": {}}
     for target in ALL:
         case = target.entries[0].case
         names = [entry.contender.name for entry in target.entries]
@@ -120,16 +120,16 @@ def test_long_and_medium_sequences(width, stage, dtype, mask, share, faster, med
     speeds = {length: faster for length in long}
     if medium is not None:
         speeds.update(dict.fromkeys((256, 512, 1024), medium))
-    assert found["Faster"] == speeds
-    assert found["Share"] == {length: share for length in long if stage != "forward" or length >= 4096}
+    assert found["SpeedupRequirement"] == speeds
+    assert found["LimitShare"] == {length: share for length in long if stage != "forward" or length >= 4096}
 
 
 def test_the_other_targets():
-    assert asked(mask="window:256", stage="forward")["Faster"] == {8192: 3.0}
-    assert "Growth" in asked(mask="window:256", stage="forward")
-    assert asked(mask="window:256", stage="backward") == {"Longer": {8192: 3.3}}
+    assert asked(mask="window:256", stage="forward")["SpeedupRequirement"] == {8192: 3.0}
+    assert "TimeGrowth" in asked(mask="window:256", stage="forward")
+    assert asked(mask="window:256", stage="backward") == {"RelativeTime": {8192: 3.3}}
     for mask in ("padding:half", "documents:2"):
-        assert asked(mask=mask) == {"Longer": {4096: 0.6}}
+        assert asked(mask=mask) == {"RelativeTime": {4096: 0.6}}
         halves = [target for target in ALL if target.entries[0].case.mask == mask]
         assert {target.entries[0].case.stage for target in halves} == {"forward", "forward+backward"}
         for target in halves:

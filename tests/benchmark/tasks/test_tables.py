@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 
+from saccade._numbers import percent_rounded_down
 from saccade.benchmark.tasks import (
     TASKS as ALL,
 )
@@ -222,7 +223,7 @@ def test_runs_under_different_budgets_do_not_stand_together():
     [(1.0, "100 %"), (0.99999, "99.9 %"), (0.99, "99 %"), (0.29, "29 %"), (0.0, "0 %"), (0.1234, "12.3 %")],
 )
 def test_only_all_is_100_percent(share, text):
-    assert tables.percent(share) == text
+    assert percent_rounded_down(share) == text
 
 
 def test_the_figure_is_drawn_the_same_each_time_with_a_line_for_each_family():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comparisons import comparison, exact, line
-from saccade.benchmark.attention import words
+from saccade import _numbers
 from saccade.benchmark.variants.advice import FASTER, about, advice, choose
 from saccade.benchmark.variants.trends import FLATTEST, OFF, STEEPEST, crossover
 
@@ -171,8 +171,8 @@ def test_it_agrees_with_its_table(base, others, tolerance):
         assert name in close
         assert ratio[name] == max(ratio[other] for other in close)
         assert f"{ratio[name]:.1f} times as fast as exact attention" in told
-        worst = words.percent(2 * error[name])  # as `line` makes them
-        assert f"an error of {words.percent(error[name])} over all rows and {worst} in the worst, at 1k" in told
+        worst = _numbers.percent(2 * error[name])  # as `line` makes them
+        assert f"an error of {_numbers.percent(error[name])} over all rows and {worst} in the worst, at 1k" in told
         found = crossover(lines[int(name[1:])], made.lines[0], "training")
         assert ("tokens on:" in told) == (found.kind == "measured")
         if found.kind == "measured":

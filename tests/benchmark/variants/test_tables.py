@@ -8,9 +8,10 @@ from pathlib import Path as FilePath
 import pytest
 
 from comparisons import comparison, exact, full, line, point
+from saccade._numbers import relative_error
 from saccade.benchmark.variants import ContenderResults, GradientReach, VariantComparison
 from saccade.benchmark.variants.advice import advice
-from saccade.benchmark.variants.tables import crossed, missing, page, path_table, sections, share, text
+from saccade.benchmark.variants.tables import crossed, missing, page, path_table, sections, text
 from saccade.benchmark.variants.trends import Crossover
 
 RESULTS = FilePath(__file__).parents[3] / "benchmarks" / "results"
@@ -105,7 +106,13 @@ def test_many_distances_are_thinned_and_the_last_stays():
 
 
 def test_shares():
-    assert [share(number) for number in (3e-7, 4e-4, 5e-4, 0.064, 2.5)] == ["3e-07", "4e-04", "0.1 %", "6.4 %", "250 %"]
+    assert [relative_error(number) for number in (3e-7, 4e-4, 5e-4, 0.064, 2.5)] == [
+        "3e-07",
+        "4e-04",
+        "0.1 %",
+        "6.4 %",
+        "250 %",
+    ]
 
 
 def test_times_beyond_the_data_are_said_to_be():

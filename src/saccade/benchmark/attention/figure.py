@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from . import words
+from ... import _numbers
 from .growth import Series, series
 from .results import BenchmarkReport
 
@@ -75,7 +75,7 @@ def _mark_amounts(axes: Axes, what: str) -> None:
         locator = LogLocator(base=4 if high / low > 64 else 2, numticks=24)
     else:
         locator = LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=24)
-    told = words.size if what == "memory" else words.duration
+    told = _numbers.size if what == "memory" else _numbers.duration
     axes.yaxis.set_major_locator(locator)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda amount, _: _whole(told(amount))))
     axes.yaxis.set_minor_locator(NullLocator())

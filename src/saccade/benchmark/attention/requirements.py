@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from . import words
+from ... import _numbers
 from .results import Measurement, MeasurementGroup, RequirementOutcome
 from .statistics import Quartiles, exponent
 
@@ -56,7 +56,7 @@ class LimitShare(Requirement):
         return group.share(group.rows[self.row])
 
     def shown(self, value: float) -> str:
-        return f"{100 * value:.1f} %"
+        return _numbers.tenths_of_percent(value)
 
     def words(self, group: MeasurementGroup) -> str:
         return f"of {group.rows[self.row].limit or 'the limit'}"
@@ -119,7 +119,7 @@ class TimeGrowth(Requirement):
 
     def words(self, group: MeasurementGroup) -> str:
         ends = group.rows[self.rows[0]].case, group.rows[self.rows[-1]].case
-        return f"from L={words.length(ends[0].length_k)} to {words.length(ends[1].length_k)}"
+        return f"from L={_numbers.length(ends[0].length_k)} to {_numbers.length(ends[1].length_k)}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..._plain_values import plain_values
 from .cases import Case
 from .statistics import Quartiles, paired_ratio, quartiles
 
@@ -113,7 +114,7 @@ class BenchmarkReport:
 
     def as_json(self) -> str:
         """JSON in which every reading stands, with six significant digits."""
-        return json.dumps(_rounded(asdict(self)), indent=1, allow_nan=False) + "\n"
+        return json.dumps(plain_values(asdict(self), digits=6), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> BenchmarkReport:
@@ -139,12 +140,3 @@ def _group(read: dict[str, Any]) -> MeasurementGroup:
 def _row(read: dict[str, Any]) -> Measurement:
     memory = None if read["memory"] is None else PeakMemory(**read["memory"])
     return Measurement(**{**read, "case": Case(**read["case"]), "readings": tuple(read["readings"]), "memory": memory})
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        # An error that is infinite or no number is said in words; JSON has none for it.
-        return float(f"{value:.6g}") if abs(value) < float("inf") else None
-    if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    return [_rounded(entry) for entry in value] if isinstance(value, (list, tuple)) else value

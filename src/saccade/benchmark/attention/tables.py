@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import words
+from ... import _numbers
 from .results import BenchmarkReport, Measurement, MeasurementGroup
 from .statistics import NOISY
 
@@ -23,7 +23,7 @@ def group_table(group: MeasurementGroup, *, cases: bool = False) -> Table:
     header = ["contender", "time", "spread", "rate", "of limit", f"{first.contender} is"]
     header += ["memory"] if memory else []
     header += ["work"] if cases else []
-    lines = [_cells(group, row, memory) + ([words.percent(row.case.work)] if cases else []) for row in group.rows]
+    lines = [_cells(group, row, memory) + ([_numbers.percent(row.case.work)] if cases else []) for row in group.rows]
     if cases:
         header.insert(0, "case")
         lines = [[row.case.label, *cells] for row, cells in zip(group.rows, lines, strict=True)]
@@ -35,17 +35,17 @@ def _cells(group: MeasurementGroup, row: Measurement, memory: bool) -> list[str]
     seconds = row.seconds
     cells = [
         row.contender,
-        "-" if seconds is None else words.duration(seconds.median),
-        "-" if seconds is None else f"{words.percent(seconds.spread)}{' !' if row.noisy else ''}",
-        "-" if row.rate is None else words.rate(row.rate, unit_of(row)),
-        ("-" if seconds is None else "not known") if share is None else words.percent(share.median),
+        "-" if seconds is None else _numbers.duration(seconds.median),
+        "-" if seconds is None else f"{_numbers.percent(seconds.spread)}{' !' if row.noisy else ''}",
+        "-" if row.rate is None else _numbers.rate(row.rate, unit_of(row)),
+        ("-" if seconds is None else "not known") if share is None else _numbers.percent(share.median),
         "-" if faster is None or row is group.rows[0] else f"{faster.median:.2f}x as fast",
     ]
     return cells + ([_memory(row)] if memory else [])
 
 
 def _memory(row: Measurement) -> str:
-    return "-" if row.memory is None else words.size(row.memory.extra)
+    return "-" if row.memory is None else _numbers.size(row.memory.extra)
 
 
 def outcome_table(report: BenchmarkReport) -> Table:
@@ -64,8 +64,8 @@ def exponent_table(report: BenchmarkReport) -> Table:
             entry["series"],
             "-" if entry["time"] is None else f"L^{entry['time']:.2f}",
             "-" if entry["memory"] is None else f"L^{entry['memory']:.2f}",
-            words.length(entry["from"]),
-            words.length(entry["to"]),
+            _numbers.length(entry["from"]),
+            _numbers.length(entry["to"]),
         ]
         for entry in report.exponents
     ]
@@ -91,12 +91,12 @@ def markdown(table: Table) -> list[str]:
 def group_heading(group: MeasurementGroup) -> str:
     """The title and, where some pairs are not visible, the share of them that is."""
     case = group.rows[0].case
-    return group.title if _mixed(group) or case.work == 1 else f"{group.title}; work {words.percent(case.work)}"
+    return group.title if _mixed(group) or case.work == 1 else f"{group.title}; work {_numbers.percent(case.work)}"
 
 
 def limits_line(group: MeasurementGroup) -> str:
     """What the machine could do meanwhile; empty where that is not known."""
-    limits = [f"{limit.name} {words.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
+    limits = [f"{limit.name} {_numbers.rate(_middle(limit.readings), limit.unit)}" for limit in group.limits]
     return f"limit: {', '.join(limits)}" if limits else ""
 
 
@@ -136,7 +136,7 @@ def disturbances(noisy: int, rows: int, machine: dict[str, Any]) -> list[str]:
     if noisy:
         told.append(
             f"! {noisy} of {rows} rows are noisy: the middle half of their readings spans more than "
-            f"{words.percent(NOISY)} of the median."
+            f"{_numbers.percent(NOISY)} of the median."
         )
     load = machine.get("load_before")
     if load is not None and load > 0.5:
@@ -148,7 +148,7 @@ def machine_line(machine: dict[str, Any]) -> str:
     cache = machine.get("last_level_cache")
     parts = [
         f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores",
-        *([f"last-level cache {words.size(cache)}"] if cache else []),
+        *([f"last-level cache {_numbers.size(cache)}"] if cache else []),
         f"instruction set {machine['instruction_set'] or 'not known (no native build)'}",
         f"PyTorch {machine['torch']}",
         f"Saccade {machine['saccade']}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from . import words
+from ... import _numbers
 from .cases import Case
 from .contenders import FlexAttention, SaccadeAttention, SdpaAttention
 from .measuring import Entry
@@ -136,7 +136,7 @@ def _windows(preset: TargetPreset) -> Iterator[PerformanceTarget]:
             )
             lengths = (8192, 16384, 32768, 65536)
             longer = [replace(case, length_q=length, length_k=length) for length in lengths]
-            title = f"{case.label} to L={words.length(lengths[-1])}"
+            title = f"{case.label} to L={_numbers.length(lengths[-1])}"
             yield PerformanceTarget(
                 title, tuple(Entry(one, ours) for one in longer), (TimeGrowth(1.05, tuple(range(len(longer)))),)
             )
@@ -153,7 +153,7 @@ def _half_of_the_work(preset: TargetPreset) -> Iterator[PerformanceTarget]:
                 for width in preset.widths:
                     half = _of(4096, width, mask=mask, dtype=dtype, stage=stage, batch=batch)
                     whole = replace(half, mask="full")
-                    asks = (RelativeTime(0.6, f"the time of the full call (work {words.percent(half.work)})"),)
+                    asks = (RelativeTime(0.6, f"the time of the full call (work {_numbers.percent(half.work)})"),)
                     yield PerformanceTarget(half.label, (Entry(half, ours), Entry(whole, ours)), asks)
 
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._numbers import rounded
+from ..._plain_values import plain_values
 from .examples import Task
 from .model import ModelShape
 from .training import TrainingBudget, TrainingOutcome
@@ -69,11 +71,11 @@ class FinishedRun:
 
 def as_dict(row: FinishedRun) -> dict[str, Any]:
     """A run as JSON takes it."""
-    outcome = {name: _short(value) for name, value in asdict(row.outcome).items()}
+    outcome = {name: plain_values(value, float, digits=FIGURES) for name, value in asdict(row.outcome).items()}
     return {
         **row.case,
         "groups": list(row.groups),
-        "chance": _short(row.chance),
+        "chance": rounded(row.chance, FIGURES),
         "remembers": row.remembers,
         "a_token": row.a_token,
         **outcome,
@@ -121,9 +123,3 @@ def _row(line: str, where: str) -> FinishedRun:
         return FinishedRun(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_short(part) for part in value]
-    return float(f"{value:.{FIGURES}g}") if isinstance(value, float) else value

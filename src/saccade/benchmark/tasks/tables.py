@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..._numbers import percent_rounded_down
 from .copying import Copy, Duplication
 from .examples import Task
 from .model import ModelShape
@@ -111,7 +112,7 @@ def head(rows: Sequence[FinishedRun]) -> list[str]:
         f"to gain.{again} The model that is right most often on a validation set is judged on {budget['held']:,} "
         "examples, which are left out of training wherever they come up.",
         "",
-        f"{seeds} each. **Bold**: at least {percent(SOLVED)} right with every seed. Numbers kept: "
+        f"{seeds} each. **Bold**: at least {percent_rounded_down(SOLVED)} right with every seed. Numbers kept: "
         "all layers' state, or keys and values. CPU seconds are of one thread and of all rates together.",
         "",
     ]
@@ -140,7 +141,10 @@ def summary(found: Sequence[TaskLine]) -> list[str]:
         if sum(cell is not None for cell in cells) > 1:
             body.append([name, *("" if cell is None else _share(cell) for cell in cells)])
     body.append(
-        ["guessing", *(percent(next(line for line in found if line.task == task).rows[0].chance) for task in tasks)]
+        [
+            "guessing",
+            *(percent_rounded_down(next(line for line in found if line.task == task).rows[0].chance) for task in tasks),
+        ]
     )
     return _table(heads, body)
 
@@ -159,7 +163,7 @@ def detail(found: Sequence[TaskLine], task: str) -> list[str]:
         )
         kept = f"{line.rows[0].a_token:,g} a token" if line.grows else f"{line.kept:,}"
         parameters = f"{line.rows[0].outcome.parameters:,}"
-        shares = [percent(share) for share in each]
+        shares = [percent_rounded_down(share) for share in each]
         body.append([line.mechanism, kept, parameters, _share(line), *shares, f"{steps:g}", f"{seconds:.0f}"])
     return _table(heads, body)
 
@@ -169,7 +173,7 @@ def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
     own = [line for line in found if line.task == task]
     fixed = sorted((line for line in own if not line.grows), key=lambda line: line.kept)
     solved = [line for line in fixed if line.solved]
-    said = [f"Guessing is right {percent(own[0].rows[0].chance)} of the time."]
+    said = [f"Guessing is right {percent_rounded_down(own[0].rows[0].chance)} of the time."]
     if any(line.grows for line in own):
         said.append(_named("Solved by what keeps every token", [line for line in own if line.grows and line.solved]))
         rest = [line for line in own if line.grows and not line.solved]
@@ -194,16 +198,11 @@ def _size(value: object) -> str:
     return "/".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def percent(share: float) -> str:
-    """Rounded down, so that 100 % means all."""
-    return f"{int(share * 1000 + 1e-9) / 10:g} %"
-
-
 def _share(line: TaskLine) -> str:
     """The median; with the least where seeds differ. Bold where all seeds solve it."""
-    text = percent(line.right)
-    if percent(line.least) != text:
-        text += f" (at least {percent(line.least)})"
+    text = percent_rounded_down(line.right)
+    if percent_rounded_down(line.least) != text:
+        text += f" (at least {percent_rounded_down(line.least)})"
     return f"**{text}**" if line.solved else text
 
 

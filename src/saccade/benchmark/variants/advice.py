@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..attention import words
+from ... import _numbers
 from .results import READING, ApproximationError, ContenderResults, VariantComparison
 from .trends import crossover, sound
 
@@ -90,7 +90,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _advised(choice: Recommendation, comparison: VariantComparison) -> str:
-    at = f"{words.length(choice.length)} tokens"
+    at = f"{_numbers.length(choice.length)} tokens"
     if choice.fastest is None:
         return (
             f"Stay with exact attention: up to {at} nothing that reads the same q, k and v trains {FASTER:g} times as "
@@ -121,15 +121,15 @@ def _off(choice: Recommendation, line: ContenderResults) -> str:
     error = choice.error(line)
     if error is None or choice.error_length is None:
         return ", with an error that is not known"
-    both = f"{words.percent(error.whole)} over all rows and {words.percent(error.worst)} in the worst"
-    return f", with an error of {both}, at {words.length(choice.error_length)}"
+    both = f"{_numbers.percent(error.whole)} over all rows and {_numbers.percent(error.worst)} in the worst"
+    return f", with an error of {both}, at {_numbers.length(choice.error_length)}"
 
 
 def _least(choice: Recommendation, comparison: VariantComparison) -> str:
     """The smallest error among what is worth a change."""
     others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
     errors = [error.whole for line in others if choice.faster(line) >= FASTER and (error := choice.error(line))]
-    return f" (an error of {words.percent(min(errors))} or more)" if errors else ""
+    return f" (an error of {_numbers.percent(min(errors))} or more)" if errors else ""
 
 
 def about(length: float) -> str:

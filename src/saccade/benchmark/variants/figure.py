@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..attention import words
+from ... import _numbers
 from .advice import advice
 from .results import LAYER, READING, ContenderResults, GradientReach, VariantComparison
 from .trends import growth, sound
@@ -57,8 +57,8 @@ def draw(comparison: VariantComparison, kind: str) -> bytes:
     figure.subplots_adjust(left=0.065, right=0.855, top=0.885, bottom=0.055, wspace=0.58, hspace=0.27)
     (trade, times), (memory, gradient) = figure.subplots(2, 2)
     _trade(trade, comparison)
-    _growing(times, comparison, CALL, "time of training (forward and backward)", words.duration)
-    _growing(memory, comparison, "memory", "peak memory of training", words.size)
+    _growing(times, comparison, CALL, "time of training (forward and backward)", _numbers.duration)
+    _growing(memory, comparison, "memory", "peak memory of training", _numbers.size)
     _gradients(gradient, comparison)
     _explain(figure, comparison)
     out = io.BytesIO()
@@ -122,12 +122,12 @@ def _trade(axes: Axes, comparison: VariantComparison) -> None:
         error = max(judged.error.whole, SMALLEST)
         axes.plot(seconds, error, "o", ms=5, color=colour, mfc="none" if line.computes == "other" else colour)
         labels.append(LineLabel(seconds, error, line.name, colour))
-    axes.set_xlabel(f"time of training at {words.length(length)} tokens", fontsize=8)
+    axes.set_xlabel(f"time of training at {_numbers.length(length)} tokens", fontsize=8)
     axes.set_ylabel(
-        "" if known is None else f"error against exact attention at {words.length(known)} tokens", fontsize=8
+        "" if known is None else f"error against exact attention at {_numbers.length(known)} tokens", fontsize=8
     )
     axes.set_title("Error against time: lower left is better", fontsize=9, loc="left")
-    _style(axes, words.duration, lambda share: f"{100 * share:g} %")
+    _style(axes, _numbers.duration, lambda share: f"{100 * share:g} %")
     _beside(axes, labels)
 
 
@@ -160,7 +160,7 @@ def _growing(axes: Axes, comparison: VariantComparison, what: str, title: str, t
         grown = "" if power is None else f"  L^{power:.1f}"
         labels.append(LineLabel(lengths[-1], amounts[-1], f"{_named(line)}{grown}", colour))
     lengths = comparison.lengths
-    axes.set_xticks(lengths, [words.length(length) for length in lengths])
+    axes.set_xticks(lengths, [_numbers.length(length) for length in lengths])
     axes.set_xlabel("length (tokens)", fontsize=8)
     axes.set_title(f"{title[0].upper()}{title[1:]}", fontsize=9, loc="left")
     _style(axes, None, told)

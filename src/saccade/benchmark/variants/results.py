@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..._plain_values import plain_values
 from ..attention.statistics import quartiles
 
 CALLS = ("forward", "training", "decode")  # training: forward and backward
@@ -123,7 +124,7 @@ class VariantComparison:
 
     def as_json(self) -> str:
         """JSON in which every reading stands, with six significant digits."""
-        return json.dumps({"comparison": 1, **_rounded(asdict(self))}, indent=1, allow_nan=False) + "\n"
+        return json.dumps({"comparison": 1, **plain_values(asdict(self), digits=6)}, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> VariantComparison:
@@ -163,11 +164,3 @@ def _path(read: dict[str, Any]) -> GradientReach:
 
 def _number(value: float | None) -> float:
     return math.inf if value is None else value
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None  # JSON has no infinity
-    if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    return [_rounded(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..attention import words
+from ... import _numbers
 from ..attention.tables import Table, aligned, disturbances, machine_line, markdown
 from .advice import about, advice
 from .results import CALLS, LAYER, READING, ContenderResults, GradientReach, LengthResult, VariantComparison
@@ -35,7 +35,7 @@ def sections(comparison: VariantComparison, width: int | None = None) -> list[Ta
         for kind, title in KINDS.items():
             lines = [line for line in comparison.of(kind) if line.at(length)]
             if lines:
-                found.append(TableSection(f"{title}: {words.length(length)} tokens", _at(comparison, lines, length)))
+                found.append(TableSection(f"{title}: {_numbers.length(length)} tokens", _at(comparison, lines, length)))
     if len(comparison.lengths) > 1:
         for kind, title in KINDS.items():
             if comparison.of(kind):
@@ -66,8 +66,8 @@ def _there(line: ContenderResults, length: int) -> LengthResult:
 def _cells(line: ContenderResults, point: LengthResult, base: LengthResult | None, reading: bool) -> list[str]:
     forward, training, decode = (duration(point.seconds(call)) for call in CALLS)
     theirs, ours = None if base is None else base.seconds("training"), point.seconds("training")
-    ratio = "-" if point is base or not theirs or not ours else f"{words.number(theirs / ours)}x"
-    kept, memory = (None if number is None else words.size(number) for number in (point.kept, point.memory))
+    ratio = "-" if point is base or not theirs or not ours else f"{_numbers.number(theirs / ours)}x"
+    kept, memory = (None if number is None else _numbers.size(number) for number in (point.kept, point.memory))
     cells = [forward, training, ratio, decode, kept or "-", memory or "-"]
     return cells + ([*_errors(line, point)] if reading else [f"{point.parameters:,}" if ours else "-"])
 
@@ -76,17 +76,12 @@ def _errors(line: ContenderResults, point: LengthResult) -> tuple[str, str]:
     """In brackets for what approximates nothing."""
     if point.error is None:
         return "-", "-"
-    whole, worst = (share(number) for number in (point.error.whole, point.error.worst))
+    whole, worst = (_numbers.relative_error(number) for number in (point.error.whole, point.error.worst))
     return (f"({whole})", f"({worst})") if line.computes == "other" else (whole, worst)
 
 
-def share(number: float) -> str:
-    """A relative error: 6.4 %, or 3e-07 where it is rounding."""
-    return words.percent(number) if number >= 5e-4 else f"{number:.0e}"
-
-
 def duration(seconds: float | None) -> str:
-    return "-" if seconds is None else words.duration(seconds)
+    return "-" if seconds is None else _numbers.duration(seconds)
 
 
 def _growths(comparison: VariantComparison, kind: str, width: int | None) -> Table:
@@ -237,7 +232,7 @@ def missing(comparison: VariantComparison) -> list[str]:
         by_note: dict[str, list[str]] = {}
         for point in line.points:
             if point.note:
-                by_note.setdefault(point.note, []).append(words.length(point.length))
+                by_note.setdefault(point.note, []).append(_numbers.length(point.length))
         told += [f"{line.name} at {', '.join(lengths)}: {note}." for note, lengths in by_note.items()]
     steps: dict[str, list[str]] = {}
     for line in comparison.lines:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..._numbers import rounded
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target import _influence as influence
 from ..target._check import Check
@@ -218,7 +219,7 @@ def _some(subject: Subject, one: VisibleAttention, hidden: Tensor, inputs: objec
         f"head {head}, batch item {item}); the others give them exactly 0.",
         _EFFECT,
         "Make the same mask reach every head and item: " + _MEND,
-        {"heads": leaky, "items": items, "pair": [row, column], "weight": _short(size)},
+        {"heads": leaky, "items": items, "pair": [row, column], "weight": rounded(size)},
         one.line("mask", "scores", "softmax"),
     )
 
@@ -257,7 +258,7 @@ def _told(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequence[
     evidence = {
         "pairs": pairs[:20],
         "how_many": len(pairs),
-        "largest": _short(size),
+        "largest": rounded(size),
         "length": leak.length,
         "lengths": sorted({one.length for one in leaks} | {leak.length}),
         "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
@@ -421,10 +422,6 @@ def _shape(union: Tensor, depends: Tensor) -> str:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(str(one) for one in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.3g}")
 
 
 CHECK = Check(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..._numbers import rounded
 from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target import _influence as influence
@@ -142,7 +143,7 @@ def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Ite
                 f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.",
                 _EFFECT,
                 _MEND,
-                {"item": item, "output": row, "change": _short(worst), "real": real},
+                {"item": item, "output": row, "change": rounded(worst), "real": real},
             )
             return
 
@@ -222,7 +223,7 @@ def _longer(subject: Subject) -> Iterator[Finding]:
                 _EFFECT,
                 "Divide by the number of real positions, and normalise over "
                 "the last axis alone; nothing may depend on the padded length.",
-                {"output": row, "change": _short(worst), "lengths": [real, total]},
+                {"output": row, "change": rounded(worst), "lengths": [real, total]},
             )
             yield replace(finding, location=_length_line(longest))
             return
@@ -259,7 +260,7 @@ def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
                 "though their values do not change with it.",
                 "Training moves what stands in padding, and with it the model.",
                 _MEND,
-                {"gradient": _short(float(found)), "input": name},
+                {"gradient": rounded(float(found)), "input": name},
             )
             return
 
@@ -410,10 +411,6 @@ def _attentions(padded: _PaddedSubject) -> list[TracedAttention]:
         return []
     items, length = padded.real.shape
     return [one for one in found if one.weights.shape[-1] == length and one.weights.shape[0] == items]
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.3g}")
 
 
 CHECK = Check(

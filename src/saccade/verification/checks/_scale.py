@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..._numbers import significant
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..findings._words import spans
 from ..target._check import Check
@@ -201,8 +202,9 @@ def _finding(
     if not first.expected:
         words = "they are not to count, and do"
     message = (
-        f"Logits are {_short(found)} times q.k, where {_short(first.expected)} is expected{_expected(subject, seen)}"
-        f"{_which(first)}{_computations(wrong, factors)}: {words or f'{_short(times)} times the right factor'}."
+        f"Logits are {significant(found)} times q.k, where {significant(first.expected)} is expected"
+        f"{_expected(subject, seen)}{_which(first)}{_computations(wrong, factors)}: "
+        f"{words or f'{significant(times)} times the right factor'}."
     )
     return Finding(
         "scale",
@@ -306,22 +308,22 @@ def _computations(wrong: Sequence[_ScaleFactors], factors: Sequence[_ScaleFactor
 def _effect(times: float) -> str:
     if times >= _SATURATING:
         return (
-            f"Logits are {_short(times)} times too large: the softmax saturates on one key for most queries, hardly "
-            "any gradient reaches these, and training is slow or stalls."
+            f"Logits are {significant(times)} times too large: the softmax saturates on one key for most queries, "
+            "hardly any gradient reaches these, and training is slow or stalls."
         )
     if times > 1:
         return (
-            f"Logits are {_short(times)} times too large: attention is sharper than meant, by more at other sizes, "
-            "and weights of another implementation do not fit."
+            f"Logits are {significant(times)} times too large: attention is sharper than meant, by more at other "
+            "sizes, and weights of another implementation do not fit."
         )
     if times > 1 / _SATURATING:
         return (
-            f"Logits are {_short(1 / times)} times too small: attention is flatter than meant, by more at other "
+            f"Logits are {significant(1 / times)} times too small: attention is flatter than meant, by more at other "
             "sizes, and weights of another implementation do not fit."
         )
     return (
-        f"Logits are {_short(1 / times)} times too small: all keys get nearly the same weight, and attention has to "
-        "learn large projections before it can choose."
+        f"Logits are {significant(1 / times)} times too small: all keys get nearly the same weight, and attention has "
+        "to learn large projections before it can choose."
     )
 
 
@@ -344,18 +346,14 @@ def _moving(factors: _ScaleFactors) -> Finding:
         "scale",
         "scale",
         "warning",
-        f"The factor between q.k and the logits differs from query to query, from {_short(low)} to {_short(high)}; one "
-        f"over the root of the head width is {_short(factors.expected)}.",
+        f"The factor between q.k and the logits differs from query to query, from {significant(low)} to "
+        f"{significant(high)}; one over the root of the head width is {significant(factors.expected)}.",
         "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "
         "a model trained at one length behaves otherwise at another.",
         _MEND,
         {"smallest": low, "largest": high, "expected": factors.expected},
         _line(factors.seen),
     )
-
-
-def _short(number: float) -> str:
-    return f"{number:.3g}"
 
 
 CHECK = Check(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...._numbers import rounded
 from ...findings._finding import Finding
 from ...target._inputs import NamedInputs
 from ...target._subject import Subject
@@ -55,7 +56,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
                     "length": length,
                     "output": row,
                     "token": column,
-                    "change": _short(ahead[row, column]),
+                    "change": rounded(ahead[row, column]),
                     "pairs": pairs,
                 },
                 pattern_line(subject, subject.inputs(2, length)),
@@ -122,7 +123,7 @@ def batches(subject: Subject) -> Iterator[Finding]:
                         f"{changed} does.",
                         "What a sequence gives depends on which others it happens to be batched with.",
                         "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
-                        {"item": item, "other": changed, "position": found.position, "change": _short(found.size)},
+                        {"item": item, "other": changed, "position": found.position, "change": rounded(found.size)},
                         batch_mixing_line(subject, inputs),
                     )
                     return
@@ -137,10 +138,6 @@ def _alone(subject: Subject, inputs: NamedInputs) -> Iterator[Finding]:
             f"(output {found.position}, {found.relative:.2g} of the largest output).",
             "Evaluating with another batch size gives other results.",
             "Nothing may be averaged, indexed or reshaped over the batch axis: look for mean(0), [0] and view(-1, ...)",
-            {"batch": inputs.batch, "position": found.position, "change": _short(found.size)},
+            {"batch": inputs.batch, "position": found.position, "change": rounded(found.size)},
             batch_mixing_line(subject, inputs),
         )
-
-
-def _short(number: float | Tensor) -> float:
-    return float(f"{float(number):.3g}")

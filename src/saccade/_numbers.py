@@ -1,0 +1,115 @@
+"""Numbers as tables, reports and sentences show them: one rule each, named after what it does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, SupportsFloat
+
+# --- plain ----------------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent: 345, 34.5, 3.45, 0.345."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(2 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{digits}f}"
+
+
+def compact(value: float) -> str:
+    """Three significant digits without more zeros than that takes; below 0.001 one digit and an exponent."""
+    if value and abs(value) < 0.001:
+        return f"{value:.0e}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def significant(value: float) -> str:
+    """Three significant digits, with an exponent where that is shorter: 0.125, 1.25e+03."""
+    return f"{value:.3g}"
+
+
+def three_decimals(value: float) -> str:
+    """0.500, 12.345; four significant digits from 1000 on."""
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def two_decimals(value: Any) -> str:
+    """Two decimals and no leading zero, .50 and -.50; a dash for what is not known."""
+    value = float(value)
+    if not math.isfinite(value):
+        return "-"
+    text = f"{value:.2f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def hundredths(weight: float) -> int:
+    """The weight in hundredths, halves upward: 0.495 is 50."""
+    return math.floor(float(weight) * 100 + 0.5)
+
+
+def short_number(weight: float) -> str:
+    """A weight with two decimals and no leading zero, halves upward: ``.50``, ``1.00``."""
+    n = hundredths(weight)
+    return f"{n // 100}.{n % 100:02d}" if n >= 100 else f".{n:02d}"
+
+
+def rounded(value: SupportsFloat, digits: int = 3) -> float:
+    """The number that so many significant digits show."""
+    return float(f"{float(value):.{digits}g}")
+
+
+# --- shares ---------------------------------------------------------------------------------------------------------
+
+
+def percent(share: float) -> str:
+    """72 %, 3.1 %: one decimal below 10 %."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def tenths_of_percent(share: float) -> str:
+    """72.5 %, 3.1 %: always one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+def percent_rounded_down(share: float) -> str:
+    """Rounded down, so that 100 % means all."""
+    return f"{int(share * 1000 + 1e-9) / 10:g} %"
+
+
+def relative_error(error: float) -> str:
+    """6.4 %, or 3e-07 where it is rounding."""
+    return percent(error) if error >= 5e-4 else f"{error:.0e}"
+
+
+# --- with units -----------------------------------------------------------------------------------------------------
+
+
+def scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """`value` in the largest of the units that leaves at least 1, the smallest otherwise."""
+    size, unit = next(((size, unit) for size, unit in steps if abs(value) >= size), steps[-1])
+    return f"{number(value / size)} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """345 ms, 1.20 s."""
+    return scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def size(count: float) -> str:
+    """Bytes: 1.50 MiB."""
+    return scaled(count, ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
+
+
+def rate(value: float, unit: str) -> str:
+    """Billions a second: GFLOP/s or GB/s."""
+    return f"{number(value / 1e9)} G{unit}"
+
+
+def length(value: int) -> str:
+    """8192 as 8k, 8191 as 8191."""
+    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """1 head, 1,024 heads."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
