@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
+import weakref
 from dataclasses import fields
 
 import pytest
@@ -182,15 +184,16 @@ def test_one_mask_serves_calls_of_several_sizes():
 
 
 def test_what_is_remembered_of_a_mask_goes_with_it():
-    from saccade._statistics._visibility import _REMEMBERED
-
-    named, before = problems.tensors(), len(_REMEMBERED)
+    named = problems.tensors()
     mask = saccade.Causal() & saccade.Padding([7, 11])
     saccade.statistics(named["query"], named["key"], mask)
-    assert len(_REMEMBERED) == before + 1
+    assert mask._visibility is not None
+    assert copy.deepcopy(mask)._visibility is None
+    assert mask.at(0)._visibility is None
+    kept = weakref.ref(mask._visibility[1].seen)
     del mask
     gc.collect()
-    assert len(_REMEMBERED) == before
+    assert kept() is None
 
 
 def test_what_a_mask_shows_is_not_remembered_where_a_bias_hides_more():

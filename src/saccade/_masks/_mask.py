@@ -132,7 +132,9 @@ class Mask(ABC):
         """Whether it, or each part of a mask made of masks, has `_by_distance`, `_by_position` or `_endless`."""
         return all(part.throughout(trait) for part in self._parts()) if self._pairwise else getattr(self, trait)
 
-    _native: tuple[int, int, Any] | None = None  # what the native kernels made of it, and for which lengths
+    # What was worked out of it last, and for which lengths: one mask serves every layer of a model.
+    _native: tuple[int, int, Any] | None = None  # the native kernels' object
+    _visibility: tuple[tuple[int, int], Any] | None = None  # what statistics need
 
     def __and__(self, other: Any) -> Mask:
         from ._algebra import And
@@ -351,11 +353,11 @@ class Mask(ABC):
         """A copy with other fields."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy._set(_native=None, **fields)
+        copy._set(_native=None, _visibility=None, **fields)
         return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None}
+        return {**self.__dict__, "_native": None, "_visibility": None}
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: make a new mask instead of setting {name}")

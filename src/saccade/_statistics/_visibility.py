@@ -5,9 +5,8 @@ Shape legend: B items, H heads, Lq / Lk lengths.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,22 +32,21 @@ class RowVisibility(NamedTuple):
     standing: Placement  # row i stands at key index i + standing
 
 
-# One mask serves every layer of a model. By identity, because to compare two masks means to compare their tensors; on
-# a CPU alone, because elsewhere a remembered tensor would have to know of streams and of graphs being captured.
-_REMEMBERED: dict[int, tuple[Any, tuple[int, int], RowVisibility]] = {}
-
-
 def row_visibility(call: Call) -> RowVisibility:
-    """What the mask shows and a bias of -inf does not hide."""
+    """What the mask shows and a bias of -inf does not hide.
+
+    The mask keeps the last answer, on a CPU only: elsewhere a kept tensor would have to know of streams and of graphs
+    being captured.
+    """
     mask, sizes = call.mask, (call.length_q, call.length_k)
     if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
         return _worked_out(call)
-    known = _REMEMBERED.get(id(mask))
-    if known is not None and known[0]() is mask and known[1] == sizes:
-        return known[2]
+    known = mask._visibility
+    if known is not None and known[0] == sizes:
+        kept: RowVisibility = known[1]
+        return kept
     found = _worked_out(call)
-    place = id(mask)
-    _REMEMBERED[place] = weakref.ref(mask, lambda _: _REMEMBERED.pop(place, None)), sizes, found
+    mask._set(_visibility=(sizes, found))
     return found
 
 
