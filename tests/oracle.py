@@ -137,8 +137,9 @@ def t5_bucket(relative: int, buckets: int, bidirectional: bool, max_distance: in
 def relative_bias(table: Tensor, rows: int, keys: int, bidirectional: bool, max_distance: int, offset=None) -> Tensor:
     """Dense (1, Hq, rows, keys) of `table[bucket, h]`."""
     offset = keys - rows if offset is None else offset
-    index = [
-        [t5_bucket(j - i - offset, table.shape[0], bidirectional, max_distance) for j in range(keys)]
-        for i in range(rows)
-    ]
-    return table.double()[torch.tensor(index)].permute(2, 0, 1)[None]
+    distances = range(1 - rows - offset, keys - offset)  # j - i - offset
+    buckets = torch.tensor(
+        [t5_bucket(d, len(table), bidirectional, max_distance) for d in distances], dtype=torch.int64
+    )
+    index = buckets[torch.arange(keys) - torch.arange(rows)[:, None] + rows - 1]
+    return table.double()[index].permute(2, 0, 1)[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slowly import slow_but
 
 import problems
 import saccade
@@ -61,7 +62,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", slow_but(INSIDE, "lengths", "placed", "dropout", "relative"))
 def test_masks_made_inside(name):
     check(INSIDE[name], *problems.leaves(problems.tensors()).values())
 

@@ -1,6 +1,6 @@
 """Memory that must not be touched: every operand ends, or begins, where a page begins that nobody may read.
 
-Each call runs in a process of its own, which a read too far ends by a signal.
+Calls run in a process of their own, which a read too far ends by a signal.
 Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
@@ -144,18 +144,20 @@ def test_the_pages_around_are_protected():
         run("x = guarded(7, torch.float32, False); print(ctypes.string_at(x.data_ptr() - 1, 1))")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_nothing_is_read_around_an_operand(dtype):
-    run(f"for size in SIZES: over_edges(size, torch.{dtype})")
+def in_each_dtype(*calls: str) -> None:
+    """All in one process, whose start takes longer than they do; the last that is printed is the one that ended it."""
+    lines = [call.replace("dtype", f"torch.{dtype}") for dtype in ("float32", "bfloat16", "float16") for call in calls]
+    run("\n    ".join(f"print({line!r}, flush=True); {line}" for line in lines))
+
+
+def test_nothing_is_read_around_an_operand():
+    in_each_dtype(*[f"over_edges({size!r}, dtype)" for size in SIZES])
 
 
 @pytest.mark.parametrize("width", [64, pytest.param(37, marks=pytest.mark.slow)])  # read in place, copied
-@pytest.mark.parametrize("decode", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_padding_is_never_read(dtype, decode, width):
-    run(f"over_unread(torch.{dtype}, {decode}, {width})")
+def test_padding_is_never_read(width):
+    in_each_dtype(f"over_unread(dtype, False, {width})", f"over_unread(dtype, True, {width})")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_padded_queries_are_never_read(dtype):
-    run(f"over_unread_queries(torch.{dtype}, 37)")
+def test_padded_queries_are_never_read():
+    in_each_dtype("over_unread_queries(dtype, 37)")

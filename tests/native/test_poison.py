@@ -17,7 +17,8 @@ from saccade import Causal, Documents, FromTensor, Global, Padding, Window
 pytest.importorskip("saccade._native", reason="this installation has no native build")
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_poison = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=["nan", "+inf", "-inf"])
+minus = pytest.param(-math.inf, marks=pytest.mark.slow)  # as +inf, but for the sign
+every_poison = pytest.mark.parametrize("bad", [math.nan, math.inf, minus], ids=["nan", "+inf", "-inf"])
 
 # (Lq, Lk, D, Dv): a row of values of 64 is read in place, others are copied; both ends of a block of 48; decoding.
 SIZES = {

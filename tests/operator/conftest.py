@@ -17,11 +17,7 @@ from saccade._backends import _kernels
 
 DIFFERENTIABLE = ("reference", "chunked", "chunked in small tiles")  # in every mode and order, and in float64
 EXACT = (*DIFFERENTIABLE, NATIVE)  # they promise every line of the contract
-<<<<<<< ours
-# In float32 `auto` is `native`, to the bit in every case (test_values.py): asked again only where there is no build.
-=======
 # In float32 `auto` is `native`, to the bit in every case (test_values.py): it is asked only where there is no build.
->>>>>>> theirs
 AUTO = ("auto",) if _kernels.module is not None else ("auto", "auto in float32")
 
 

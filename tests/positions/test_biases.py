@@ -117,7 +117,7 @@ def test_t5_is_compute_bias_of_transformers(bidirectional, buckets, max_distance
     # The rows of a text of 67 tokens that follow `seen` of them in a cache.
     rows, keys = 67 - seen, 67
     dense = theirs.compute_bias(rows, keys, past_seen_tokens=seen)
-    named = problems.tensors(rows=rows, keys=keys)
+    named = problems.tensors(batch=1, rows=rows, keys=keys)
     mask = saccade.Window(None, None).at(seen)
     out = saccade.attention(*named.values(), mask, bias=module(), backend=exact)
     want = oracle.attend(*named.values(), bias=dense)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slowly import slow_but
 
 from saccade.positions import Learned, Rotary, Sinusoidal, YaRNScaling
 
@@ -21,7 +22,7 @@ OFFSETS = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("kind", OFFSETS)
+@pytest.mark.parametrize("kind", slow_but(OFFSETS, "int", "tokens"))
 def test_one_graph_serves_every_length_and_offset(name, kind):
     from torch._dynamo.testing import CompileCounter
 

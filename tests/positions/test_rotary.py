@@ -150,7 +150,7 @@ def test_rounding_is_that_of_two_products_and_a_sum(kind, offset, dtype):
 def test_gradients_turn_back(kind, offset):
     x = torch.randn(2, 3, 7, 10, dtype=torch.float64, requires_grad=True)
     rotary = Rotary(10, **kind)
-    assert torch.autograd.gradcheck(lambda x: rotary(x, offset), (x,))
+    assert torch.autograd.gradcheck(lambda x: rotary(x, offset), (x,), fast_mode=True)
     cotangent = torch.randn(2, 3, 7, 10, dtype=torch.float64)
     gradient = torch.autograd.grad(rotary(x, offset), x, cotangent)[0]
     positions = formulas.of_each_token(offset, 2, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -20,11 +21,17 @@ STANDING = {
 }
 
 
+@functools.cache
+def judge_of(name, dtype):
+    assert dtype == problems.DTYPE
+    return dense_statistics.of_case(problems.CASES[name](), STANDING.get(name))
+
+
 def draw(name, backend, **more):
     """(statistics, the judge, how far a weight may be off relative to itself, a group of keys (B, Lk))."""
     problem = problems.CASES[name]()
     tensors = problem.tensors
-    judge = dense_statistics.of_case(problem, STANDING.get(name))
+    judge = judge_of(name, problems.DTYPE)
     group = torch.rand(*tensors["key"].shape[::2], generator=torch.Generator().manual_seed(5)) < 0.4
     got = saccade.statistics(
         tensors["query"],

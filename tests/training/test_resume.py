@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from slowly import slow_but
 
 from saccade import cli
 from saccade.training import EvaluationSettings, Reporter, Stopped, train_language_model
@@ -71,7 +72,7 @@ def whole(run, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [1, 3, 4, 5])
+@pytest.mark.parametrize("step", slow_but([1, 3, 4, 5], 1, 4))
 def test_a_signal_ends_the_run_after_the_step_and_it_goes_on_from_there(run, whole, step, number):
     notes = at(step, number)
     with pytest.raises(Stopped) as raised:

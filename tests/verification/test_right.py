@@ -165,7 +165,7 @@ def granite() -> nn.Module:
 
 
 TRANSFORMERS = (
-    Right("BertModel", bert, always=True),
+    Right("BertModel", bert),
     Right("BertForMaskedLM", lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))),
     Right(
         "BertForSequenceClassification",
