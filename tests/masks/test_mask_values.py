@@ -16,14 +16,19 @@ from saccade import attention
 from saccade._masks import (
     Blocks,
     Causal,
+    Chunks,
+    Columns,
+    Dilated,
     Documents,
     Edges,
+    Fixed,
     FromTensor,
     Global,
     Padding,
     PerHead,
     Prefix,
     RandomBlocks,
+    Strided,
     Window,
     keys_seen,
 )
@@ -89,6 +94,22 @@ def test_equality_is_by_value():
     assert Causal().at(2) != Causal().at(3) and Causal().at(2) != Causal().at([2])
     assert FromTensor(torch.ones(3, 5, dtype=torch.bool)) != FromTensor(torch.ones(1, 1, 3, 5, dtype=torch.bool))
     assert len({Causal(), Causal(), Window(1, 1), Window(1, 1), RandomBlocks(1, 2, 3), PerHead([Causal()])}) == 4
+
+
+def test_masks_that_differ_in_one_argument_are_unequal():
+    # What is remembered for a mask (a cache's last answer, a layer's chance) is found by equality.
+    different = [
+        *(Window(1, 2), Window(1, 3), Window(2, 2), Prefix(3), Prefix(4), Strided(3), Strided(4)),
+        *(Fixed(5, 2), Fixed(5, 3), Fixed(7, 2), Dilated(2), Dilated(3), Columns(5, 2), Columns(5, 3), Columns(7, 2)),
+        *(Chunks(5), Chunks(7), Chunks(5, 1), Chunks(5, 0, 1), Global([1]), Global([2])),
+        *(RandomBlocks(1, 2, 3), RandomBlocks(2, 2, 3), RandomBlocks(1, 3, 3), RandomBlocks(1, 2, 4)),
+        RandomBlocks(1, 2, 3, symmetric=True),
+        *(Documents([0, 1]), Documents([0, 2]), Documents([0, 1], [0, 1]), Documents([0, 1], [0, 2])),
+        *(Blocks([[True, False]], 2), Blocks([[True, False]], 3), Blocks([[True, True]], 2)),
+        *(Edges([0], [1]), Edges([0], [2]), Edges([1], [1]), PerHead([Causal()]), PerHead([Causal(), Causal()])),
+        *(Padding([2]), Padding([3]), Padding([2], queries=[2]), Padding([2], queries=[3])),
+    ]
+    assert len(set(different)) == len(different)
 
 
 def test_reprs_can_be_read_back():

@@ -1,0 +1,19 @@
+"""The faults, one file for each part of the code. `FAULTS` has them by part."""
+
+from __future__ import annotations
+
+from ..fault import Fault
+from . import backends, caches, kernels, masks, models, monitoring, positions, statistics, training, verification
+
+FAULTS: dict[str, tuple[Fault, ...]] = {
+    "masks": masks.FAULTS,
+    "backends": backends.FAULTS,
+    "kernels": kernels.FAULTS,
+    "statistics": statistics.FAULTS,
+    "caches": caches.FAULTS,
+    "positions": positions.FAULTS,
+    "training": training.FAULTS,
+    "verification": verification.FAULTS,
+    "monitoring": monitoring.FAULTS,
+    "models": models.FAULTS,
+}
