@@ -28,8 +28,8 @@ FAULTS = (
     Fault(
         "window-equality",
         RELATIVE,
-        "return self.left, self.right\n",
-        "return (self.left,)\n",
+        '    _fields = ("left", "right")\n    _by_distance = True',
+        '    _fields = ("left",)\n    _by_distance = True',
         ("tests/masks/test_mask_values.py",),
         "Windows that differ on the right are equal, so what is remembered for one is used for the other.",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..fault import Fault
 
 SCHEDULE, STATE, LOOP = (f"src/saccade/training/{name}.py" for name in ("schedule", "state", "loop"))
-FILES, KEEPER = "src/saccade/training/files.py", "src/saccade/training/keeper.py"
+FILES, KEEPER = "src/saccade/training/files.py", "src/saccade/training/run_writer.py"
 LOOPS, RESUME, RUN = (f"tests/training/test_{name}.py" for name in ("loop", "resume", "run"))
 EVERY = "tests/training"
 
