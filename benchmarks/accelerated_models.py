@@ -6,7 +6,7 @@ passes inside F.scaled_dot_product_attention, forward and backward: no kernel ca
 
 Nothing is written where an accelerated output is further from float64's than twice the plain one's.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

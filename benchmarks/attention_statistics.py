@@ -9,7 +9,7 @@ growth of the peak of a fresh process's resident memory over one call, inputs le
 
 The file is not called statistics.py: Python's own module of that name would not be found from this directory.
 
-Shapes: B batch, H heads, L length, D width.
+Shape legend: B batch, H heads, L length, D width.
 """
 
 from __future__ import annotations

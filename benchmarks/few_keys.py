@@ -7,7 +7,7 @@ round, in an order that moves on by one; times are medians over rounds, ratios m
 and Nystrom attention are measured against `native`; sigmoid attention, which computes every pair over the same tiles,
 against `chunked`. Before anything is timed, each is held against its formula on a small case.
 
-Shapes: L length, H heads, D width.
+Shape legend: L length, H heads, D width.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ pytorch-fast-transformers. What is not there is named in the page. Of the first 
 
 Nothing is written where a contender's values are further from ours in float64 than float32's rounding explains.
 
-Shapes: B batch, H heads, L length, D width.
+Shape legend: B batch, H heads, L length, D width.
 """
 
 from __future__ import annotations

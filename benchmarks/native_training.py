@@ -10,7 +10,7 @@ alike. Beside them the first steps are made in float64: what a loss differs from
 Nothing is written where native's losses are further from float64's than rounding explains: twice as far as those of
 the other backends, and the last bit of a loss.
 
-Shapes: B batch, L context, N tokens of the text.
+Shape legend: B batch, L context, N tokens of the text.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ thread (with more threads: wall seconds).
 is fitted over all patterns and lengths, c being the geometric mean of seconds / tiles; the table says by how much each
 is off. `c` of a pattern alone, over its lengths, says whether its own time is proportional to its tiles.
 
-Shapes: query, key, value (1, 4, L, 64), float32; every tile is counted once for each head.
+Shape legend: query, key, value (1, 4, L, 64), float32; every tile is counted once for each head.
 """
 
 from __future__ import annotations

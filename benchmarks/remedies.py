@@ -10,7 +10,7 @@ Before anything is timed, losses and gradients are checked. Times are medians ov
 take turns in one process, in an order that moves on by one. Peak memory is resident memory: a process of its own for
 each configuration makes its state in a tiny step, and the largest step of the epoch is measured above that.
 
-Shapes: B batch, L length, E width, F hidden width, V vocabulary, H heads.
+Shape legend: B batch, L length, E width, F hidden width, V vocabulary, H heads.
 """
 
 from __future__ import annotations

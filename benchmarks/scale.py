@@ -5,7 +5,7 @@
 q, k, v and the gradient that comes to the output are standard normal, in float64; nothing is trained. A variance, an
 entropy and a gradient are no timings, so the machine may be busy. Needs the extra `plot`.
 
-Shapes: B samples, L queries and keys, D = d_k.
+Shape legend: B samples, L queries and keys, D = d_k.
 """
 
 from __future__ import annotations

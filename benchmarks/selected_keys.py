@@ -7,7 +7,7 @@ each round; times are medians, ratios medians of the rounds' ratios to `native`.
 costs the same on any, hashing the least on these, whose buckets are even. Then the memory that a call's peak adds, with
 its gradients. Before anything is timed, each is held against dense attention on a small case.
 
-Shapes: L length, H heads, D width.
+Shape legend: L length, H heads, D width.
 """
 
 from __future__ import annotations

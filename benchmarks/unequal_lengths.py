@@ -10,7 +10,7 @@ ratios. Before anything is timed, each way's outputs and gradients are checked a
 Memory is the largest sum of allocations less releases since the start of a step, as PyTorch's profiler records them:
 activations and gradients on top of weights and inputs.
 
-Shapes: L_i length of sequence i, E width.
+Shape legend: L_i length of sequence i, E width.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ unwatched one, at several lengths, widths and batches, as two numbers that are f
 
 `--thread-time` counts the CPU time of one thread instead of time on the clock: for a machine that does other things.
 
-Shapes: B items, L tokens, E width.
+Shape legend: B items, L tokens, E width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page on training with the native kernels, and what it stands for: the same losses as `chunked`, whatever is seen.
 
-Shapes: B batch, L length, V vocabulary.
+Shape legend: B batch, L length, V vocabulary.
 """
 
 from __future__ import annotations

@@ -107,7 +107,6 @@ def test_a_figure_is_drawn_from_records(tmp_path):
         (["--task", "copy", "--steps", "0"], "steps: must be at least 1, got 0"),
         (["--task", "copy", "--seeds", "0"], "seeds: must be at least 1, got 0"),
         (["--task", "copy", "--rates", "fast"], "rates: expected float numbers separated by commas, got 'fast'"),
-        (["--task", "copy", "--taps", "-1"], "taps: must be at least 0, got -1"),
         (["--task", "copy", "--plot", "x.pdf"], "plot: expected a file that ends in .png or .svg, got x.pdf"),
         (["--task", "copy", "--random", "1,2,8"], "random: tasks bring data of their own"),
         (["--task", "copy", "--lengths", "4k"], "lengths: tasks are of one length, and trained, not timed"),

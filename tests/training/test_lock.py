@@ -19,7 +19,7 @@ from training.test_run import files_of
 # The module alone, which needs only the standard library: a process that starts at once.
 HOLDER = f"""
 import os, runpy, signal, sys, time
-held = runpy.run_path({locking.__file__!r})["Lock"](sys.argv[1])
+held = runpy.run_path({locking.__file__!r})["FileLock"](sys.argv[1])
 if "fork" not in sys.argv or os.fork() == 0:
     print(os.getpid(), flush=True)
 time.sleep(60)

@@ -84,17 +84,9 @@ class BenchMeasuringOptions:
     threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
     seconds: Annotated[float | None, typer.Option(help="Time for each case.  [default: 3; quick: 0.3]")] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 5; quick: 3]")] = None
-    clock: Annotated[str, typer.Option(help="wall, or cpu: one thread's own time, for a machine in use.")] = "wall"
     memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory, too; --plot does.")] = False
     most_memory: Annotated[float, typer.Option(help="GiB of weights or masks beyond which one is left out.")] = 4.0
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, lengths and contenders.")] = False
-    targets: Annotated[
-        bool, typer.Option("--targets", help="Measure what the native kernels are held to, not the cases above.")
-    ] = False
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WORDS", help="Only the targets whose name has all of these words; may be given again."),
-    ] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +105,7 @@ class BenchOutputOptions:
     ] = None
 
 
-def settings_of(measuring: BenchMeasuringOptions, *, memory: bool) -> MeasurementSettings:
+def settings_of(measuring: BenchMeasuringOptions, *, memory: bool, clock: str) -> MeasurementSettings:
     import torch
 
     from ..benchmark.attention import Budget, MeasurementSettings
@@ -126,7 +118,7 @@ def settings_of(measuring: BenchMeasuringOptions, *, memory: bool) -> Measuremen
     return MeasurementSettings(
         torch.get_num_threads() if measuring.threads is None else measuring.threads,
         Budget(seconds, rounds, max(100, rounds)),
-        measuring.clock,
+        clock,
         int(measuring.most_memory * 2**30),
         memory or measuring.memory,
     )

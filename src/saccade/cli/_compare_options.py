@@ -129,10 +129,6 @@ class TaskOptions:
         typer.Option(metavar="LIST", help="Learning rates, tried in turn until one solves.  [default: .01,.003]"),
     ] = None
     seeds: Annotated[int, typer.Option(help="Runs of each; the table has their median.")] = 1
-    taps: Annotated[
-        int | None,
-        typer.Option(help="Tokens that a short convolution before the layers sees; 0: none.  [default: 2]"),
-    ] = None
     records: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Append each run to this .jsonl; those that stand there are not repeated."),

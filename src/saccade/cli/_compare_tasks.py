@@ -16,13 +16,20 @@ from ._compare_options import ComparedOptions, CompareMeasuringOptions, CompareO
 from ._errors import require
 
 if TYPE_CHECKING:
-    from ..benchmark.tasks import FinishedRun, Task, TrainingCase
+    from ..benchmark.tasks import FinishedRun, ModelShape, Task, TrainingCase
 
 
 def compare_tasks(
-    tasks: TaskOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, output: CompareOutputOptions
+    tasks: TaskOptions,
+    chosen: ComparedOptions,
+    measuring: CompareMeasuringOptions,
+    output: CompareOutputOptions,
+    shape: ModelShape | None = None,
 ) -> None:
-    """Train a small model with each mechanism on the tasks that are named, and show what it solves."""
+    """Train a small model with each mechanism on the tasks that are named, and show what it solves.
+
+    `shape` is the model's; None is the usual one.
+    """
     kept = replace(measuring, threads=None, seed=0, quick=False)  # what is left has no meaning here
     refuse_beside("tasks are of one length, and trained, not timed", replace(chosen, mechanism=None, layers=True), kept)
     files = _checked(output)
@@ -30,7 +37,7 @@ def compare_tasks(
     if output.read is not None:
         _show(_read(output.read, wanted, chosen.mechanism), output, files)
         return
-    session = _TaskSession(_cases(tasks, chosen, measuring, wanted), tasks.records)
+    session = _TaskSession(_cases(tasks, chosen, measuring, wanted, shape), tasks.records)
     try:
         session.run(1 if measuring.threads is None else measuring.threads)
     except KeyboardInterrupt:
@@ -104,7 +111,11 @@ def _tasks(names: Sequence[str]) -> list[Task]:
 
 
 def _cases(
-    tasks: TaskOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, wanted: list[Task]
+    tasks: TaskOptions,
+    chosen: ComparedOptions,
+    measuring: CompareMeasuringOptions,
+    wanted: list[Task],
+    shape: ModelShape | None,
 ) -> list[TrainingCase]:
     from ..benchmark.tasks import ModelShape, TrainingBudget, cases
     from ..benchmark.tasks.catalogue import NETWORKS
@@ -114,9 +125,8 @@ def _cases(
         budget = replace(budget, steps=tasks.steps)
     if tasks.rates is not None:
         budget = replace(budget, rates=tuple(listed(tasks.rates, "rates", float)))
-    shape = ModelShape() if tasks.taps is None else ModelShape(taps=tasks.taps)
     names = None if not chosen.mechanism else list(dict.fromkeys(["exact", *chosen.mechanism]))
-    found = cases(wanted, names, tasks.seeds, shape, budget)
+    found = cases(wanted, names, tasks.seeds, shape or ModelShape(), budget)
     found = [case for case in found if chosen.layers or case.name not in NETWORKS]
     return [replace(case, seed=case.seed + measuring.seed) for case in found]
 

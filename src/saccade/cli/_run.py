@@ -13,14 +13,14 @@ from . import _app
 from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 
-def run(arguments: Sequence[str] | None) -> int:
+def run(arguments: Sequence[str] | None, app: typer.Typer = _app.app) -> int:
     with cleaned_streams():
-        return _run(arguments)
+        return _run(arguments, app)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
     try:
-        status = typer.main.get_command(_app.app).main(arguments, prog_name="saccade", standalone_mode=False)
+        status = typer.main.get_command(app).main(arguments, prog_name="saccade", standalone_mode=False)
         sys.stdout.flush()
         return int(status or 0)
     except typer.Abort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -47,13 +48,28 @@ def bench(
 
     Contenders take turns in one process, after each one's result was checked. Ratios are medians over the rounds.
     """
+    run(cases, contenders, measuring, output)
+
+
+def run(
+    cases: CaseOptions,
+    contenders: ContenderOptions,
+    measuring: BenchMeasuringOptions,
+    output: BenchOutputOptions,
+    setup: Setup | None = None,
+) -> None:
+    """Measure, show, write, and exit with what came of it."""
     if output.plot is not None:
         require("matplotlib", "plot")
         if output.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
     files = _checked(output)
     try:
-        report = _read(output.read) if output.read else _measured(cases, contenders, measuring, output, files)
+        report = (
+            _read(output.read)
+            if output.read
+            else _measured(cases, contenders, measuring, output, setup or Setup(), files)
+        )
     except _BenchmarkStopped as stopped:
         _show(stopped.report, output, files)
         raise typer.Exit(130) from None
@@ -62,6 +78,21 @@ def bench(
         raise typer.Exit(1)
     if any(not outcome.met for outcome in report.outcomes):
         raise typer.Exit(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What is fixed for `saccade bench`, and not for `benchmarks/attention.py`.
+
+    Attributes:
+        program: the command whose arguments these are, for reports.
+        clock: "wall", or "cpu" for one thread's own time.
+        targets: by the size of the last-level cache, what is measured in place of the cases.
+    """
+
+    program: str = "saccade"
+    clock: str = "wall"
+    targets: Callable[[int], list[PerformanceTarget]] | None = None
 
 
 class _BenchmarkStopped(Exception):
@@ -95,19 +126,27 @@ def _measured(
     contenders: ContenderOptions,
     measuring: BenchMeasuringOptions,
     output: BenchOutputOptions,
+    setup: Setup,
     files: dict[str, Path],
 ) -> BenchmarkReport:
     from ..benchmark.attention import BenchmarkReport
     from ..benchmark.attention.machine import describe, last_level_cache
     from ..benchmark.attention.running import hold_to, sweep
 
-    settings = settings_of(measuring, memory=output.plot is not None)
+    settings = settings_of(measuring, memory=output.plot is not None, clock=setup.clock)
     cache = last_level_cache() or 32 * 2**20
-    chosen = _targets(contenders, measuring, cache) if measuring.targets else None
+    chosen = None if setup.targets is None else setup.targets(cache)
     swept = cases_of(cases, cache, quick=measuring.quick) if chosen is None else []
     who = contenders_of(contenders, quick=measuring.quick)
     machine = describe(__version__, settings.threads)
-    report = BenchmarkReport(machine, {"command": _command(), "clock": settings.clock, **vars(settings.budget)})
+    report = BenchmarkReport(
+        machine,
+        {
+            "command": shlex.join([*setup.program.split(), *sys.argv[1:]]),
+            "clock": settings.clock,
+            **vars(settings.budget),
+        },
+    )
     with _progress(len(swept) if chosen is None else len(chosen)) as advance:
 
         def told(group: MeasurementGroup) -> None:
@@ -123,23 +162,6 @@ def _measured(
         except KeyboardInterrupt:
             raise _BenchmarkStopped(report) from None
     return report
-
-
-def _targets(contenders: ContenderOptions, measuring: BenchMeasuringOptions, cache: int) -> list[PerformanceTarget]:
-    from ..benchmark.attention.targets import TargetPreset, targets
-
-    subject, *rest = contenders.backend.split(",")
-    lower = (contenders.instruction_set or "avx2").split(",")[0]
-    preset = TargetPreset(subject, rest[0] if rest else subject, lower, cache, measuring.quick)
-    wanted = [word for words in measuring.only or [] for word in words.split()]
-    chosen = [target for target in targets(preset) if all(word in target.title.split() for word in wanted)]
-    if not chosen:
-        raise ValueError(f"only: no target has the words {' '.join(wanted)}")
-    return chosen
-
-
-def _command() -> str:
-    return shlex.join(["saccade", *sys.argv[1:]])
 
 
 @contextlib.contextmanager

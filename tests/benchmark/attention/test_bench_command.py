@@ -96,36 +96,6 @@ def test_ctrl_c_shows_what_there_is(monkeypatch, tmp_path, capsys):
     assert len(BenchmarkReport.from_json(file.read_text()).groups) == 1
 
 
-@pytest.mark.parametrize(("factor", "status"), [(1.0, 3), (0.0, 0)])
-def test_targets_are_judged(monkeypatch, capsys, factor, status):
-    from saccade.benchmark.attention import Case, Entry, SaccadeAttention, SdpaAttention, targets
-    from saccade.benchmark.attention.requirements import SpeedupRequirement
-
-    case = Case(32, 32)
-
-    def two(preset):
-        assert (preset.subject, preset.choice, preset.lower) == ("chunked", "auto", "avx2")
-        entries = (Entry(case, SaccadeAttention(preset.subject)), Entry(case, SdpaAttention()))
-        return [
-            targets.PerformanceTarget("one thing", entries, (SpeedupRequirement(99.0 * factor),)),
-            targets.PerformanceTarget("other thing", entries, ()),
-        ]
-
-    monkeypatch.setattr(targets, "targets", two)
-    assert cli.main([*TINY, "--targets", "--only", "one", "--backend", "chunked,auto"]) == status
-    out = capsys.readouterr().out
-    assert "other thing" not in out
-    assert f"{int(factor == 0)} of 1 targets are met." in out
-
-
-def test_targets_run_as_they_are(capsys):
-    status = cli.main(
-        [*TINY[:5], "--rounds", "1", "--targets", "--backend", "chunked,auto", "--only", "L=16 B=4 float32 auto"]
-    )
-    assert status in (0, 3)
-    assert "of 4 targets are met." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -139,9 +109,7 @@ def test_targets_run_as_they_are(capsys):
         ("--json nowhere/it.json", "cannot write nowhere/it.json"),
         ("--rounds 0", "rounds: must be at least 1, got 0"),
         ("--threads 0", "threads must be at least 1, got 0"),
-        ("--clock sun", "clock must be one of wall, cpu"),
         ("--from nowhere.json", "nowhere.json: no such file or directory"),
-        ("--targets --only nonsense", "only: no target has the words nonsense"),
         ("--set sse17", "sse17"),
     ],
 )

@@ -209,7 +209,7 @@ def test_what_is_as_usual_need_not_be_said():
     other = dataclasses.replace(
         rows[0], case=TrainingCase(ALL[0](), "exact", 0, ModelShape(taps=0), TrainingBudget()).described()
     )
-    assert tables.command([other]) == "saccade compare --task copy --taps 0"
+    assert tables.command([other]) == "python benchmarks/compare_tasks.py --task copy --taps 0"
 
 
 def test_runs_under_different_budgets_do_not_stand_together():

@@ -86,7 +86,8 @@ def command(rows: Sequence[FinishedRun]) -> str:
         "taps": usual[0].taps,
     }
     asked = " ".join(f"--{name} {value}" for name, value in given.items() if value != default.get(name))
-    return f"saccade compare {asked}"
+    program = "python benchmarks/compare_tasks.py" if "--taps" in asked else "saccade compare"
+    return f"{program} {asked}"
 
 
 def head(rows: Sequence[FinishedRun]) -> list[str]:
