@@ -3,7 +3,7 @@
 The operator tells them of its own calls; `_hooks` tells them of those that others compute. A call made inside of
 another one (Saccade's operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Language models that read by a mechanism: one argument makes them, a folder keeps them, and they generate.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Watched and accelerated at once, whichever is inside: all of it accelerated, every call seen once, numbers right.
 
-Shapes: B batch, H heads, L length, D width.
+Shape legend: B batch, H heads, L length, D width.
 """
 
 from __future__ import annotations

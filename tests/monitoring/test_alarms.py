@@ -1,6 +1,6 @@
 """The rules of the alarms on heads made to break them, one at a time; when an alarm begins, goes on and is over.
 
-Shapes: B batch, H heads, L length, D width.
+Shape legend: B batch, H heads, L length, D width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training runs broken on purpose: the right alarm fires, and before the loss shows what is wrong.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention by hand in the ways that people write it: written into, used twice, in other dtypes, along other axes.
 
-Shapes: B batch, H heads, L length, D width.
+Shape legend: B batch, H heads, L length, D width.
 """
 
 from __future__ import annotations

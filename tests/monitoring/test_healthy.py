@@ -1,6 +1,6 @@
 """Models in good health, of which none sets off an alarm, not even a note.
 
-Shapes: B batch, L length, E width.
+Shape legend: B batch, L length, E width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The training monitor: what it writes and when, what it leaves alone, and that nothing it does ends a training run.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

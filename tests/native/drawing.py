@@ -1,7 +1,7 @@
 """Random calls: sizes that are multiples of nothing, every memory layout, mask, bias and option, alone and together.
 
 What kind of thing is drawn is hypothesis's choice, so that failures shrink; the numbers come from a seed.
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

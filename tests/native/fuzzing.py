@@ -4,7 +4,7 @@ A result's error is its largest absolute error. It may be twice that of plain Py
 write it, in the inputs' dtype) or a few roundings of what was summed to make it (`floors`), whichever is more: plain
 PyTorch may be exact where a sum has one term or where two roundings cancel.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

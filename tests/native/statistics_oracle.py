@@ -6,7 +6,7 @@ counts the bias and the largest of its row, from which it is subtracted. A weigh
 relative error is e = 2 sqrt(D) u S + 40 u, the 40 for exponential (5), quotients, and sums of 12 + 4 + 4 terms for and
 under the line. What is summed from weights has the same relative error, the entropy -sum p log p of e (1 + 2 H).
 
-Shapes: B batch, Hq query heads, Lq / Lk lengths, G groups.
+Shape legend: B batch, Hq query heads, Lq / Lk lengths, G groups.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decoding: few query rows against many keys, on both sides of where its kernel is chosen; more cases are test_fuzz's.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kernel of causal linear attention on every instruction set, against the masked quadratic form in float64.
 
-Shapes: B batch, H / Hkv query and key-value heads, L length, M features, Dv value width.
+Shape legend: B batch, H / Hkv query and key-value heads, L length, M features, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory that must not be touched: every operand ends, or begins, where a page begins that nobody may read.
 
 Calls run in a process of their own, which a read too far ends by a signal.
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

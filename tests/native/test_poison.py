@@ -1,6 +1,6 @@
 """NaN and Inf where they may not be seen, numbers near the ends of each dtype, and sizes of zero: kernel by kernel.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

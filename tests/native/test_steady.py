@@ -1,6 +1,6 @@
 """The same bits whatever the number of threads and the mates in a batch: every dtype, every way through the kernels.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A word of n random symbols is given; the answer is the word again, or the word backwards. Nothing but the place of a
 symbol says where it belongs, so a model that answers every fresh word right has learned to use positions.
 
-Shapes: B batch, n length of a word, V symbols and markers, E model width.
+Shape legend: B batch, n length of a word, V symbols and markers, E model width.
 """
 
 from __future__ import annotations

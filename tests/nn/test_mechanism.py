@@ -1,6 +1,6 @@
 """A mechanism in the place of softmax attention: what it is given, how it decodes, and what is refused.
 
-Shapes: B batch, L length, E width.
+Shape legend: B batch, L length, E width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mechanisms small enough to be right at sight, for the tests of what holds one.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L length, D key width, Dv value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L length, D key width, Dv value width.
 """
 
 from __future__ import annotations

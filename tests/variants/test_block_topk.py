@@ -1,6 +1,6 @@
 """Block top-k attention against its definition: Python loops over blocks choose, the oracle of attention reads.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Differential attention against its formula, made of calls of the reference backend, in float64.
 
-Shapes: B batch, H heads, Hkv key-value heads, LQ / LK lengths, D width of a query or key, DV value width.
+Shape legend: B batch, H heads, Hkv key-value heads, LQ / LK lengths, D width of a query or key, DV value width.
 """
 
 from __future__ import annotations

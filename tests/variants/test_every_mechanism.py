@@ -1,6 +1,6 @@
 """Every mechanism there is does what its `Traits` say, and refuses with their words what they say it cannot.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L length, D key width, Dv value width, E model width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L length, D key width, Dv value width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Linear attention: chunks, recurrence and the masked quadratic form are one function, in values and gradients.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width, M features.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width, M features.
 """
 
 from __future__ import annotations

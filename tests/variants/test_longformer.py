@@ -1,6 +1,6 @@
 """Longformer's module: against its formula row by row, against transformers' own, and what it does with masks.
 
-Shapes: B batch, HQ / HKV query and key-value heads, L length, D key width, DV value width, E model width.
+Shape legend: B batch, HQ / HKV query and key-value heads, L length, D key width, DV value width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The named sparse patterns, each against the set of keys that its paper gives to a query, written as Python sets.
 
-Shapes: Lq / Lk numbers of queries and keys; p the position of a query, row i stands at `i + (Lk - Lq)`.
+Shape legend: Lq / Lk numbers of queries and keys; p the position of a query, row i stands at `i + (Lk - Lq)`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reformer's attention against the sets of its definition, pair by pair, in float64.
 
-Shapes: B batch, H heads, R rounds, L tokens, D key width, Dv value width.
+Shape legend: B batch, H heads, R rounds, L tokens, D key width, Dv value width.
 """
 
 from __future__ import annotations

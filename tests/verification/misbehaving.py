@@ -1,6 +1,6 @@
 """Attention that misbehaves as a program. Each is right until it does what its name says.
 
-Shapes: B batch, H heads, L length, D width.
+Shape legend: B batch, H heads, L length, D width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies share nothing with the original, functions that a module keeps included.
 
-Shapes: x (B, L, E).
+Shape legend: x (B, L, E).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Caches as they are written: flags that switch them on, dicts and lists that are filled, and what stays undecided.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

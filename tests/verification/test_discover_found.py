@@ -1,6 +1,6 @@
 """Published styles whose arguments mislead: what is given to them, and what is no cache.
 
-Shapes: B batch, L length, E model width, V vocabulary.
+Shape legend: B batch, L length, E model width, V vocabulary.
 """
 
 from __future__ import annotations

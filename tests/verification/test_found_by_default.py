@@ -1,6 +1,6 @@
 """What is found without an option: every layout, the target's own errors, casts, rotations and squares of another size.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

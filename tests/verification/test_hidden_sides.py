@@ -1,6 +1,6 @@
 """Faults that show on one side alone: under a mask, at other sizes, in one flag; and the words that tell them.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weights that queries or keys do not make are named as that, and may be promised.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which outputs depend on which inputs: against masks that are known.
 
-Shapes: B batch, H heads, L length, D head width.
+Shape legend: B batch, H heads, L length, D head width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Initial weights that leave no gradient are named with what they do; usual ones are left alone.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

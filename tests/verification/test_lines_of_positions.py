@@ -1,6 +1,6 @@
 """Where positions are made, used, lost and thrown away, as `order` blames it.
 
-Shapes: B batch, L length, E model width.
+Shape legend: B batch, L length, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a target's source says: its own lines, words and returns, however it was made.
 
-Shapes: B batch, L length, E width.
+Shape legend: B batch, L length, E width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tracing: scores, softmax and weights are found in whatever way attention is written out.
 
-Shapes: B = 2, H = 3, L = 5, D = 7, E = 21.
+Shape legend: B = 2, H = 3, L = 5, D = 7, E = 21.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The calls of the compiled module `saccade._native`: tensors to addresses and strides, and what is left to PyTorch.
 
 Nothing here knows of autograd; `native.py` and `_operator.py` do. The kernels' lse is without the sink.
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Masks for the native kernels: a mask as numbers and tensors, and the object that is made of them.
 
-Shapes: B batch, H query heads, Lq / Lk numbers of queries and keys. The numbers are read by native/mask_reader.h;
+Shape legend: B batch, H query heads, Lq / Lk numbers of queries and keys. The numbers are read by native/mask_reader.h;
 native/mask_program.h says what each operation's numbers are.
 """
 

@@ -3,7 +3,7 @@
     s_ij = softcap(scale q_i.k_j) + bias_ij     W_i = exp(sink) + sum_j exp s_ij     p_ij = exp(s_ij) / W_i
 
 No weight is stored: memory is O(B Hq (Lq + Lk)). Nothing here knows of autograd.
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, G groups.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, G groups.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 A graph holds tensors and numbers, so a call comes apart here and is put together again inside: the mask as the program
 and tables of `_lowering.py`, of which the work list is made at run time; a bias as its parameter and a few numbers;
-dropout as p and a tensor with the seed. Shapes: B batch, Hq / Hkv heads, Lq / Lk lengths, D and Dv widths.
+dropout as p and a tensor with the seed.
+
+Shape legend: B batch, Hq / Hkv heads, Lq / Lk lengths, D and Dv widths.
 """
 
 from __future__ import annotations

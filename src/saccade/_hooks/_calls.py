@@ -2,7 +2,8 @@
 
     softmax(scale q.k + attn_mask) v        attn_mask boolean (True = attend) or added, is_causal from the top left
 
-Shapes: `...` leading axes, B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+Shape legend: `...` leading axes, B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value
+width.
 """
 
 from __future__ import annotations

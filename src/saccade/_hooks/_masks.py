@@ -5,7 +5,7 @@ the last values are remembered: by the tensor, or what it is a view of, and by t
 keeps of it. What `tensor.data` or NumPy write is not counted, and autograd does not see it either. Tensors made in
 inference mode have no count: they are compared, which costs a hundredth of the attention.
 
-Shapes: `...` leading axes, B batch, H query heads, Lq / Lk lengths.
+Shape legend: `...` leading axes, B batch, H query heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

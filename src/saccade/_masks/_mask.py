@@ -1,6 +1,6 @@
 """The mask: a small immutable value, a relation between a query position and a key index.
 
-Shapes: B batch, H query heads, Lq / Lk numbers of queries and keys, r x c a tile of rows by keys.
+Shape legend: B batch, H query heads, Lq / Lk numbers of queries and keys, r x c a tile of rows by keys.
 True means attend. Query row i stands at position `i + (Lk - Lq)` unless `.at(offset)` says `i + offset`.
 """
 

@@ -1,6 +1,6 @@
 """`saccade.accelerate()`: a switch of the thread, and what it counted.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls of a thread that is accelerated: taken, or left to who would have had them.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
 
 from __future__ import annotations

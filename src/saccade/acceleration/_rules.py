@@ -10,7 +10,7 @@ Nothing shall be slower for being accelerated. The sizes below are where F.sdpa 
 - dropout sends F.sdpa to its dense path, which loses to everything;
 - a bias is read pair by pair. It pays in half precision at length, or if PyTorch would take its dense path for it.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
 
 from __future__ import annotations

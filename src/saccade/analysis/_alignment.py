@@ -3,7 +3,7 @@
 Attention between words (Clark et al. 2019, section 4.1): weights are summed over the tokens of the word looked at and
 averaged over the tokens of the word that looks.
 
-Shapes: Hq query heads, L tokens with the special ones, U units, N words that are asked about.
+Shape legend: Hq query heads, L tokens with the special ones, U units, N words that are asked about.
 """
 
 from __future__ import annotations

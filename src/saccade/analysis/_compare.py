@@ -1,7 +1,7 @@
 """Two checkpoints on the same texts: what changed, and how sure that is.
 
 A difference is taken on each text and averaged over texts (paired), so that what a text does to both cancels.
-Shapes: T texts, layers, heads.
+Shape legend: T texts, layers, heads.
 """
 
 from __future__ import annotations

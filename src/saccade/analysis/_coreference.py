@@ -3,7 +3,7 @@
 An anaphor is a mention of something that was mentioned before. Its head word is asked: a head of the model is right
 when the other word it looks at most belongs to an earlier mention of the same thing (an antecedent).
 
-Shapes: Hq query heads.
+Shape legend: Hq query heads.
 """
 
 from __future__ import annotations

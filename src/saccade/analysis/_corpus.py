@@ -1,6 +1,6 @@
 """Head scores over many texts: means, their spread, roles, and thirds of the layers.
 
-Shapes: T texts, layers, heads (the most of any layer; NaN where a layer has fewer).
+Shape legend: T texts, layers, heads (the most of any layer; NaN where a layer has fewer).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What stands in the residual stream between the layers of a model.
 
-Shapes: B texts, L tokens with the special ones, E width.
+Shape legend: B texts, L tokens with the special ones, E width.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     p_ij = exp(s_ij - lse_i),  s_ij = softcap(scale q_i.k_j) + bias_ij
 
-Shapes: B texts, Hq / Hkv query and key-value heads, L tokens, D width, P pairs.
+Shape legend: B texts, Hq / Hkv query and key-value heads, L tokens, D width, P pairs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ alone), and a control task (Hewitt and Liang 2019, "Designing and Interpreting P
 word type is given a random label, which no layer can know but by remembering words; accuracy less the accuracy on it
 is the probe's selectivity.
 
-Shapes: N words, L tokens, E width.
+Shape legend: N words, L tokens, E width.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A row counts for a score where it is a token of the text, sees more than 8 keys,
 weight on the targets averaged over those rows. Chance is the score of a head that looks at all keys it may see alike:
 the same code on a query of zeros.
 
-Shapes: B = 1 text, Hq query heads, L tokens with the special ones, P pairs of a row and a target.
+Shape legend: B = 1 text, Hq query heads, L tokens with the special ones, P pairs of a row and a target.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A head is asked as a classifier without training: the other word that a word loo
 relation "dobj" it is right about a dependent when that word is its head, and about a head when it is its dependent.
 Beside it stands the best fixed offset: the answer "the word k further on", with the k that is right most often.
 
-Shapes: Hq query heads.
+Shape legend: Hq query heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Heads as classifiers without training: how often each is right, beside the best fixed offset.
 
-Shapes: layers, heads (the most of any layer); folds are the texts of even and of odd number.
+Shape legend: layers, heads (the most of any layer); folds are the texts of even and of odd number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What may be put together to a batch.
 
-Shapes: L_i length of sequence i.
+Shape legend: L_i length of sequence i.
 """
 
 from __future__ import annotations

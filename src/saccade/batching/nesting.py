@@ -1,6 +1,6 @@
 """PyTorch's jagged nested tensors as one row, and back.
 
-Shapes: B batch, j the ragged axis, T tokens in all; ... any further axes.
+Shape legend: B batch, j the ragged axis, T tokens in all; ... any further axes.
 """
 
 from __future__ import annotations

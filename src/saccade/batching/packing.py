@@ -1,6 +1,6 @@
 """Sequences of unequal length one behind the other in one row, and back.
 
-Shapes: T tokens in all, L_i length of sequence i; ... any further axes, the same for all.
+Shape legend: T tokens in all, L_i length of sequence i; ... any further axes, the same for all.
 """
 
 from __future__ import annotations

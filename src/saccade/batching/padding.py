@@ -1,6 +1,6 @@
 """Sequences of unequal length as one padded tensor, and back.
 
-Shapes: B batch, L the padded length, L_i length of sequence i; ... any further axes, the same for all.
+Shape legend: B batch, L the padded length, L_i length of sequence i; ... any further axes, the same for all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches of items that are about equally long.
 
-Shapes: N items, n batches of an epoch.
+Shape legend: N items, n batches of an epoch.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ approximation (Fenton 1960 for the sum), so how large the largest of many gets i
 have a part of their luck in common: their queries are made of one past. In the deepest layers that is up to .4 of a
 variance that is lower there, .75: .3, a sixth of the variance assumed here, which is 1.6 and that of the sum.
 
-Shapes: H heads, L tokens.
+Shape legend: H heads, L tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a model on a text and keep its attention weights, on words.
 
-Shapes: B batch, H query heads, L tokens and W words, the special ones included.
+Shape legend: B batch, H query heads, L tokens and W words, the special ones included.
 """
 
 from __future__ import annotations

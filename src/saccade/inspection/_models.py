@@ -1,6 +1,6 @@
 """What is looked through: a model that reads text, whoever made it, as tokens with their characters and calls to see.
 
-Shapes: B texts, L tokens with the special ones, Hq query heads.
+Shape legend: B texts, L tokens with the special ones, Hq query heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The attention calls of a transformers model, one by one, as Saccade's.
 
-Shapes: as in `saccade._tap`.
+Shape legend: as in `saccade._tap`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ everything alike puts some weight everywhere, a score counts only by how far it 
 
 "Repeat" is the second half of an induction head (Olsson et al. 2022): on a random sequence written twice it looks at
 the token that followed last time. "Sink" is the resting place of Xiao et al. 2023.
-Shapes: B batch, H query heads, L tokens.
+Shape legend: B batch, H query heads, L tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the weights of one text say: habits of each head here, and how telling each single weight is.
 
-Shapes: W words with the special tokens; maps are (layers, heads, W, W).
+Shape legend: W words with the special tokens; maps are (layers, heads, W, W).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One pass over the layers keeps averages per head, what each word received, and the links that tell most; a second one
 gives the exact weights of those links. Memory is linear in the length of the text.
 
-Shapes: H query heads of a layer, L tokens and W words, the special ones included.
+Shape legend: H query heads of a layer, L tokens and W words, the special ones included.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints of the transformers library as models that read text: BERT-like, GPT-like, Llama-like.
 
-Shapes: B texts, L tokens with the special ones, Hq query heads.
+Shape legend: B texts, L tokens with the special ones, Hq query heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Generating text token by token.
 
-Shapes: V vocabulary.
+Shape legend: V vocabulary.
 """
 
 from __future__ import annotations

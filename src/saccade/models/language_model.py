@@ -1,6 +1,6 @@
 """A decoder-only language model.
 
-Shapes: B batch, L length, E model width, V vocabulary.
+Shape legend: B batch, L length, E model width, V vocabulary.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two kinds of samples. A row statistic (entropy, masses, ...) has one sample for 
 so a step with more tokens weighs more. A step statistic (largest logit, norms, gradients, ...) has one for each step.
 Means and squared deviations of parts are joined as in Chan, Golub & LeVeque (1983), in float64.
 
-Shapes: B batch, H query heads, L rows, S statistics.
+Shape legend: B batch, H query heads, L rows, S statistics.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the rules look at: a few numbers for each head of one attention call.
 
-Shapes: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing in the file is code, and reading it runs none. A kept mask or bias is written as what it was made of.
 
-Shapes: S statistics, H watched heads.
+Shape legend: S statistics, H watched heads.
 """
 
 from __future__ import annotations

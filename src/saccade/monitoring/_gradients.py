@@ -4,7 +4,7 @@ Over what is real: a loss that reads padded positions sends gradients through th
 
 Nothing is kept alive: a hook hangs on a tensor of the model's graph, and goes with it.
 
-Shapes: B items, H heads, L rows or keys, D width.
+Shape legend: B items, H heads, L rows or keys, D width.
 """
 
 from __future__ import annotations

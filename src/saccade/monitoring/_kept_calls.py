@@ -1,6 +1,6 @@
 """One attention call, kept: what it takes to compute any part of its map again.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Masks and biases as plain values and tensors, for a file that is safe to read: no code is stored, none is run.
 
-Shapes: B batch, Hq query heads, Lq / Lk lengths.
+Shape legend: B batch, Hq query heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The numbers of one training step at one call site, ready for a log.
 
-Shapes: Hq / Hkv query and key-value heads.
+Shape legend: Hq / Hkv query and key-value heads.
 """
 
 from __future__ import annotations

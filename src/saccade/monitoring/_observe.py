@@ -1,6 +1,6 @@
 """One attention call, observed: its statistics, and samples of them for the running aggregates.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, Dv value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What was observed, whether it is being watched or was read from a file.
 
-Shapes: B batch, H query heads.
+Shape legend: B batch, H query heads.
 """
 
 from __future__ import annotations

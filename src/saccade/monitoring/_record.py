@@ -1,6 +1,6 @@
 """What watching tells of one attention call, and of the gradients that later flow through it.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`watch(model)`: every attention call in the forwards of a model, observed while a block runs.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

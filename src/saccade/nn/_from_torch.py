@@ -1,6 +1,6 @@
 """From `torch.nn`'s attention and transformer modules to Saccade's, with their weights.
 
-Shapes: B batch, H heads, L / S lengths of queries and keys, E width.
+Shape legend: B batch, H heads, L / S lengths of queries and keys, E width.
 """
 
 from __future__ import annotations

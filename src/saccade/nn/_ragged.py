@@ -3,7 +3,7 @@
 What reads with a mechanism in the place of softmax attention runs as a padded batch instead: few mechanisms can tell
 documents in a row apart, and all of them know padding.
 
-Shapes: B batch, j its lengths, T their sum, L the longest, E width.
+Shape legend: B batch, j its lengths, T their sum, L the longest, E width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What PyTorch's modules call masks, in Saccade's terms.
 
-Shapes: B batch, H heads, L / S lengths of queries and keys.
+Shape legend: B batch, H heads, L / S lengths of queries and keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Multi-head attention as a module.
 
-Shapes: B batch, Hq/Hkv query/kv heads, Lq/Lk lengths, D key width, Dv value width, E model width, C context width.
+Shape legend: B batch, Hq/Hkv query/kv heads, Lq/Lk lengths, D key width, Dv value width, E model width, C context
+width.
 """
 
 from __future__ import annotations

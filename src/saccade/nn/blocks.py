@@ -1,6 +1,6 @@
 """Blocks: attention and, unless it is left out, a feed-forward layer around a residual stream.
 
-Shapes: B batch, L length, Lc length of a context, E model width, C context width.
+Shape legend: B batch, L length, Lc length of a context, E model width, C context width.
 """
 
 from __future__ import annotations

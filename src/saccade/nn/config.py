@@ -1,6 +1,7 @@
 """What attention and blocks are made of, as frozen values: two are equal when they describe the same module.
 
-Shapes: E model width, C width of a context, Hq / Hkv query and key-value heads, D key width, Dv value width of a head.
+Shape legend: E model width, C width of a context, Hq / Hkv query and key-value heads, D key width, Dv value width of a
+head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Position-wise feed-forward layers.
 
-Shapes: B batch, L length, E model width, F hidden width.
+Shape legend: B batch, L length, E model width, F hidden width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What modules make of the masks they are given.
 
-Shapes: B batch, Lq / Lk rows and keys, C width of a context.
+Shape legend: B batch, Lq / Lk rows and keys, C width of a context.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Self-attention at its plainest, to read and to look into.
 
-Shapes: B batch, L length, E model width, D width of queries, keys and values.
+Shape legend: B batch, L length, E model width, D width of queries, keys and values.
 """
 
 from __future__ import annotations

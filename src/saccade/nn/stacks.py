@@ -1,6 +1,6 @@
 """Stacks of blocks: an encoder, and a decoder with or without a context.
 
-Shapes: B batch, L length, Lc length of a context, E model width, C context width.
+Shape legend: B batch, L length, Lc length of a context, E model width, C context width.
 """
 
 from __future__ import annotations

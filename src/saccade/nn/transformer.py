@@ -1,6 +1,6 @@
 """The encoder-decoder.
 
-Shapes: B batch, Ls / Lt lengths of source and target, E model width.
+Shape legend: B batch, Ls / Lt lengths of source and target, E model width.
 """
 
 from __future__ import annotations

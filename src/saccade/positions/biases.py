@@ -1,6 +1,6 @@
 """Positions as biases on the logits: modules that hold what `saccade.ALiBi` and `saccade.RelativeBias` are made of.
 
-Shapes: Hq query heads.
+Shape legend: Hq query heads.
 """
 
 from __future__ import annotations

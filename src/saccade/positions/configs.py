@@ -1,6 +1,6 @@
 """Position schemes of attention as values: what a configuration holds, and what builds the module.
 
-Shapes: Hq query heads, D head width.
+Shape legend: Hq query heads, D head width.
 """
 
 from __future__ import annotations

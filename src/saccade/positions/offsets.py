@@ -1,6 +1,6 @@
 """Where the tokens of a call stand.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary positions.
 
-Shapes: B batch, H heads, L length, D key width.
+Shape legend: B batch, H heads, L length, D key width.
 """
 
 from __future__ import annotations

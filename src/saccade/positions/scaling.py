@@ -1,6 +1,6 @@
 """Frequencies of rotary positions, and ways of stretching them over a longer context than was trained.
 
-Shapes: D turned features, n = D / 2 pairs.
+Shape legend: D turned features, n = D / 2 pairs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sinusoidal positions, added to embeddings.
 
-Shapes: B batch, L length, E model width.
+Shape legend: B batch, L length, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """cos and sin of positions: what sinusoidal and rotary positions are made of.
 
-Shapes: B batch, L length, n frequencies.
+Shape legend: B batch, L length, n frequencies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the first number that is not finite appeared: a batch run again, with every step of the computation looked at.
 
-Shapes: B batch, L context, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
+Shape legend: B batch, L context, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The training loop: a straight line from windows to weights. Devices, processes and precision are Accelerate's.
 
-Shapes: B batch, L context, V vocabulary.
+Shape legend: B batch, L context, V vocabulary.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A window is a row of `context + 1` tokens: the start token and `context` tokens of the text. All but the last are the
 model's input, all but the first are what it is to predict.
 
-Shapes: N tokens of the text, B batch, L context.
+Shape legend: N tokens of the text, B batch, L context.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ by the same chunks, the last one first, with dS = sum phi_i g_i^T of all later o
 Work: 2 C (M + Dv) + 4 M Dv FLOP forward and 2 C (3 M + 2 Dv) + 10 M Dv backward, per token and query head. Memory:
 what comes in and goes out, and M x Dv numbers for every segment of `SEGMENT` tokens.
 
-Shapes: B batch, H query heads, Hkv key-value heads (query head h reads h // G, G = H // Hkv), L length, M features,
-Dv value width, C tokens in a chunk, N = B Hkv, n chunks in a segment.
+Shape legend: B batch, H query heads, Hkv key-value heads (query head h reads h // G, G = H // Hkv), L length, M
+features, Dv value width, C tokens in a chunk, N = B Hkv, n chunks in a segment.
 """
 
 from __future__ import annotations

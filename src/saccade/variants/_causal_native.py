@@ -1,6 +1,6 @@
 """Causal attention of features by the compiled kernel (native/linear.h): the same meaning as in `_causal.py`.
 
-Shapes: B batch, H / Hkv query and key-value heads, L length, D width, M features, Dv value width.
+Shape legend: B batch, H / Hkv query and key-value heads, L length, D width, M features, Dv value width.
 """
 
 from __future__ import annotations

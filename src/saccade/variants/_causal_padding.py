@@ -1,6 +1,6 @@
 """What a mask says to a mechanism that never forms pairs: which tokens are real, and whether time has a direction.
 
-Shapes: B batch, Lq / Lk numbers of queries and keys.
+Shape legend: B batch, Lq / Lk numbers of queries and keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hashes, and attention of sorted tokens to the chunks around them: the machinery of `reformer`.
 
-Shapes: B batch, H heads, N = B H, R rounds, L tokens (a multiple of m here), m chunk, D key width, Dv value width,
-n buckets, c columns of random directions, one for two buckets.
+Shape legend: B batch, H heads, N = B H, R rounds, L tokens (a multiple of m here), m chunk, D key width, Dv value
+width, n buckets, c columns of random directions, one for two buckets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a mechanism is: how queries read keys and values, as a value that configures it and a module that does it.
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths,
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths,
 D key width, Dv value width, E model width.
 """
 

@@ -1,6 +1,6 @@
 """The real tokens of each item, side by side from place 0 on, whatever side or holes the padding had.
 
-Shapes: B batch, H heads, L length, n width.
+Shape legend: B batch, H heads, L length, n width.
 """
 
 from __future__ import annotations

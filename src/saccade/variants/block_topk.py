@@ -22,7 +22,7 @@ once, for the means, and the values of k blocks.
 Choose it for long contexts in models that may be trained with it, or switched between it and dense attention, which has
 the same weights. Avoid it below some thousands of tokens, and where queries need many scattered keys.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, G = Hq / Hkv, N = B Hkv, Lq / Lk lengths, n blocks,
+Shape legend: B batch, Hq / Hkv query and key-value heads, G = Hq / Hkv, N = B Hkv, Lq / Lk lengths, n blocks,
 P = (k - 1) G Lq pairs of a query and a block, D key width, Dv value width.
 """
 

@@ -18,7 +18,7 @@ Choose it for models that are trained anew and have to find little in much: retr
 in context. Avoid it for weights that were trained with softmax attention, and where single maps are to be read as
 probabilities: the difference of two is none.
 
-Shapes: B batch, H heads, Hkv key-value heads, Lq / Lk lengths, d width of a query or key, Dv value width (2 d).
+Shape legend: B batch, H heads, Hkv key-value heads, Lq / Lk lengths, d width of a query or key, Dv value width (2 d).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Feature maps of linear attention: what stands for a query or a key, so that a product of two stands for exp(q . k).
 
-Shapes: D width of a head, M = `width(D)` number of features.
+Shape legend: D width of a head, M = `width(D)` number of features.
 
 Each is a frozen value and a function (..., D) -> (..., M). The attention of a map is sum_j phi(q).phi(k_j) v_j /
 sum_j phi(q).phi(k_j): the state of a head holds M x Dv numbers, and M decides how much of the past can be told apart

@@ -12,7 +12,7 @@ Time O(L^2 D + L E H Dv), memory O(L D); headwise the gate costs O(L E H).
 Choose it for models that are trained anew: more stable, and without tokens that only serve as sinks. Avoid it for
 weights that were trained without a gate. `AttentionConfig(gate=True)` is the elementwise one too, around any mechanism.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width, E model width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width, E model width.
 """
 
 from __future__ import annotations

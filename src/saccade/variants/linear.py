@@ -13,8 +13,8 @@ Choose it for long sequences, or many tokens to generate, where a summary of the
 tokens must be found again exactly (copying, recall): the state holds about M associations, and its weights are
 flatter than softmax's.
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
-Dv value width, M features.
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
+width, Dv value width, M features.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ padded. A sequence shorter than `length` uses the first columns.
 One projection for all layers, the paper's third way of sharing, is one module in several places:
 `for layer in layers[1:]: layer.attention.mechanism = layers[0].attention.mechanism`.
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, N the
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, N the
 greatest length, D key width, Dv value width.
 """
 

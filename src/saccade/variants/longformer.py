@@ -19,8 +19,8 @@ backward: the operator walks over the tiles that the pattern visits, d times as 
 Choose it for long documents of which one or a few tokens must gather everything (classification, question answering).
 Avoid it where each token needs any other at any distance; a model that was trained with full attention has to learn it.
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
-Dv value width, E model width.
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
+width, Dv value width, E model width.
 """
 
 from __future__ import annotations

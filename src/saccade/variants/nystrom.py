@@ -29,8 +29,8 @@ Choose it for long encoders, where attention is smooth enough for means to stand
 models, which it cannot be (landmarks are means over the whole sequence), and where single tokens must be found, which
 means wash out.
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, m landmarks,
-D key width, Dv value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, m
+landmarks, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Choose one where it is known which keys matter, or where a model was trained wit
 in a model that was trained with full attention: it never learned to do without the keys that are left out (a window
 over the last tokens and `streaming` are the exceptions that were measured).
 
-Shapes: L length, p the position of a query (row i stands at `i + (Lk - Lq)`), j a key, d head width.
+Shape legend: L length, p the position of a query (row i stands at `i + (Lk - Lq)`), j a key, d head width.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ So there is no eps, and positive and hyperbolic features have positive denominat
 0 or negative: where a denominator is no larger than the rounding error of one weight, the row is 0. Where it is little
 larger, the row is finite but wildly wrong: why the paper left these features behind (section 2.3).
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
-Dv value width, m vectors, r features (m, or 2m where each vector gives two).
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
+width, Dv value width, m vectors, r features (m, or 2m where each vector gives two).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Orthogonal vectors (section 2.4, Theorem 2; more than D of them, appendix B.2) s
 rotation drawn uniformly (Haar), lengths independent, as long as Gaussian vectors are (chi with D degrees of freedom).
 Each alone is then still exactly N(0, I), so nothing becomes biased, while errors of the same block partly cancel.
 
-Shapes: B batch, H heads, L length, D width, m vectors, r features (m, or 2m).
+Shape legend: B batch, H heads, L length, D width, m vectors, r features (m, or 2m).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ pass, from the hashes of the forward pass. First derivatives only.
 Choose it for long sequences where attention is concentrated on keys near the query in direction, and queries and keys
 may be one. Avoid it where keys must differ from queries, below some thousands of tokens, and where attention is broad.
 
-Shapes: B batch, H query heads, Hv heads of values (head h reads h // (H // Hv)), L tokens, Lq queries (the last
+Shape legend: B batch, H query heads, Hv heads of values (head h reads h // (H // Hv)), L tokens, Lq queries (the last
 tokens), R rounds, D key width, Dv value width.
 """
 

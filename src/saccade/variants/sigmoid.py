@@ -16,8 +16,8 @@ Time O(L^2 D), less what the mask hides in whole tiles; memory O(L D), forward a
 Choose it where heads should be able to attend to nothing, or to many keys at once, without one taking from another.
 Avoid it where speed at length is wanted (it is quadratic), and in place of softmax in a model that was trained with it.
 
-Shapes: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key width,
-Dv value width, r x c a tile of rows by keys.
+Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
+width, Dv value width, r x c a tile of rows by keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sequences decoded through a cache, and what each row must be: a softmax over the tokens so far, each item alone.
 
-Shapes: B batch, Hq/Hkv query/kv heads, L new rows, T tokens so far, D key width, Dv value width.
+Shape legend: B batch, Hq/Hkv query/kv heads, L new rows, T tokens so far, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The streaming cache against a loop that builds each row's list of tokens and counts positions along it.
 
-Shapes: B batch, HQ/HKV query/kv heads, L new rows, D key width, DV value width.
+Shape legend: B batch, HQ/HKV query/kv heads, L new rows, D key width, DV value width.
 """
 
 from __future__ import annotations

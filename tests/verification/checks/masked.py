@@ -1,6 +1,6 @@
 """Attention with a hole for its mask: what the tests of the masks' checks break in one place.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

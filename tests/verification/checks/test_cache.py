@@ -1,6 +1,6 @@
 """Decoding in pieces against the whole sequence: what differs is named, with why and where.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Queries that are kept from what they should see; windows, promised, named and not.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

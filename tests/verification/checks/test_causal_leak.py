@@ -1,6 +1,6 @@
 """Leaks are found, described and located; causal and bidirectional attention is left alone.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torch.compile: what computes something else when captured is an error, what breaks the graph a note.
 
-Shapes: B batch, L length, D head width.
+Shape legend: B batch, L length, D head width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dropout that is right is left alone however it is written; each way to break it is named, once.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

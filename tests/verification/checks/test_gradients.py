@@ -1,6 +1,6 @@
 """Gradients that are missing, wrong or not finite are named, with the line; right modules are left alone.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

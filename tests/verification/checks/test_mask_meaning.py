@@ -1,6 +1,6 @@
 """Each way of misusing a mask is called by its name; masks that mean what they say are left alone.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

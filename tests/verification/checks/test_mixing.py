@@ -1,6 +1,6 @@
 """What mixes batch items, positions, heads or projections is named, with the line; what does not is left alone.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether order matters is found, told, and held against what is promised.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

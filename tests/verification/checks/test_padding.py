@@ -1,6 +1,6 @@
 """Padding that reaches what is real, by contents, by length, by gradient; conventions are told as such.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dtype, device and state: what does not follow the module is named, with the line.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

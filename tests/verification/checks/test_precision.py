@@ -1,6 +1,6 @@
 """Half precision that is finite and near is left alone; overflow, coarse sums and rounding inside are named once.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

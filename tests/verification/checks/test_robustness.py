@@ -1,6 +1,6 @@
 """The same function for any sizes, strides, modes and calls before: right modules pass, each wrong one is named.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

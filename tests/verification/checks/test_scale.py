@@ -1,6 +1,6 @@
 """The factor of the logits: every wrong one is named with its number and its line, and no right one is.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

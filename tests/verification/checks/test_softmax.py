@@ -1,6 +1,6 @@
 """Weights that are no distribution over the keys are named, with the line; designs and other families' faults are not.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

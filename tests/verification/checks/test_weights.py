@@ -1,6 +1,6 @@
 """Returned weights that are not those that were used are named, with what they are.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

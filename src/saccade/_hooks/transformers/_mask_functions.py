@@ -3,7 +3,7 @@
 transformers describes a mask by nested closures `f(b, h, q, k) -> bool` over absolute positions; they are known by the
 code they run (transformers.masking_utils) and their meaning is in the variables they close over.
 
-Shapes: B batch, Lq / Lk lengths. Absolute positions: query row i stands at `i + start_q`, key j at `j + start_k`.
+Shape legend: B batch, Lq / Lk lengths. Absolute positions: query row i stands at `i + start_q`, key j at `j + start_k`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Models hand the mask of a forward from their mask function to their attention function. Most do not touch it on the
 way, and then the compact value is all there ever is; to a model that slices or adds it, it is an ordinary tensor.
 
-Shapes: B batch, Lq / Lk lengths.
+Shape legend: B batch, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one call of a transformers attention function means in Saccade's terms.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
 
 from __future__ import annotations

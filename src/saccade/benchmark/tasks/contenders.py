@@ -1,6 +1,6 @@
 """What is trained on the tasks: a mechanism in both layers of a decoder, or a recurrent network of equal width.
 
-Shapes: B batch, L length, E width, D key width, Dv value width of a head.
+Shape legend: B batch, L length, E width, D key width, Dv value width of a head.
 """
 
 from __future__ import annotations

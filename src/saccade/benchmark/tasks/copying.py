@@ -1,6 +1,6 @@
 """Tasks of repeating a whole word: by what stands in it, and by where it stands.
 
-Shapes: B examples, n length of a word, L length of an example.
+Shape legend: B examples, n length of a word, L length of an example.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a synthetic task is: examples drawn from a seed, with answers at some of their tokens.
 
-Shapes: B examples, L length.
+Shape legend: B examples, L length.
 """
 
 from __future__ import annotations

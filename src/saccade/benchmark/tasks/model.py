@@ -1,6 +1,6 @@
 """The model that every contender stands in: nothing else in it moves anything from one token to another.
 
-Shapes: B batch, L length, E width, V vocabulary, n tokens with an answer.
+Shape legend: B batch, L length, E width, V vocabulary, n tokens with an answer.
 """
 
 from __future__ import annotations

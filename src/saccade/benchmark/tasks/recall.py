@@ -1,6 +1,6 @@
 """Tasks of recalling what followed a token before.
 
-Shapes: B examples, P pairs, L length.
+Shape legend: B examples, P pairs, L length.
 """
 
 from __future__ import annotations

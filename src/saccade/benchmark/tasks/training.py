@@ -1,6 +1,6 @@
 """One run: a contender, a task, a seed; trained under the same budget as every other, and judged on held-out examples.
 
-Shapes: B batch, L length, n tokens with an answer.
+Shape legend: B batch, L length, n tokens with an answer.
 """
 
 from __future__ import annotations

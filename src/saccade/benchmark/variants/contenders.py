@@ -1,6 +1,6 @@
 """What stands in the table: something that reads q, k and v, or a layer over tokens, at one setting for each length.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is compared on: random numbers, tensors from a file, or the q, k, v of a model that reads a text.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width.
 """
 
 from __future__ import annotations

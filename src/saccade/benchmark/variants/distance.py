@@ -11,7 +11,7 @@ mean is over vectors, tokens and parameters (of norms, not of their squares: the
 these so large that they would be all that is seen). Stacks of more than one layer are residual, x + f(norm(x)), as in a
 transformer.
 
-Shapes: N sequences, L tokens, E width.
+Shape legend: N sequences, L tokens, E width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Layers over tokens, of equal width: attention with its projections, and what it is an alternative to.
 
-Shapes: B batch, L tokens, E width, H heads, k kernel, d dilation.
+Shape legend: B batch, L tokens, E width, H heads, k kernel, d dilation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A comparison from start to end: weigh everyone, check and hold against exact attention, time in turns.
 
-Shapes: B batch, Hq / Hkv heads, L tokens, R rows that are compared, D key width, Dv value width.
+Shape legend: B batch, Hq / Hkv heads, L tokens, R rows that are compared, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What reads queries, keys and values that are given: exact attention, exact sparse patterns, mechanisms.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L tokens, D key width, Dv value width, E = Hq D.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The attention function behind `attn_implementation="saccade"`.
 
-Shapes: B batch, Hq query heads, Lq / Lk lengths, Dv value width.
+Shape legend: B batch, Hq query heads, Lq / Lk lengths, Dv value width.
 """
 
 from __future__ import annotations

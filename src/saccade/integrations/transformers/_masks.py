@@ -1,6 +1,6 @@
 """The mask function that goes with `attn_implementation="saccade"`: masks as compact values, not as Lq x Lk booleans.
 
-Shapes: B batch, Lq / Lk lengths.
+Shape legend: B batch, Lq / Lk lengths.
 """
 
 from __future__ import annotations

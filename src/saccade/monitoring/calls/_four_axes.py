@@ -1,6 +1,6 @@
 """Tensors with any leading axes as (B, H, ., .), the same for all tensors of one call.
 
-Shapes: ... leading axes, B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width.
+Shape legend: ... leading axes, B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width.
 """
 
 from __future__ import annotations

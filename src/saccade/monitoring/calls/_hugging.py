@@ -1,6 +1,6 @@
 """Attention of transformers' models: each call of an attention function, eager ones included, told as a whole.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An attention call as a watch gets it.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

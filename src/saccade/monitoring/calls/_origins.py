@@ -9,7 +9,7 @@ positions, views, sums). What moves or mixes rows (attention, gather, a mean ove
 
 Nothing is kept alive: tensors are known by weak references.
 
-Shapes: L length, the rows of a call.
+Shape legend: L length, the rows of a call.
 """
 
 from __future__ import annotations

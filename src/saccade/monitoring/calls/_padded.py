@@ -1,6 +1,6 @@
 """Which query rows are padding, where a call does not say so itself.
 
-Shapes: B batch, H heads, Lq / Lk lengths.
+Shape legend: B batch, H heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     out[..., i, j] = alpha sum_c left[..., i, c] right[..., j, c]  (+ added)
 
-Shapes: ... leading axes, I / J rows of left and right, C the summed width.
+Shape legend: ... leading axes, I / J rows of left and right, C the summed width.
 """
 
 from __future__ import annotations

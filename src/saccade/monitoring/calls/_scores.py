@@ -1,6 +1,6 @@
 """Scores on their way from the product of queries and keys to the softmax, and what each function makes of them.
 
-Shapes: ... leading axes, Lq / Lk lengths.
+Shape legend: ... leading axes, Lq / Lk lengths.
 """
 
 from __future__ import annotations

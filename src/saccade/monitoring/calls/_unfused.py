@@ -7,7 +7,7 @@ else happens to the scores (a soft cap, a fill with -1e9, relative positions) is
 is exact to rounding. A softmax over the last axis of which nobody knows the scores is counted as unobserved, and so is
 one over another axis of scores.
 
-Shapes: ... leading axes, B batch, H heads, Lq / Lk lengths, D / Dv widths.
+Shape legend: ... leading axes, B batch, H heads, Lq / Lk lengths, D / Dv widths.
 """
 
 from __future__ import annotations

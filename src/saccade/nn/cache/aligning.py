@@ -1,6 +1,6 @@
 """New rows and the tokens of a cache as a mechanism wants them that knows no placed masks.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, Lq new rows, T tokens of the longest item, n width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq new rows, T tokens of the longest item, n width.
 """
 
 from __future__ import annotations

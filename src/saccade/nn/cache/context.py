@@ -1,6 +1,6 @@
 """Keys and values of a context, projected once.
 
-Shapes: B batch, Hkv key/value heads, Lc context tokens, D key width, Dv value width.
+Shape legend: B batch, Hkv key/value heads, Lc context tokens, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Masks and biases of a whole sequence, fitted to new rows and to the keys a cache holds.
 
-Shapes: B batch, Hq query heads, Lq / Lk rows and keys of the call, T tokens of the sequence.
+Shape legend: B batch, Hq query heads, Lq / Lk rows and keys of the call, T tokens of the sequence.
 Arrays of one entry speak for all items, those of B entries for each.
 """
 

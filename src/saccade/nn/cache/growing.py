@@ -1,6 +1,6 @@
 """A cache that grows with the sequence.
 
-Shapes: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, T tokens so far.
+Shape legend: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, T tokens so far.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Masks of a whole sequence, asked about the few rows of a call and about keys in the order in which they are stored.
 
-Shapes: B batch, Lq / Lk rows and keys of the call, T tokens of the sequence.
+Shape legend: B batch, Lq / Lk rows and keys of the call, T tokens of the sequence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every cache of one layer can do.
 
-Shapes: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, S slots.
+Shape legend: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, S slots.
 Arrays of one entry speak for all items, those of B entries for each.
 """
 

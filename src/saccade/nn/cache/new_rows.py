@@ -1,6 +1,6 @@
 """Which rows of a call are real tokens, read from the padding on the host.
 
-Shapes: B batch, L new rows. An array of one entry speaks for all items, one of B entries for each.
+Shape legend: B batch, L new rows. An array of one entry speaks for all items, one of B entries for each.
 """
 
 from __future__ import annotations

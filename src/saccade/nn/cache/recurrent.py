@@ -1,6 +1,6 @@
 """A cache that is a state of fixed size, of a mechanism that has one.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L new rows, D key width, Dv value width.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L new rows, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cache of one fixed buffer.
 
-Shapes: B batch, Hkv key/value heads, Hq query heads, L new rows, C capacity, D key width, Dv value width.
+Shape legend: B batch, Hkv key/value heads, Hq query heads, L new rows, C capacity, D key width, Dv value width.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A cache for endless streams: the first and the last tokens, with positions counted within the cache.
 
-Shapes: B batch, Hq / Hkv query and key-value heads, L new rows, D key width, Dv value width, S sinks, W window, n keys
-that are no sinks, N = L S + n.
+Shape legend: B batch, Hq / Hkv query and key-value heads, L new rows, D key width, Dv value width, S sinks, W window,
+n keys that are no sinks, N = L S + n.
 """
 
 from __future__ import annotations

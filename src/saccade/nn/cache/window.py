@@ -1,7 +1,7 @@
 """A cache of the last tokens, and of the first.
 
-Shapes: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, T tokens so far, R = window + slack,
-S = sinks + R slots.
+Shape legend: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, T tokens so far, R = window +
+slack, S = sinks + R slots.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a query is kept from a key that it should see: its own, the one before, those outside a window nobody asked
 for, those beyond the length a mask was built for.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

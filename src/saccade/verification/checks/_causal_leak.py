@@ -1,6 +1,6 @@
 """Whether an output depends on what comes after it.
 
-Shapes: B batch, H heads (1 for modules), L length.
+Shape legend: B batch, H heads (1 for modules), L length.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The eager backend is used: it captures as every backend does and compiles nothing, so it takes a second and no compiler.
 
-Shapes: those of the target's inputs.
+Shape legend: those of the target's inputs.
 """
 
 from __future__ import annotations

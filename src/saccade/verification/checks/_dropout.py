@@ -3,7 +3,7 @@
 Every rate that the target declares is set to `RATE` and one call is followed through all its operations, so that a
 dropout is found by what it does and not by what it is called.
 
-Shapes: (..., Lq, Lk) of weights, as they enter the product with the values.
+Shape legend: (..., Lq, Lk) of weights, as they enter the product with the values.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The loss is the output's product with fixed random numbers: a plain sum has no gradient through a LayerNorm.
 
-Shapes: those of the target's own parameters; weights (B, H, Lq, Lk).
+Shape legend: those of the target's own parameters; weights (B, H, Lq, Lk).
 """
 
 from __future__ import annotations

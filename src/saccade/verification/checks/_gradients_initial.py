@@ -1,7 +1,7 @@
 """Initial weights that leave queries and keys without much gradient: one-hot softmaxes, logits of 0, outputs that
 hardly depend on the input.
 
-Shapes: logits and weights (B, H, Lq, Lk).
+Shape legend: logits and weights (B, H, Lq, Lk).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether the order of the input matters, and as its author says.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotations of queries and keys: the axis that their angles follow.
 
-Shapes: those of the rotated tensors, their last axis the width; tables are as they were broadcast to them.
+Shape legend: those of the rotated tensors, their last axis the width; tables are as they were broadcast to them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether what stands in padding reaches what is real.
 
-Shapes: B batch, H heads (1 for modules), L / Lk lengths.
+Shape legend: B batch, H heads (1 for modules), L / Lk lengths.
 """
 
 from __future__ import annotations

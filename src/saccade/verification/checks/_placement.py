@@ -3,7 +3,7 @@
 The device is tested on `meta`, which every PyTorch has: shapes without numbers, and the same errors as a GPU gives when
 a tensor was left on the CPU.
 
-Shapes: those of the target's inputs.
+Shape legend: those of the target's inputs.
 """
 
 from __future__ import annotations

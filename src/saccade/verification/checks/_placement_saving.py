@@ -1,6 +1,6 @@
 """A module's state written as a file is, read, and loaded into another module of its kind.
 
-Shapes: those of the target's own tensors.
+Shape legend: those of the target's own tensors.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What rounding explains is measured on the target itself: in float64, inputs and 
 half precision, and the output moves with them (a backward error; Higham, Accuracy and Stability, 1.5). No knowledge of
 what the target computes is needed, and a large scale or a deep module gets the tolerance that it deserves.
 
-Shapes: those of the target's inputs; outputs (B, L, E) or (B, H, L, D).
+Shape legend: those of the target's inputs; outputs (B, L, E) or (B, H, L, D).
 """
 
 from __future__ import annotations

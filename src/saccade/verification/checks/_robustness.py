@@ -1,6 +1,6 @@
 """The same function at every call: whatever the sizes, the strides, the mode and the calls before.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

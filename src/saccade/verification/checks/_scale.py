@@ -1,6 +1,6 @@
 """The factor of the logits, measured: by how much they grow when queries times keys do.
 
-Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width.
+Shape legend: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width.
 """
 
 from __future__ import annotations

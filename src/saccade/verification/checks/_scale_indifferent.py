@@ -1,6 +1,6 @@
 """Weights that do not depend on queries, on keys, or on either: averages that only look like attention.
 
-Shapes: B batch, H heads, Lq / Lk lengths.
+Shape legend: B batch, H heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether the weights of each query are a distribution over the keys: the right axis, sums of one, no overflow.
 
-Shapes: B batch, H heads, Lq / Lk lengths.
+Shape legend: B batch, H heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether the weights that a call returns are those that it used.
 
-Shapes: B batch, H heads, Lq / Lk lengths.
+Shape legend: B batch, H heads, Lq / Lk lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One call of a target: inputs and masks into its own layout, what it returns back into ours.
 
-Shapes: B batch, H heads, Lq / Lk lengths (Q, K in axes), D head width, E model width.
+Shape legend: B batch, H heads, Lq / Lk lengths (Q, K in axes), D head width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A target fed a sequence in pieces, with what it keeps from piece to piece.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The shapes of the two calls are the same, so a right implementation gives the same bits wherever it promises not to
 look: a hidden key's weight is exactly 0, and adding 0 times a number changes nothing.
 
-Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
+Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
 """
 
 from __future__ import annotations

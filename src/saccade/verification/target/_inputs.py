@@ -1,6 +1,6 @@
 """Inputs of a target in one form, whatever its own: batch is axis 0, positions are axis -2 (tokens: the last).
 
-Shapes: B batch, H heads, Lq / Lk lengths, D head width, E model width.
+Shape legend: B batch, H heads, Lq / Lk lengths, D head width, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention layers and blocks of transformers' models as subjects, on their own.
 
-Shapes: B batch, H heads, L length, E model width.
+Shape legend: B batch, H heads, L length, E model width.
 """
 
 from __future__ import annotations

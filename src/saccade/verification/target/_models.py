@@ -1,6 +1,6 @@
 """Whole models as subjects: of token numbers, and of images.
 
-Shapes: B batch, L length, S source length, E model width, V vocabulary.
+Shape legend: B batch, L length, S source length, E model width, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls that can be compared with one another: the same random numbers in each, no state from the one before.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The target, called in one way whatever its own: what every check works with.
 
-Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Masks are boolean, True = attend.
+Shape legend: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Masks are boolean, True = attend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a target computes with its inputs, found while it runs: the products of inputs with parameters (its linear
 maps), with the graph between them, and the products of inputs with inputs (scores, and weights with values).
 
-Shapes: B batch, L length, E model width.
+Shape legend: B batch, L length, E model width.
 """
 
 from __future__ import annotations

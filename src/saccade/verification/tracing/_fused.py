@@ -1,6 +1,6 @@
 """Attention computed in one call, as scores and weights: F.scaled_dot_product_attention and Saccade's own.
 
-Shapes: U units (a head of a batch item each), Lq / Lk lengths, D / Dv widths.
+Shape legend: U units (a head of a batch item each), Lq / Lk lengths, D / Dv widths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 While a mode is on, PyTorch's modules do not take their native fast path: on this thread alone.
 
-Shapes: U units (a head of a batch item each), I / J rows of left and right, C their width.
+Shape legend: U units (a head of a batch item each), I / J rows of left and right, C their width.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a target makes positions, uses them and loses them: followed through one call by what does not come from its
 input.
 
-Shapes: L length.
+Shape legend: L length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The weights of attention proper, read from its outputs: with unit vectors as values, the outputs are the weights.
 
-Shapes: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
+Shape legend: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     out[*lead, i, j] = sum_c left[*lead, i, c] right[*lead, j, c]
 
-Shapes: lead leading axes, I / J rows of left and right, C the summed width.
+Shape legend: lead leading axes, I / J rows of left and right, C the summed width.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A dropout is whatever it is called: a draw whose result reaches the weights, the scores, or neither.
 
-Shapes: (..., Lq, Lk) of weights, as they enter the product with the values.
+Shape legend: (..., Lq, Lk) of weights, as they enter the product with the values.
 """
 
 from __future__ import annotations

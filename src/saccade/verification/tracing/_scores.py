@@ -1,7 +1,7 @@
 """Products of rows of the inputs that may turn out to be attention scores, and what became of each of their elements.
 
-Shapes: U units (one matrix of scores each: a head of a batch item), I / J rows of left and right, C width of both, Dv
-width of what the weights multiply.
+Shape legend: U units (one matrix of scores each: a head of a batch item), I / J rows of left and right, C width of
+both, Dv width of what the weights multiply.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `measured` is what checks use: the weights of attention proper are read from its outputs, whatever it does inside; a
 module's are traced.
 
-Shapes: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
+Shape legend: B batch, Hq / Hkv heads, Lq / Lk lengths, D / Dv head widths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores that were followed, as attention computations: which unit is which head of which batch item.
 
-Shapes: B batch, H heads, Lq / Lk lengths, D / Dv head widths.
+Shape legend: B batch, H heads, Lq / Lk lengths, D / Dv head widths.
 """
 
 from __future__ import annotations

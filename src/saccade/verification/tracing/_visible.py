@@ -1,6 +1,6 @@
 """Which keys each query gives weight to, inside the target: exact, for each head, its own position included.
 
-Shapes: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length.
 """
 
 from __future__ import annotations

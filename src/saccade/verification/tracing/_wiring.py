@@ -4,7 +4,7 @@ A projection's result has a slot for every position and channel, whatever its sh
 ("merged") has elements; each row of it belongs to a position. The gradient of an element with respect to the slots says
 what it was made from: its query from one position, keys and values from all that are seen.
 
-Shapes: L positions, C channels of all projections together, N elements of one merged row.
+Shape legend: L positions, C channels of all projections together, N elements of one merged row.
 """
 
 from __future__ import annotations

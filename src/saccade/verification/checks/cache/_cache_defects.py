@@ -1,6 +1,6 @@
 """What is wrong with what was kept: queries, keys and values of one step against those of the whole sequence.
 
-Shapes: B batch, H heads, L length, D head width; M keys that the step has, in the order in which it has them.
+Shape legend: B batch, H heads, L length, D head width; M keys that the step has, in the order in which it has them.
 """
 
 from __future__ import annotations

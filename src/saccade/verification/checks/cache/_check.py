@@ -1,6 +1,6 @@
 """A sequence given piece by piece, with what the target keeps, comes out as it does in one call.
 
-Shapes: B batch, L length.
+Shape legend: B batch, L length.
 """
 
 from __future__ import annotations

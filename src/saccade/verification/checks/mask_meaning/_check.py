@@ -1,6 +1,6 @@
 """Whether a mask hides the keys that it says, from the queries, heads and batch items that it says, and nothing else.
 
-Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
+Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
 """
 
 from __future__ import annotations

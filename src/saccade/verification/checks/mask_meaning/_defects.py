@@ -1,6 +1,6 @@
 """Which other mask would explain what outputs depend on: how a mask argument is misused, by what it looks like.
 
-Shapes: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
+Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
 """
 
 from __future__ import annotations

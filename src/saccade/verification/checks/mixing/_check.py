@@ -1,6 +1,6 @@
 """Nothing is mixed that is to stay apart: batch items, positions, heads, the channels of projections.
 
-Shapes: B batch, H heads, L length, D head width, E model width.
+Shape legend: B batch, H heads, L length, D head width, E model width.
 """
 
 from __future__ import annotations

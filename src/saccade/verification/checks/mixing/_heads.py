@@ -1,6 +1,6 @@
 """Heads as they are wired: which channels of query, key, value and merged output belong to each, and in what order.
 
-Shapes: L positions, C channels of all projections, N elements of a merged row, H heads.
+Shape legend: L positions, C channels of all projections, N elements of a merged row, H heads.
 """
 
 from __future__ import annotations

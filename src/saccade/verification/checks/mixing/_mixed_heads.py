@@ -1,6 +1,6 @@
 """What is said of heads that are wired wrongly.
 
-Shapes: B batch, H heads, L length, D head width.
+Shape legend: B batch, H heads, L length, D head width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether every projection of an attention module is used, once, for what it is there for.
 
-Shapes: L positions, E model width.
+Shape legend: L positions, E model width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decoding with a cache against one pass over all tokens.
 
-Shapes: B batch, L length, V vocabulary.
+Shape legend: B batch, L length, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Promise: a whole model keeps what its attention promises: causality, padding, batches, caches.
 
-Shapes: B batch, L length, V vocabulary.
+Shape legend: B batch, L length, V vocabulary.
 """
 
 from __future__ import annotations

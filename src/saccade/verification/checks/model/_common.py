@@ -1,6 +1,6 @@
 """What the parts of the check share: calls of a whole model, and how far two of its outputs are apart.
 
-Shapes: B batch, L length, V the width of an output.
+Shape legend: B batch, L length, V the width of an output.
 """
 
 from __future__ import annotations

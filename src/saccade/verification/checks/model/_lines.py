@@ -1,6 +1,6 @@
 """Which line of a whole model is to blame.
 
-Shapes: B batch, L length, S source length.
+Shape legend: B batch, L length, S source length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Padding of a whole model: what is padded must reach no real output, on the right or, when it decodes, on the left.
 
-Shapes: B batch, L length, V vocabulary.
+Shape legend: B batch, L length, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An encoder-decoder's own promises: the source is read, both ways, and its padding never.
 
-Shapes: B batch, L decoder tokens, S source tokens, V vocabulary.
+Shape legend: B batch, L decoder tokens, S source tokens, V vocabulary.
 """
 
 from __future__ import annotations

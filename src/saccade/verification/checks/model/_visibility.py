@@ -1,6 +1,6 @@
 """Which tokens a whole model's outputs see: never a later one if it is causal, others at all, each its own batch item.
 
-Shapes: B batch, L length, V vocabulary.
+Shape legend: B batch, L length, V vocabulary.
 """
 
 from __future__ import annotations

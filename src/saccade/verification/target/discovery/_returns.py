@@ -1,6 +1,6 @@
 """Which of the things a target returns is the output, and which the attention weights.
 
-Shapes: B batch, H heads, Lq / Lk (Q, K) lengths, D width.
+Shape legend: B batch, H heads, Lq / Lk (Q, K) lengths, D width.
 """
 
 from __future__ import annotations
