@@ -22,7 +22,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from torch import Tensor
 
 import saccade
 from saccade.benchmark.attention.memory import growth
+from saccade.benchmark.attention.timing import median_ratio, rounds_of
 
 HEADS, WIDTH, TOP = 2, 64, 8
 LENGTHS, DTYPES = (2048, 4096, 8192), {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -124,17 +124,7 @@ def check(case: Case) -> None:
 
 
 def timed(case: Case, rounds: int) -> dict[str, list[float]]:
-    calls = {name: make(case) for name, make in CONTENDERS.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for turn in range(-1, rounds):  # the first one warms up
-        for n in range(len(names)):
-            name = names[(n + turn) % len(names)]
-            start = time.perf_counter()
-            calls[name]()
-            if turn >= 0:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+    return rounds_of({name: make(case) for name, make in CONTENDERS.items()}, rounds)
 
 
 def memory(case: Case, contender: str, threads: int) -> int:
@@ -154,7 +144,7 @@ def answer(question: str) -> int:
 
 
 def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
-    return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+    return median_ratio(seconds[one], seconds[other])
 
 
 def times_table(rounds: int) -> list[str]:

@@ -8,13 +8,14 @@ that, each kind's answer is compared with attention over all tokens.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
-import time
 from pathlib import Path
 
 import torch
 
 from saccade import Causal, Padding, attention
+from saccade.benchmark.attention.timing import rounds_of
 from saccade.nn import GrowingLayer, LayerCache, StaticLayer, WindowLayer
 from saccade.training.card import machine
 
@@ -67,12 +68,8 @@ def main() -> None:
         check(cache, prompt, lengths, token)
         for _ in range(3):
             step(cache, token)
-    taken: dict[str, list[float]] = {name: [] for name in caches}
-    for _ in range(given.rounds):
-        for name, cache in caches.items():
-            start = time.perf_counter()
-            step(cache, token)
-            taken[name].append(time.perf_counter() - start)
+    steps = {name: functools.partial(step, cache, token) for name, cache in caches.items()}
+    taken = rounds_of(steps, given.rounds, warm=True)
     text = page(given, caches, {name: statistics.median(times) for name, times in taken.items()})
     given.out.write_text(text, encoding="utf-8")
     print(text)

@@ -41,6 +41,7 @@ import saccade
 from saccade import Causal
 from saccade.benchmark.attention import exponent, machine
 from saccade.benchmark.attention.memory import growth
+from saccade.benchmark.attention.timing import median_ratio
 from saccade.variants import _causal_native, linear_attention
 
 OUT = Path(__file__).parent / "results" / "linear-attention.md"
@@ -169,10 +170,6 @@ def take_turns(calls: list[Callable[[], object]], rounds: int) -> list[Times]:
     return times
 
 
-def ratio(times: list[float], to: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(times, to, strict=True))
-
-
 def check(contenders: list[Contender]) -> None:
     """All compute one function."""
     inputs, _ = drawn(512)
@@ -236,7 +233,7 @@ def against(found: list[Contender], rounds: int) -> list[str]:
     times = take_turns([both_ways(one.read, LONG) for one in track(contenders, "contenders")], rounds)
     rows = [
         f"| {one.name} | {1e3 * statistics.median(taken.wall):.0f} | {1e3 * statistics.median(taken.cpu):.0f} | "
-        f"{ratio(taken.wall, times[0].wall):.2f} | {ratio(taken.cpu, times[0].cpu):.2f} |"
+        f"{median_ratio(taken.wall, times[0].wall):.2f} | {median_ratio(taken.cpu, times[0].cpu):.2f} |"
         for one, taken in zip(contenders, times, strict=True)
     ]
     head = ["| | wall ms | CPU ms | wall / ours | CPU / ours |", "|---|---|---|---|---|"]

@@ -36,6 +36,7 @@ from torch import Tensor
 import saccade
 import saccade.nn.attention as place
 from saccade.benchmark.attention import machine
+from saccade.benchmark.attention.timing import median_ratio
 from saccade.models import DecoderLM, ModelConfig
 from saccade.models.tokenizer import train_characters
 from saccade.training import Settings
@@ -288,15 +289,11 @@ def times(trained: Trained) -> list[str]:
     for one, validation in zip(trained.contenders, trained.validation, strict=False):
         whole, inside = (f"{1e3 * statistics.median(seconds):.1f} ms" for seconds in (one.seconds, one.inside))
         lines.append(
-            f"| {one.name} | {whole} | {ratio(chunked.seconds, one.seconds):.2f} | "
-            f"{inside} | {ratio(chunked.inside, one.inside):.2f} | "
-            f"{100 * ratio(one.inside, one.seconds):.0f} % | {one.losses[-1]:.5f} | {validation:.5f} |"
+            f"| {one.name} | {whole} | {median_ratio(chunked.seconds, one.seconds):.2f} | "
+            f"{inside} | {median_ratio(chunked.inside, one.inside):.2f} | "
+            f"{100 * median_ratio(one.inside, one.seconds):.0f} % | {one.losses[-1]:.5f} | {validation:.5f} |"
         )
     return lines
-
-
-def ratio(some: list[float], others: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(some, others, strict=True))
 
 
 def differences(trained: Trained) -> list[str]:

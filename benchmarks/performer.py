@@ -21,6 +21,7 @@ from torch import Tensor
 
 from saccade import Causal
 from saccade.benchmark.attention.memory import growth
+from saccade.benchmark.attention.timing import rounds_of
 from saccade.variants import draw_projection, linear_attention, performer_attention
 
 HEADS, WIDTH = 4, 64
@@ -56,13 +57,7 @@ def contenders(length: int, features: int, way: str) -> dict[str, Callable[[], o
 
 def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Seconds of CPU time; the first round is not counted."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(1 + rounds):
-        for name, run in runs.items():
-            start = time.thread_time()
-            run()
-            taken[name].append(time.thread_time() - start)
-    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+    return {name: statistics.median(times) for name, times in rounds_of(runs, rounds, time.thread_time).items()}
 
 
 def rows(lengths: list[int], features: int, rounds: int) -> Iterator[str]:

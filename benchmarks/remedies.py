@@ -37,6 +37,7 @@ from torch import Tensor
 import saccade
 from saccade import Causal, Mask, Window
 from saccade.batching import LengthGrouped, pad
+from saccade.benchmark.attention.timing import median_ratio
 from saccade.models import DecoderLM, ModelConfig
 
 OUT = Path(__file__).parent / "results" / "remedies.md"
@@ -382,7 +383,7 @@ def measured_table(sizes: Sizes, results: list[Measured]) -> list[str]:
     base, real = results[0], _real(drawn(sizes))
     for configuration, one in zip(CONFIGURATIONS, results, strict=True):
         seconds = statistics.median(one.seconds)
-        ratio = statistics.median(a / b for a, b in zip(one.seconds, base.seconds, strict=True))
+        ratio = median_ratio(one.seconds, base.seconds)
         lines.append(
             f"| {configuration.name} | {one.peak / 2**20:.1f} MiB | {one.peak / base.peak:.2f} | "
             f"{one.peak / step_bytes(sizes, configuration):.2f} | "

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import saccade
 from saccade.benchmark.attention.memory import growth
-from saccade.benchmark.attention.timing import Budget, Stopwatch, quiet, take_turns
+from saccade.benchmark.attention.timing import Budget, Stopwatch, median_ratio, quiet, take_turns
 from saccade.variants import block_topk_attention, lsh_attention
 
 HEADS, WIDTH = 4, 64
@@ -84,7 +84,7 @@ def measure(length: int, budget: Budget) -> list[str]:
             readings = dict(zip(asked, take_turns(meters, budget), strict=True))
         exact = next(iter(readings.values()))
         for name, seconds in readings.items():
-            ratio = statistics.median(mine / other for mine, other in zip(seconds, exact, strict=True))
+            ratio = median_ratio(seconds, exact)
             lines[name] += [f"{1e3 * statistics.median(seconds):.1f}", f"{ratio:.2f}"]
     for name, way in asked.items():
         lines[name].append(f"{growth(both(way))[0] / 2**20:.0f}")

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from saccade.batching import LengthGrouped, pack, pad, unpack, unpad
+from saccade.benchmark.attention.timing import median_ratio
 from saccade.nn import AttentionConfig, BlockConfig, Encoder
 from saccade.positions import RotaryConfig
 
@@ -191,7 +192,7 @@ def table(every: list[Way], measured: list[Measured]) -> list[str]:
     base = measured[1]
     lines = ["| way | padding | time | ratio | peak memory | ratio |", "|---|---|---|---|---|---|"]
     for way, one in zip(every, measured, strict=True):
-        ratio = statistics.median(a / b for a, b in zip(one.seconds, base.seconds, strict=True))
+        ratio = median_ratio(one.seconds, base.seconds)
         lines.append(
             f"| {way.name} | {100 * one.padding:.0f} % | {statistics.median(one.seconds):.2f} s | {ratio:.2f} | "
             f"{one.peak / 2**20:.1f} MiB | {one.peak / base.peak:.2f} |"

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import saccade
+from saccade.benchmark.attention.timing import median_ratio
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 
 LAYERS, WIDTH, HEADS, ITEMS, LENGTH, EVERY = 6, 512, 8, 4, 512, 50
@@ -161,7 +162,7 @@ def ratios(taken: dict[str, list[float]]) -> Iterator[tuple[str, float, float]]:
     """Name, median seconds, and the median of the ratios to the first way."""
     first = next(iter(taken.values()))
     for name, seconds in taken.items():
-        yield name, statistics.median(seconds), statistics.median(a / b for a, b in zip(seconds, first, strict=True))
+        yield name, statistics.median(seconds), median_ratio(seconds, first)
 
 
 def table(title: str, results: Results) -> list[str]:

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from saccade.benchmark.attention import Budget
-from saccade.benchmark.attention.timing import Stopwatch, quiet, repeat_noisy, take_turns
+from saccade.benchmark.attention.timing import Stopwatch, median_ratio, quiet, repeat_noisy, rounds_of, take_turns
 
 
 class Time:
@@ -138,3 +138,20 @@ def test_what_is_noisy_is_read_once_more_and_the_calmer_readings_count():
     found = repeat_noisy(meters, [calm, wild, worse], Budget(0.0, 3, 3), clock=lambda: 0.0)
     assert found == [calm, [2.0, 2.0, 2.1], worse]
     assert read == {"calm": 0, "wild": 3, "worse": 3}
+
+
+def test_rounds_by_name_without_the_one_that_warms_up():
+    now, order = [0.0], []
+
+    def call(name, seconds):
+        order.append(name)
+        now[0] += seconds * (10.0 if len(order) <= 2 else 1.0)
+
+    calls = {"one": lambda: call("one", 1.0), "two": lambda: call("two", 4.0)}
+    assert rounds_of(calls, 2, lambda: now[0]) == {"one": [1.0, 1.0], "two": [4.0, 4.0]}
+    assert order == ["one", "two", "two", "one", "one", "two"]
+    assert rounds_of(calls, 1, lambda: now[0], warm=True) == {"one": [1.0], "two": [4.0]}
+
+
+def test_ratios_are_of_one_round():
+    assert median_ratio([2.0, 9.0, 8.0], [1.0, 3.0, 1.0]) == 3.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,29 @@ def take_turns(meters: Sequence[Meter], budget: Budget, clock: Clock = time.perf
             which = (place + turn) % len(meters)
             readings[which].append(meters[which]())
     return readings
+
+
+def rounds_of(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock = time.perf_counter, *, warm: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of each call in each of so many rounds; one more goes before them unless the calls are `warm`."""
+
+    def meter(call: Callable[[], Any]) -> Meter:
+        def read() -> float:
+            start = clock()
+            call()
+            return clock() - start
+
+        return read
+
+    more = 0 if warm else 1
+    readings = take_turns([meter(call) for call in calls.values()], Budget(0.0, rounds + more, rounds + more))
+    return {name: seconds[more:] for name, seconds in zip(calls, readings, strict=True)}
+
+
+def median_ratio(seconds: Sequence[float], to: Sequence[float]) -> float:
+    """The median of the ratios of readings of the same round."""
+    return statistics.median(one / other for one, other in zip(seconds, to, strict=True))
 
 
 def repeat_noisy(
