@@ -229,6 +229,15 @@ def test_gradients_that_were_not_measured_are_not_judged(alarms):
     assert alarms.observe_gradients(nothing) == []
 
 
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_gradients_that_come_through_on_one_side_have_not_vanished(alarms, side):
+    q, k, v = tensors()
+    alarms.observe(record(q, k, v))
+    told = gradients(q, k, v)
+    told = dataclasses.replace(told, gradients={n: g * (1e-9 if n == side else 1.0) for n, g in told.gradients.items()})
+    assert alarms.observe_gradients(told) == []
+
+
 def test_gradients_of_fewer_key_heads_count_for_the_query_heads_that_read_them(alarms):
     q, k, v = torch.randn(B, 6, L, D), torch.randn(B, 2, L, D), torch.randn(B, 2, L, D)
     q[:, 3:] *= 1e6

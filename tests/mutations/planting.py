@@ -83,7 +83,10 @@ class Copy:
         path = self.root / fault.path
         whole, before = path.read_text(), path.stat()
         self._planted += 1
-        path.write_text(whole.replace(fault.old, fault.new))
+        wrong = whole.replace(fault.old, fault.new)
+        if path.suffix == ".py":
+            compile(wrong, path, "exec")  # what is no Python is caught by everything, and shows nothing
+        path.write_text(wrong)
         if not fault.native:  # Python knows its compiled files by whole seconds and size: each fault has its own second
             os.utime(path, (before.st_atime, before.st_mtime - self._planted))
         try:

@@ -6,7 +6,8 @@ from ..fault import Fault
 
 SDPA, CHUNKED = "src/saccade/_backends/sdpa.py", "src/saccade/_backends/chunked.py"
 DERIVATIVES, REFERENCE = "src/saccade/_backends/_derivatives.py", "src/saccade/_reference.py"
-VALUES, POISON, CORNERS = (
+EXPLAIN, VALUES, POISON, CORNERS = (
+    "tests/operator/test_explain.py",
     "tests/operator/test_values.py",
     "tests/operator/test_poison.py",
     "tests/operator/test_corner_cases.py",
@@ -34,7 +35,7 @@ FAULTS = (
         SDPA,
         "scale=call.scale, enable_gqa=grouped",
         "scale=None, enable_gqa=grouped",
-        (VALUES,),
+        (EXPLAIN, CORNERS, VALUES),
         "A scale that is given is not used.",
     ),
     Fault(
@@ -42,7 +43,7 @@ FAULTS = (
         SDPA,
         "if call.length_q == call.length_k or call.length_q == 1:",
         "if call.length_q <= call.length_k:",
-        (CORNERS, VALUES),
+        (EXPLAIN, CORNERS, VALUES),
         "PyTorch's top-left triangle is used for fewer queries than keys.",
     ),
     Fault(
@@ -58,7 +59,7 @@ FAULTS = (
         SDPA,
         "key, value = (torch.where(_by_kv_head(keys, call), x, 0.0) for x in (key, value))",
         "key = torch.where(_by_kv_head(keys, call), key, 0.0)",
-        (POISON,),
+        (POISON + "::test_sdpa_keeps_or_refuses_padding", POISON),
         "NaN of a value that nobody sees spreads.",
     ),
     Fault(

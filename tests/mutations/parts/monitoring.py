@@ -38,7 +38,7 @@ FAULTS = (
         RULES,
         "if max(query, key) <= limits.gain:",
         "if min(query, key) <= limits.gain:",
-        (ALARMS, "tests/monitoring/test_gradients.py", "tests/monitoring"),
+        (ALARMS,),
         "One small gradient of two is enough for the alarm.",
     ),
     Fault(

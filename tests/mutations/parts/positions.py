@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "rotary-dtype",
         ROTARY,
-        "turned = turned.to(x.dtype)\n",
+        "        turned = turned.to(x.dtype)\n",
         "",
         (TURNING,),
         "Half precision comes back as float32.",
