@@ -16,7 +16,6 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from slowly import slow_but
 
 import saccade
 from problems import NATIVE
@@ -25,6 +24,7 @@ from saccade.models import DecoderLM, ModelConfig
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
 from saccade.training import loop
+from slowly import slow_but
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "native_training.py"
 spec = importlib.util.spec_from_file_location("native_training", PATH)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from slowly import slow_but
 
 import saccade
 from native import drawing, fuzzing
@@ -19,6 +18,7 @@ from native.drawing import Sizes
 from native.fuzzing import Draw
 from native.test_fuzz import rich
 from saccade import Causal, Padding, Window
+from slowly import slow_but
 
 native = pytest.importorskip("saccade._native", reason="this installation has no native build")
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from slowly import slow_but
 from torch import Tensor
 
 import saccade
 from native.fuzzing import DTYPES, Draw, each_set, ours
 from saccade import Causal, Dropout, FromTensor, Padding, Window
+from slowly import slow_but
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
 
