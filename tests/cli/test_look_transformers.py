@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "inspection"))
 import checkpoints
 
 from saccade import cli
+from slowly import slow_but
 
 SENTENCE = checkpoints.LINES[0]
 
@@ -108,24 +109,24 @@ def test_what_is_no_report_and_no_figure_is_not_written(capsys, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_long_text_and_the_words_asked_for(models, capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", slow_but(["bert", "gpt2", "llama"], "bert"))
+def test_a_long_text_and_the_words_asked_for(name, models, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("saccade.inspection._look.MOST_WORDS", 20)
     monkeypatch.setattr("saccade.inspection._look.PART", 8)
     text = " ".join(checkpoints.LINES[:2])
-    for name in ("bert", "gpt2", "llama"):
-        status, out, err = run(capsys, text, "--model", models[name])
-        assert (status, err) == (0, "") and "the rest of a row falls on other words" in out
-        (following,) = [line[8:] for line in out.splitlines() if "--rows" in line]
-        assert cli.main(shlex.split(following)[1:]) == 0
-        capsys.readouterr()
-        _, out, _ = run(capsys, text, "--model", models[name], "--rows", "9-12", "--json")
-        numbers = json.loads(out)
-        assert numbers["whole"]["words"] == 37 and numbers["whole"]["part"][-1] == [9, 12]
-        assert [w["text"] for w in numbers["words"] if not w["special"]][-4:] == ["the", "dog", "sat", "on"]
-        assert len(numbers["whole"]["received"]) == 20
-        assert all(sum(row) <= 1 + 1e-4 for head in numbers["heads"] for row in head["weights"])
-        html = (tmp_path / "saccade-report.html").read_text(encoding="utf-8")
-        assert "9 to 12 of 37, read with all others around them" in html
+    status, out, err = run(capsys, text, "--model", models[name])
+    assert (status, err) == (0, "") and "the rest of a row falls on other words" in out
+    (following,) = [line[8:] for line in out.splitlines() if "--rows" in line]
+    assert cli.main(shlex.split(following)[1:]) == 0
+    capsys.readouterr()
+    _, out, _ = run(capsys, text, "--model", models[name], "--rows", "9-12", "--json")
+    numbers = json.loads(out)
+    assert numbers["whole"]["words"] == 37 and numbers["whole"]["part"][-1] == [9, 12]
+    assert [w["text"] for w in numbers["words"] if not w["special"]][-4:] == ["the", "dog", "sat", "on"]
+    assert len(numbers["whole"]["received"]) == 20
+    assert all(sum(row) <= 1 + 1e-4 for head in numbers["heads"] for row in head["weights"])
+    html = (tmp_path / "saccade-report.html").read_text(encoding="utf-8")
+    assert "9 to 12 of 37, read with all others around them" in html
 
 
 def test_rows_that_are_none(models, capsys):

@@ -18,6 +18,7 @@ from saccade.verification import Finding, Report, TargetError
 from saccade.verification.checks import _robustness as robustness
 from saccade.verification.target._check import Check
 from saccade.verification.target.discovery._discover import discover
+from slowly import slow_but
 
 E, H = 24, 3
 
@@ -312,7 +313,10 @@ def weights_cast_back(q, k, v, mask=None):
     return (scores if mask is None else scores + mask).softmax(-1).to(v.dtype) @ v
 
 
-@pytest.mark.parametrize("target", [sum_made_wider, both_made_wider, weights_cast_back, hidden_by_numbers])
+WIDER = [sum_made_wider, both_made_wider, weights_cast_back, hidden_by_numbers]
+
+
+@pytest.mark.parametrize("target", slow_but(WIDER, both_made_wider, hidden_by_numbers))
 def test_scores_that_are_cast_are_no_cast_of_the_mask(target: Callable[..., Tensor]):
     assert "is cast to 0 and 1" not in str(report(target, "mask-meaning"))
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from saccade.inspection import _look as limits
 from saccade.inspection import look, short_number
 from saccade.viewer import _report, as_json, print_look, render_report
+from slowly import slow_but
 
 LONG = " ".join(TEXTS[:3])
 
@@ -78,7 +79,7 @@ def test_a_square_cut_to_a_stretch_keeps_the_special_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["ahead", "nothing", "ending"])
-@pytest.mark.parametrize("width", [40, 61, 97, 200])
+@pytest.mark.parametrize("width", slow_but([40, 61, 97, 200], 40, 97))
 def test_nothing_is_wider_than_the_terminal(kind, width, monkeypatch):
     for text in (TEXTS[1], LONG, "Nobody"):
         for most in (1000, 2):

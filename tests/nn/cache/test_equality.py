@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nn.cache.decoding import BIASES, KINDS, MASKS, Decoding
+from slowly import slow_but
 
 # Uniform chunks: one by one past two turns of every ring; a prompt, then ones; across the wrap; longer than the ring.
 CHUNKS = {
@@ -58,7 +59,7 @@ def test_masks(kind, mask):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [name for name in BIASES if name != "no bias"])
-@pytest.mark.parametrize("mask", ["causal", "none"])
+@pytest.mark.parametrize("mask", slow_but(["causal", "none"], "causal"))
 def test_biases(kind, bias, mask):
     decode(Decoding(KINDS[kind](), mask, bias), [7, 1, 1, 3, 12, 1])
     decode_uneven(Decoding(KINDS[kind](), mask, bias), UNEVEN["long"])
