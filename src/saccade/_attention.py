@@ -93,7 +93,7 @@ def attention(
     if unknown:
         raise refused(attention, unknown)
     if _tap.THREAD.observers:
-        return _told(
+        return _run_observed(
             query,
             key,
             value,
@@ -148,7 +148,7 @@ def attention_with_lse(
     if unknown:
         raise refused(attention_with_lse, unknown)
     if _tap.THREAD.observers:
-        return _told(
+        return _run_observed(
             query,
             key,
             value,
@@ -167,7 +167,7 @@ def attention_with_lse(
     return choose(call, backend)[0].run(call)
 
 
-def _told(
+def _run_observed(
     query: Tensor,
     key: Tensor,
     value: Tensor,

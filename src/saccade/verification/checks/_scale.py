@@ -212,7 +212,7 @@ def _finding(
         "note" if designed else "error",
         message + (f" {designed}" if designed else ""),
         "" if designed or not first.expected else _effect(times),
-        "" if designed else _mend(seen),
+        "" if designed else _fix(seen),
         {
             "factor": found,
             "expected": first.expected,
@@ -327,7 +327,7 @@ def _effect(times: float) -> str:
     )
 
 
-def _mend(seen: TracedAttention) -> str:
+def _fix(seen: TracedAttention) -> str:
     return _MEND_FUSED if seen.source == "F.scaled_dot_product_attention" or _is_fused(seen) else _MEND
 
 

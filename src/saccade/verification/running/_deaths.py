@@ -54,7 +54,7 @@ def as_message(death: ChildDeath) -> CheckDone | TargetUnusable:
         "error",
         f"It {death.words}, while '{check.name}' was tested",
         _effect(death),
-        _mend(death),
+        _fix(death),
         {"ended": death.kind, "number": death.number, "during": check.name},
         location,
     )
@@ -85,7 +85,7 @@ def _effect(death: ChildDeath) -> str:
     return "It takes the whole program with it, without a Python error: a training run is lost."
 
 
-def _mend(death: ChildDeath) -> str:
+def _fix(death: ChildDeath) -> str:
     if death.kind == "time":
         return "Bound the loop by the length of the input; --time-limit allows more where it is only slow."
     if death.kind == "exit":
