@@ -13,9 +13,10 @@ from . import _app
 from ._errors import UserError, is_interrupt, one_line, told_by_another
 
 
-def run(arguments: Sequence[str] | None, app: typer.Typer = _app.app) -> int:
+def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
+    """Run `saccade`, or another app under the same rules."""
     with cleaned_streams():
-        return _run(arguments, app)
+        return _run(arguments, app or _app.app)
 
 
 def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
