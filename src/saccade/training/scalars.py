@@ -36,10 +36,11 @@ class ScalarLog:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
         self._folder, self._warn = folder, warn
+        earlier = bool(log_files(folder))  # a run that was killed before its first checkpoint begins anew
         self._writer: Any = None
         self._attempt(self._open)
         self._event(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if step:
+        if step or earlier:
             start = SessionLog(status=SessionLog.START)
             self._event(Event(wall_time=time.time(), step=step + 1, session_log=start))
         self.flush()
