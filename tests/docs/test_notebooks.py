@@ -6,6 +6,7 @@ import nbformat
 import pytest
 from notebooks import NOTEBOOKS, execute, printed, stored
 from pages import same_output
+
 from slowly import slow_but
 
 LARGEST = 40_000  # bytes

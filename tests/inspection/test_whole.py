@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pretend_lm import PretendText, at_ids, broad, following, itself, last, previous, repeat, sink
 from pretend_random import KINDS, TEXTS, random_model
-from slowly import slow_but
 
 from recording import Largest
 from saccade.inspection import _look as limits
@@ -18,6 +17,7 @@ from saccade.inspection import collect, look, open_model, short_number
 from saccade.inspection._collect import read
 from saccade.inspection._models import weights_of
 from saccade.inspection._token_map import look_again, survey
+from slowly import slow_but
 
 TEXT = " ".join(TEXTS[:3]) + " Old houses, dark mats: nobody sat there again."
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slowly import slow_but
 
 import problems
 import saccade
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Documents, Dropout, Padding, PerHead, RelativeBias, Window
 from saccade._backends import _operator
+from slowly import slow_but
 
 
 @pytest.fixture(autouse=True)

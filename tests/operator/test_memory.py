@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.autograd.forward_ad as fwd
-from slowly import slow_but
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import problems
 import saccade
 from recording import Largest, saved
+from slowly import slow_but
 
 LONG = 8192
 WINDOW = 61

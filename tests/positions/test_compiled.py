@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slowly import slow_but
 
 from saccade.positions import Learned, Rotary, Sinusoidal, YaRNScaling
+from slowly import slow_but
 
 MODULES = {
     "rotary": lambda: Rotary(6),

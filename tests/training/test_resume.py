@@ -9,11 +9,11 @@ import signal
 
 import pytest
 import torch
-from slowly import slow_but
 
 from saccade import cli
 from saccade.training import EvaluationSettings, Reporter, Stopped, train_language_model
 from saccade.training.files import read_checkpoint
+from slowly import slow_but
 from training.test_files import files_no_larger_than
 
 

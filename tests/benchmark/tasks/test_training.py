@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from slowly import slow_but
 
 from saccade.benchmark.tasks import (
     UNASKED,
@@ -21,6 +20,7 @@ from saccade.benchmark.tasks import (
     training,
 )
 from saccade.benchmark.tasks.examples import digests
+from slowly import slow_but
 
 TASK = Recall(vocabulary=12, length=8, pairs=(1, 2))
 SHAPE = ModelShape(width=16)
