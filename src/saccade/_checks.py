@@ -40,7 +40,7 @@ def make_call(
     length_k = key.shape[2]
     mask = as_mask(mask)
     if mask is not None:
-        mask._check(batch, heads, length_q, length_k, query.device)
+        mask.check(batch, heads, length_q, length_k, query.device)
     checked_bias = _check_bias(bias, query, length_k)
     return Call(
         query,

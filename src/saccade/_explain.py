@@ -118,7 +118,7 @@ def _work(call: Call, name: str) -> float:
         row = (i, min(i + rows, length_q))
         for j in range(0, length_k, keys):
             column = (j, min(j + keys, length_k))
-            if call.mask._kind(row, column, length_q, length_k) != "empty":
+            if call.mask.kind(row, column, length_q, length_k) != "empty":
                 area += (row[1] - row[0]) * (column[1] - column[0])
     return area / (length_q * length_k)
 

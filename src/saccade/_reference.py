@@ -70,7 +70,7 @@ def _logits(call: Call, seen: Tensor) -> Tensor:
 
 def _weighted_values(call: Call, seen: Tensor, weights: Tensor) -> Tensor:
     if call.dropout is not None:
-        row, key = (0, 0) if call.mask is None else call.mask._origin()
+        row, key = (0, 0) if call.mask is None else call.mask.origin()
         batch, heads = (torch.arange(size, device=call.device) for size in (call.batch, call.heads))
         rows, keys = (torch.arange(size, device=call.device) for size in (call.length_q, call.length_k))
         weights = weights * call.dropout.factor(batch, heads, rows + row, keys + key, call.accumulator)

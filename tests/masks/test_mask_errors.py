@@ -205,7 +205,7 @@ def test_combining(error, words, call):
 @pytest.mark.parametrize(("words", "mask"), FITTING, ids=[words for words, _ in FITTING])
 def test_fitting(words, mask):
     device = torch.device("meta" if "meta" in words else "cpu")
-    check(ValueError, words, lambda: mask._check(2, 3, 5, 7, device))
+    check(ValueError, words, lambda: mask.check(2, 3, 5, 7, device))
 
 
 @pytest.mark.parametrize("far", [FAR, 2**63 - 1, 2**63, 10**30])
@@ -251,7 +251,7 @@ def test_what_fits_is_not_refused():
         Padding([[True] * 7]).slice((0, 5), (0, 7)),
         FromTensor(torch.ones(9, 11, dtype=torch.bool)).slice((1, 6), (2, 9)),
     ):
-        assert mask._check(2, 3, 5, 7, torch.device("cpu")) is None
+        assert mask.check(2, 3, 5, 7, torch.device("cpu")) is None
 
 
 def test_a_slice_is_only_for_its_own_sizes():
@@ -259,8 +259,8 @@ def test_a_slice_is_only_for_its_own_sizes():
     for call in (
         lambda: mask.dense(5, 7),
         lambda: mask.tile((0, 1), (0, 1), 5, 7),
-        lambda: mask._kind((0, 1), (0, 1), 5, 7),
-        lambda: (~mask)._bits(torch.arange(1), torch.arange(1), 5, 7),
+        lambda: mask.kind((0, 1), (0, 1), 5, 7),
+        lambda: (~mask).grid(torch.arange(1), torch.arange(1), 5, 7),
     ):
         check(ValueError, "a slice of (3, 4)", call)
 

@@ -64,16 +64,16 @@ EXACT = [
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (7, 5)])
 def test_exact_kinds(mask, size):
     """Interval arithmetic alone says what looking at every pair says."""
-    Lq, Lk = mask._fixed_lengths() or (19, 23)
+    Lq, Lk = mask.required_lengths() or (19, 23)
     bits = mask.dense(Lq, Lk)
     for rows in tiles(Lq, size[0]):
         for keys in tiles(Lk, size[1]):
-            assert mask._kind(rows, keys, Lq, Lk) == kind_of(bits[..., slice(*rows), slice(*keys)]), (rows, keys)
+            assert mask.kind(rows, keys, Lq, Lk) == kind_of(bits[..., slice(*rows), slice(*keys)]), (rows, keys)
 
 
 def count(mask: Mask, length: int, size: int) -> Counter:
     spans = tiles(length, size)
-    return Counter(mask._kind(rows, keys, length, length) for rows in spans for keys in spans)
+    return Counter(mask.kind(rows, keys, length, length) for rows in spans for keys in spans)
 
 
 def test_how_much_of_a_causal_mask_is_looked_at():
@@ -97,52 +97,52 @@ def test_documents_are_blocks_on_the_diagonal():
 
 def test_padding_is_a_clip_of_each_item():
     mask = Causal() & Padding([300, 1000])
-    assert mask._kind((512, 640), (896, 1024), 1024, 1024) == "empty"
-    assert mask._kind((512, 640), (0, 256), 1024, 1024) == "full"
-    assert mask._kind((512, 640), (256, 512), 1024, 1024) == "partial"
-    assert mask._kind((512, 640), (384, 512), 1024, 1024, item=0) == "empty"
-    assert mask._kind((512, 640), (384, 512), 1024, 1024, item=1) == "full"
+    assert mask.kind((512, 640), (896, 1024), 1024, 1024) == "empty"
+    assert mask.kind((512, 640), (0, 256), 1024, 1024) == "full"
+    assert mask.kind((512, 640), (256, 512), 1024, 1024) == "partial"
+    assert mask.kind((512, 640), (384, 512), 1024, 1024, item=0) == "empty"
+    assert mask.kind((512, 640), (384, 512), 1024, 1024, item=1) == "full"
 
 
 def test_padding_with_queries_drops_rows():
     mask = Padding([300, 1000], queries=[300, 700])
-    assert mask._kind((700, 800), (0, 100), 1024, 1024) == "empty"
-    assert mask._kind((0, 100), (0, 300), 1024, 1024) == "full"
+    assert mask.kind((700, 800), (0, 100), 1024, 1024) == "empty"
+    assert mask.kind((0, 100), (0, 300), 1024, 1024) == "full"
 
 
 def test_a_cache_with_a_length_of_its_own_for_each_item():
     mask = Causal().at([10, 4000])
-    assert mask._kind((0, 1), (4001, 4096), 1, 4096) == "empty"
-    assert mask._kind((0, 1), (0, 11), 1, 4096) == "full"
-    assert mask._kind((0, 1), (11, 4000), 1, 4096) == "partial"
-    assert mask._kind((0, 1), (11, 4000), 1, 4096, item=1) == "full"
+    assert mask.kind((0, 1), (4001, 4096), 1, 4096) == "empty"
+    assert mask.kind((0, 1), (0, 11), 1, 4096) == "full"
+    assert mask.kind((0, 1), (11, 4000), 1, 4096) == "partial"
+    assert mask.kind((0, 1), (11, 4000), 1, 4096, item=1) == "full"
     pairs = (Causal() & Padding([11, 4001])).at([10, 4000])
-    assert pairs._kind((0, 1), (11, 4000), 1, 4096, item=0) == "empty"
+    assert pairs.kind((0, 1), (11, 4000), 1, 4096, item=0) == "empty"
 
 
 def test_heads_agree_or_the_tile_is_partial():
     mask = PerHead([Window(16, 0), Causal(), Window(16, 0)])
-    assert mask._kind((512, 640), (0, 128), 1024, 1024) == "partial"
-    assert mask._kind((512, 640), (0, 128), 1024, 1024, head=1) == "full"
-    assert mask._kind((512, 640), (0, 128), 1024, 1024, head=2) == "empty"
-    assert mask._kind((512, 640), (640, 768), 1024, 1024) == "empty"
+    assert mask.kind((512, 640), (0, 128), 1024, 1024) == "partial"
+    assert mask.kind((512, 640), (0, 128), 1024, 1024, head=1) == "full"
+    assert mask.kind((512, 640), (0, 128), 1024, 1024, head=2) == "empty"
+    assert mask.kind((512, 640), (640, 768), 1024, 1024) == "empty"
 
 
 def test_a_tensor_is_summarised_in_blocks():
     bits = torch.zeros(1, 1, 512, 512, dtype=torch.bool)
     bits[..., 128:256, 64:200] = True
     mask = FromTensor(bits)
-    assert mask._kind((0, 128), (0, 512), 512, 512) == "empty"
-    assert mask._kind((128, 256), (64, 192), 512, 512) == "full"
-    assert mask._kind((128, 256), (64, 256), 512, 512) == "partial"
+    assert mask.kind((0, 128), (0, 512), 512, 512) == "empty"
+    assert mask.kind((128, 256), (64, 192), 512, 512) == "full"
+    assert mask.kind((128, 256), (64, 256), 512, 512) == "partial"
 
 
 def test_operators():
     left, right = Window(100, None), Window(None, 100)
     everything, nothing = Window(None, None), ~Window(None, None)
     where = ((500, 600), (520, 530), 1024, 1024)
-    assert (left & right)._kind(*where) == "full"
-    assert (everything & nothing & Causal())._kind(*where) == "empty"
-    assert (nothing | Causal())._kind(*where) == "partial"
-    assert (everything | Causal())._kind(*where) == "full"
-    assert (~(Causal() & nothing))._kind(*where) == "full"
+    assert (left & right).kind(*where) == "full"
+    assert (everything & nothing & Causal()).kind(*where) == "empty"
+    assert (nothing | Causal()).kind(*where) == "partial"
+    assert (everything | Causal()).kind(*where) == "full"
+    assert (~(Causal() & nothing)).kind(*where) == "full"

@@ -63,11 +63,11 @@ def test_a_kind_never_lies(problem, size):
     for rows in tiles(Lq, size[0]):
         for keys in tiles(Lk, size[1]):
             part = bits[..., slice(*rows), slice(*keys)]
-            assert mask._kind(rows, keys, Lq, Lk) in (kind_of(part), "partial")
+            assert mask.kind(rows, keys, Lq, Lk) in (kind_of(part), "partial")
             for item in range(BATCH):
-                assert mask._kind(rows, keys, Lq, Lk, item=item) in (kind_of(part[item]), "partial")
+                assert mask.kind(rows, keys, Lq, Lk, item=item) in (kind_of(part[item]), "partial")
                 for head in range(HEADS):
-                    kind = mask._kind(rows, keys, Lq, Lk, item=item, head=head)
+                    kind = mask.kind(rows, keys, Lq, Lk, item=item, head=head)
                     assert kind in (kind_of(part[item, head]), "partial")
 
 
@@ -77,13 +77,13 @@ def test_the_rule_on_single_pairs_and_the_bits_in_any_order_agree(problem, data)
     bits = full(mask, Lq, Lk)
     rows = torch.tensor(data.draw(st.permutations(range(Lq))))
     keys = torch.tensor(data.draw(st.permutations(range(Lk))))
-    shuffled = mask._bits(rows, keys, Lq, Lk)
+    shuffled = mask.grid(rows, keys, Lq, Lk)
     assert shuffled.shape[2:] == (Lq, Lk) and shuffled.shape[0] in (1, BATCH) and shuffled.shape[1] in (1, HEADS)
     assert torch.equal(shuffled.expand_as(bits), bits[:, :, rows][..., keys])
     at = [data.draw(st.integers(0, n - 1)) for n in bits.shape]
-    assert bool(mask._rule(*(torch.tensor(n) for n in at), Lq, Lk)) == bool(bits[tuple(at)])
+    assert bool(mask.attends(*(torch.tensor(n) for n in at), Lq, Lk)) == bool(bits[tuple(at)])
     flat = [torch.randint(n, (17,), generator=torch.Generator().manual_seed(0)) for n in bits.shape]
-    assert torch.equal(mask._rule(*flat, Lq, Lk).expand(17), bits[tuple(flat)])
+    assert torch.equal(mask.attends(*flat, Lq, Lk).expand(17), bits[tuple(flat)])
 
 
 @given(problem=problems(depth=2), data=st.data())
@@ -95,14 +95,14 @@ def test_a_slice_and_a_slice_of_it_are_parts_of_the_whole(problem, data):
     expected = bits[..., slice(*rows), slice(*keys)]
     n, m = expected.shape[2:]
     assert torch.equal(full(cut, n, m), expected)
-    assert cut._origin() == (rows[0], keys[0])
+    assert cut.origin() == (rows[0], keys[0])
     inner_rows, inner_keys = data.draw(spans(n)), data.draw(spans(m))
     again = cut.slice(slice(*inner_rows), range(*inner_keys))
     expected = expected[..., slice(*inner_rows), slice(*inner_keys)]
     assert torch.equal(full(again, *expected.shape[2:]), expected)
-    assert again._origin() == (rows[0] + inner_rows[0], keys[0] + inner_keys[0])
+    assert again.origin() == (rows[0] + inner_rows[0], keys[0] + inner_keys[0])
     n, m = expected.shape[2:]
-    assert again._kind((0, n), (0, m), n, m) in (kind_of(expected), "partial")
+    assert again.kind((0, n), (0, m), n, m) in (kind_of(expected), "partial")
 
 
 @given(problem=problems(depth=2, least=1), data=st.data())

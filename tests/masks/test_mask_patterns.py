@@ -157,14 +157,14 @@ def test_tensors_are_wrapped_and_masks_pass():
 def test_an_expanded_tensor_is_stored_once():
     bits = (torch.rand(1, 1, 5, 7) < 0.5).expand(3, 2, 5, 7)
     mask = FromTensor(bits)
-    assert mask.tensor.numel() == 35 and mask._shape() == (3, 2)
+    assert mask.tensor.numel() == 35 and mask.batch_and_heads() == (3, 2)
     assert torch.equal(mask.dense(5, 7).expand(3, 2, 5, 7), bits)
     with pytest.raises(ValueError, match="batch of 3"):
-        mask._check(2, 2, 5, 7, None)
+        mask.check(2, 2, 5, 7, None)
 
 
 def test_a_batch_of_none():
     for mask in (Padding([]), Padding(torch.zeros(0, 7, dtype=torch.bool)), Causal().at([]), Prefix([])):
         assert mask.dense(5, 7).shape == (0, 1, 5, 7)
-        assert mask._kind((0, 5), (0, 7), 5, 7) in ("empty", "full", "partial")
-        mask._check(0, 3, 5, 7, torch.device("cpu"))
+        assert mask.kind((0, 5), (0, 7), 5, 7) in ("empty", "full", "partial")
+        mask.check(0, 3, 5, 7, torch.device("cpu"))

@@ -38,7 +38,7 @@ def test_blank_means_empty_and_solid_means_full():
     step = 65536 // cells.shape[0]
     for n in range(cells.shape[0]):
         for m in range(cells.shape[1]):
-            kind = mask._kind((n * step, (n + 1) * step), (m * step, (m + 1) * step), 65536, 65536)
+            kind = mask.kind((n * step, (n + 1) * step), (m * step, (m + 1) * step), 65536, 65536)
             assert (cells[n, m] == 0) == (kind == "empty") and (cells[n, m] == 1) == (kind == "full")
 
 

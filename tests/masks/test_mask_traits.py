@@ -69,7 +69,7 @@ MADE = [
 
 
 def dense(mask, lengths=(L, L)):
-    return mask.dense(*(mask._fixed_lengths() or lengths))
+    return mask.dense(*(mask.required_lengths() or lengths))
 
 
 def plain(value):
@@ -83,23 +83,23 @@ def moved(mask, by, rows=9, keys=9):
     return mask.slice((by, by + rows), (by, by + keys), lengths=(L, L)).dense(rows, keys)
 
 
-@pytest.mark.parametrize("mask", [m for m in MADE if m._placement() in ("open", None)], ids=repr)
+@pytest.mark.parametrize("mask", [m for m in MADE if m.placement() in ("open", None)], ids=repr)
 def test_masks_of_distances_are_those_that_are_the_same_wherever_both_stand(mask):
     same = all(torch.equal(moved(mask, by), moved(mask, 0)) for by in range(1, 12))
     # A mask that happens to be the same here may yet hold data about rows.
-    assert same if mask.throughout("_by_distance") else not same or mask._tables()
+    assert same if mask.throughout("by_distance") else not same or mask.tables()
 
 
 @pytest.mark.parametrize("mask", MADE, ids=repr)
 def test_what_else_they_say_is_so(mask):
     seen = dense(mask)
-    if mask._sees_itself and seen.shape[-1] == seen.shape[-2] == L:
+    if mask.sees_itself and seen.shape[-1] == seen.shape[-2] == L:
         assert seen.diagonal(dim1=-2, dim2=-1).all()
-    if mask._widens:
+    if mask.widens:
         assert (seen[..., 1:, :] >= seen[..., :-1, :]).all()
-    if mask._by_key:
+    if mask.by_key:
         assert torch.equal(seen, seen[..., :1, :].expand_as(seen))
-    if mask.throughout("_endless"):
+    if mask.throughout("endless"):
         assert dense(mask, (5, 1009)).shape[-2:] == (5, 1009)
         mask.at(10**9).tile((0, 3), (0, 5), 3, 5)
 
@@ -107,8 +107,8 @@ def test_what_else_they_say_is_so(mask):
 @pytest.mark.parametrize(
     ("trait", "masks"),
     [
-        ("_sees_itself", [Causal(), Window(3, 2), Prefix(7), Strided(5), Fixed(5, 2), Dilated(3), Chunks(4, 1, 0)]),
-        ("_widens", [Causal(), Window(None, 2), Prefix(7), Padding([19])]),
+        ("sees_itself", [Causal(), Window(3, 2), Prefix(7), Strided(5), Fixed(5, 2), Dilated(3), Chunks(4, 1, 0)]),
+        ("widens", [Causal(), Window(None, 2), Prefix(7), Padding([19])]),
     ],
 )
 def test_what_saves_work_is_said_where_it_is_so(trait, masks):
@@ -119,7 +119,7 @@ def test_every_class_with_a_program_is_known_by_its_fields():
     assert {type(mask).__name__ for mask in MADE} <= {*kinds()}
     for mask in MASKS:
         if not isinstance(mask, FromTensor | Edges | Global):
-            again = type(mask)._made(**{name: plain(getattr(mask, name)) for name in mask._fields})
+            again = type(mask).from_fields(**{name: plain(getattr(mask, name)) for name in mask.fields})
             assert repr(again) == repr(mask)
             assert torch.equal(dense(again), dense(mask))
 
@@ -127,10 +127,10 @@ def test_every_class_with_a_program_is_known_by_its_fields():
 class Every(Causal):
     """What a subclass means is its own affair."""
 
-    def _allow(self, b, h, row, position, key):
+    def allows(self, b, h, row, position, key):
         return key == key
 
-    def _region(self, region):
+    def region_kind(self, region):
         return "full"
 
 

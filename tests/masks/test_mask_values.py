@@ -58,10 +58,10 @@ def test_editing_the_source_changes_nothing(number):
     make, source = sources()[number]
     mask, twin = make(source), make(source.clone())
     before = mask.dense(7, 7)
-    kinds = [mask._kind((i, i + 1), (j, j + 1), 7, 7) for i in range(7) for j in range(7)]
+    kinds = [mask.kind((i, i + 1), (j, j + 1), 7, 7) for i in range(7) for j in range(7)]
     source.copy_(~source if source.dtype == torch.bool else torch.zeros_like(source))
     assert torch.equal(mask.dense(7, 7), before)
-    assert [mask._kind((i, i + 1), (j, j + 1), 7, 7) for i in range(7) for j in range(7)] == kinds
+    assert [mask.kind((i, i + 1), (j, j + 1), 7, 7) for i in range(7) for j in range(7)] == kinds
     assert mask == twin and hash(mask) == hash(twin)
     assert mask != make(source) or torch.equal(make(source).dense(7, 7), before)
 
@@ -137,7 +137,7 @@ def test_what_is_made_from_lists_belongs_to_no_device():
     assert lists._device() is None
     lists &= Documents.from_cu_seqlens([0, 3, 9]) & Prefix([1, 2]) & Blocks([[True]], 9)
     assert lists._device() is None and lists.at([1, 2])._device() is None
-    lists._check(2, 1, 5, 7, torch.device("meta"))
+    lists.check(2, 1, 5, 7, torch.device("meta"))
     assert (Causal() & Padding(torch.tensor([3, 4])))._device() == torch.device("cpu")
 
 
@@ -146,7 +146,7 @@ def test_moving():
     assert mask.to("cpu") == mask
     away = mask.to("meta")
     assert away._device() == torch.device("meta") and mask._device() == torch.device("cpu")
-    away._check(2, 2, 5, 7, torch.device("meta"))
+    away.check(2, 2, 5, 7, torch.device("meta"))
 
 
 BUILDERS = {
@@ -248,15 +248,15 @@ def test_what_padding_remembers_stays_with_it():
         inside = padding.sides(7, 11, torch.device("cpu"))
     assert not inside.rows.is_inference() and not inside.keys.is_inference()
     assert inside.keys.shape == (2, 1, 11) and padding.sides(7, 7, torch.device("cpu")) is not first
-    for other in (pickle.loads(pickle.dumps(padding)), copy.copy(padding), padding._with(queries=None)):
-        assert other.__dict__["_last"] is None
-    assert padding._with(queries=None).sides(7, 7, torch.device("cpu")).rows is None
+    for other in (pickle.loads(pickle.dumps(padding)), copy.copy(padding), padding.replaced(queries=None)):
+        assert other.remembered("sides", (7, 7)) is None
+    assert padding.replaced(queries=None).sides(7, 7, torch.device("cpu")).rows is None
     assert padding.sides(7, 7, torch.device("meta")).keys.device.type == "meta"
 
 
 def _tensors_of(mask):
-    own = [mask.tensor] if isinstance(mask, FromTensor) else [table.values for table in mask._tables()]
-    return [*own, *(tensor for part in mask._parts() for tensor in _tensors_of(part))]
+    own = [mask.tensor] if isinstance(mask, FromTensor) else [table.values for table in mask.tables()]
+    return [*own, *(tensor for part in mask.children() for tensor in _tensors_of(part))]
 
 
 def test_every_name_is_exported():

@@ -97,7 +97,7 @@ def listed(made, b, h, lengths, grains, transposed=False):
 
 def check(mask: Mask, Lq: int, Lk: int, grains=((3, 2),), exact=False):
     made = built(lower(mask, Lq, Lk), Lq, Lk)
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
     assert made.batch in (1, batch) and made.heads in (1, heads) and (made.length_q, made.length_k) == (Lq, Lk)
     dense = mask.dense(Lq, Lk).expand(batch, heads, Lq, Lk).numpy()
     for b, h in np.ndindex(batch, heads):
@@ -296,7 +296,7 @@ def test_random_blocks_of_a_far_query_draw_only_among_the_keys_there_are():
     mask = RandomBlocks(5, 1, 10**9).at(10**10)
     made = built(lower(mask, 3, 200), 3, 200)
     bits = block_of(made, 0, 0, (0, 3), 0, 200)
-    kinds_of_pairs = [[mask._kind((i, i + 1), (j, j + 1), 3, 200) for j in range(200)] for i in range(3)]
+    kinds_of_pairs = [[mask.kind((i, i + 1), (j, j + 1), 3, 200) for j in range(200)] for i in range(3)]
     assert (bits == (np.array(kinds_of_pairs) == "full")).all()
     assert bits.sum(1).tolist() == pytest.approx([20, 20, 20], abs=1)  # one in each ten of the blocks before
 
@@ -391,10 +391,10 @@ def test_the_object_is_remembered():
 def test_a_copy_does_not_carry_the_object(mask):
     native_mask(mask, 5, 7)
     copies = [copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))]
-    assert all(other == mask and other._native is None for other in copies)
+    assert all(other == mask and other.remembered("native", (5, 7)) is None for other in copies)
     if type(mask) is not Causal:
-        meta = mask._with()
-        assert meta._native is None
+        meta = mask.replaced()
+        assert meta.remembered("native", (5, 7)) is None
 
 
 def test_not_remembered_where_a_mode_looks_on():
@@ -403,7 +403,7 @@ def test_not_remembered_where_a_mode_looks_on():
     mask = Causal() & Padding([3, 5])
     with FakeTensorMode():
         seen = native_mask(mask, 5, 7)
-    assert mask._native is None
+    assert mask.remembered("native", (5, 7)) is None
     assert seen.kind(0, 0, (0, 5), (5, 7)) == EMPTY
 
 
@@ -441,10 +441,10 @@ def test_only_predicates_are_worked_out(mask):
 class Odd(Mask):
     """A mask of a class that the lowering does not know."""
 
-    def _allow(self, b, h, row, position, key):
+    def allows(self, b, h, row, position, key):
         return (position + key) % 2 == 1
 
-    def _region(self, region):
+    def region_kind(self, region):
         return "partial"
 
     def _value(self):
@@ -476,7 +476,7 @@ def test_a_mask_of_another_class_is_worked_out():
 )
 def test_a_compiled_graph_carries_it(name):
     mask = LARGE[name]
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
     query, key, value = (torch.rand(batch, heads, length, 8) for length in (LQ, LK, LK))
     torch._dynamo.reset()
     attend = torch.compile(partial(saccade.attention, mask=mask, backend="native"), backend="aot_eager", fullgraph=True)

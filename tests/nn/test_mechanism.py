@@ -238,7 +238,7 @@ def test_a_mechanism_that_reads_tokens_gets_those_the_queries_were_made_from(pad
 @of(CAUSAL)
 def test_what_stands_in_padding_is_not_read(mechanism, padding):
     module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, gate=True, mechanism=mechanism))
-    real = torch.from_numpy(padding._with(queries=padding.keys).dense(L, L).diagonal(dim1=-2, dim2=-1).numpy())[:, 0]
+    real = torch.from_numpy(padding.replaced(queries=padding.keys).dense(L, L).diagonal(dim1=-2, dim2=-1).numpy())[:, 0]
     x, results = tokens(), []
     for poison in (0.0, float("nan")):
         leaf = x.masked_fill(~real[..., None], poison).requires_grad_()

@@ -86,7 +86,7 @@ def test_random_blocks_in_a_slice_far_away(symmetric):
     mask = RandomBlocks(7, 2**38, 3, symmetric=symmetric) | RandomBlocks(7, 1, 40, symmetric=symmetric)
     cut = mask.at(0).slice((far, far + LQ), (far - 3, far - 3 + LK))
     rows, keys = (torch.arange(start, start + size) for start, size in ((far, LQ), (far - 3, LK)))
-    check(cut, mask.at(0)._bits(rows, keys, 2**41, 2**41).expand(BATCH, 1, LQ, LK))
+    check(cut, mask.at(0).grid(rows, keys, 2**41, 2**41).expand(BATCH, 1, LQ, LK))
 
 
 @pytest.mark.parametrize("offset", [0, 10**9, [0, 10**9, 2**53 - 64]], ids=repr)
@@ -94,7 +94,7 @@ def test_tables_are_those_of_the_call(offset):
     far = (10**9, 2**53 - 60, 2**53)
     for mask in (Global([3, *far]), Edges([2, *far], [1, 5, *far[1:]])):
         placed = mask.at(offset)
-        made = [one.values for one in mask._tables()] + lower(placed, LQ, LK).tensors
+        made = [one.values for one in mask.tables()] + lower(placed, LQ, LK).tensors
         assert sum(one.numel() for one in made) <= 4 * len(far) + BATCH * (LQ + LK) + 4 * LQ * BATCH, repr(placed)
         assert not is_structured(placed)
         assert pickle.loads(pickle.dumps(placed)) == placed == mask.to("cpu").at(offset)

@@ -187,10 +187,11 @@ def test_what_is_remembered_of_a_mask_goes_with_it():
     named = problems.tensors()
     mask = saccade.Causal() & saccade.Padding([7, 11])
     saccade.statistics(named["query"], named["key"], mask)
-    assert mask._visibility is not None
-    assert copy.deepcopy(mask)._visibility is None
-    assert mask.at(0)._visibility is None
-    kept = weakref.ref(mask._visibility[1].seen)
+    known, unknown = (one.remembered("visibility", (11, 13)) for one in (mask, copy.deepcopy(mask)))
+    assert known is not None and unknown is None
+    assert mask.at(0).remembered("visibility", (11, 13)) is None
+    kept = weakref.ref(known.seen)
+    del known
     del mask
     gc.collect()
     assert kept() is None

@@ -50,13 +50,13 @@ def built(lowered: MaskProgram, Lq: int, Lk: int) -> Any:
 
 def native_mask(mask: Mask, Lq: int, Lk: int) -> Any:
     """The object the kernels take, remembered by the mask: all layers of a model share it and its work lists."""
-    last = mask._native
-    if last is not None and last[0] == Lq and last[1] == Lk:
-        return last[2]
+    known = mask.remembered("native", (Lq, Lk))
+    if known is not None:
+        return known
     made = built(_lasting_lower(mask, Lq, Lk), Lq, Lk)
     # What a compiler or a dispatch mode looks on may not be made of plain tensors.
     if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()):
-        mask._set(_native=(Lq, Lk, made))
+        mask.remember("native", (Lq, Lk), made)
     return made
 
 
@@ -68,18 +68,18 @@ def is_structured(mask: Mask) -> bool:
 
     It then holds no `Predicate`, no class unknown here, and nothing that is made for the rows and keys of a call.
     """
-    return _is_structured(mask, is_beyond(*mask._origin()))
+    return _is_structured(mask, is_beyond(*mask.origin()))
 
 
 def _is_structured(mask: Mask, beyond: bool) -> bool:
-    by_lengths = mask._by_lengths or (beyond and mask._tables_reach_back)
-    return has_program(mask) and not by_lengths and all(_is_structured(part, beyond) for part in mask._parts())
+    by_lengths = mask.by_lengths or (beyond and mask.tables_reach_back)
+    return has_program(mask) and not by_lengths and all(_is_structured(part, beyond) for part in mask.children())
 
 
 def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
     """A predicate, worked out: tiles of 64 x 64 bits, of which equal ones are kept once and uniform ones not at all."""
     (top, bottom), (left, right) = scope.rows, scope.keys
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
     if not isinstance(scope.offset, int):
         batch = max(batch, scope.offset.shape[0])
     which = np.full((batch, heads, -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)), _EMPTY, dtype=np.int32)
@@ -130,7 +130,7 @@ def _decided(
     for item, head in np.ndindex(*shape):
         at = extent(offset, item)[0]
         region = Region(rows, (rows[0] + at, rows[1] + at), keys, item, head)
-        if mask._region(region) == "full":
+        if mask.region_kind(region) == "full":
             numbers[item, head] = _FULL
     return numbers
 
@@ -141,7 +141,7 @@ def _worked_out(
     """The bits (B or 1, H or 1, r, c) of a rectangle."""
     b, h = torch.arange(shape[0]).view(-1, 1, 1, 1), torch.arange(shape[1]).view(1, -1, 1, 1)
     row, key = torch.arange(*rows).view(1, 1, -1, 1), torch.arange(*keys).view(1, 1, 1, -1)
-    bits = mask._allow(b, h, row, row + per_item(offset, b), key)
+    bits = mask.allows(b, h, row, row + per_item(offset, b), key)
     return bits.expand(*shape, rows[1] - rows[0], keys[1] - keys[0]).cpu().numpy()
 
 

@@ -118,7 +118,7 @@ class TileProblem:
         for number, keys in enumerate(key_spans):
             kind = "full"
             if self.mask is not None:
-                kind = self.mask._kind(hull, (keys.start, keys.stop), self.length_q, self.length_k)
+                kind = self.mask.kind(hull, (keys.start, keys.stop), self.length_q, self.length_k)
             if kind != "empty":
                 yield number, keys, kind
 
@@ -128,7 +128,7 @@ class TileProblem:
         """Boolean (B|1, H|1, r, c); None when every row sees every key of the tile."""
         if kind == "full" or self.mask is None:
             return None
-        bits = self.mask._bits(rows.index, keys.index, self.length_q, self.length_k)
+        bits = self.mask.grid(rows.index, keys.index, self.length_q, self.length_k)
         if bits.shape[0] > 1:
             bits = bits[self.batch[0] : self.batch[1]]
         return bits[:, list(self.heads)] if self.heads is not None and bits.shape[1] > 1 else bits
@@ -144,7 +144,7 @@ class TileProblem:
         if self.dropout is None:
             return None
         assert self.heads is None
-        row, key = (0, 0) if self.mask is None else self.mask._origin()
+        row, key = (0, 0) if self.mask is None else self.mask.origin()
         batch = torch.arange(*self.batch, device=self.device)
         head = torch.arange(heads, device=self.device)
         return self.dropout.factor(batch, head, rows.index + row, keys.index + key, self.dtype)

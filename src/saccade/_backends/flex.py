@@ -80,10 +80,10 @@ def _block_mask(call: Call) -> Any:
     mask, lengths = call.mask, (call.length_q, call.length_k)
     if mask is None:
         return None
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
 
     def rule(b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return mask._rule(b, h, row, key, *lengths)
+        return mask.attends(b, h, row, key, *lengths)
 
     return create_block_mask(
         rule, call.batch if batch > 1 else None, call.heads if heads > 1 else None, *lengths, device=str(call.device)

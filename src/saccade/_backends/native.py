@@ -71,7 +71,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         call.scale,
         call.softcap,
         call.dropout,
-        (0, 0) if mask is None or call.dropout is None else mask._origin(),
+        (0, 0) if mask is None or call.dropout is None else mask.origin(),
     )
     parameter = None if bias is None else bias.parameter
     return attend(settings, call.needs_lse, call.query, call.key, call.value, parameter, call.sink)
@@ -105,7 +105,7 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     if type(mask) is Causal:
         seen = _causal(rows, keys)
     elif isinstance(mask, Mask):
-        mask._check(batch, heads, rows, keys, _CPU)
+        mask.check(batch, heads, rows, keys, _CPU)
         seen = native_mask(mask, rows, keys)
     elif mask is not None:
         return None

@@ -20,14 +20,14 @@ class _Several(Mask):
     parts: tuple[Mask, ...]
     shape: tuple[int, int]
     fixed: Lengths | None
-    _fields = ("parts",)
-    _pairwise = True
+    fields = ("parts",)
+    pairwise = True
     sign = ""
 
     def __init__(self, parts: tuple[Mask, ...]):
         self._set(parts=parts)
-        self._placement()  # refuses parts that stand in different places
-        self._set(shape=super()._shape(), fixed=fixed_lengths(parts))
+        self.placement()  # refuses parts that stand in different places
+        self._set(shape=super().batch_and_heads(), fixed=fixed_lengths(parts))
 
     @classmethod
     def of(cls, *masks: Mask) -> Mask:
@@ -36,13 +36,13 @@ class _Several(Mask):
             flat.extend(mask.parts if isinstance(mask, cls) else (mask,))
         return cls(tuple(flat))
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return self.parts
 
-    def _shape(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         return self.shape
 
-    def _fixed_lengths(self) -> Lengths | None:
+    def required_lengths(self) -> Lengths | None:
         return self.fixed
 
     def _value(self) -> tuple[Hashable, ...]:
@@ -54,14 +54,14 @@ class _Several(Mask):
             program.part(part, scope)
 
     @property
-    def _widens(self) -> bool:
-        return all(part._widens for part in self.parts)
+    def widens(self) -> bool:
+        return all(part.widens for part in self.parts)
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return type(self)(tuple(part.to(device) for part in self.parts))
 
     def _answers(self, *where: Any) -> list[Tensor]:
-        return [part._allow(*where) for part in self.parts]
+        return [part.allows(*where) for part in self.parts]
 
     def __repr__(self) -> str:
         return f" {self.sign} ".join(f"({p!r})" if isinstance(p, _Several) else repr(p) for p in self.parts)
@@ -72,18 +72,18 @@ class And(_Several):
 
     sign = "&"
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return reduce(torch.logical_and, self._answers(b, h, row, position, key))
 
-    def _region(self, region: Region) -> Kind:
-        return both(part._region(region) for part in self.parts)
+    def region_kind(self, region: Region) -> Kind:
+        return both(part.region_kind(region) for part in self.parts)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         self._write_parts(Opcode.ALL, program, scope)
 
     @property
-    def _sees_itself(self) -> bool:
-        return all(part._sees_itself for part in self.parts)
+    def sees_itself(self) -> bool:
+        return all(part.sees_itself for part in self.parts)
 
 
 class Or(_Several):
@@ -91,25 +91,25 @@ class Or(_Several):
 
     sign = "|"
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return reduce(torch.logical_or, self._answers(b, h, row, position, key))
 
-    def _region(self, region: Region) -> Kind:
-        return either(part._region(region) for part in self.parts)
+    def region_kind(self, region: Region) -> Kind:
+        return either(part.region_kind(region) for part in self.parts)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         self._write_parts(Opcode.ANY, program, scope)
 
     @property
-    def _sees_itself(self) -> bool:
-        return any(part._sees_itself for part in self.parts)
+    def sees_itself(self) -> bool:
+        return any(part.sees_itself for part in self.parts)
 
 
 class Not(Mask):
     """The pairs that a mask does not keep."""
 
-    _fields = ("part",)
-    _pairwise = True
+    fields = ("part",)
+    pairwise = True
 
     part: Mask
 
@@ -120,22 +120,22 @@ class Not(Mask):
     def of(cls, mask: Mask) -> Mask:
         return mask.part if isinstance(mask, Not) else cls(mask)
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def _fixed_lengths(self) -> Lengths | None:
-        return self.part._fixed_lengths()
+    def required_lengths(self) -> Lengths | None:
+        return self.part.required_lengths()
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return Not(self.part.to(device))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
-        return ~self.part._allow(b, h, row, position, key)
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return ~self.part.allows(b, h, row, position, key)
 
-    def _region(self, region: Region) -> Kind:
-        return inverted(self.part._region(region))
+    def region_kind(self, region: Region) -> Kind:
+        return inverted(self.part.region_kind(region))
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.INVERT)
         program.part(self.part, scope)
 

@@ -31,11 +31,11 @@ class FromTensor(Mask):
         ValueError: another rank; when used, sizes that do not fit.
     """
 
-    _fields = ("tensor",)
+    fields = ("tensor",)
     tensor: Tensor
     sizes: tuple[int, ...]
     _summary: tuple[np.ndarray, np.ndarray] | None
-    _positional = False
+    positional = False
 
     def __init__(self, tensor: Tensor):
         if not isinstance(tensor, Tensor):
@@ -45,21 +45,21 @@ class FromTensor(Mask):
         copy = _compact(tensor) if of_vmap(tensor) else _lasting_copy(tensor)
         self._set(tensor=copy, sizes=tuple(tensor.shape), _summary=None)
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return (1, 1) if len(self.sizes) == 2 else (self.sizes[0], self.sizes[1])
 
-    def _tables(self) -> tuple[Any, ...]:
+    def tables(self) -> tuple[Any, ...]:
         return (_TensorByContents(self.tensor),)
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         move = self.tensor.to
-        return self._with(tensor=move(device) if of_vmap(self.tensor) else lasting(move)(device))
+        return self.replaced(tensor=move(device) if of_vmap(self.tensor) else lasting(move)(device))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = (b, h, row, key)
         return self.tensor[tuple(p if n > 1 else p.clamp(0, 0) for p, n in zip(places, self.tensor.shape, strict=True))]
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         summary = self._blocks()
         if summary is None:
             return "partial"
@@ -79,7 +79,7 @@ class FromTensor(Mask):
             self._set(_summary=_summarised(self.tensor))
         return self._summary
 
-    def _fits(self, problem: MaskProblem) -> None:
+    def fits(self, problem: MaskProblem) -> None:
         rows, keys = self.sizes[-2:]
         free = (1,) if len(self.sizes) == 4 else ()
         fitting = [
@@ -98,10 +98,10 @@ class FromTensor(Mask):
         return {**super().__getstate__(), "_summary": None}
 
     @classmethod
-    def _made(cls, **fields: Any) -> Mask:
+    def from_fields(cls, **fields: Any) -> Mask:
         return cls(fields["tensor"])
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.TENSOR, program.table(self.tensor))
 
     def __repr__(self) -> str:
@@ -141,10 +141,10 @@ class Predicate(Mask):
             heads=None if heads is None else whole(heads, "Predicate: heads", least=1),
         )
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return self.batch or 1, self.heads or 1
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         item = _Undeclared("b", "batch") if self.batch is None else b
         head = _Undeclared("h", "heads") if self.heads is None else h
         answer = self.fn(item, head, position, key)
@@ -152,7 +152,7 @@ class Predicate(Mask):
             raise TypeError(f"Predicate: fn must return a bool tensor, got {describe(answer)}")
         return answer if answer.dim() >= key.dim() else answer.expand(np.broadcast_shapes(position.shape, key.shape))
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         return "partial"
 
     def _value(self) -> tuple[Hashable, ...]:

@@ -42,7 +42,7 @@ class Blocks(Mask):
           1 1 1 1
     """
 
-    _fields = ("layout", "size")
+    fields = ("layout", "size")
 
     layout: OwnedTensor
     size: int
@@ -55,16 +55,16 @@ class Blocks(Mask):
             raise ValueError(f"Blocks: layout must be {wanted}, got {describe(table.values)}")
         self._set(layout=table, size=bounded(size, "Blocks: size", least=1), _counts=block_counts(_by_head(table.host)))
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return 1, 1 if len(self.layout.shape) == 2 else self.layout.shape[0]
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return (self.layout,)
 
-    def _moved(self, device: torch.device | str) -> Mask:
-        return self._with(layout=self.layout.to(device))
+    def moved(self, device: torch.device | str) -> Mask:
+        return self.replaced(layout=self.layout.to(device))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         layout = self.layout.on(key.device)
         rows, keys = layout.shape[-2:]
         query_block, key_block = position // self.size, key // self.size
@@ -74,7 +74,7 @@ class Blocks(Mask):
             places = (h if layout.shape[0] > 1 else h * 0, *places)
         return inside & layout[places]
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         rows, keys = _touched(region.positions, self.size), _touched(region.keys, self.size)
         total = (rows[1] - rows[0]) * (keys[1] - keys[0])
         (top, bottom), (left, right) = _within(rows, self.layout.shape[-2]), _within(keys, self.layout.shape[-1])
@@ -84,7 +84,7 @@ class Blocks(Mask):
         kept = counts[:, bottom, right] - counts[:, top, right] - counts[:, bottom, left] + counts[:, top, left]
         return "empty" if not kept.any() else "full" if kept.min() == total else "partial"
 
-    def _fits(self, problem: MaskProblem) -> None:
+    def fits(self, problem: MaskProblem) -> None:
         rows, keys = (blocks * self.size for blocks in self.layout.shape[-2:])
         if problem.positions[1] > rows:
             raise ValueError(
@@ -93,7 +93,7 @@ class Blocks(Mask):
         if problem.keys > keys:
             raise ValueError(f"Blocks: the layout covers {keys} keys, there are {problem.keys}")
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.BLOCKS, program.table(self.layout), self.size)
 
     def __repr__(self) -> str:
@@ -118,8 +118,8 @@ class RandomBlocks(Mask):
         TypeError, ValueError: not ints, or outside these ranges.
     """
 
-    _fields = ("seed", "size", "count", "symmetric")
-    _tables_reach_back = True
+    fields = ("seed", "size", "count", "symmetric")
+    tables_reach_back = True
 
     seed: int
     size: int
@@ -139,7 +139,7 @@ class RandomBlocks(Mask):
             _start=_mixed(_mixed(number & _LOW) ^ (number >> 32 & _LOW)),
         )
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         query_block, key_block = position // self.size, key // self.size
         hit = self._drawn(query_block, key_block)
         return hit | self._drawn(key_block, query_block) if self.symmetric else hit
@@ -155,7 +155,7 @@ class RandomBlocks(Mask):
             hit = hit | ((other == drawn) & (width > 0))
         return hit
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         rows, keys = _touched(region.positions, self.size), _touched(region.keys, self.size)
         if rows[1] - rows[0] + keys[1] - keys[0] > _MANY:
             return "partial"
@@ -176,7 +176,7 @@ class RandomBlocks(Mask):
         for part in range(max(first, 0), last + 1):
             yield _block_drawn(self._start, count, drawer, part)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.RANDOM, self._start, self.size, self.count, int(self.symmetric))
 
     def __repr__(self) -> str:

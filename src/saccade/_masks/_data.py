@@ -211,15 +211,15 @@ class OwnedTensor:
         if self.values.device == device or not self.portable:
             return self.values
         if device not in self._copies:
-            self._copies[device] = self._moved(device)
+            self._copies[device] = self.moved(device)
         return self._copies[device]
 
     def to(self, device: torch.device | str) -> OwnedTensor:
-        moved = self.values if self.portable else self._moved(device)
+        moved = self.values if self.portable else self.moved(device)
         return self if moved is self.values else OwnedTensor(moved, portable=False, host=self.host)
 
     @lasting
-    def _moved(self, device: torch.device | str) -> Tensor:
+    def moved(self, device: torch.device | str) -> Tensor:
         return self.values.to(device)
 
     @property

@@ -41,7 +41,7 @@ class Documents(Mask):
           . . 1                     . . 1
     """
 
-    _fields = ("query_ids", "key_ids")
+    fields = ("query_ids", "key_ids")
 
     query_ids: OwnedTensor
     key_ids: OwnedTensor | None
@@ -50,7 +50,7 @@ class Documents(Mask):
 
     def __init__(self, query_ids: Ids, key_ids: Ids | None = None):
         self._set(query_ids=_ids(query_ids, "query_ids"), key_ids=None if key_ids is None else _ids(key_ids, "key_ids"))
-        self._own_shape()
+        self.own_batch_and_heads()
         self._prepare()
 
     @classmethod
@@ -72,7 +72,7 @@ class Documents(Mask):
         return cls(_expanded(queries), _expanded(keys))
 
     @property
-    def _positional(self) -> bool:  # type: ignore[override]
+    def positional(self) -> bool:  # type: ignore[override]
         return self.key_ids is None
 
     def _prepare(self) -> None:
@@ -83,25 +83,25 @@ class Documents(Mask):
             rows = keys = _renumbered(rows)
         self._set(_rows=_Ranges(rows), _keys=_Ranges(keys))
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         keys = 1 if self.key_ids is None else _batch(self.key_ids)
         return common(_batch(self.query_ids), keys, "batch items"), 1
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return (self.query_ids,) if self.key_ids is None else (self.query_ids, self.key_ids)
 
-    def _moved(self, device: torch.device | str) -> Mask:
-        return self._with(
+    def moved(self, device: torch.device | str) -> Mask:
+        return self.replaced(
             query_ids=self.query_ids.to(device), key_ids=None if self.key_ids is None else self.key_ids.to(device)
         )
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         where = position if self.key_ids is None else row
         query, real = _looked_up(self.query_ids, b, where)
         other, also_real = _looked_up(self.query_ids if self.key_ids is None else self.key_ids, b, key)
         return (query == other) & real & also_real
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         where = region.positions if self.key_ids is None else region.rows
         inside = self._rows.within(where) and self._keys.within(region.keys)
         rows, keys = self._rows.extremes(where, region.item), self._keys.extremes(region.keys, region.item)
@@ -110,7 +110,7 @@ class Documents(Mask):
         same = (rows[0] == rows[1]) & (keys[0] == keys[1]) & (rows[0] == keys[0])
         return "full" if inside and same.all() else "partial"
 
-    def _fits(self, problem: MaskProblem) -> None:
+    def fits(self, problem: MaskProblem) -> None:
         have, keys = self._rows.size, self._keys.size
         if self.key_ids is None:
             reached = max(problem.positions[1], problem.keys) if problem.rows else problem.keys
@@ -126,10 +126,10 @@ class Documents(Mask):
             )
 
     @property
-    def _sees_itself(self) -> bool:
+    def sees_itself(self) -> bool:
         return self.key_ids is None
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.DOCUMENTS, program.table(self.query_ids), program.table(self.key_ids))
 
     def __repr__(self) -> str:

@@ -25,8 +25,8 @@ class PerHead(Mask):
         ValueError: none given, parts placed differently; when used, another number of query heads.
     """
 
-    _fields = ("masks",)
-    _pairwise = True
+    fields = ("masks",)
+    pairwise = True
 
     masks: tuple[Mask, ...]
     _distinct: tuple[Mask, ...]
@@ -46,28 +46,28 @@ class PerHead(Mask):
             _which=tuple(distinct.index(mask) for mask in masks),
             _fixed=fixed_lengths(distinct),
         )
-        self._placement()  # refuses parts that stand in different places
-        self._shape()
+        self.placement()  # refuses parts that stand in different places
+        self.batch_and_heads()
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return self._distinct
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return 1, len(self.masks)
 
-    def _fixed_lengths(self) -> Lengths | None:
+    def required_lengths(self) -> Lengths | None:
         return self._fixed
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         moved = [mask.to(device) for mask in self._distinct]
         return PerHead([moved[which] for which in self._which])
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
-        answers = [mask._allow(b, h, row, position, key) for mask in self._distinct]
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        answers = [mask.allows(b, h, row, position, key) for mask in self._distinct]
         if len(self.masks) == 1:  # one mask stands for all heads
             return answers[0]
         along_heads = h.dim() == 4 and h.numel() == h.shape[1]
-        if along_heads and all(mask._shape()[1] == 1 for mask in self._distinct):
+        if along_heads and all(mask.batch_and_heads()[1] == 1 for mask in self._distinct):
             order = torch.tensor(self._which, device=h.device)[h.flatten()]
             first = [answer[:, :1] for answer in answers]
             size = np.broadcast_shapes(*(answer.shape for answer in first))
@@ -77,22 +77,22 @@ class PerHead(Mask):
             result = result | ((h == head) & answers[which])
         return result
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         if region.head is not None:
-            return self.masks[region.head]._region(region)
-        if all(mask._shape()[1] == 1 for mask in self._distinct):
-            return throughout(mask._region(region) for mask in self._distinct)
-        return throughout(mask._region(region._replace(head=head)) for head, mask in enumerate(self.masks))
+            return self.masks[region.head].region_kind(region)
+        if all(mask.batch_and_heads()[1] == 1 for mask in self._distinct):
+            return throughout(mask.region_kind(region) for mask in self._distinct)
+        return throughout(mask.region_kind(region._replace(head=head)) for head, mask in enumerate(self.masks))
 
     @property
-    def _sees_itself(self) -> bool:
-        return all(part._sees_itself for part in self._distinct)
+    def sees_itself(self) -> bool:
+        return all(part.sees_itself for part in self._distinct)
 
     @property
-    def _widens(self) -> bool:
-        return all(part._widens for part in self._distinct)
+    def widens(self) -> bool:
+        return all(part.widens for part in self._distinct)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.HEADS, len(self._distinct), len(self._which), *self._which)
         for part in self._distinct:
             program.part(part, scope)

@@ -7,10 +7,11 @@ True means attend. Query row i stands at position `i + (Lk - Lq)` unless `.at(of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -61,80 +62,91 @@ class Mask(ABC):
 
     Positions. Query row i stands at position `i + (Lk - Lq)`: the last query beside the last key (bottom-right).
     `mask.at(offset)` places the queries elsewhere, for the whole expression.
+
+    A class of mask says `fields`, `allows` (its definition), `region_kind` (what it knows of a rectangle), `write` (its
+    program for the native kernels) and its traits. Backends and caches ask `check`, `kind`, `grid`, `attends`,
+    `throughout`, `children`, `batch_and_heads`, `placement` and `origin`, which hold for every mask.
     """
 
     @abstractmethod
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         """Whether the pair attends: elementwise, on int64 tensors that broadcast. The definition of the mask."""
 
     @abstractmethod
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         """The kind of a rectangle that is not empty in rows or keys, on the host; "partial" where not known."""
 
-    _fields: ClassVar[tuple[str, ...]] = ()
+    fields: ClassVar[tuple[str, ...]] = ()
     """The arguments that make another one like it, which are attributes, too."""
 
     def _value(self) -> tuple[Hashable, ...]:
         """What the mask is, for equality and hashing."""
-        return tuple(getattr(self, name) for name in self._fields)
+        return tuple(getattr(self, name) for name in self.fields)
 
     @classmethod
-    def _made(cls, **fields: Any) -> Mask:
+    def from_fields(cls, **fields: Any) -> Mask:
         """Another one from the values of its fields."""
         return cls(**fields)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         """Its part of the program for the native kernels; a class that has none is worked out pair by pair."""
         raise NotImplementedError
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         """The masks it is made of."""
         return ()
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return 1, 1
 
-    def _fits(self, problem: MaskProblem) -> None:  # noqa: B027
+    def fits(self, problem: MaskProblem) -> None:  # noqa: B027
         """ValueError if the mask's own data does not fit; parts, batch and heads are looked after elsewhere."""
 
-    def _tables(self) -> tuple[Any, ...]:
+    def tables(self) -> tuple[Any, ...]:
         """The tables (things with `.device` and `.on`) it holds."""
         return ()
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return self
 
     # What a mask says of itself. Masks made of masks ask their parts where that is the same.
-    _positional = True  # whether the answer depends on where the queries stand
-    _pairwise = False  # made of masks: a pair's answer is a function of its parts' answers for that pair
-    _by_distance = False  # ... of key - position alone
-    _by_position = False  # ... of the two positions alone, without data about the rows of one batch
-    _endless = False  # it holds for any position: no data of its own that positions could leave
-    _tables_reach_back = False  # the kernels make tables of all keys up to the last of a slice, and lists of all rows
-    _by_lengths = False  # its program is made for the rows and keys of a call
+    positional = True  # whether the answer depends on where the queries stand
+    pairwise = False  # made of masks: a pair's answer is a function of its parts' answers for that pair
+    by_distance = False  # ... of key - position alone
+    by_position = False  # ... of the two positions alone, without data about the rows of one batch
+    endless = False  # it holds for any position: no data of its own that positions could leave
+    tables_reach_back = False  # the kernels make tables of all keys up to the last of a slice, and lists of all rows
+    by_lengths = False  # its program is made for the rows and keys of a call
 
     @property
-    def _sees_itself(self) -> bool:
+    def sees_itself(self) -> bool:
         """Whether the query at position p is sure to see key p."""
         return False
 
     @property
-    def _widens(self) -> bool:
+    def widens(self) -> bool:
         """Whether each row sees at least what the row before it sees, so that the last row tells all."""
-        return self._by_key
+        return self.by_key
 
     @property
-    def _by_key(self) -> bool:
+    def by_key(self) -> bool:
         """Whether the row does not matter."""
         return False
 
     def throughout(self, trait: str) -> bool:
-        """Whether it, or each part of a mask made of masks, has `_by_distance`, `_by_position` or `_endless`."""
-        return all(part.throughout(trait) for part in self._parts()) if self._pairwise else getattr(self, trait)
+        """Whether it, or each part of a mask made of masks, has `by_distance`, `by_position` or `endless`."""
+        return all(part.throughout(trait) for part in self.children()) if self.pairwise else getattr(self, trait)
 
-    # What was worked out of it last, and for which lengths: one mask serves every layer of a model.
-    _native: tuple[int, int, Any] | None = None  # the native kernels' object
-    _visibility: tuple[tuple[int, int], Any] | None = None  # what statistics need
+    _memos: Mapping[str, tuple[Lengths, Any]] = MappingProxyType({})
+
+    def remembered(self, what: str, lengths: Lengths) -> Any:
+        """What `remember` was given last under this name, if for these lengths; else None."""
+        held = self._memos.get(what)
+        return held[1] if held is not None and held[0] == lengths else None
+
+    def remember(self, what: str, lengths: Lengths, value: Any) -> None:
+        """Keep what was worked out for (Lq, Lk), since one mask serves every layer of a model. Copies forget it."""
+        self._set(_memos={**self._memos, what: (lengths, value)})
 
     def __and__(self, other: Any) -> Mask:
         from ._algebra import And
@@ -202,7 +214,7 @@ class Mask(ABC):
 
     def to(self, device: torch.device | str) -> Mask:
         """The same mask with its tensors on `device`."""
-        return self._moved(device)
+        return self.moved(device)
 
     def dense(self, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tensor:
         """The whole mask as a bool tensor (B or 1, H or 1, Lq, Lk), True = attend. For small problems and tests.
@@ -211,7 +223,7 @@ class Mask(ABC):
             ValueError: the mask does not fit these lengths.
         """
         mask, place = self._settled(Lq, Lk, device)
-        return mask._bits(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk).contiguous()
+        return mask.grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk).contiguous()
 
     def tile(self, rows: Where, keys: Where, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tile:
         """What the mask does in a rectangle of the problem (Lq, Lk); nothing larger than the rectangle is formed.
@@ -224,10 +236,10 @@ class Mask(ABC):
         """
         mask, place = self._settled(Lq, Lk, device)
         row_span, key_span = span(rows, Lq, "rows"), span(keys, Lk, "keys")
-        kind = mask._kind(row_span, key_span, Lq, Lk)
+        kind = mask.kind(row_span, key_span, Lq, Lk)
         if kind != "partial":
             return Tile(kind)
-        bits = mask._bits(torch.arange(*row_span, device=place), torch.arange(*key_span, device=place), Lq, Lk)
+        bits = mask.grid(torch.arange(*row_span, device=place), torch.arange(*key_span, device=place), Lq, Lk)
         if not bits.any():
             return Tile("empty")
         return Tile("full") if bits.all() else Tile("partial", bits.contiguous())
@@ -257,23 +269,23 @@ class Mask(ABC):
         bounded(Lq, "Lq", least=0), bounded(Lk, "Lk", least=0)
         mask = self if device is None else self.to(device)
         place = torch.device(device) if device is not None else self._device() or torch.device("cpu")
-        mask._check(None, None, Lq, Lk, None)
+        mask.check(None, None, Lq, Lk, None)
         return mask, place
 
-    def _rule(self, b: Tensor, h: Tensor, row: Tensor, key: Tensor, Lq: int, Lk: int) -> Tensor:
+    def attends(self, b: Tensor, h: Tensor, row: Tensor, key: Tensor, Lq: int, Lk: int) -> Tensor:
         """Whether query row `row` attends to `key` in item b and head h: elementwise, broadcastable int64 tensors."""
         self._check_sizes(Lq, Lk)
-        return self._allow(b, h, row, row + (Lk - Lq), key)
+        return self.allows(b, h, row, row + (Lk - Lq), key)
 
-    def _bits(self, rows: Tensor, keys: Tensor, Lq: int, Lk: int) -> Tensor:
+    def grid(self, rows: Tensor, keys: Tensor, Lq: int, Lk: int) -> Tensor:
         """The rule on a grid: rows (r,) and keys (c,) int64 in any order -> bool (B or 1, H or 1, r, c)."""
-        batch, heads = self._shape()
+        batch, heads = self.batch_and_heads()
         b = torch.arange(batch, device=rows.device).view(-1, 1, 1, 1)
         h = torch.arange(heads, device=rows.device).view(1, -1, 1, 1)
-        bits = self._rule(b, h, rows.view(1, 1, -1, 1), keys.view(1, 1, 1, -1), Lq, Lk)
+        bits = self.attends(b, h, rows.view(1, 1, -1, 1), keys.view(1, 1, 1, -1), Lq, Lk)
         return bits.expand(bits.shape[0], bits.shape[1], rows.numel(), keys.numel())
 
-    def _kind(
+    def kind(
         self, rows: Span, keys: Span, Lq: int, Lk: int, *, item: int | None = None, head: int | None = None
     ) -> Kind:
         """What is certain of a rectangle for every batch item and head, or for the one named; else "partial"."""
@@ -281,83 +293,82 @@ class Mask(ABC):
         if rows[0] >= rows[1] or keys[0] >= keys[1]:
             return "empty"
         offset = Lk - Lq
-        return self._region(Region(rows, (rows[0] + offset, rows[1] + offset), keys, item, head))
+        return self.region_kind(Region(rows, (rows[0] + offset, rows[1] + offset), keys, item, head))
 
-    def _check(self, B: int | None, Hq: int | None, Lq: int, Lk: int, device: torch.device | None) -> None:
+    def check(self, B: int | None, Hq: int | None, Lq: int, Lk: int, device: torch.device | None) -> None:
         """ValueError naming what does not fit these sizes; B, Hq and device are None where not known."""
         self._check_sizes(Lq, Lk)
-        batch, heads = self._shape()
+        batch, heads = self.batch_and_heads()
         if B is not None and batch not in (1, B):
             raise ValueError(f"mask: made for a batch of {batch}, the query has a batch of {B}: {self!r}")
         if Hq is not None and heads not in (1, Hq):
             raise ValueError(f"mask: made for {heads} heads, the query has {Hq} heads: {self!r}")
         if device is not None:
             self._check_device(torch.device(device))
-        self._check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk)))
+        self.check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk)))
 
     def _check_sizes(self, Lq: int, Lk: int) -> None:
-        fixed = self._fixed_lengths()
+        fixed = self.required_lengths()
         if fixed not in (None, (Lq, Lk)):
             raise ValueError(f"a slice of {fixed} queries and keys cannot stand in a problem of {(Lq, Lk)}: {self!r}")
 
-    def _fixed_lengths(self) -> Lengths | None:
+    def required_lengths(self) -> Lengths | None:
         """(Lq, Lk) of the only problem it may be evaluated on, if it is a slice."""
         return None
 
-    def _check_fit(self, problem: MaskProblem) -> None:
-        self._fits(problem)
-        for part in self._parts():
-            part._check_fit(problem)
+    def check_fit(self, problem: MaskProblem) -> None:
+        self.fits(problem)
+        for part in self.children():
+            part.check_fit(problem)
 
     def _check_device(self, device: torch.device) -> None:
-        for table in self._tables():
+        for table in self.tables():
             if table.device is not None and table.device != device:
                 raise ValueError(
                     f"mask: {type(self).__name__} is on device {table.device}, the query on {device}: "
                     f"use mask.to({str(device)!r})"
                 )
             table.on(device)
-        for part in self._parts():
+        for part in self.children():
             part._check_device(device)
 
     def _device(self) -> torch.device | None:
         """The device its tensors are on, None where it has none."""
-        own: list[torch.device | None] = [table.device for table in self._tables()]
-        held = [device for device in (*own, *(part._device() for part in self._parts())) if device is not None]
+        own: list[torch.device | None] = [table.device for table in self.tables()]
+        held = [device for device in (*own, *(part._device() for part in self.children())) if device is not None]
         return held[0] if held else None
 
-    def _origin(self) -> tuple[int, int]:
+    def origin(self) -> tuple[int, int]:
         """(row, key) of the whole problem at which row 0 and key 0 of this one stand: (0, 0) unless sliced."""
-        origins = (part._origin() for part in self._parts())
+        origins = (part.origin() for part in self.children())
         return next((origin for origin in origins if origin != (0, 0)), (0, 0))
 
-    def _shape(self) -> tuple[int, int]:
+    def batch_and_heads(self) -> tuple[int, int]:
         """(B or 1, H or 1): whether it differs by batch item and by head."""
-        batch, heads = self._own_shape()
-        for part in self._parts():
-            b, h = part._shape()
+        batch, heads = self.own_batch_and_heads()
+        for part in self.children():
+            b, h = part.batch_and_heads()
             batch = common(batch, b, "batch items")
             heads = common(heads, h, "heads")
         return batch, heads
 
-    def _placement(self) -> Hashable:
+    def placement(self) -> Hashable:
         """None: positions do not matter. "open": they are the problem's. Anything else: fixed by .at or .slice."""
         from ._placement import shared
 
-        return shared(self._parts()) if self._parts() else ("open" if self._positional else None)
+        return shared(self.children()) if self.children() else ("open" if self.positional else None)
 
     def _set(self, **fields: Any) -> None:
         self.__dict__.update(fields)
 
-    def _with(self, **fields: Any) -> Mask:
+    def replaced(self, **fields: Any) -> Mask:
         """A copy with other fields."""
         copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy._set(_native=None, _visibility=None, **fields)
+        copy.__dict__.update(self.__getstate__(), **fields)
         return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None, "_visibility": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_memos"}
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: make a new mask instead of setting {name}")
@@ -381,7 +392,7 @@ def kinds() -> dict[str, type[Mask]]:
 
     def look(kind: type[Mask]) -> None:
         for one in kind.__subclasses__():
-            if "_write" in vars(one) and one.__module__.startswith(f"{__package__}."):
+            if "write" in vars(one) and one.__module__.startswith(f"{__package__}."):
                 found[one.__name__] = one
             look(one)
 
@@ -391,7 +402,7 @@ def kinds() -> dict[str, type[Mask]]:
 
 def fixed_lengths(masks: Sequence[Mask]) -> Lengths | None:
     """The sizes that slices among masks to be combined prescribe."""
-    known = (mask._fixed_lengths() for mask in masks)
+    known = (mask.required_lengths() for mask in masks)
     return next((lengths for lengths in known if lengths is not None), None)
 
 

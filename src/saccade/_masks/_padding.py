@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._data import OwnedTensor, Subset, bounded_table, describe, lasting, traced, zeros_and_ones
 from ._intervals import Kind, Region, both
-from ._mask import Lengths, Mask, MaskProblem, common
+from ._mask import Mask, MaskProblem, common
 from ._program import Opcode, Program, ProgramScope
 
 Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
@@ -46,25 +46,26 @@ class Padding(Mask):
          item 0     item 1
     """
 
-    _fields = ("keys", "queries")
+    fields = ("keys", "queries")
 
     keys: Subset
     queries: Subset | None
-    _last: tuple[Lengths, PaddingSides] | None = None
-    _positional = False
+    positional = False
 
     def __init__(self, keys: Kept, queries: Kept | None = None):
         self._set(keys=kept(keys, "keys"), queries=None if queries is None else kept(queries, "queries"))
-        self._own_shape()
+        self.own_batch_and_heads()
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return common(self.keys.batch, 1 if self.queries is None else self.queries.batch, "batch items"), 1
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return (self.keys.table,) if self.queries is None else (self.keys.table, self.queries.table)
 
-    def _moved(self, device: torch.device | str) -> Mask:
-        return self._with(keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device))
+    def moved(self, device: torch.device | str) -> Mask:
+        return self.replaced(
+            keys=self.keys.to(device), queries=None if self.queries is None else self.queries.to(device)
+        )
 
     def sides(self, Lq: int, Lk: int, device: torch.device) -> PaddingSides:
         """Which rows and keys take part, for lengths that fit."""
@@ -72,15 +73,15 @@ class Padding(Mask):
         # of graphs being captured; one made while a compiler or a dispatch mode looks on may not be a plain tensor, and
         # one made while a trace is recorded belongs to the trace.
         if device.type != "cpu" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or traced():
-            return self._sides(Lq, Lk, device)
-        last = self._last
-        if last is None or last[0] != (Lq, Lk):
-            last = (Lq, Lk), self._sides(Lq, Lk, device)
-            self._set(_last=last)
-        return last[1]
+            return self._marked_sides(Lq, Lk, device)
+        known: PaddingSides | None = self.remembered("sides", (Lq, Lk))
+        if known is None:
+            known = self._marked_sides(Lq, Lk, device)
+            self.remember("sides", (Lq, Lk), known)
+        return known
 
     @lasting
-    def _sides(self, Lq: int, Lk: int, device: torch.device) -> PaddingSides:
+    def _marked_sides(self, Lq: int, Lk: int, device: torch.device) -> PaddingSides:
         keys = self.keys.marks(Lk, device)
         rows = None if self.queries is None else self.queries.marks(Lq, device)
         if not self.keys.everywhere(Lk):
@@ -91,30 +92,24 @@ class Padding(Mask):
         keys = keys if Lq else torch.zeros_like(keys)
         return PaddingSides(None if rows is None else rows[:, None], keys[:, None])
 
-    def _with(self, **fields: Any) -> Mask:
-        return super()._with(_last=None, **fields)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_last": None}
-
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         real = self.keys.contains(b, key)
         return real if self.queries is None else real & self.queries.contains(b, row)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         kind = self.keys.kind(region.keys, region.item)
         return kind if self.queries is None else both((kind, self.queries.kind(region.rows, region.item)))
 
-    def _fits(self, problem: MaskProblem) -> None:
+    def fits(self, problem: MaskProblem) -> None:
         fits(self.keys, problem.keys, "keys", problem.exact)
         if self.queries is not None:
             fits(self.queries, problem.rows, "queries", problem.exact)
 
     @property
-    def _by_key(self) -> bool:
+    def by_key(self) -> bool:
         return self.queries is None
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         rows = None if self.queries is None else self.queries.table
         program.write(Opcode.PADDING, program.table(self.keys.table), program.table(rows))
 

@@ -153,7 +153,7 @@ def picture(
     if not (to is None or isinstance(to, str | Path)):
         raise TypeError(f"to must be None, 'text', 'svg' or a path, got {describe(to)}")
     mask, _ = mask._settled(Lq, Lk, None)
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
     for index, size, name in ((item, batch, "item"), (head, heads, "head")):
         if whole(index, name, least=0) >= size > 1:
             raise ValueError(f"{name} must be below {size}, got {index}")
@@ -188,18 +188,18 @@ def _at_usual_sizes(mask: Mask) -> Iterator[MaskPicture]:
 
 def _usual_sizes(mask: Mask) -> list[tuple[int, int]]:
     """Sizes to draw a mask at: its own where its data fit one alone, else ever larger squares."""
-    fixed = mask._fixed_lengths()
+    fixed = mask.required_lengths()
     if fixed is not None:
         return [fixed]
-    squares = [n for n in _SQUARES if _fits(mask, n)]
+    squares = [n for n in _SQUARES if fits(mask, n)]
     if not squares:
-        squares = [n for n in range(_ONE_BY_ONE - 1, 0, -1) if _fits(mask, n)][:1]
+        squares = [n for n in range(_ONE_BY_ONE - 1, 0, -1) if fits(mask, n)][:1]
     return [(n, n) for n in squares] or _sizes_of_tensors(mask)
 
 
-def _fits(mask: Mask, length: int) -> bool:
+def fits(mask: Mask, length: int) -> bool:
     try:
-        mask._check(None, None, length, length, None)
+        mask.check(None, None, length, length, None)
     except ValueError:
         return False
     return True
@@ -209,7 +209,7 @@ def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
     """Those of the first part that is a tensor of so many queries and other keys."""
     if isinstance(mask, FromTensor):
         return [(mask.sizes[-2], mask.sizes[-1])]
-    return next((found for part in mask._parts() if (found := _sizes_of_tensors(part))), [])
+    return next((found for part in mask.children() if (found := _sizes_of_tensors(part))), [])
 
 
 def _says_little(drawn: MaskPicture) -> bool:
@@ -233,7 +233,7 @@ def _fractions(mask: Mask, Lq: int, Lk: int, step: int, item: int, head: int) ->
     keys = [(at, min(at + step, Lk)) for at in range(0, Lk, step)]
     cells = np.zeros((len(rows), len(keys)))
     for n, row in enumerate(rows):
-        kinds = [mask._kind(row, key, Lq, Lk, item=item, head=head) for key in keys]
+        kinds = [mask.kind(row, key, Lq, Lk, item=item, head=head) for key in keys]
         cells[n] = [kind == "full" for kind in kinds]
         partial = [m for m, kind in enumerate(kinds) if kind == "partial"]
         if partial:
@@ -248,7 +248,7 @@ def _looked_at(mask: Mask, Lq: int, Lk: int, row: Span, keys: list[Span], item: 
     at = [torch.as_tensor(np.atleast_1d(x), device=device) for x in (item, head, _grid(row), np.concatenate(places))]
     shapes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
     b, h, i, j = (index.view(shape) for index, shape in zip(at, shapes, strict=True))
-    bits = mask._rule(b, h, i, j, Lq, Lk).expand(1, 1, i.numel(), j.numel())[0, 0].cpu().numpy()
+    bits = mask.attends(b, h, i, j, Lq, Lk).expand(1, 1, i.numel(), j.numel())[0, 0].cpu().numpy()
     counted = row[1] - row[0] <= _SIDE and all(key[1] - key[0] <= _SIDE for key in keys)
     slack = 0.0 if counted else 1 / 64  # a sample does not prove that nothing, or everything, attends
     ends = np.cumsum([len(place) for place in places])[:-1]

@@ -17,7 +17,7 @@ from ._program import Opcode, Program, ProgramScope
 
 def shared(masks: Sequence[Mask]) -> Hashable:
     """The one placement of masks that are combined. ValueError where they stand in different places."""
-    found = {mask._placement() for mask in masks} - {None}
+    found = {mask.placement() for mask in masks} - {None}
     if len(found) <= 1:
         return found.pop() if found else None
     if "open" in found:
@@ -37,7 +37,7 @@ def shared(masks: Sequence[Mask]) -> Hashable:
 class At(Mask):
     """A mask whose query row i stands at position `i + offset`. Made by `Mask.at`."""
 
-    _fields = ("part", "offset")
+    fields = ("part", "offset")
 
     part: Mask
     offset: int | OwnedTensor
@@ -50,33 +50,33 @@ class At(Mask):
         if _placed(mask):
             raise ValueError(f"this mask is placed already, .at once for the whole expression: {mask!r}")
         placed = cls(mask, numbers(offset, "offset"))
-        placed._shape()
+        placed.batch_and_heads()
         return placed
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return (1, 1) if isinstance(self.offset, int) else (self.offset.shape[0], 1)
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return () if isinstance(self.offset, int) else (self.offset,)
 
-    def _placement(self) -> Hashable:
+    def placement(self) -> Hashable:
         return "at", self.offset
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return At(self.part.to(device), self.offset if isinstance(self.offset, int) else self.offset.to(device))
 
-    def _check_fit(self, problem: MaskProblem) -> None:
+    def check_fit(self, problem: MaskProblem) -> None:
         unknown = torch.compiler.is_compiling() and not isinstance(self.offset, int)
         low, high = (0, -problem.rows) if unknown else extent(self.offset, None)
-        self.part._check_fit(problem.standing((low, high + problem.rows)))
+        self.part.check_fit(problem.standing((low, high + problem.rows)))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
-        return self.part._allow(b, h, row, row + per_item(self.offset, b), key)
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return self.part.allows(b, h, row, row + per_item(self.offset, b), key)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         if isinstance(self.offset, int):
             return self._standing(region, self.offset)
         offsets = self.offset.host
@@ -84,23 +84,23 @@ class At(Mask):
             return self._standing(region, int(offsets[0]))
         if region.item is not None:
             return self._standing(region, int(offsets[region.item]))
-        if self.part._shape()[0] == 1:
+        if self.part.batch_and_heads()[0] == 1:
             return throughout(self._standing(region, int(offset)) for offset in sorted(set(offsets.tolist())))
         return throughout(self._standing(region._replace(item=b), int(offset)) for b, offset in enumerate(offsets))
 
     def _standing(self, region: Region, offset: int) -> Kind:
         start, stop = region.rows
-        return self.part._region(region._replace(positions=(start + offset, stop + offset)))
+        return self.part.region_kind(region._replace(positions=(start + offset, stop + offset)))
 
     @classmethod
-    def _made(cls, **fields: Any) -> Mask:
+    def from_fields(cls, **fields: Any) -> Mask:
         return cls.of(fields["part"], fields["offset"])
 
     @property
-    def _widens(self) -> bool:
-        return self.part._widens
+    def widens(self) -> bool:
+        return self.part.widens
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.AT, *program.number(self.offset))
         program.part(self.part, scope._replace(offset=self.offset))
 
@@ -111,7 +111,7 @@ class At(Mask):
 class Slice(Mask):
     """The mask of some rows and keys of a larger problem. Made by `Mask.slice`."""
 
-    _fields = ("part", "rows", "keys", "lengths")
+    fields = ("part", "rows", "keys", "lengths")
 
     part: Mask
     rows: Span
@@ -125,12 +125,12 @@ class Slice(Mask):
     def of(cls, mask: Mask, rows: Where, keys: Where, lengths: Lengths | None) -> Mask:
         if lengths is not None:
             lengths = _sizes(lengths)
-        known = mask._fixed_lengths()
+        known = mask.required_lengths()
         if known is not None:
             if lengths not in (None, known):
                 raise ValueError(f"lengths {lengths} are not those of this slice, {known}")
             lengths = known
-        if lengths is None and mask._placement() == "open":
+        if lengths is None and mask.placement() == "open":
             raise ValueError(
                 "slice: this mask depends on positions; give lengths=(Lq, Lk) of the whole problem, or use .at"
             )
@@ -145,52 +145,52 @@ class Slice(Mask):
         """(rows, keys) of the smaller problem: the only one this mask may be evaluated on."""
         return self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def _placement(self) -> Hashable:
-        inner = self.part._placement()
+    def placement(self) -> Hashable:
+        inner = self.part.placement()
         return ("slice", self.rows, self.keys, *(() if inner is None else (self._offset(inner), inner)))
 
-    def _origin(self) -> tuple[int, int]:
-        row, key = self.part._origin()
+    def origin(self) -> tuple[int, int]:
+        row, key = self.part.origin()
         return row + self.rows[0], key + self.keys[0]
 
-    def _fixed_lengths(self) -> Lengths | None:
+    def required_lengths(self) -> Lengths | None:
         return self.sizes
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return Slice(self.part.to(device), self.rows, self.keys, self.lengths)
 
     def _offset(self, inner: Hashable = "open") -> int:
         return 0 if self.lengths is None or inner != "open" else self.lengths[1] - self.lengths[0]
 
-    def _check_fit(self, problem: MaskProblem) -> None:
+    def check_fit(self, problem: MaskProblem) -> None:
         rows, keys = self.lengths or (self.rows[1], self.keys[1])
         inner = MaskProblem(rows, keys, _shifted((0, rows), self._offset()), exact=self.lengths is not None)
-        self.part._check_fit(inner)
+        self.part.check_fit(inner)
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         row = row + self.rows[0]
-        return self.part._allow(b, h, row, row + self._offset(), key + self.keys[0])
+        return self.part.allows(b, h, row, row + self._offset(), key + self.keys[0])
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         rows, keys = _shifted(region.rows, self.rows[0]), _shifted(region.keys, self.keys[0])
-        return self.part._region(Region(rows, _shifted(rows, self._offset()), keys, region.item, region.head))
+        return self.part.region_kind(Region(rows, _shifted(rows, self._offset()), keys, region.item, region.head))
 
     @classmethod
-    def _made(cls, **fields: Any) -> Mask:
+    def from_fields(cls, **fields: Any) -> Mask:
         return cls.of(fields["part"], fields["rows"], fields["keys"], fields["lengths"])
 
     @property
-    def _by_key(self) -> bool:
-        return self.part._by_key
+    def by_key(self) -> bool:
+        return self.part.by_key
 
     @property
-    def _widens(self) -> bool:
-        return self.part._widens
+    def widens(self) -> bool:
+        return self.part.widens
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         lengths = self.lengths
         program.write(Opcode.SLICE, self.rows[0], self.keys[0], *(lengths or (0, 0)), int(lengths is not None))
         rows, keys = _shifted(scope.rows, self.rows[0]), _shifted(scope.keys, self.keys[0])
@@ -202,7 +202,7 @@ class Slice(Mask):
 
 
 def _placed(mask: Mask) -> bool:
-    return isinstance(mask, At | Slice) or any(_placed(part) for part in mask._parts())
+    return isinstance(mask, At | Slice) or any(_placed(part) for part in mask.children())
 
 
 def _sizes(lengths: Lengths) -> Lengths:

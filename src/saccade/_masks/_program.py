@@ -1,6 +1,6 @@
 """A mask as the native kernels read it: a program of numbers, and tables.
 
-Each class of mask writes its own part (`_write`). native/mask_program.h says what the numbers of an operation are, and
+Each class of mask writes its own part (`write`). native/mask_program.h says what the numbers of an operation are, and
 native/mask_reader.h makes an expression of them.
 """
 
@@ -67,7 +67,7 @@ class ProgramScope(NamedTuple):
         """Whether what the part says about a rectangle matters: for `Causal() & part` not above the diagonal."""
         (top, bottom), (left, right) = self.rows, self.keys
         asked = (rows[0] - top, rows[1] - top), (keys[0] - left, keys[1] - left)
-        return self.whole._kind(*asked, bottom - top, right - left) == "partial"
+        return self.whole.kind(*asked, bottom - top, right - left) == "partial"
 
 
 class Program:
@@ -97,8 +97,8 @@ class Program:
         return (0, value) if isinstance(value, int) else (1, self.table(value))
 
     def part(self, mask: Mask, scope: ProgramScope) -> None:
-        if has_program(mask) and not (scope.beyond and mask._tables_reach_back):
-            mask._write(self, scope)
+        if has_program(mask) and not (scope.beyond and mask.tables_reach_back):
+            mask.write(self, scope)
         else:
             self.work_out(mask, scope, self)
 

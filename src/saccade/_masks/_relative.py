@@ -26,20 +26,20 @@ class Causal(Mask):
                                 1 1
     """
 
-    _fields = ()
-    _by_distance = True
-    _by_position = True
-    _endless = True
-    _sees_itself = True
-    _widens = True
+    fields = ()
+    by_distance = True
+    by_position = True
+    endless = True
+    sees_itself = True
+    widens = True
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return key <= position
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         return band(*region.distances(), None, 0)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.WINDOW, OPEN, 0)
 
     def __repr__(self) -> str:
@@ -67,11 +67,11 @@ class Window(Mask):
           . . . 1 1
     """
 
-    _fields = ("left", "right")
-    _by_distance = True
-    _by_position = True
-    _endless = True
-    _sees_itself = True
+    fields = ("left", "right")
+    by_distance = True
+    by_position = True
+    endless = True
+    sees_itself = True
 
     left: int | None
     right: int | None
@@ -80,21 +80,21 @@ class Window(Mask):
         self._set(left=None if left is None else bounded(left, "Window: left", least=0))
         self._set(right=None if right is None else bounded(right, "Window: right", least=0))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         distance = key - position
         kept = torch.ones_like(distance, dtype=torch.bool)
         if self.left is not None:
             kept = distance >= -self.left
         return kept if self.right is None else kept & (distance <= self.right)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         return band(*region.distances(), None if self.left is None else -self.left, self.right)
 
     @property
-    def _widens(self) -> bool:
+    def widens(self) -> bool:
         return self.left is None
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.WINDOW, *(OPEN if side is None else side for side in (self.left, self.right)))
 
     def __repr__(self) -> str:
@@ -122,36 +122,36 @@ class Prefix(Mask):
           1 1 1 1
     """
 
-    _fields = ("length",)
-    _by_position = True
-    _endless = True
-    _sees_itself = True
-    _widens = True
+    fields = ("length",)
+    by_position = True
+    endless = True
+    sees_itself = True
+    widens = True
 
     length: int | OwnedTensor
 
     def __init__(self, length: int | Sequence[int] | Tensor):
         self._set(length=numbers(length, "Prefix: length", least=0))
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return (1, 1) if isinstance(self.length, int) else (self.length.shape[0], 1)
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return () if isinstance(self.length, int) else (self.length,)
 
-    def _moved(self, device: torch.device | str) -> Mask:
-        return self if isinstance(self.length, int) else self._with(length=self.length.to(device))
+    def moved(self, device: torch.device | str) -> Mask:
+        return self if isinstance(self.length, int) else self.replaced(length=self.length.to(device))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return (key <= position) | (key < per_item(self.length, b))
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         least, most = extent(self.length, region.item)
         start, stop = region.keys
         seen: Kind = "full" if stop <= least else "empty" if start >= most else "partial"
         return either((band(*region.distances(), None, 0), seen))
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.PREFIX, *program.number(self.length))
 
     def __repr__(self) -> str:
@@ -171,23 +171,23 @@ class Strided(Mask):
         ValueError, TypeError: a stride below 1, or not an int.
     """
 
-    _fields = ("stride",)
-    _by_distance = True
-    _by_position = True
-    _endless = True
-    _sees_itself = True
-    _tables_reach_back = True
+    fields = ("stride",)
+    by_distance = True
+    by_position = True
+    endless = True
+    sees_itself = True
+    tables_reach_back = True
 
     stride: int
 
     def __init__(self, stride: int):
         self._set(stride=bounded(stride, "Strided: stride", least=1))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         back = position - key
         return (back >= 0) & ((back <= self.stride) | (back % self.stride == 0))
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         low, high = region.distances()
         least, most = -high, -low
         near = band(least, most, 0, self.stride)
@@ -197,7 +197,7 @@ class Strided(Mask):
         next_column = -(-max(least, 0) // self.stride) * self.stride
         return "partial" if near == "empty" and next_column <= most else near
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.STRIDED, self.stride)
 
     def __repr__(self) -> str:
@@ -219,11 +219,11 @@ class Fixed(Mask):
         ValueError, TypeError: outside these ranges, or not ints.
     """
 
-    _fields = ("stride", "columns")
-    _by_position = True
-    _endless = True
-    _sees_itself = True
-    _tables_reach_back = True
+    fields = ("stride", "columns")
+    by_position = True
+    endless = True
+    sees_itself = True
+    tables_reach_back = True
 
     stride: int
     columns: int
@@ -233,16 +233,16 @@ class Fixed(Mask):
         if self.columns > self.stride:
             raise ValueError(f"Fixed: columns must be at most stride {self.stride}, got {self.columns}")
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         same = key // self.stride == position // self.stride
         return (key <= position) & (same | (key % self.stride >= self.stride - self.columns))
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         low, high = region.distances()
         shown = chunks_apart(region, self.stride), in_columns(region.keys, self.stride, self.columns)
         return both((band(low, high, None, 0), either(shown)))
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.FIXED, self.stride, self.columns)
 
     def __repr__(self) -> str:

@@ -34,28 +34,28 @@ class Dilated(Mask):
           . 1 . 1 . 1
     """
 
-    _fields = ("step",)
-    _by_distance = True
-    _by_position = True
-    _endless = True
-    _sees_itself = True
-    _tables_reach_back = True
+    fields = ("step",)
+    by_distance = True
+    by_position = True
+    endless = True
+    sees_itself = True
+    tables_reach_back = True
 
     step: int
 
     def __init__(self, step: int):
         self._set(step=bounded(step, "Dilated: step", least=1))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return (key - position) % self.step == 0
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         low, high = region.distances()
         if high // self.step * self.step < low:
             return "empty"
         return "full" if self.step == 1 or low == high else "partial"
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.DILATED, self.step)
 
     def __repr__(self) -> str:
@@ -83,10 +83,10 @@ class Chunks(Mask):
           . . . . 1                      . . 1 1 1
     """
 
-    _fields = ("size", "left", "right")
-    _by_position = True
-    _endless = True
-    _sees_itself = True
+    fields = ("size", "left", "right")
+    by_position = True
+    endless = True
+    sees_itself = True
 
     size: int
     left: int
@@ -99,14 +99,14 @@ class Chunks(Mask):
             right=bounded(right, "Chunks: right", least=0),
         )
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         ahead = key // self.size - position // self.size
         return (ahead >= -self.left) & (ahead <= self.right)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         return chunks_apart(region, self.size, self.left, self.right)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.CHUNKS, self.size, self.left, self.right)
 
     def __repr__(self) -> str:
@@ -134,14 +134,14 @@ class Columns(Mask):
           . . 1 . . 1 .
     """
 
-    _fields = ("stride", "columns")
-    _by_position = True
-    _endless = True
-    _tables_reach_back = True
+    fields = ("stride", "columns")
+    by_position = True
+    endless = True
+    tables_reach_back = True
 
     stride: int
     columns: int
-    _positional = False
+    positional = False
 
     def __init__(self, stride: int, columns: int = 1):
         self._set(
@@ -150,13 +150,13 @@ class Columns(Mask):
         if self.columns > self.stride:
             raise ValueError(f"Columns: columns must be at most stride {self.stride}, got {self.columns}")
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return key % self.stride >= self.stride - self.columns
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         return in_columns(region.keys, self.stride, self.columns)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         program.write(Opcode.COLUMNS, self.stride, self.columns)
 
     def __repr__(self) -> str:

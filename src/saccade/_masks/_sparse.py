@@ -36,11 +36,11 @@ class Global(Mask):
           . 1 .
     """
 
-    _fields = ("tokens",)
-    _by_position = True
+    fields = ("tokens",)
+    by_position = True
 
     tokens: OwnedTensor
-    _members: Subset | SparseSubset
+    members: Subset | SparseSubset
 
     def __init__(self, tokens: Sequence[int] | Sequence[bool] | Tensor):
         wanted = "positions (T,) of integers, or booleans (L,) or (B, L)"
@@ -54,45 +54,45 @@ class Global(Mask):
             if (table.host < 0).any():
                 raise ValueError(f"Global: tokens has a negative position, {int(table.host.min())}")
             table = OwnedTensor.holding(np.unique(table.host), table.device)
-        self._set(tokens=table, _members=_members(table))
+        self._set(tokens=table, members=members(table))
 
     @property
-    def _by_lengths(self) -> bool:  # type: ignore[override]
+    def by_lengths(self) -> bool:  # type: ignore[override]
         """Whether the tokens are known by a list alone, without a table of positions."""
-        return isinstance(self._members, SparseSubset)
+        return isinstance(self.members, SparseSubset)
 
-    def _own_shape(self) -> tuple[int, int]:
-        return self._members.batch, 1
+    def own_batch_and_heads(self) -> tuple[int, int]:
+        return self.members.batch, 1
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
-        return (self._members.table,)
+    def tables(self) -> tuple[OwnedTensor, ...]:
+        return (self.members.table,)
 
-    def _moved(self, device: torch.device | str) -> Mask:
-        return self._with(tokens=self.tokens.to(device), _members=self._members.to(device))
+    def moved(self, device: torch.device | str) -> Mask:
+        return self.replaced(tokens=self.tokens.to(device), members=self.members.to(device))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
-        return self._members.contains(b, position) | self._members.contains(b, key)
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+        return self.members.contains(b, position) | self.members.contains(b, key)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         spans = (region.positions, region.keys)
-        return either(self._members.kind(span, region.item) for span in spans)
+        return either(self.members.kind(span, region.item) for span in spans)
 
-    def _fits(self, problem: MaskProblem) -> None:
+    def fits(self, problem: MaskProblem) -> None:
         reached = max(problem.positions[1], problem.keys)
         if self.tokens.values.dtype == torch.bool and reached > self.tokens.shape[-1]:
             have = self.tokens.shape[-1]
             raise ValueError(f"Global: {have} booleans, but queries and keys reach position {reached - 1}")
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
-        if isinstance(self._members, Subset):
-            program.write(Opcode.GLOBAL, program.table(self._members.table))
+    def write(self, program: Program, scope: ProgramScope) -> None:
+        if isinstance(self.members, Subset):
+            program.write(Opcode.GLOBAL, program.table(self.members.table))
         elif scope.beyond:
             program.work_out(self, scope, program)
         else:
             # The table is of the keys and, behind them, of the positions of this call's rows.
             keys = scope.keys[1]
             marks = np.isin(
-                np.concatenate([np.arange(keys), _moved_near(scope, keys, program)]), self._members.table.host
+                np.concatenate([np.arange(keys), _moved_near(scope, keys, program)]), self.members.table.host
             )
             program.write(Opcode.GLOBAL, program.table(torch.from_numpy(marks)))
 
@@ -121,7 +121,7 @@ class Edges(Mask):
           1 . 1
     """
 
-    _fields = ("queries", "keys")
+    fields = ("queries", "keys")
 
     queries: OwnedTensor
     keys: OwnedTensor
@@ -151,18 +151,18 @@ class Edges(Mask):
         self._set(**{name: OwnedTensor.holding(values.astype(np.int64), device) for name, values in named})
 
     @property
-    def _by_lengths(self) -> bool:  # type: ignore[override]
+    def by_lengths(self) -> bool:  # type: ignore[override]
         """Whether the edges are found by a list of the positions that have some, without a table of positions."""
         return self._nodes is not None
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return (self.keys, self._starts) if self._nodes is None else (self.keys, self._starts, self._nodes)
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         names = ("queries", "keys", "_starts", *(() if self._nodes is None else ("_nodes",)))
-        return self._with(**{name: getattr(self, name).to(device) for name in names})
+        return self.replaced(**{name: getattr(self, name).to(device) for name in names})
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         starts, keys = self._starts.on(key.device), self.keys.on(key.device)
         nodes, edges = starts.numel() - 1, keys.numel()
         if edges == 0:
@@ -175,8 +175,8 @@ class Edges(Mask):
         low = _bisected(keys, key, starts[node], end, self._steps)
         return there & (low < end) & (keys[low.clamp(max=edges - 1)] == key)
 
-    def _region(self, region: Region) -> Kind:
-        if self._by_lengths and torch.compiler.is_compiling():  # which cannot look at values on the host
+    def region_kind(self, region: Region) -> Kind:
+        if self.by_lengths and torch.compiler.is_compiling():  # which cannot look at values on the host
             return "partial"
         first, last = np.searchsorted(self.queries.host, region.positions)
         keys = self.keys.host[first:last]
@@ -184,9 +184,9 @@ class Edges(Mask):
         size = (region.positions[1] - region.positions[0]) * (region.keys[1] - region.keys[0])
         return counted(int(kept), size)
 
-    def _write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: Program, scope: ProgramScope) -> None:
         starts, keys = self._starts.values, self.keys.values
-        if self._by_lengths:
+        if self.by_lengths:
             positions = _moved_near(scope, 0, program)
             first, last = np.searchsorted(self.queries.host, [positions, positions + 1])
             counts = last - first
@@ -221,7 +221,7 @@ class SparseSubset:
         return self if moved is self.table else SparseSubset(moved)
 
 
-def _members(tokens: OwnedTensor) -> Subset | SparseSubset:
+def members(tokens: OwnedTensor) -> Subset | SparseSubset:
     """The set of the positions listed, or of those that booleans (B, L) or (L,) mark."""
     if tokens.values.dtype == torch.bool:
         return Subset(OwnedTensor.holding(np.atleast_2d(tokens.host), tokens.device))

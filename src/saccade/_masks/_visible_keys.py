@@ -33,9 +33,9 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
     if isinstance(mask, Padding):
         return mask.sides(Lq, Lk, place).keys
     parts = _factors(mask)
-    by_key = [part for part in parts if part._by_key]
-    rest = [part for part in parts if not part._by_key]
-    if Lq == Lk and all(part._sees_itself or _repeats(part, by_key) for part in rest):
+    by_key = [part for part in parts if part.by_key]
+    rest = [part for part in parts if not part.by_key]
+    if Lq == Lk and all(part.sees_itself or _repeats(part, by_key) for part in rest):
         rest = []
     found = [_one_row(part, 0, Lq, Lk, place) for part in by_key] if Lq else []
     if rest or not Lq:
@@ -50,13 +50,13 @@ def _factors(mask: Mask) -> list[Mask]:
         return [factor for part in mask.parts for factor in _factors(part)]
     if isinstance(mask, At):
         return [
-            part if isinstance(part, _RealRows) or part._by_key else At(part, mask.offset)
+            part if isinstance(part, _RealRows) or part.by_key else At(part, mask.offset)
             for part in _factors(mask.part)
         ]
     if isinstance(mask, Slice):
         return [Slice(part, mask.rows, mask.keys, mask.lengths) for part in _factors(mask.part)]
     if isinstance(mask, Padding) and mask.queries is not None:
-        return [mask._with(queries=None), _RealRows(mask.queries)]
+        return [mask.replaced(queries=None), _RealRows(mask.queries)]
     return [mask]
 
 
@@ -64,18 +64,18 @@ class _RealRows(Mask):
     """What `Padding(queries=...)` says about rows, on its own."""
 
     queries: Subset
-    _positional = False
+    positional = False
 
     def __init__(self, queries: Subset):
         self._set(queries=queries)
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return self.queries.batch, 1
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return self.queries.contains(b, row)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         return self.queries.kind(region.rows, region.item)
 
     def _value(self) -> tuple[Hashable, ...]:
@@ -90,24 +90,24 @@ def _repeats(mask: Mask, by_key: list[Mask]) -> bool:
 
 
 def _seen(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor | None:
-    if (0 < Lk <= Lq and mask._sees_itself) or mask._kind((max(Lq - 1, 0), Lq), (0, Lk), Lq, Lk) == "full":
+    if (0 < Lk <= Lq and mask.sees_itself) or mask.kind((max(Lq - 1, 0), Lq), (0, Lk), Lq, Lk) == "full":
         return None
-    if Lq and mask._widens:
+    if Lq and mask.widens:
         return _one_row(mask, Lq - 1, Lq, Lk, place)
     return _scan(mask, Lq, Lk, place)
 
 
 def _one_row(mask: Mask, row: int, Lq: int, Lk: int, place: torch.device) -> Tensor:
     rows = torch.full((1,), row, device=place)
-    return mask._bits(rows, torch.arange(Lk, device=place), Lq, Lk)[:, :, 0]
+    return mask.grid(rows, torch.arange(Lk, device=place), Lq, Lk)[:, :, 0]
 
 
 def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor:
     """Reduce the mask over its rows, tile by tile."""
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
     found = torch.zeros(batch, heads, Lk, dtype=torch.bool, device=place)
     if batch * heads * Lq * Lk <= _DIRECT:
-        bits = mask._bits(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk)
+        bits = mask.grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk)
         return found | bits.any(2)
     for start in range(0, Lk, _KEYS):
         _reduce(mask, found, (start, min(start + _KEYS, Lk)), Lq, Lk)
@@ -120,12 +120,12 @@ def _reduce(mask: Mask, found: Tensor, keys: Span, Lq: int, Lk: int) -> None:
     part = found[..., keys[0] : keys[1]]
     for start in sorted(range(0, Lq, _ROWS), key=lambda at: abs(at - middle)):
         rows = (start, min(start + _ROWS, Lq))
-        kind = mask._kind(rows, keys, Lq, Lk)
+        kind = mask.kind(rows, keys, Lq, Lk)
         if kind == "full":
             part.fill_(True)
         elif kind == "partial":
             indices = (torch.arange(*rows, device=found.device), torch.arange(*keys, device=found.device))
-            part |= mask._bits(*indices, Lq, Lk).any(2)
+            part |= mask.grid(*indices, Lq, Lk).any(2)
         # On an accelerator the question whether to stop would cost more than the work that it saves.
         if kind == "full" or (kind == "partial" and found.device.type == "cpu" and part.all()):
             return

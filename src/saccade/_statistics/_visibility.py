@@ -41,13 +41,11 @@ def row_visibility(call: Call) -> RowVisibility:
     mask, sizes = call.mask, (call.length_q, call.length_k)
     if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
         return _worked_out(call)
-    known = mask._visibility
-    if known is not None and known[0] == sizes:
-        kept: RowVisibility = known[1]
-        return kept
-    found = _worked_out(call)
-    mask._set(_visibility=(sizes, found))
-    return found
+    known: RowVisibility | None = mask.remembered("visibility", sizes)
+    if known is None:
+        known = _worked_out(call)
+        mask.remember("visibility", sizes, known)
+    return known
 
 
 @lasting
@@ -173,10 +171,10 @@ def _tile(call: Call, rows: Span, keys: Span, hidden: bool) -> Tensor:
     kind = "full"
     if call.mask is not None:
         edges = (rows.start, rows.stop), (keys.start, keys.stop)
-        kind = call.mask._kind(*edges, call.length_q, call.length_k)
+        kind = call.mask.kind(*edges, call.length_q, call.length_k)
     if kind == "partial":
         assert call.mask is not None
-        seen = call.mask._bits(rows.index, keys.index, call.length_q, call.length_k)
+        seen = call.mask.grid(rows.index, keys.index, call.length_q, call.length_k)
     else:
         seen = torch.full((1, 1, len(rows), len(keys)), kind == "full", device=call.device)
     if not hidden or kind == "empty":

@@ -80,4 +80,4 @@ def _seen(call: Call, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=call.device)
     item = torch.zeros_like(heads)
     sizes = call.length_q, call.length_k
-    return call.mask._rule(item, heads, rows[None], keys[None], *sizes).expand(call.heads, len(rows))
+    return call.mask.attends(item, heads, rows[None], keys[None], *sizes).expand(call.heads, len(rows))

@@ -59,8 +59,8 @@ class Packed:
             return self.documents
         if not isinstance(mask, Mask):
             raise TypeError(f"mask: packed sequences take a Mask or None, got {describe(mask)}")
-        if not mask.throughout("_by_distance"):
-            allowed = ", ".join([*(name for name, kind in kinds().items() if kind._by_distance), PerHead.__name__])
+        if not mask.throughout("by_distance"):
+            allowed = ", ".join([*(name for name, kind in kinds().items() if kind.by_distance), PerHead.__name__])
             raise ValueError(
                 f"mask: {mask!r} asks for more than distances, and tokens in a packed row stand elsewhere than in "
                 f"their sequences; use {allowed} and their combinations, or pad"

@@ -42,7 +42,7 @@ def shown(call: AttentionCall) -> Mask | None:
 
 def even_call(call: AttentionCall, mask: Mask | None) -> AttentionCall:
     """The call of a head that looks at all that ``mask`` shows alike; one head unless the mask differs by head."""
-    heads = 1 if mask is None else mask._shape()[1]
+    heads = 1 if mask is None else mask.batch_and_heads()[1]
     nothing = torch.zeros(1, heads, call.query.shape[2], 1, device=call.query.device)
     return AttentionCall(nothing, nothing, nothing, mask, None, 1.0, None, None, 0.0, nothing, "chance")
 

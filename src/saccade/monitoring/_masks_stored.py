@@ -36,7 +36,7 @@ def stored_mask(mask: Mask | None, name: str, sizes: tuple[int, int, int, int], 
     try:
         return _stored(mask, name, tensors)
     except UnstorableMask as unknown:
-        batch, heads = mask._shape()
+        batch, heads = mask.batch_and_heads()
         bits = batch * heads * sizes[2] * sizes[3]
         if bits > MOST_BITS:
             raise UnstorableMask(f"{unknown}, and too large to be stored as {bits} booleans") from None
@@ -50,7 +50,7 @@ def _stored(value: Any, name: str, tensors: Tensors) -> Any:
             raise UnstorableMask(f"the mask is a {type(value).__name__}, which has no form as plain values")
         return {
             "mask": type(value).__name__,
-            **{f: _stored(getattr(value, f), f"{name}.{f}", tensors) for f in kind._fields},
+            **{f: _stored(getattr(value, f), f"{name}.{f}", tensors) for f in kind.fields},
         }
     if isinstance(value, Subset):
         value = value.table
@@ -73,10 +73,10 @@ def read_mask(value: Any, tensors: Tensors) -> Any:
     if "stored" in value:
         return tensors[value["stored"]]
     kind = kinds()[value["mask"]]
-    if set(value) != {"mask", *kind._fields}:
+    if set(value) != {"mask", *kind.fields}:
         raise ValueError(f"a {value['mask']} with the fields {', '.join(sorted(value))}")
-    made = {field: read_mask(value[field], tensors) for field in kind._fields}
-    return kind._made(**made)
+    made = {field: read_mask(value[field], tensors) for field in kind.fields}
+    return kind.from_fields(**made)
 
 
 def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:

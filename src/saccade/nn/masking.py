@@ -54,13 +54,13 @@ def without_cache(
     Raises:
         ValueError: padding on the left beside a mask or bias that is data about rows.
     """
-    real, dense = padding._with(queries=padding.keys), as_bias(bias)
-    of_distances = mask is None or mask.throughout("_by_distance")
+    real, dense = padding.replaced(queries=padding.keys), as_bias(bias)
+    of_distances = mask is None or mask.throughout("by_distance")
     # Asked first where it is all the same: the answer is in the padding's values, which no compiled graph knows.
     if (of_distances and (dense is None or isinstance(dense, RelativeScores))) or not _on_the_left(padding):
         return joined(mask, real), None
     for name, given in (
-        ("mask", mask if mask is not None and not mask.throughout("_by_position") else None),
+        ("mask", mask if mask is not None and not mask.throughout("by_position") else None),
         ("bias", dense),
     ):
         if given is not None and not isinstance(given, RelativeScores):
@@ -86,7 +86,7 @@ def real_context(mask: Mask | None, context: Tensor, values: Tensor | None) -> t
     same = values is None or values is context
     for factor in [] if mask is None else _factors(mask):
         if isinstance(factor, Padding):
-            keys = cast(Padding, factor._with(queries=None))
+            keys = cast(Padding, factor.replaced(queries=None))
             context = fill_padding(context, keys)
             values = context if same else fill_padding(values, keys)  # type: ignore[arg-type]
     return context, context if values is None else values
@@ -98,13 +98,13 @@ def of_context(mask: Mask | None) -> Mask | None:
         parts = [of_context(part) for part in mask.parts]
         return And.of(*(part for part in parts if part is not None))
     if isinstance(mask, Padding) and mask.queries == mask.keys:
-        return mask._with(queries=None)
+        return mask.replaced(queries=None)
     return mask
 
 
 def refuse_rows(mask: Mask | None) -> None:
     """ValueError for a context's mask that depends on which target row asks: a cache has only the last ones."""
-    if mask is None or (mask._placement() is None and all(factor._by_key for factor in _factors(mask))):
+    if mask is None or (mask.placement() is None and all(factor.by_key for factor in _factors(mask))):
         return
     raise ValueError(
         "context_mask: with a cache only what is real of the context can be said (Padding), since the rows of a call "

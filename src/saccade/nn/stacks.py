@@ -239,7 +239,7 @@ class Decoder(Stack):
         if context.shape[0] != x.shape[0]:
             raise ValueError(f"context: has batch {context.shape[0]}, expected x's {x.shape[0]}")
         if checked is not None:
-            checked._check(x.shape[0], cross.heads, x.shape[1], context.shape[1], x.device)
+            checked.check(x.shape[0], cross.heads, x.shape[1], context.shape[1], x.device)
         if cache is not None:
             refuse_rows(checked)
 

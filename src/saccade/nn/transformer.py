@@ -137,7 +137,7 @@ def across_padding(source: Padding | None, target: Padding | None, memory: Tenso
     if source is None and target is None:
         return None
     keys = Padding([memory.shape[1]] * memory.shape[0]) if source is None else source
-    return keys._with(queries=None if target is None else target.keys)
+    return keys.replaced(queries=None if target is None else target.keys)
 
 
 def _one_way(config: BlockConfig) -> BlockConfig:

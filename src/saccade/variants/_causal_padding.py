@@ -52,8 +52,8 @@ def causal_padding_of(
                 raise ValueError(f"mask: {name} cannot be causal, since {causal}; got {given!r}")
             directed = True
         elif isinstance(factor, Padding):
-            factor._check(batch, 1, Lq, Lk, device)
-            sides = factor._sides(Lq, Lk, device)
+            factor.check(batch, 1, Lq, Lk, device)
+            sides = factor.sides(Lq, Lk, device)
             rows, keys = _both(rows, sides.rows), _both(keys, sides.keys)
         else:
             raise ValueError(f"mask: {name} takes {taken}, since {reason}; got {factor!r}")
@@ -68,7 +68,7 @@ def real_rows(mask: Mask | Tensor | None, Lq: int, Lk: int, device: torch.device
     rows = None
     for factor in _factors(as_mask(mask)):
         if isinstance(factor, Padding) and factor.queries is not None:
-            rows = _both(rows, factor._sides(Lq, Lk, device).rows)
+            rows = _both(rows, factor.sides(Lq, Lk, device).rows)
     return rows
 
 

@@ -183,7 +183,7 @@ class LongformerAttention(Mechanism):
         chosen = real & torch.isin(real.cumsum(1) - 1, wanted.long())
         item, index = torch.arange(said.batch, device=device)[:, None], torch.arange(Lk, device=device)[None]
         for part in said.chosen:
-            chosen = chosen | (real & part._members.contains(item[: part._members.batch], index))
+            chosen = chosen | (real & part.members.contains(item[: part.members.batch], index))
         return chosen if len(chosen) else None
 
     def _projected(self, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,14 +212,14 @@ class _CallMask(NamedTuple):
     def of(cls, mask: Mask | None, batch: int, Lq: int, Lk: int, device: torch.device) -> _CallMask:
         if mask is None:
             return cls(None, None, (), batch)
-        if mask._placement() not in (None, "open"):
+        if mask.placement() not in (None, "open"):
             raise ValueError(f"mask: longformer takes none that is placed by .at or .slice, got {mask!r}")
-        mask._check(batch, None, Lq, Lk, device)
+        mask.check(batch, None, Lq, Lk, device)
         real, chosen = None, []
         for factor in mask.parts if isinstance(mask, And) else (mask,):
             named = list(_global_parts(factor))
             if isinstance(factor, Padding):
-                kept = factor._sides(Lq, Lk, device).keys
+                kept = factor.sides(Lq, Lk, device).keys
                 real = kept[:, 0] if real is None or kept is None else real & kept[:, 0]
             elif not (named or isinstance(factor, Causal)):
                 raise ValueError(
@@ -233,7 +233,7 @@ class _CallMask(NamedTuple):
 def _global_parts(mask: Mask) -> Iterator[Global]:
     if isinstance(mask, Global):
         yield mask
-    for part in mask._parts():
+    for part in mask.children():
         yield from _global_parts(part)
 
 

@@ -145,8 +145,8 @@ def held_by(mask):
     """Bytes of the tensors that a mask is made of."""
     return (
         sum(t.nbytes for t in vars(mask).values() if isinstance(t, torch.Tensor))
-        + sum(table.values.nbytes for table in mask._tables() if hasattr(table, "values"))
-        + sum(held_by(part) for part in mask._parts())
+        + sum(table.values.nbytes for table in mask.tables() if hasattr(table, "values"))
+        + sum(held_by(part) for part in mask.children())
     )
 
 

@@ -28,8 +28,8 @@ FAULTS = (
     Fault(
         "window-equality",
         RELATIVE,
-        '    _fields = ("left", "right")\n    _by_distance = True',
-        '    _fields = ("left",)\n    _by_distance = True',
+        '    fields = ("left", "right")\n    by_distance = True',
+        '    fields = ("left",)\n    by_distance = True',
         ("tests/masks/test_mask_values.py",),
         "Windows that differ on the right are equal, so what is remembered for one is used for the other.",
     ),
@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         "per-head-region",
         "src/saccade/_masks/_heads.py",
-        "return self.masks[region.head]._region(region)",
-        "return self._distinct[0]._region(region)",
+        "return self.masks[region.head].region_kind(region)",
+        "return self._distinct[0].region_kind(region)",
         (KINDS,),
         "The tiles of all heads are those of the first mask.",
     ),

@@ -215,7 +215,7 @@ def test_a_long_prompt_does_not_form_a_square_in_a_ring():
 
 
 def tables(mask):
-    return [*mask._tables(), *(table for part in mask._parts() for table in tables(part))]
+    return [*mask.tables(), *(table for part in mask.children() for table in tables(part))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

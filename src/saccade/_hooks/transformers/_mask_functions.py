@@ -75,7 +75,7 @@ def of_block_mask(mask_mod: Any, length_q: int, length_k: int) -> Read:
 
 def placed(mask: Read, frame: MaskFrame) -> Read:
     """The mask with its queries where the frame says."""
-    if mask is None or mask._placement() is None or frame.offset == frame.length_k - frame.length_q:
+    if mask is None or mask.placement() is None or frame.offset == frame.length_k - frame.length_q:
         return mask
     return mask.at(frame.offset)
 
@@ -192,4 +192,6 @@ def _packed(parts: tuple[Any, ...], frame: MaskFrame) -> Read:
 def _by_distance(mask: Read) -> bool:
     if mask is None or isinstance(mask, Causal | Window):
         return True
-    return bool(mask._parts()) and type(mask).__name__ == "And" and all(_by_distance(part) for part in mask._parts())
+    return (
+        bool(mask.children()) and type(mask).__name__ == "And" and all(_by_distance(part) for part in mask.children())
+    )

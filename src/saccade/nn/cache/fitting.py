@@ -45,7 +45,7 @@ def in_order(mask: Mask | None, before: np.ndarray, arriving: NewRows, keys: int
         mask = both(mask, Padding(after.tolist(), queries=arriving.queries()))
         mask = placed(mask, before - arriving.left, keys - arriving.rows)
     if mask is not None:
-        mask._check(batch, None, arriving.rows, keys, None)
+        mask.check(batch, None, arriving.rows, keys, None)
     return mask
 
 

@@ -31,30 +31,30 @@ class RowsAtPositions(Mask):
     def __init__(self, part: Mask, reach: int):
         self._set(part=part, reach=reach)
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def _placement(self) -> Hashable:
+    def placement(self) -> Hashable:
         return "open"
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.part, self.reach
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return RowsAtPositions(self.part.to(device), self.reach)
 
-    def _check_fit(self, problem: MaskProblem) -> None:
+    def check_fit(self, problem: MaskProblem) -> None:
         keys = min(problem.keys, self.reach)
-        self.part._check_fit(MaskProblem(self.reach, keys, (0, self.reach), exact=False))
+        self.part.check_fit(MaskProblem(self.reach, keys, (0, self.reach), exact=False))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         last = max(self.reach - 1, 0)
         place = position.clamp(0, last)
-        return self.part._allow(b, h, place, place, key.clamp(max=last))
+        return self.part.allows(b, h, place, place, key.clamp(max=last))
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         positions, keys = self._within(region.positions), self._within(region.keys)
-        return self.part._region(Region(positions, positions, keys, region.item, region.head))
+        return self.part.region_kind(Region(positions, positions, keys, region.item, region.head))
 
     def _within(self, span: Span) -> Span:
         first, last = (min(max(place, 0), max(self.reach - 1, 0)) for place in (span[0], span[1] - 1))
@@ -81,31 +81,31 @@ class KeysAtPositions(Mask):
         )
         self._set(part=part, positions=table)
 
-    def _parts(self) -> tuple[Mask, ...]:
+    def children(self) -> tuple[Mask, ...]:
         return (self.part,)
 
-    def _own_shape(self) -> tuple[int, int]:
+    def own_batch_and_heads(self) -> tuple[int, int]:
         return self.positions.shape[0], 1
 
-    def _tables(self) -> tuple[OwnedTensor, ...]:
+    def tables(self) -> tuple[OwnedTensor, ...]:
         return (self.positions,)
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.part, self.positions
 
-    def _moved(self, device: torch.device | str) -> Mask:
+    def moved(self, device: torch.device | str) -> Mask:
         return KeysAtPositions(self.part.to(device), self.positions)
 
-    def _check_fit(self, problem: MaskProblem) -> None:
+    def check_fit(self, problem: MaskProblem) -> None:
         reach = int(self.positions.host.max(initial=-1)) + 1
-        self.part._check_fit(MaskProblem(problem.rows, reach, problem.positions, exact=False))
+        self.part.check_fit(MaskProblem(problem.rows, reach, problem.positions, exact=False))
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         places = self.positions.on(key.device)
         place = places[b if places.shape[0] > 1 else torch.zeros_like(b), key]
-        return self.part._allow(b, h, row, position, place.clamp(min=0)) & (place >= 0)
+        return self.part.allows(b, h, row, position, place.clamp(min=0)) & (place >= 0)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         places: np.ndarray = self.positions.host
         if region.item is not None and places.shape[0] > 1:
             places = places[region.item : region.item + 1]
@@ -113,7 +113,7 @@ class KeysAtPositions(Mask):
         held = places[places >= 0]
         if not held.size:
             return "empty"
-        kind = self.part._region(region._replace(keys=(int(held.min()), int(held.max()) + 1)))
+        kind = self.part.region_kind(region._replace(keys=(int(held.min()), int(held.max()) + 1)))
         return "partial" if kind == "full" and held.size < places.size else kind
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ def standing(mask: Mask | None, reach: int) -> Mask | None:
     Raises:
         ValueError: it is placed already.
     """
-    if mask is None or mask.throughout("_endless"):
+    if mask is None or mask.throughout("endless"):
         return mask
     refuse_placed(mask)
     return RowsAtPositions(mask, reach)
@@ -141,12 +141,12 @@ def refuse_placed(mask: Mask | None) -> None:
 def check_reach(mask: Mask, reach: int, batch: int) -> None:
     """ValueError unless the mask fits a sequence of `reach` tokens."""
     if not torch.compiler.is_compiling():
-        mask._check(batch, None, reach, reach, None)
+        mask.check(batch, None, reach, reach, None)
         return
     # Other masks look at host arrays, which cannot be traced, and answer for places that they do not have.
     if isinstance(mask, FromTensor):
-        mask._fits(MaskProblem(reach, reach, (0, reach), exact=False))
-    for part in mask._parts():
+        mask.fits(MaskProblem(reach, reach, (0, reach), exact=False))
+    for part in mask.children():
         check_reach(part, reach, batch)
 
 

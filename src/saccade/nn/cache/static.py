@@ -204,7 +204,7 @@ def _bits(mask: Mask | None, place: Tensor, real: Tensor | None, after: Tensor, 
         seen = seen & real[:, None, :, None]
     if mask is not None:
         item = torch.arange(place.shape[0], device=device)[:, None, None, None]
-        head = torch.arange(mask._shape()[1], device=device)[None, :, None, None]
+        head = torch.arange(mask.batch_and_heads()[1], device=device)[None, :, None, None]
         where = place[:, None, :, None]
-        seen = seen & mask._allow(item, head, where, where, slot)
+        seen = seen & mask.allows(item, head, where, where, slot)
     return FromTensor(seen.expand(-1, -1, place.shape[1], -1))

@@ -169,7 +169,7 @@ class StreamingLayer(WindowLayer):
             shown = shown & Padding([keys] * arriving.count.size, queries=arriving.queries())
         fitted = placed(shown, before - arriving.left, keys - rows)
         assert fitted is not None
-        fitted._check(batch, None, rows, keys, None)
+        fitted.check(batch, None, rows, keys, None)
         return fitted
 
 
@@ -207,15 +207,15 @@ class SinksByRow(Mask):
 
     rows: int
     sinks: int
-    _positional = False
+    positional = False
 
     def __init__(self, rows: int, sinks: int):
         self._set(rows=rows, sinks=sinks)
 
-    def _allow(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
+    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
         return (key >= self.rows * self.sinks) | (key // max(self.sinks, 1) == row)
 
-    def _region(self, region: Region) -> Kind:
+    def region_kind(self, region: Region) -> Kind:
         (top, bottom), (start, stop) = region.rows, region.keys
         if start >= self.rows * self.sinks or (self.rows == 1 and (top, bottom) == (0, 1)):
             return "full"

@@ -263,13 +263,13 @@ def _stored(mask: Mask | None, places: np.ndarray, before: np.ndarray, arriving:
 
 
 def _checked(mask: Mask, batch: int, rows: int, keys: int) -> Mask:
-    mask._check(batch, None, rows, keys, None)
+    mask.check(batch, None, rows, keys, None)
     return mask
 
 
 def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
     """A small mask as bits, which PyTorch's fused kernels take; None where it shows everything."""
-    batch, heads = mask._shape()
+    batch, heads = mask.batch_and_heads()
     if batch * heads * rows * keys > _DIRECT:
         return mask
     bits = mask.dense(rows, keys, device=key.device)
