@@ -15,12 +15,13 @@ Shape legend: L length, the rows of a call.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..._tracing import TensorLabels
 
 Sources = frozenset[int]
 _CONSTANT: Sources = frozenset()  # parameters, and what is computed of them alone
@@ -47,7 +48,7 @@ class TensorOrigins:
     """Follows tensors through the functions that a mode sees."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], Sources]] = {}
+        self._known = TensorLabels[Sources]()
         self._numbers = itertools.count(_PROJECTED + 1)
         self._joined: dict[tuple[Sources, ...], Sources] = {}
         self._cut: dict[int, tuple[frozenset[int], Sources]] = {}  # by source: the lengths it was cut to, and of what
@@ -157,13 +158,8 @@ class TensorOrigins:
 
     def _of(self, tensor: Tensor) -> Sources | None:
         """What is known of a tensor, or of the one that it is a view of."""
-        held = self._known.get(id(tensor))
-        if held is not None and held[0]() is tensor:
-            return held[1]
-        if type(tensor) is nn.Parameter:
-            return _CONSTANT
-        base = tensor._base
-        return None if base is None else self._of(base)
+        found = self._known.with_views(tensor)
+        return _CONSTANT if found is None and _is_parameter(tensor) else found
 
     def _found(self, tensor: Tensor) -> Sources | None:
         """The same; a tensor of rows that nobody knows yet is a source itself."""
@@ -182,10 +178,15 @@ class TensorOrigins:
 
     def _remember(self, tensor: Tensor, sources: Sources | None) -> None:
         if sources is not None:
-            self._known[id(tensor)] = weakref.ref(tensor), sources
+            self._known.put(tensor, sources)
 
     def _new(self) -> Sources:
         return frozenset((next(self._numbers),))
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """A parameter, or a view of one."""
+    return type(tensor) is nn.Parameter or type(tensor._base) is nn.Parameter
 
 
 def _projected(sources: Sources) -> Sources:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from ..._call import without_autocast
 from ..._masks import FromTensor
+from ..._tracing import TensorLabels, writes
 from . import _thread
 from ._four_axes import ArrangedMask, AxisLayout, alike
 from ._observed_call import GraphTensor, ObservedCall
@@ -61,7 +61,7 @@ class UnfusedFollower:
 
     def __init__(self, origins: TensorOrigins) -> None:
         self._origins = origins
-        self._known: dict[int, tuple[weakref.ref[Tensor], ObservedScores | SoftmaxWeights]] = {}
+        self._known = TensorLabels[ObservedScores | SoftmaxWeights]()
         self._numbers = itertools.count()
         self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
         self._heads: int | None = None
@@ -82,7 +82,7 @@ class UnfusedFollower:
         """Whether a function may be part of attention: most are not, and must cost nothing."""
         if func in _SOFTMAX or func in PRODUCTS:
             return True
-        return bool(self._known) and (any(id(arg) in self._known for arg in args) or writes(func))
+        return bool(self._known) and (any(arg in self._known for arg in args) or writes(func))
 
     def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> ObservedCall | None:
         """Follow what a function has made of scores and weights; the attention call that it completes."""
@@ -94,9 +94,9 @@ class UnfusedFollower:
         product = product_of(func, args, kwargs)
         if product is not None:
             return self._product(product, result)
-        at = next((place for place, arg in enumerate(args) if id(arg) in self._known), None) if self._known else None
-        if at is not None and isinstance(result, Tensor):
-            self._follow(self._known[id(args[at])][1], at, func, args, kwargs, result)
+        found = next(((at, known) for at, arg in enumerate(args) if (known := self._known.get(arg)) is not None), None)
+        if found is not None and isinstance(result, Tensor):
+            self._follow(found[1], found[0], func, args, kwargs, result)
         return None
 
     def ended(self) -> None:
@@ -106,19 +106,11 @@ class UnfusedFollower:
         self._open.clear()
         self._known.clear()
 
-    def _of(self, tensor: Any) -> ObservedScores | SoftmaxWeights | None:
-        found = self._known.get(id(tensor))
-        return None if found is None else found[1]
-
-    def _remember(self, tensor: Tensor, what: ObservedScores | SoftmaxWeights) -> None:
-        key = id(tensor)
-        self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), what)
-
     def _forget(self, number: int) -> None:
         """The weights of one softmax: they are one attention call, whatever else they are multiplied by."""
-        for key, (_, what) in list(self._known.items()):
+        for tensor, what in self._known.items():
             if isinstance(what, SoftmaxWeights) and what.number == number:
-                del self._known[key]
+                self._known.pop(tensor)
 
     def _written(self, tensor: Any, result: Any) -> None:
         """Something was written into a tensor: scores that share its memory, as views do, are no longer what they were.
@@ -127,16 +119,12 @@ class UnfusedFollower:
         """
         if not isinstance(tensor, Tensor):
             return
-        memory = tensor.untyped_storage().data_ptr()
-        for reference, what in list(self._known.values()):
-            held = reference()
-            if held is None or held is result or isinstance(what, SoftmaxWeights):
-                continue
-            if held.untyped_storage().data_ptr() == memory:
-                self._remember(held, replace(what, changed=True))
+        for held, what in self._known.sharing(tensor):
+            if held is not result and not isinstance(what, SoftmaxWeights):
+                self._known.put(held, replace(what, changed=True))
 
     def _product(self, product: ObservedProduct, result: Tensor) -> ObservedCall | None:
-        weights = self._of(product.factors[0])
+        weights = self._known.get(product.factors[0])
         if isinstance(weights, SoftmaxWeights) and product.over_last:
             self._forget(weights.number)
             self._open.pop(weights.number, None)
@@ -147,7 +135,7 @@ class UnfusedFollower:
         elif weights is None:
             lead = tuple(result.shape[:-2])
             bias = None if product.added is None else ArrangedMask(product.added.detach(), lead)
-            self._remember(result, ObservedScores(product, lead, product.alpha, bias=bias))
+            self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias))
         return None
 
     def _softmax(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
@@ -155,7 +143,7 @@ class UnfusedFollower:
         axis = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(logits, Tensor):
             return
-        scores, last = self._of(logits), axis in (-1, logits.dim() - 1)
+        scores, last = self._known.get(logits), axis in (-1, logits.dim() - 1)
         if isinstance(scores, ObservedScores) and not (last and scores.product.natural):
             _thread.missed("softmax", TURNED)
         elif isinstance(scores, ObservedScores):
@@ -163,7 +151,7 @@ class UnfusedFollower:
                 scores = _by_difference(scores, logits)
             number = next(self._numbers)
             self._open[number] = _thread.missing("softmax", UNUSED)
-            self._remember(result, SoftmaxWeights(scores, tuple(result.shape[:-2]), number))
+            self._known.put(result, SoftmaxWeights(scores, tuple(result.shape[:-2]), number))
         elif last and logits.dim() > 2:
             _thread.missed("softmax", UNKNOWN)
 
@@ -180,15 +168,15 @@ class UnfusedFollower:
         lead = tuple(result.shape[:-2])
         if not product.natural:
             if result.shape == args[at].shape:
-                self._remember(result, before)
+                self._known.put(result, before)
             return
         if tuple(result.shape[-2:]) != product.rows_and_columns or math.prod(lead) != math.prod(before.lead):
             return
         if isinstance(before, SoftmaxWeights):
             dropout = _dropped(func, args, kwargs) if func in _DROPOUT else before.dropout
-            self._remember(result, replace(before, lead=lead, dropout=dropout))
+            self._known.put(result, replace(before, lead=lead, dropout=dropout))
         else:
-            self._remember(result, replace(changed_by(before, at, func, args, kwargs), lead=lead))
+            self._known.put(result, replace(changed_by(before, at, func, args, kwargs), lead=lead))
 
     def _call(self, weights: SoftmaxWeights, product: ObservedProduct, result: Tensor) -> ObservedCall | str:
         scores = weights.scores
@@ -230,15 +218,6 @@ class UnfusedFollower:
             rows.real,
             rows.unknown,
         )
-
-
-def writes(func: Any) -> bool:
-    """Whether a function writes into its first argument: `mul_`, `scores[...] = x`, `scores += x`."""
-    name = getattr(func, "__name__", "")
-    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
-
-
-_WRITING = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imod__"})
 
 
 def _used(factor: Tensor, view: View, layout: AxisLayout, turned: bool = False) -> GraphTensor:

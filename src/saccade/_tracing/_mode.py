@@ -1,0 +1,89 @@
+"""The mode that sees every PyTorch function which a thread calls.
+
+F.scaled_dot_product_attention is seen however it was imported; F.multi_head_attention_forward is entered, so that what
+it calls is seen. While a mode is on, PyTorch's modules do not take their native fast path: on this thread alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, has_torch_function
+
+from ._functions import name_of, tensors_in
+
+SDPA = torch._C._nn.scaled_dot_product_attention
+_MULTI_HEAD = inspect.unwrap(F.multi_head_attention_forward)
+
+
+@dataclass(eq=False)
+class FunctionCall:
+    """One call of a PyTorch function."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any = None  # None: it has not run yet, or returns nothing, as `x[...] = 0` does
+
+    @cached_property
+    def name(self) -> str:
+        return name_of(self.func)
+
+    @cached_property
+    def given(self) -> list[Tensor]:
+        return list(tensors_in([*self.args, *self.kwargs.values()]))
+
+    @cached_property
+    def made(self) -> list[Tensor]:
+        """The tensors of its result; what was written into, if it returned nothing."""
+        written = self.args[:1] if self.result is None else ()
+        return list(tensors_in([self.result, *written, self.kwargs.get("out")]))
+
+
+class FunctionMode(TorchFunctionMode):
+    """Looks at each function that is called and changes nothing, but where a subclass does in `called`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.passes():
+            return func(*args, **kwargs)
+        if func is _MULTI_HEAD or func is F.multi_head_attention_forward:  # which `accelerate` may have replaced
+            return self.multi_head(args, kwargs)
+        return self.called(func, args, kwargs)
+
+    def passes(self) -> bool:
+        """Whether functions are not to be looked at now: they are compiled, or their tensors stand for others."""
+        return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, and look at what it gave."""
+        call = FunctionCall(func, args, kwargs, func(*args, **kwargs))
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            self.sees(call)
+        return call.result
+
+    def sees(self, call: FunctionCall) -> None:
+        """What a subclass does with a call that has run."""
+
+    def multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
+        if overridden(args, kwargs):
+            return _MULTI_HEAD(*args, **kwargs)
+        names = {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False}
+        inner = types.FunctionType(_MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
+        inner.__kwdefaults__ = _MULTI_HEAD.__kwdefaults__
+        with self:
+            return inner(*args, **kwargs)
+
+
+def overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument has a `__torch_function__` of its own."""
+    return has_torch_function([arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)])
