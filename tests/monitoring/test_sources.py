@@ -306,6 +306,9 @@ EINSUM = {
     "values first": lambda q, k, v: torch.einsum(
         "bhjd,bhij->bhid", v, torch.einsum("bhjd,bhid->bhij", k, q).softmax(-1)
     ),
+    "an ellipsis": lambda q, k, v: torch.einsum(
+        "...ij,...jd->...id", torch.einsum("...id,...jd->...ij", q, k).softmax(-1), v
+    ),
     "heads inside": lambda q, k, v: torch.einsum(
         "bhij,bjhd->bihd",
         torch.einsum("bihd,bjhd->bhij", q.transpose(1, 2), k.transpose(1, 2)).softmax(-1),

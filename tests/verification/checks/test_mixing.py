@@ -429,6 +429,13 @@ class ByPosition(nn.Module):
         return self.o(out.transpose(0, 1).reshape(length, batch, E))
 
 
+class ByItem(Attention):
+    """Each item by torch.vmap, inside of which nothing can be followed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda one: super(ByItem, self).forward(one[None])[0])(x)
+
+
 def encoder(norm_first: bool) -> nn.Module:
     return nn.TransformerEncoderLayer(E, H, 19, batch_first=True, norm_first=norm_first)
 
@@ -457,6 +464,11 @@ def encoder(norm_first: bool) -> nn.Module:
 def test_right_ones_are_left_alone(make: Callable[[], Any], reading: Reading) -> None:
     torch.manual_seed(3)
     assert found(make(), reading) == []
+
+
+def test_what_computes_inside_a_transform_is_not_judged() -> None:
+    with pytest.raises(Inapplicable, match=r"inside of a torch\.func transform"):
+        wiring(Subject(ByItem().eval(), SELF), 7)
 
 
 def test_heads_are_found_as_they_are() -> None:

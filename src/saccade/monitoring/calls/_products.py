@@ -7,13 +7,13 @@ Shape legend: ... leading axes, I / J rows of left and right, C the summed width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-View = Callable[[Tensor], Tensor]
+from ..._tracing import EinsumSpec, View, name_of, spelled
 
 
 class ObservedProduct(NamedTuple):
@@ -36,65 +36,40 @@ class ObservedProduct(NamedTuple):
 
 def product_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ObservedProduct | None:
     """The product that a call computes, None where it computes none that this knows."""
-    make = PRODUCTS.get(func)
-    if make is None:
+    if func not in PRODUCTS:
         return None
-    names = {**_NAMES, "input": "added" if make is _baddbmm else "left"}
-    return make(*args, **{names.get(name, name): value for name, value in kwargs.items()})
-
-
-# PyTorch's names for the factors, which some write out.
-_NAMES = {"other": "right", "mat2": "right", "batch1": "left", "batch2": "right"}
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    return tensor.transpose(-2, -1)
-
-
-def _matmul(left: Any, right: Any, **_: Any) -> ObservedProduct | None:
-    if not all(isinstance(factor, Tensor) and factor.dim() > 1 for factor in (left, right)):
-        return None
-    return ObservedProduct(left.detach(), _turned(right.detach()), (left, right), (_same, _turned), _same)
-
-
-def _baddbmm(
-    added: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1, **_: Any
-) -> ObservedProduct | None:
-    found = _matmul(left, right)
-    if found is None or not isinstance(added, Tensor):
-        return None
+    name = name_of(func)
+    spec = spelled(name, args, kwargs)
+    found = None if spec is None else _observed(spec, matrices=name == "einsum")
+    if found is None or name != "baddbmm":
+        return found
+    added, beta = args[0] if args else kwargs["input"], kwargs.get("beta", 1)
     scaled = None if beta == 0 else added.detach() if beta == 1 else added.detach() * beta
-    return found._replace(alpha=float(alpha), added=scaled)
+    return found._replace(alpha=float(kwargs.get("alpha", 1)), added=scaled)
 
 
-def _einsum(equation: Any, *operands: Any, **_: Any) -> ObservedProduct | None:
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = tuple(operands[0])
-    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
+def _observed(spec: EinsumSpec, *, matrices: bool) -> ObservedProduct | None:
+    """With one axis for rows, columns and the sum; `matrices`: each factor has all other axes, too."""
+    if not spec.out_axes or spec.repeats:
         return None
-    inputs, out = equation.replace(" ", "").split("->")
-    names = inputs.split(",")
-    if any(len(set(axes)) != len(axes) for axes in (*names, out)) or not out:
-        return None
-    if out[-1] not in names[1] or out[-1] in names[0]:  # the last axis of the result is of the right factor
-        names, operands = names[::-1], operands[::-1]
-    left, right = names
-    shared = [axis for axis in out if axis in left and axis in right]
+    # the last axis of the result is of the right factor
+    if spec.out_axes[-1] not in spec.right_axes or spec.out_axes[-1] in spec.left_axes:
+        spec = spec.turned()
+    left, right, out = spec.left_axes, spec.right_axes, spec.out_axes
     summed = [axis for axis in left if axis in right and axis not in out]
-    rows = [axis for axis in out if axis not in right]
-    columns = [axis for axis in out if axis not in left]
-    if not len(summed) == len(rows) == len(columns) == 1 or {len(left), len(right)} != {len(shared) + 2}:
+    rows, columns = [axis for axis in out if axis not in right], [axis for axis in out if axis not in left]
+    if len(summed) != 1 or not rows or not columns:
         return None
-    to_left, to_right = _permuted(left, [*shared, *rows, *summed]), _permuted(right, [*shared, *columns, *summed])
-    in_order = [*shared, *rows, *columns]
+    lead = [axis for axis in out if axis not in (rows[-1], columns[-1])]
+    if matrices and not len(left) == len(right) == len(lead) + 2 == len([axis for axis in left if axis in right]) + 1:
+        return None
+    to_left = _permuted(left, [*(axis for axis in lead if axis in left), rows[-1], *summed])
+    to_right = _permuted(right, [*(axis for axis in lead if axis in right), columns[-1], *summed])
+    in_order = [*lead, rows[-1], columns[-1]]
     return ObservedProduct(
-        to_left(operands[0].detach()),
-        to_right(operands[1].detach()),
-        (operands[0], operands[1]),
+        to_left(spec.left.detach()),
+        to_right(spec.right.detach()),
+        (spec.left, spec.right),
         (to_left, to_right),
         _permuted(out, in_order),
         natural=list(out) == in_order,
@@ -107,13 +82,5 @@ def _permuted(axes: str, wanted: list[str]) -> View:
     return lambda tensor: tensor.permute(order)
 
 
-PRODUCTS: dict[Any, Callable[..., ObservedProduct | None]] = {
-    torch.matmul: _matmul,
-    torch.bmm: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.bmm: _matmul,
-    Tensor.__matmul__: _matmul,
-    torch.baddbmm: _baddbmm,
-    Tensor.baddbmm: _baddbmm,
-    torch.einsum: _einsum,
-}
+_MATMUL = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__}
+PRODUCTS = _MATMUL | {torch.baddbmm, Tensor.baddbmm, torch.einsum}

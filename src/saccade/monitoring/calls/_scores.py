@@ -48,27 +48,8 @@ def changed_by(
 
 # Shape and dtype alone.
 _SAME = frozenset(
-    {
-        "view",
-        "reshape",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "contiguous",
-        "clone",
-        "expand",
-        "detach",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "to",
-        "type",
-        "type_as",
-        "view_as",
-        "reshape_as",
-    }
+    """view reshape unsqueeze squeeze flatten unflatten contiguous clone expand detach float double half bfloat16 to
+    type type_as view_as reshape_as""".split()
 )
 
 

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from ..._call import without_autocast
 from ..._masks import FromTensor
-from ..._tracing import TensorLabels, writes
+from ..._tracing import TensorLabels, View, writes
 from . import _thread
 from ._four_axes import ArrangedMask, AxisLayout, alike
 from ._observed_call import GraphTensor, ObservedCall
 from ._origins import TensorOrigins
 from ._padded import rows_of
-from ._products import PRODUCTS, ObservedProduct, View, product_of
+from ._products import PRODUCTS, ObservedProduct, product_of
 from ._scores import ObservedScores, changed_by
 
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
+from ..._tracing import FunctionCall, FunctionMode
 from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ..target._check import Check
 from ..target._current_line import location_here
@@ -308,22 +308,19 @@ def _direction(tensor: Tensor) -> Tensor:
     return drawn * (size if size > 1e-3 else 0.1)
 
 
-class _GraphBreaks(TorchFunctionMode):
+class _GraphBreaks(FunctionMode):
     """Lines at which something with a gradient goes in and something without comes out, largest first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[tuple[int, Location]] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        goes_in = any(isinstance(one, Tensor) and one.requires_grad for one in tree_leaves((args, kwargs)))
-        if goes_in and (where := location_here()) is not None:
-            for one in tree_leaves(result):
+    def sees(self, call: FunctionCall) -> None:
+        if any(one.requires_grad for one in call.given) and (where := location_here()) is not None:
+            for one in tree_leaves(call.result):
                 cut = isinstance(one, Tensor) and not one.requires_grad and one.dtype != torch.bool
                 if cut or type(one) is float:
                     self.found.append((one.numel() if isinstance(one, Tensor) else 1, where))
-        return result
 
 
 def _cut_at(point: _DerivativePoint) -> Location | None:

@@ -16,8 +16,7 @@ from ..findings._finding import Location
 from ..target._inputs import NamedInputs
 from ..target._subject import Subject
 from ..tracing._mode import ElementwiseFactor
-from ..tracing._products import varying
-from ..tracing._shadow import UNKNOWN
+from ..tracing._shadow import UNKNOWN, varying
 from ..tracing._trace import traced
 from ..tracing._units import TokenOwners
 

@@ -29,8 +29,7 @@ _MAKING = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "n
 _MEETING = (
     "softmax",
     "matmul",
-    "__matmul__",
-    "__rmatmul__",
+    "rmatmul",
     "bmm",
     "einsum",
     "mean",

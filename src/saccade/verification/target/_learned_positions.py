@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from ..._tracing import FunctionCall, FunctionMode, TensorLabels
 from ..findings._finding import TargetError
 from ._inputs import NamedInputs
 from ._steady import steady
 from ._subject import Subject
 
-_TAKING = ("__getitem__", "narrow", "select", "index_select", "embedding", "take_along_dim")
-_TURNING = (
-    "to",
-    "float",
-    "double",
-    "type",
-    "type_as",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "expand_as",
-    "view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    "permute",
-    "transpose",
-    "swapaxes",
-    "contiguous",
-    "clone",
-    "repeat",
-    "mul",
-    "__mul__",
-    "__rmul__",
-    "dropout",
-    "__get__",
+_TAKING = frozenset("getitem narrow select index_select embedding take_along_dim".split())
+_TURNING = frozenset(
+    """to float double type type_as unsqueeze squeeze expand expand_as view reshape flatten unflatten permute transpose
+    swapaxes contiguous clone repeat mul rmul dropout T mT H mH data""".split()
 )
 
 
@@ -54,37 +31,33 @@ def ends_learned_positions(subject: Subject, inputs: NamedInputs) -> bool:
     return False
 
 
-class _PositionRows(TorchFunctionMode):
+class _PositionRows(FunctionMode):
     """Follows what is taken out of parameters by place, and no further than it is turned and scaled."""
 
     def __init__(self, tokens: Tensor | None) -> None:
         super().__init__()
         self._tokens = tokens
-        self._tables: dict[int, Tensor] = {}  # whole ones that were turned; kept alive, so that no other takes the id
-        self._taken: dict[int, Tensor] = {}
+        self._follows = TensorLabels[str]()  # "table": a whole one that was turned; "taken": rows of one
         self.failed = False
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = list(_tensors((args, kwargs)))
-        name = getattr(func, "__name__", "")
-        taking = name in _TAKING and any(map(self._is_table, given)) and not self._is_of_tokens(given)
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = FunctionCall(func, args, kwargs)
+        taking = call.name in _TAKING and any(map(self._is_table, call.given)) and not self._is_of_tokens(call.given)
         try:
-            result = func(*args, **(kwargs or {}))
+            call.result = func(*args, **kwargs)
         except Exception:
-            self.failed = taking or any(id(one) in self._taken for one in given)
+            self.failed = taking or any(self._follows.get(one) == "taken" for one in call.given)
             raise
-        turned = name in _TURNING and any(id(one) in self._taken for one in given[:1])
-        for one in _tensors(result) if taking or turned else ():
-            self._taken[id(one)] = one
-        alone = all(isinstance(one, nn.Parameter) or one.dim() == 0 for one in given[1:])  # not: gain * x
-        if name in _TURNING and not turned and alone and any(map(self._is_table, given[:1])):
-            self._tables.update({id(one): one for one in _tensors(result)})
-        return result
+        first, others = call.given[:1], call.given[1:]
+        alone = all(isinstance(one, nn.Parameter) or one.dim() == 0 for one in others)  # not: gain * x
+        if taking or (call.name in _TURNING and any(self._follows.get(one) == "taken" for one in first)):
+            self._follows.put_all(call.made, "taken")
+        elif call.name in _TURNING and alone and any(map(self._is_table, first)):
+            self._follows.put_all(call.made, "table")
+        return call.result
 
     def _is_table(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._tables or _is_table(tensor)
+        return self._follows.get(tensor) == "table" or _is_table(tensor)
 
     def _is_of_tokens(self, given: list[Tensor]) -> bool:
         """Whether rows are taken by token, or all the same one as for a segment, and not by place."""
@@ -103,14 +76,3 @@ def _is_table(tensor: Tensor) -> bool:
     if not isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
         return False
     return len(tensor.unique()) != 2
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)

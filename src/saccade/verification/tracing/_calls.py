@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,21 +13,7 @@ TIMES = frozenset({"mul", "multiply", "imul", "rmul"})
 OVER = frozenset({"div", "divide", "true_divide", "truediv", "itruediv", "idiv", "rtruediv"})
 MINUS = frozenset({"sub", "isub", "subtract"})
 PLUS = MINUS | {"add", "iadd", "radd", "rsub"}
-CASTS = frozenset(
-    {
-        "to",
-        "type",
-        "type_as",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "contiguous",
-        "clone",
-        "detach",
-        "cpu",
-    }
-)
+CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone detach cpu".split())
 EXP = frozenset({"exp", "exp2"})
 MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put", "masked_scatter"})
 
@@ -94,31 +80,3 @@ def axes_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor:
     if given is None:
         return list(range(tensor.dim()))
     return [one % tensor.dim() for one in (given if isinstance(given, (tuple, list)) else [given])]
-
-
-def tensors_of(given: Sequence[Any]) -> list[Tensor]:
-    """Tensors among arguments, those in lists and tuples too."""
-    return list(_each_tensor(given))
-
-
-def _each_tensor(given: Any) -> Iterator[Tensor]:
-    for one in given:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, (tuple, list)) and not isinstance(one, torch.Size):
-            yield from _each_tensor(one)
-
-
-def name_of(func: Any) -> str:
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        name = getattr(func.__self__, "__name__", name)
-    return str(name).strip("_")
-
-
-def is_kernel(func: Any) -> bool:
-    """Whether it is an operator (not one of PyTorch's functions) that computes attention, as its name says."""
-    if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
-        return False
-    name = str(func).lower()
-    return "attention" in name or "attn" in name

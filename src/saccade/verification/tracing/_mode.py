@@ -7,19 +7,28 @@ Shape legend: U units (a head of a batch item each), I / J rows of left and righ
 
 from __future__ import annotations
 
-import inspect
 import math
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, has_torch_function
 
 from ..._tap import AttentionCall
+from ..._tracing import (
+    EinsumSpec,
+    FunctionCall,
+    FunctionMode,
+    ProductLayout,
+    TensorLabels,
+    is_kernel,
+    laid_out,
+    outer,
+    spelled,
+    tensors_in,
+)
 from ..findings._finding import Location
 from ..target._current_line import location_here
 from ._calls import (
@@ -34,17 +43,13 @@ from ._calls import (
     as_number,
     axes_of,
     axis_of,
-    is_kernel,
     is_learned,
     is_of_rows,
     is_triangle,
     kind_of,
-    name_of,
     softmax_axis_of,
-    tensors_of,
 )
 from ._fused import Known, fused
-from ._products import EinsumSpec, ProductLayout, laid_out, outer, spelled
 from ._scores import ScoreProduct, rows_of
 from ._shadow import (
     JOINS,
@@ -63,7 +68,6 @@ from ._shadow import (
     varies,
 )
 
-_MHA = inspect.unwrap(F.multi_head_attention_forward)
 _LARGEST = 2**24  # elements of scores that are followed
 
 
@@ -86,7 +90,16 @@ class ElementwiseFactor:
     location: Location | None
 
 
-class TraceMode(TorchFunctionMode):
+@dataclass(eq=False)
+class _Call(FunctionCall):
+    before: Tensor | None = None  # a copy of what enters a softmax, an exponential or a shift of rows
+
+    @cached_property
+    def where(self) -> Location | None:
+        return location_here()
+
+
+class TraceMode(FunctionMode):
     """Looks and changes nothing. What it cannot follow it lets go: a target is never disturbed by being looked at."""
 
     def __init__(self) -> None:
@@ -95,128 +108,101 @@ class TraceMode(TorchFunctionMode):
         self.scores: list[ScoreProduct] = []
         self.kernels: list[str] = []  # attention that cannot be looked into
         self.factors: list[ElementwiseFactor] = []
-        self._shadows: dict[int, tuple[Tensor, TensorShadow]] = {}
+        self._shadows = TensorLabels[TensorShadow]()
         self._pairs = 0
 
     def know(self, tensor: Tensor, shadow: TensorShadow | None) -> None:
-        """Tensors are kept for as long as this is, so that no number is given to two of them."""
         if shadow is not None:
-            self._shadows[id(tensor)] = (tensor, shadow)
+            self._shadows.put(tensor, shadow)
 
     def of(self, tensor: Any) -> TensorShadow | None:
         """What is known of a tensor; nothing, if its shape is no longer what it was."""
-        found = self._shadows.get(id(tensor))
+        found = self._shadows.get(tensor)
         if found is None:
             return None
-        known = found[1].pairs if found[1].pairs is not None else found[1].tokens
-        return found[1] if known is not None and known.shape == tensor.shape else None
+        known = found.pairs if found.pairs is not None else found.tokens
+        return found if known is not None and known.shape == tensor.shape else None
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return func(*args, **kwargs)
-        if func is _MHA or func is F.multi_head_attention_forward:
-            return self._entered(args, kwargs)
-        name = name_of(func)
-        before = self._logits(name, args, kwargs)
-        result = func(*args, **kwargs)
-        if name == "iter":
-            result = list(result)
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = _Call(func, args, kwargs)
+        call.before = self._logits(call)
+        call.result = func(*args, **kwargs)
+        iterated = call.name == "iter"
+        if iterated:
+            call.result = list(call.result)
         with torch.no_grad(), torch._C.DisableTorchFunction():
             try:
-                self._sees(func, name, args, kwargs, result, before)
+                self.sees(call)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError):
-                self._lose(args, result)
-        return iter(result) if name == "iter" else result
+                self._lose(call)
+        return iter(call.result) if iterated else call.result
 
-    def _entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Enter F.multi_head_attention_forward: it would hand itself to this mode again, so it is told not to."""
-        if has_torch_function([arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]):
-            return _MHA(*args, **kwargs)
-        names = {**_MHA.__globals__, "has_torch_function": lambda _: False}
-        entered = types.FunctionType(_MHA.__code__, names, _MHA.__name__, _MHA.__defaults__, _MHA.__closure__)
-        entered.__kwdefaults__ = _MHA.__kwdefaults__
-        with self:
-            return entered(*args, **kwargs)
-
-    def _logits(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """A copy of what enters a softmax, an exponential or a shift of rows, which may write over it."""
+    def _logits(self, call: _Call) -> Tensor | None:
+        """A copy of what enters a function that may write over it."""
+        name, args = call.name, call.args
         if name in SOFTMAX or name in EXP or (name in MINUS and len(args) > 1 and is_of_rows(*args[:2])):
-            given = args[0] if args else kwargs.get("input")
+            given = args[0] if args else call.kwargs.get("input")
             shadow = self.of(given)
             if shadow is not None and shadow.pairs is not None:
                 with torch._C.DisableTorchFunction():
                     return given.detach().clone()  # type: ignore[union-attr]
         return None
 
-    def _lose(self, args: tuple[Any, ...], result: Any) -> None:
-        known = [shadow for shadow in map(self.of, tensors_of(args)) if shadow is not None]
-        for tensor in tensors_of([result]):
-            if known and id(tensor) not in self._shadows:
+    def _lose(self, call: _Call) -> None:
+        known = [shadow for shadow in map(self.of, tensors_in(call.args)) if shadow is not None]
+        for tensor in tensors_in(call.result):
+            if known and tensor not in self._shadows:
                 self.know(tensor, unknown(tensor.shape, max(shadow.depth for shadow in known)))
 
-    def _sees(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: Tensor | None
-    ) -> None:
-        given = tensors_of([*args, *kwargs.values()])
-        results = tensors_of([result])
+    def sees(self, call: FunctionCall) -> None:
+        assert isinstance(call, _Call)
+        name, args, result = call.name, call.args, call.result
+        results = list(tensors_in(result))
         if not results and name != "setitem":
             return
-        where = location_here()
         shape = tuple(results[0].shape) if results else ()
-        self.steps.append(TraceStep(name, tuple(tuple(one.shape) for one in given), shape, where))
-        if is_kernel(func):
-            self.kernels.append(str(func))
-        if all(self.of(one) is None for one in given) or name.endswith("_like") or name.startswith("new_"):
+        self.steps.append(TraceStep(name, tuple(tuple(one.shape) for one in call.given), shape, call.where))
+        if is_kernel(call.func):
+            self.kernels.append(str(call.func))
+        if all(self.of(one) is None for one in call.given) or name.endswith("_like") or name.startswith("new_"):
             return
         if name == "scaled_dot_product_attention":
-            query = args[0] if args else kwargs["query"]
-            self._fused(fused(self._pairs, self.of, args, kwargs), self.of(query), result, where)
+            query = args[0] if args else call.kwargs["query"]
+            self._fused(fused(self._pairs, self.of, args, call.kwargs), self.of(query), result, call.where)
         elif name == "setitem":
-            self._written(args, where)
-        elif (product := spelled(name, args, kwargs)) is not None:
-            self._product(product, self.of(product.left), self.of(product.right), result, where)
+            self._written(call)
+        elif (product := spelled(name, args, call.kwargs)) is not None:
+            self._product(product, self.of(product.left), self.of(product.right), call)
         elif name == "vecdot":
             shape_of = torch.broadcast_shapes(args[0].shape, args[1].shape)
-            self._summed(args[0], args[1], shape_of, [len(shape_of) - 1], result, where)
+            self._summed((args[0], args[1]), shape_of, [len(shape_of) - 1], call)
         elif name in MOVES and (name != "getitem" or self.of(args[0]) is not None):
-            self._moved(func, name, args, kwargs, result)
+            self._moved(call)
         elif name in JOINS:
-            tensors = list(args[0] if args else kwargs["tensors"])
-            self.know(result, joined(func, tensors, [self.of(one) for one in tensors], args[1:], kwargs))
+            tensors = list(args[0] if args else call.kwargs["tensors"])
+            self.know(result, joined(call.func, tensors, [self.of(one) for one in tensors], args[1:], call.kwargs))
         elif isinstance(result, Tensor) and result.dtype != torch.bool:
-            self._changed(name, args, kwargs, given, result, where, before)
+            self._changed(call)
         elif not isinstance(result, Tensor):
-            self._lose(args, result)
+            self._lose(call)
 
-    def _moved(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        source = args[0] if args else kwargs.get("input", kwargs.get("self"))
+    def _moved(self, call: _Call) -> None:
+        source = call.args[0] if call.args else call.kwargs.get("input", call.kwargs.get("self"))
         shadow = self.of(source)
         if shadow is None:
             return
-        if name == "iter":
-            func = _unbound
-        made = moved(func, name, args or (source,), kwargs, shadow)
-        for tensor, own in zip(tensors_of([result]), made if isinstance(made, list) else [made], strict=True):
+        func = _unbound if call.name == "iter" else call.func
+        made = moved(func, call.name, call.args or (source,), call.kwargs, shadow)
+        for tensor, own in zip(tensors_in(call.result), made if isinstance(made, list) else [made], strict=True):
             self.know(tensor, own)
 
-    def _changed(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        given: Sequence[Tensor],
-        result: Tensor,
-        where: Location | None,
-        before: Tensor | None,
-    ) -> None:
+    def _changed(self, call: _Call) -> None:
         """A function that makes other numbers of its arguments, element by element or by sums."""
+        name, given, result = call.name, call.given, call.result
         shadows = [shadow for shadow in map(self.of, given) if shadow is not None]
         first = self.of(given[0])
         if name in REDUCTIONS and len(given) == 1 and first is not None:
-            self._reduced(name, args, kwargs, given[0], first, result, where)
+            self._reduced(call, first)
         elif name == "embedding" and first is not None and first.tokens is not None:
             self.know(result, TensorShadow(first.tokens.unsqueeze(-1).expand(result.shape)))
         elif name in ("view_as_complex", "view_as_real") and first is not None:
@@ -229,21 +215,20 @@ class TraceMode(TorchFunctionMode):
         else:
             made = None if name in SHUFFLES else elementwise(result.shape, shadows)
             if made is not None:
-                self._each(name, args, kwargs, given, shadows, result, where, before)
+                self._each(call, shadows)
                 if name in TIMES | OVER:
-                    made = self._multiplied(name, made, args, result, where)
+                    made = self._multiplied(call, made)
                 elif name in NORMS:
                     made = replace(made, scaled=NOT_SCALED)
             self.know(result, made or unknown(result.shape, max(shadow.depth for shadow in shadows)))
 
-    def _multiplied(
-        self, name: str, made: TensorShadow, args: tuple[Any, ...], result: Tensor, where: Location | None
-    ) -> TensorShadow:
+    def _multiplied(self, call: _Call, made: TensorShadow) -> TensorShadow:
+        args, result, where = call.args, call.result, call.where
         factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and self.of(arg) is not None]
         others = [arg for arg in args[:2] if not any(arg is one for one in factors)]
         by = as_number(others[0]) if len(others) == 1 else None
         if by is not None and len(factors) == 1:
-            by = 1 / by if name in OVER and by and others[0] is args[1] else by
+            by = 1 / by if call.name in OVER and by and others[0] is args[1] else by
             kept, scaled = self.of(factors[0]), made.scaled.times(by, is_learned(others[0]), where)
             return replace(made, scaled=scaled, outer=None if kept is None else kept.outer)
         if len(others) == 1 and len(factors) == 1 and made.tokens is not None and not is_learned(others[0]):
@@ -257,111 +242,77 @@ class TraceMode(TorchFunctionMode):
             return made  # of the same rows
         return replace(made, outer=(factors[0], factors[1]))
 
-    def _reduced(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        given: Tensor,
-        shadow: TensorShadow,
-        result: Tensor,
-        where: Location | None,
-    ) -> None:
-        axes = axes_of(name, args, kwargs, given)
+    def _reduced(self, call: _Call, shadow: TensorShadow) -> None:
+        name, given, result = call.name, call.given[0], call.result
+        axes = axes_of(name, call.args, call.kwargs, given)
         if shadow.outer is not None and name in ("sum", "mean") and result.dim() == given.dim() - len(axes):
-            self._summed(*shadow.outer, given.shape, axes, result, where)
+            self._summed(shadow.outer, given.shape, axes, call)
         elif shadow.pairs is not None:
             if name in ("sum", "logsumexp", "norm", "vector_norm"):
                 for scores in self._scores(shadow):
                     if scores.normalised is None and (scores.logits is not None or name != "sum"):
-                        scores.note("sum", where)
+                        scores.note("sum", call.where)
                         scores.normalised = scores.along(shadow.pairs, axes[0])
         elif shadow.tokens is not None:
-            keep = result.dim() == given.dim()
-            tokens = agreed_along(shadow.tokens, axes, keep)
+            tokens = agreed_along(shadow.tokens, axes, result.dim() == given.dim())
             known = tokens.shape == result.shape
             self.know(
                 result, TensorShadow(tokens, depth=shadow.depth) if known else unknown(result.shape, shadow.depth)
             )
 
-    def _each(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        given: Sequence[Tensor],
-        shadows: Sequence[TensorShadow],
-        result: Tensor,
-        where: Location | None,
-        before: Tensor | None,
-    ) -> None:
+    def _each(self, call: _Call, shadows: Sequence[TensorShadow]) -> None:
         """What a function of each element does to scores or weights."""
         for scores, pairs in [(one, shadow.pairs) for shadow in shadows for one in self._scores(shadow)]:
             assert pairs is not None
-            if before is not None and name in MINUS:
-                scores.unshifted = scores.gathered(before, pairs, -torch.inf)
-            elif before is not None and name in SOFTMAX:
-                axis = scores.along(pairs, softmax_axis_of(args, kwargs, given[0]))
-                weights = scores.gathered(result.exp() if name == "log_softmax" else result, pairs, 0.0)
-                scores.soften(scores.gathered(before, pairs, -torch.inf), weights, axis, where)
-            elif before is not None:
-                if scores.logits is None:
-                    own = scores.gathered(before, pairs, -torch.inf)
-                    scores.logits = own if scores.unshifted is None else scores.unshifted
-                    scores.note("softmax", where)
-            elif name == "normalize" and scores.normalised is None:
-                scores.normalised = scores.along(pairs, axis_of(args, kwargs, 2, 1) % result.dim())
-            elif name == "dropout":
-                scores.note("dropout", where)
-            elif name in MASKS:
-                scores.note("mask", where)
-            elif name in TIMES | OVER | PLUS:
-                what = kind_of(name, args)
-                scores.note("after" if what == "scale" and scores.softened is not None else what, where)
-                if name in PLUS and any(is_triangle(arg) for arg in args if self.of(arg) is None):
-                    scores.note("triangle", where)
-                if name in TIMES:
-                    for factor in tensors_of([arg for arg in args if self.of(arg) is None]):
-                        scores.times(factor, pairs, where)
-                if name in TIMES | OVER and scores.normalised is None:
-                    scores.learned |= any(is_learned(arg) for arg in args if self.of(arg) is None)
-            elif before is None and name not in CASTS:
-                scores.note("function", where)
+            if call.before is not None:
+                _softened(scores, pairs, call, call.before)
+            elif call.name == "normalize" and scores.normalised is None:
+                scores.normalised = scores.along(pairs, axis_of(call.args, call.kwargs, 2, 1) % call.result.dim())
+            elif call.name == "dropout":
+                scores.note("dropout", call.where)
+            elif call.name in MASKS:
+                scores.note("mask", call.where)
+            elif call.name in TIMES | OVER | PLUS:
+                self._combined(scores, pairs, call)
+            elif call.name not in CASTS:
+                scores.note("function", call.where)
                 # a convolution over the heads: what comes out is a sum of their scores
-                scores.mixed |= name in ("conv1d", "conv2d", "conv3d") and scores.softened is None
+                scores.mixed |= call.name in ("conv1d", "conv2d", "conv3d") and scores.softened is None
 
-    def _product(
-        self,
-        product: EinsumSpec,
-        left: TensorShadow | None,
-        right: TensorShadow | None,
-        result: Tensor,
-        where: Location | None,
-    ) -> None:
+    def _combined(self, scores: ScoreProduct, pairs: Tensor, call: _Call) -> None:
+        """Scores or weights multiplied by, or added to, something else."""
+        name, where = call.name, call.where
+        others = [arg for arg in call.args if self.of(arg) is None]
+        what = kind_of(name, call.args)
+        scores.note("after" if what == "scale" and scores.softened is not None else what, where)
+        if name in PLUS and any(map(is_triangle, others)):
+            scores.note("triangle", where)
+        if name in TIMES:
+            for factor in tensors_in(others):
+                scores.times(factor, pairs, where)
+        if name in TIMES | OVER and scores.normalised is None:
+            scores.learned |= any(map(is_learned, others))
+
+    def _product(self, product: EinsumSpec, left: TensorShadow | None, right: TensorShadow | None, call: _Call) -> None:
         if _is_score(right) and not _is_score(left):
             product, left, right = product.turned(), right, left
         sides = {id(product.left): varies(left), id(product.right): varies(right)}
-        laid = laid_out(product, lambda tensor, axis: sides[id(tensor)](tensor, axis))
+        laid, result = laid_out(product, lambda tensor, axis: sides[id(tensor)](tensor, axis)), call.result
         depth = max(shadow.depth for shadow in (left, right) if shadow is not None)
         made = None
         if laid is not None and left is not None and _is_score(left):
-            made = self._after_scores(product, laid, left, right, where)
+            made = self._after_scores(laid, left, right, call.where)
         elif laid is not None:
-            made = self._before_scores(product, laid, left, right, where)
+            made = self._before_scores(laid, left, right, call.where)
         fits = made is not None and (made.pairs if made.pairs is not None else made.tokens).shape == result.shape  # type: ignore[union-attr]
         self.know(result, made if fits else unknown(result.shape, depth))
 
     def _before_scores(
-        self,
-        product: EinsumSpec,
-        laid: ProductLayout,
-        left: TensorShadow | None,
-        right: TensorShadow | None,
-        where: Location | None,
+        self, laid: ProductLayout, left: TensorShadow | None, right: TensorShadow | None, where: Location | None
     ) -> TensorShadow | None:
         if left is None or right is None:
             return _projected(laid, left, right)
-        one, other = laid.left(product.left), laid.right(product.right)
+        one, other = laid.left(laid.product.left), laid.right(laid.product.right)
         units = (laid.rows, laid.columns)
         count = math.prod(laid.lead)
         if count * units[0] * units[1] > _LARGEST:
@@ -385,16 +336,11 @@ class TraceMode(TorchFunctionMode):
         return TensorShadow(None, laid.out(pairs), frozenset({len(self.scores) - 1}), depth=scores.depth)
 
     def _after_scores(
-        self,
-        product: EinsumSpec,
-        laid: ProductLayout,
-        left: TensorShadow,
-        right: TensorShadow | None,
-        where: Location | None,
+        self, laid: ProductLayout, left: TensorShadow, right: TensorShadow | None, where: Location | None
     ) -> TensorShadow | None:
         """Weights times values; what else is multiplied by scores is followed no further."""
         chosen = [one for one in self._scores(left) if one.logits is not None or one.of_sequences]
-        if right is None and is_learned(product.right):
+        if right is None and is_learned(laid.product.right):
             for scores in chosen:
                 scores.mixed |= scores.softened is None
         if right is None or right.tokens is None or not chosen:
@@ -405,39 +351,31 @@ class TraceMode(TorchFunctionMode):
         for scores in chosen:
             along = scores.along(pairs, -1)
             if scores.weights is None:
-                scores.multiply(scores.gathered(product.left, left.pairs, 0.0))
+                scores.multiply(scores.gathered(laid.product.left, left.pairs, 0.0))
                 scores.keys = "left" if along == "left" else "right"
                 if along in ("left", "right", "none"):
-                    scores.values = scores.rows_weighted(pairs, laid.right(product.right))
+                    scores.values = scores.rows_weighted(pairs, laid.right(laid.product.right))
                 scores.note("values", where)
             tokens = torch.where(tokens == UNKNOWN, scores.query_tokens(pairs[..., 0], along == "left"), tokens)
         whole = tokens.unsqueeze(-1).expand(*laid.lead, laid.rows, laid.columns)
         return TensorShadow(laid.out(whole), depth=1 + max(left.depth, right.depth))
 
-    def _summed(
-        self,
-        left: Tensor,
-        right: Tensor,
-        shape: torch.Size,
-        axes: Sequence[int],
-        result: Tensor,
-        where: Location | None,
-    ) -> None:
+    def _summed(self, factors: tuple[Tensor, Tensor], shape: torch.Size, axes: Sequence[int], call: _Call) -> None:
         """A product written as an elementwise product and a sum."""
-        product, *cuts = outer(left, right, shape, axes)
-        own = [self.of(left), self.of(right)]
+        product, *cuts = outer(*factors, shape, axes)
+        own = [self.of(factor) for factor in factors]
         if any(one is None for one in own):
             return
         one, other = (shadow.map(cut) for shadow, cut in zip(own, cuts, strict=True) if shadow is not None)
-        self._product(product, one, other, result, where)
+        self._product(product, one, other, call)
 
-    def _written(self, args: tuple[Any, ...], where: Location | None) -> None:
+    def _written(self, call: _Call) -> None:
         """`tensor[index] = value`: the shadow is written to in the same way, so that its views see it, too."""
-        tensor, index, value = args
+        tensor, index, value = call.args
         own, source = self.of(tensor), self.of(value)
         if own is not None and own.pairs is not None and source is None:
             for scores in self._scores(own):
-                scores.note("mask", where)
+                scores.note("mask", call.where)
         if source is None:
             return
         made = own or TensorShadow()
@@ -467,6 +405,22 @@ class TraceMode(TorchFunctionMode):
 
     def _scores(self, shadow: TensorShadow) -> list[ScoreProduct]:
         return [self.scores[number] for number in sorted(shadow.scores)] if shadow.pairs is not None else []
+
+
+def _softened(scores: ScoreProduct, pairs: Tensor, call: _Call, before: Tensor) -> None:
+    """A shift of rows, a softmax or an exponential of scores, which were `before`."""
+    if call.name in EXP and scores.logits is not None:
+        return
+    own = scores.gathered(before, pairs, -torch.inf)
+    if call.name in MINUS:
+        scores.unshifted = own
+    elif call.name in SOFTMAX:
+        axis = scores.along(pairs, softmax_axis_of(call.args, call.kwargs, call.given[0]))
+        weights = scores.gathered(call.result.exp() if call.name == "log_softmax" else call.result, pairs, 0.0)
+        scores.soften(own, weights, axis, call.where)
+    else:
+        scores.logits = own if scores.unshifted is None else scores.unshifted
+        scores.note("softmax", call.where)
 
 
 def _is_score(shadow: TensorShadow | None) -> bool:

@@ -7,16 +7,15 @@ Shape legend: L length.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
+from ..._tracing import FunctionCall, FunctionMode, TensorLabels
 from ..findings._finding import Inapplicable, Location, TargetError
 from ..target._current_line import location_here, module_here
 from ..target._inputs import NamedInputs
@@ -40,14 +39,10 @@ class PositionLines:
 def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLines:
     """Of one call; nothing where it cannot be followed."""
     one = subject.fresh()
-    tables = (
-        []
-        if one.module is None
-        else [
-            *(buffer for buffer in one.module.buffers() if buffer.is_floating_point()),
-            *(table for name, table in one.module.named_parameters() if re.search(_TABLE, name)),
-        ]
-    )
+    tables: list[Tensor] = []
+    if one.module is not None:
+        tables += [buffer for buffer in one.module.buffers() if buffer.is_floating_point()]
+        tables += [table for name, table in one.module.named_parameters() if re.search(_TABLE, name)]
     follower = PositionFollower(inputs.tensors.values(), inputs.length, tables)
     try:
         with seeded(0), torch.no_grad(), follower:
@@ -57,38 +52,31 @@ def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLin
     return follower.found
 
 
-class PositionFollower(TorchFunctionMode):
+class PositionFollower(FunctionMode):
     """Follows `data` (what comes from the input) and positions: what counts, and `tables` of them."""
 
     def __init__(self, data: Iterable[Tensor], length: int, tables: Iterable[Tensor] = ()):
         super().__init__()
         self.found = PositionLines()
         self._length = length
-        self._data = {id(one): one for one in data}
-        self._own = {id(one): one for one in tables}  # tensors are kept, so that no number is given to two of them
+        self._comes = TensorLabels[str]()  # "data" or "position"
+        self._comes.put_all(tables, "position")
+        self._comes.put_all(data, "data")
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = str(getattr(func, "__name__", func)).strip("_")
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        with torch._C.DisableTorchFunction():
-            self._sees(name, given, made)
-        return result
-
-    def _sees(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-        own = [one for one in given if id(one) in self._own]
-        if any(id(one) in self._data for one in given) and name not in _EMPTY and not name.startswith("new_"):
-            self._data |= {id(one): one for one in made}
+    def sees(self, call: FunctionCall) -> None:
+        own = [one for one in call.given if self._comes.get(one) == "position"]
+        following = call.name not in _EMPTY and not call.name.startswith("new_")
+        if following and any(self._comes.get(one) == "data" for one in call.given):
+            self._comes.put_all(call.made, "data")
             for one in own:
                 self._meets(one)
         elif own:
-            self._own |= {id(one): one for one in made}
-            before = any(self._varies(one) for one in own)
-            if before and made and not any(self._varies(one) for one in made):
+            before = any(map(self._varies, own))
+            self._comes.put_all(call.made, "position")
+            if before and call.made and not any(map(self._varies, call.made)):
                 self._add(self.found.lost, location_here())
-        elif name in _COUNTING and made:
-            self._own |= {id(one): one for one in made}
+        elif call.name in _COUNTING and call.made:
+            self._comes.put_all(call.made, "position")
             self._add(self.found.made, module_here())
 
     def _meets(self, one: Tensor) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
+from ..._tracing import TensorLabels, memory_of, tensors_in
 from ..findings._finding import Location
 from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
@@ -22,23 +22,10 @@ from ..target._operations import EagerOperations
 from ..target._subject import Subject
 
 # Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.
-_LAYOUT = {
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "permute",
-    "transpose",
-    "t",
-    "expand",
-    "clone",
-    "unsqueeze",
-    "squeeze",
-    "slice",
-    "select",
-    "_to_copy",
-    "detach",
-    "alias",
-}
+_LAYOUT = frozenset(
+    """view _unsafe_view reshape permute transpose t expand clone unsqueeze squeeze slice select
+    _to_copy detach alias""".split()
+)
 UNIFORM = {"rand", "rand_like", "uniform_", "uniform", "_scaled_dot_product_flash_attention_for_cpu"}
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}
 _SOFTMAX = {"_softmax", "_safe_softmax"}
@@ -104,30 +91,24 @@ class _RandomnessMode(EagerOperations):
         super().__init__()
         module = subject.module
         tensors = () if module is None else (*module.parameters(), *module.buffers())
-        self._learned = {one.untyped_storage()._cdata for one in tensors}
-        self._labels: dict[int, _TensorLabel] = {}
-        self._alive: list[Tensor] = []  # an id means its tensor only as long as that lives
+        self._learned = {memory_of(one) for one in tensors if one.numel()}
+        self._labels = TensorLabels[_TensorLabel]()
         self.draws: list[RandomDraw] = []
         self.before_softmax: list[tuple[RandomDraw, str]] = []
         self.products: list[WeightedValues] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        taken = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        given = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        taken, given = list(tensors_in([args, kwargs])), list(tensors_in(result))
         label = self._label(func, args, kwargs or {}, taken, given)
         for one in given:
-            self._keep(one, label)
+            if label is not _NONE or one in self._labels:
+                self._labels.put(one, label)
         return result
-
-    def _keep(self, tensor: Tensor, label: _TensorLabel) -> None:
-        if label is not _NONE or id(tensor) in self._labels:
-            self._alive.append(tensor)
-            self._labels[id(tensor)] = label
 
     def _label(self, func: Any, args: Any, kwargs: Any, taken: list[Tensor], given: list[Tensor]) -> _TensorLabel:
         name = func.overloadpacket.__name__
-        labels = [self._labels.get(id(one), _NONE) for one in taken]
+        labels = [self._labels.get(one) or _NONE for one in taken]
         if name in _LIKE_EMPTY or not given:
             return _NONE
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(name, args, kwargs):
@@ -149,7 +130,7 @@ class _RandomnessMode(EagerOperations):
         return _TensorLabel(draw, clean=clean)
 
     def _product(self, taken: list[Tensor], labels: list[_TensorLabel]) -> _TensorLabel:
-        if any(one.untyped_storage()._cdata in self._learned for one in taken):
+        if any(memory_of(one) in self._learned for one in taken):
             return _NONE
         factors, labels = taken[-2:], labels[-2:]
         for at, one in enumerate(labels):

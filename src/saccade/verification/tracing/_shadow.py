@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import Location
-from ._products import varying
 
 UNKNOWN = -1
 
@@ -181,83 +180,22 @@ def varies(shadow: TensorShadow | None) -> Callable[[Tensor, int], bool]:
     return differs
 
 
+def varying(known: Tensor, axis: int) -> bool:
+    """Whether `known` differs along an axis."""
+    return known.shape[axis] > 1 and not torch.equal(known, known.select(axis, 0).unsqueeze(axis).expand(known.shape))
+
+
 # Functions that move elements of their first argument about and change none.
 MOVES = frozenset(
-    {
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "T",
-        "mT",
-        "H",
-        "mH",
-        "t",
-        "movedim",
-        "moveaxis",
-        "swapaxes",
-        "swapdims",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "view_as",
-        "reshape_as",
-        "repeat",
-        "repeat_interleave",
-        "tile",
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "unbind",
-        "getitem",
-        "select",
-        "narrow",
-        "index_select",
-        "gather",
-        "take_along_dim",
-        "flatten",
-        "unflatten",
-        "ravel",
-        "flip",
-        "roll",
-        "diagonal",
-        "unfold",
-        "as_strided",
-        "hsplit",
-        "vsplit",
-        "dsplit",
-        "unsafe_split",
-        "unsafe_chunk",
-        "pad",
-        "iter",
-    }
+    """view reshape transpose permute T mT H mH t movedim moveaxis swapaxes swapdims unsqueeze squeeze expand expand_as
+    broadcast_to view_as reshape_as repeat repeat_interleave tile chunk split split_with_sizes tensor_split unbind
+    getitem select narrow index_select gather take_along_dim flatten unflatten ravel flip roll diagonal unfold
+    as_strided hsplit vsplit dsplit unsafe_split unsafe_chunk pad iter""".split()
 )
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"})
 REDUCTIONS = frozenset(
-    {
-        "sum",
-        "mean",
-        "amax",
-        "max",
-        "amin",
-        "min",
-        "logsumexp",
-        "norm",
-        "vector_norm",
-        "var",
-        "std",
-        "prod",
-        "nansum",
-        "nanmean",
-        "argmax",
-        "argmin",
-        "all",
-        "any",
-        "median",
-    }
+    """sum mean amax max amin min logsumexp norm vector_norm var std prod nansum nanmean argmax argmin all any
+    median""".split()
 )
 # After these it does not matter what rows were multiplied by before.
 NORMS = frozenset({"layer_norm", "rms_norm", "normalize", "group_norm", "batch_norm", "instance_norm"})

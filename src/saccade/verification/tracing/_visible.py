@@ -24,41 +24,11 @@ _HIDING = ("masked_fill", "masked_fill_", "where")
 _USED = (*_HIDING, "add", "add_", "mul", "mul_")
 _MADE = ("tril", "tril_", "triu", "triu_")
 # what makes a mask of positions, for a kernel that hides by itself
-_COMPARING = (
-    "le",
-    "lt",
-    "ge",
-    "gt",
-    "eq",
-    "ne",
-    "and",
-    "or",
-    "bitwise_and",
-    "bitwise_or",
-    "logical_and",
-    "logical_or",
-)
+_COMPARING = frozenset("le lt ge gt eq ne and or bitwise_and bitwise_or logical_and logical_or".split())
 _ORDERING = ("le", "lt", "ge", "gt")
-_JOINING = (
-    "conv1d",
-    "mean",
-    "sum",
-    "std",
-    "var",
-    "amax",
-    "max",
-    "amin",
-    "min",
-    "norm",
-    "flip",
-    "roll",
-    "cumsum",
-    "cumprod",
-    "batch_norm",
-    "layer_norm",
-    "softmax",
-    "median",
-    "logsumexp",
+_JOINING = frozenset(
+    """conv1d mean sum std var amax max amin min norm flip roll cumsum cumprod batch_norm layer_norm softmax median
+    logsumexp""".split()
 )
 
 

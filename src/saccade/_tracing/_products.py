@@ -31,6 +31,11 @@ class EinsumSpec:
     right_axes: str
     out_axes: str
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a tensor has a letter twice, as its diagonal."""
+        return any(len(set(axes)) != len(axes) for axes in (self.left_axes, self.right_axes, self.out_axes))
+
     def turned(self) -> EinsumSpec:
         """The same with the factors in the other order."""
         return EinsumSpec(self.right, self.left, self.right_axes, self.left_axes, self.out_axes)
@@ -40,6 +45,7 @@ class EinsumSpec:
 class ProductLayout:
     """Views of whatever has the shape of a factor, and from (*lead, I, J) to the shape of the result."""
 
+    product: EinsumSpec
     left: View  # to (*lead, I, C)
     right: View  # to (*lead, J, C)
     out: View  # (*lead, I, J) to the result's own axes
@@ -60,7 +66,7 @@ def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Einsum
 def laid_out(product: EinsumSpec, varies: Varies) -> ProductLayout | None:
     """Axes that only one factor has are rows; of several, the one that `varies` counts and the rest lead."""
     left, right, out = product.left_axes, product.right_axes, product.out_axes
-    if any(len(set(axes)) != len(axes) for axes in (left, right, out)) or set(out) - set(left + right):
+    if product.repeats or set(out) - set(left + right):
         return None
     sizes = _sizes(product)
     summed = [axis for axis in left if axis in right and axis not in out]
@@ -72,6 +78,7 @@ def laid_out(product: EinsumSpec, varies: Varies) -> ProductLayout | None:
     shape = tuple(sizes[axis] for axis in lead)
     rows, columns = sizes.get(row, 1), sizes.get(column, 1)
     return ProductLayout(
+        product,
         _view(left, lead, row, summed, sizes),
         _view(right, lead, column, summed, sizes),
         _back(out, lead, row, column, sizes),
@@ -244,8 +251,3 @@ def _own_axes(factor: Tensor, shape: torch.Size) -> list[bool]:
         shape[at] == 1 or (at >= missing and factor.shape[at - missing] > 1 and factor.stride(at - missing) > 0)
         for at in range(len(shape))
     ]
-
-
-def varying(known: Tensor, axis: int) -> bool:
-    """Whether `known` differs along an axis."""
-    return known.shape[axis] > 1 and not torch.equal(known, known.select(axis, 0).unsqueeze(axis).expand(known.shape))
