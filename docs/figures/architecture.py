@@ -16,7 +16,7 @@ FIGURE = Path(__file__).with_suffix(".svg")
 WAY = [  # the files of the drawing below, row by row
     ["_attention"],
     ["_checks", "_backends.native"],
-    ["_call", "_masks", "_backends._lowering", "_backends._kernels"],
+    ["_call", "_masks", "_backends.native._lowering", "_backends.native._kernels"],
 ]
 CORE = [  # what follows in C++: (file, what it does, the files that it goes on to)
     ("bindings.cpp", "integers and addresses"),
@@ -149,7 +149,7 @@ def draw() -> str:
         ]
     core_top = top + ROW * len(WAY) + 30
     core = {name: (WIDTH * (n + 0.5) / len(CORE), core_top) for n, (name, _) in enumerate(CORE)}
-    lines.append(_arrow(*way["_backends._kernels"], *core["bindings.cpp"]))
+    lines.append(_arrow(*way["_backends.native._kernels"], *core["bindings.cpp"]))
     for (one, (x, y)), (_, what) in zip(core.items(), CORE, strict=True):
         boxes += [
             _box(x, y, f"native/{one}", "core"),

@@ -29,10 +29,10 @@ from torch import Tensor
 from . import _reference, _tap
 from ._backends import chunked, flex, native, sdpa
 from ._biases import Bias
-from ._call import Call
+from ._call import CheckedCall
 from ._checks import make_call
 from ._dropout import Dropout
-from ._foreign import advised, named, refused
+from ._foreign import advised, named, refused, takes_what
 from ._masks import Mask
 from ._masks._data import dense, traced
 
@@ -92,22 +92,9 @@ def attention(
     """
     if unknown:
         raise refused(attention, unknown)
-    if _tap.THREAD.observers:
-        return _run_observed(
-            query,
-            key,
-            value,
-            mask,
-            bias=bias,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            dropout=dropout,
-            backend=backend,
-            needs_lse=False,
-        )[0]
     if (
         backend == "auto"
+        and not _tap.THREAD.observers
         and bias is None
         and softcap is None
         and sink is None
@@ -118,25 +105,11 @@ def attention(
         if quickly is not None:
             return quickly
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-    out, _ = choose(call, backend)[0].run(call)
-    return out
+    return _run(call, backend)[0]
 
 
-@named
-def attention_with_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | Tensor | None = None,
-    *,
-    bias: Tensor | Bias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-    dropout: float | Dropout = 0.0,
-    backend: str = "auto",
-    **unknown: NoReturn,
-) -> tuple[Tensor, Tensor]:
+@takes_what(attention)
+def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tuple[Tensor, Tensor]:
     """`attention` and the log of each row's softmax denominator.
 
     Args and errors: as `attention`.
@@ -145,61 +118,21 @@ def attention_with_lse(
         out (B, Hq, Lq, Dv) in the input dtype, and lse (B, Hq, Lq): natural log, float32 (float64 for float64),
         differentiable, -inf on rows that see no key (the sink where there is one).
     """
-    if unknown:
-        raise refused(attention_with_lse, unknown)
-    if _tap.THREAD.observers:
-        return _run_observed(
-            query,
-            key,
-            value,
-            mask,
-            bias=bias,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            dropout=dropout,
-            backend=backend,
-            needs_lse=True,
-        )
-    call = make_call(
-        query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=True
-    )
-    return choose(call, backend)[0].run(call)
+    return _run(make_call(*args, **options, needs_lse=True), backend)
 
 
-def _run_observed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | Tensor | None,
-    *,
-    backend: str,
-    needs_lse: bool,
-    **meaning: Any,
-) -> tuple[Tensor, Any]:
-    """A call, and then the observers of this thread are told of it."""
+def _run(call: CheckedCall, backend: str) -> tuple[Tensor, Any]:
+    """out and, where the call needs it, lse; the observers of this thread are told."""
+    if not _tap.THREAD.observers:
+        found: tuple[Tensor, Any] = choose(call, backend)[0].run(call)
+        return found
     with _tap.aside() as observers:
-        call = make_call(query, key, value, mask, **meaning, needs_lse=needs_lse)
         out, lse = choose(call, backend)[0].run(call)
-        seen = _tap.AttentionCall(
-            call.query,
-            call.key,
-            call.value,
-            call.mask,
-            call.bias,
-            call.scale,
-            call.softcap,
-            call.sink,
-            call.dropout or 0.0,
-            out,
-            "saccade.attention",
-        )
-        for observer in observers:
-            observer(seen)
+        _tap.tell(observers, call.observed(out, "saccade.attention"))
     return out, lse
 
 
-def choose(call: Call, backend: str) -> tuple[Any, str, str]:
+def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:
     """(module, its name, why it was chosen). The rules stand at the top of this file."""
     if backend != "auto":
         if backend not in BACKENDS:

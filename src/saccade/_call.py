@@ -1,13 +1,17 @@
-"""One attention call, checked and in one form: what every backend receives.
+"""One attention call in the contract's terms, and what derives from it.
+
+`AttentionCall` is what `saccade.attention` takes, whoever computes it; `CheckedCall` is what every backend receives,
+and `ObservedCall` what observers are told of.
 
 Shape legend, everywhere: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,22 +19,106 @@ from torch.autograd import forward_ad
 
 from ._biases import Bias, Placement
 from ._dropout import Dropout
-from ._masks import Mask
+from ._masks import Mask, Padding, as_mask
 from ._masks._placement import At, Slice
 
 
-@dataclass(frozen=True)
-class Call:
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """The arguments of one call. Nothing in it may be changed."""
+
     query: Tensor  # (B, Hq, Lq, D)
     key: Tensor  # (B, Hkv, Lk, D)
     value: Tensor  # (B, Hkv, Lk, Dv)
+    mask: Mask | Tensor | None = None
+    bias: Tensor | Bias | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sink: Tensor | None = None  # (Hq,)
+    dropout: float | Dropout | None = 0.0
+    real: Tensor | None = None  # (B, Lq) bool: query rows that are tokens, not padding; None: all, or not known
+
+    def arguments(self) -> dict[str, Any]:
+        """Mask, bias, scale, softcap, sink and dropout by name, as `saccade.attention` takes them."""
+        return {**self.scoring(), "dropout": self.dropout or 0.0}
+
+    def scoring(self) -> dict[str, Any]:
+        """Mask, bias, scale, softcap and sink by name: what makes weights of query and key."""
+        return {
+            "mask": self.mask,
+            "bias": self.bias,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "sink": self.sink,
+        }
+
+    @property
+    def counted(self) -> Mask | None:
+        """The mask with padded queries as empty rows: what statistics count."""
+        mask = as_mask(self.mask)
+        if self.real is None or bool(self.real.all()):
+            return mask
+        keys = self.real.new_full((self.key.shape[0],), self.key.shape[2], dtype=torch.int64)
+        rows = Padding(keys, queries=self.real)
+        return rows if mask is None else mask & rows
+
+    def observed(self, out: Tensor, source: str, module: Any = None, **more: Any) -> ObservedCall:
+        """The call with what came of it."""
+        own = {name: getattr(self, name) for name in _ARGUMENTS}
+        return ObservedCall(**{**own, **more}, out=out, source=source, module=module)
+
+
+_ARGUMENTS = tuple(field.name for field in fields(AttentionCall))
+
+
+class GraphTensor(NamedTuple):
+    """A tensor of the model's own graph, and how its gradient becomes that of the call's (B, H, L, D) tensor."""
+
+    tensor: Tensor
+    seen_as: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ObservedCall(AttentionCall):
+    """A call and what came of it. Its tensors may be views of what a model computed with."""
+
+    out: Tensor  # (B, Hq, Lq, Dv), as the model received it
+    source: str  # what was called: "saccade.attention", "F.scaled_dot_product_attention", ...
+    module: Any = None  # the nn.Module that called, where the source says so
+    rows_unknown: bool = False  # keys are padded, and nobody knows whether queries are the same tokens
+    used: dict[str, GraphTensor] | None = None  # "query", "key", "value", "out"; None: the call's own tensors
+
+    def graph_tensors(self) -> dict[str, GraphTensor]:
+        """The tensors that gradients flow through, by "query", "key", "value", "out"."""
+        return self.used or {name: GraphTensor(getattr(self, name)) for name in ("query", "key", "value", "out")}
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """What a call is besides its tensors: a graph keeps it, so it holds the form of a bias and not its parameter."""
+
     mask: Mask | None
     bias: Bias | None
+    placement: Placement  # of the bias
     scale: float
     softcap: float | None
-    sink: Tensor | None  # (Hq,)
     dropout: Dropout | None
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedCall(AttentionCall):
+    """A call whose arguments keep the contract, each in one form."""
+
+    mask: Mask | None = None
+    bias: Bias | None = None
+    scale: float = 1.0
+    dropout: Dropout | None = None
     needs_lse: bool = False
+
+    @property
+    def settings(self) -> CallSettings:
+        bias, placement = (None, 0) if self.bias is None else (self.bias.form(), self.placement)
+        return CallSettings(self.mask, bias, placement, self.scale, self.softcap, self.dropout)
 
     @property
     def batch(self) -> int:
@@ -58,7 +146,7 @@ class Call:
 
     @property
     def accumulator(self) -> torch.dtype:
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return accumulator_of(self.query)
 
     @property
     def placement(self) -> Placement:
@@ -84,6 +172,11 @@ class Call:
         """Every tensor that may carry a derivative."""
         given = [self.query, self.key, self.value, self.sink, None if self.bias is None else self.bias.parameter]
         return [tensor for tensor in given if tensor is not None]
+
+
+def accumulator_of(query: Tensor) -> torch.dtype:
+    """The dtype in which sums are formed."""
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

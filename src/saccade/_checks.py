@@ -1,4 +1,4 @@
-"""From what a caller gives to a checked `Call`. Every refusal names the argument, what came and what was expected."""
+"""From what a caller gives to a `CheckedCall`. Every error names the argument, what came and what was expected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._biases import Bias, as_bias
-from ._call import Call
+from ._call import CheckedCall
 from ._dropout import Dropout, as_dropout
 from ._masks import Mask, as_mask
 from ._masks._data import dense, plain
@@ -25,15 +25,15 @@ def make_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask | Tensor | None,
+    mask: Mask | Tensor | None = None,
     *,
-    bias: Tensor | Bias | None,
-    scale: float | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    dropout: float | Dropout,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout: float | Dropout = 0.0,
     needs_lse: bool = False,
-) -> Call:
+) -> CheckedCall:
     """Check every argument against the contract; nothing is computed and no value inside a tensor is looked at."""
     query, key, value = check_inputs(query, key, value)
     batch, heads, length_q, width = query.shape
@@ -42,7 +42,7 @@ def make_call(
     if mask is not None:
         mask.check(batch, heads, length_q, length_k, query.device)
     checked_bias = _check_bias(bias, query, length_k)
-    return Call(
+    return CheckedCall(
         query,
         key,
         value,
@@ -52,7 +52,7 @@ def make_call(
         _softcap(softcap),
         _sink(sink, query),
         as_dropout(dropout),
-        needs_lse,
+        needs_lse=needs_lse,
     )
 
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from . import _foreign
 from ._attention import BACKENDS, choose
-from ._backends import _kernels
-from ._backends._tiles import GROUP, KEYS, ROWS
-from ._biases import Bias, RelativeScores
-from ._call import Call
+from ._backends.native import _kernels
+from ._biases import Bias
 from ._checks import make_call
+from ._costs import Costs
 from ._dropout import Dropout
-from ._masks import Causal, FromTensor, Mask, Padding
-
-_GRAIN = 64  # rows and keys of the blocks that the native kernels leave out or compute (about: it depends on the set)
+from ._masks import Mask
 
 
 @dataclass(frozen=True)
@@ -86,99 +82,19 @@ def explain(
     call = make_call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout, needs_lse=lse
     )
-    _, name, reason = choose(call, backend)
-    work = _work(call, name)
-    pairs = work * call.batch * call.heads * call.length_q * call.length_k
+    module, name, reason = choose(call, backend)
+    costs: Costs = module.costs(call)
+    pairs = costs.work * call.batch * call.heads * call.length_q * call.length_k
     flops = int(2 * pairs * (call.query.shape[3] + call.value.shape[3]))
-    refused = {other: why for other, module in BACKENDS.items() if (why := module.refuses(call)) is not None}
+    refused = {other: why for other, one in BACKENDS.items() if (why := one.refuses(call)) is not None}
     return Plan(
         name,
         reason,
-        work,
+        costs.work,
         flops,
-        _peak_bytes(call, name),
+        costs.peak_bytes,
         refused,
-        _derivatives(name),
-        _lacks(call, name),
+        costs.derivatives,
+        costs.lacks,
         _kernels.instructions(),
     )
-
-
-def _work(call: Call, name: str) -> float:
-    """Share of the rectangle in tiles that are not empty; on large problems on a grid of at most 128 x 128."""
-    length_q, length_k = call.length_q, call.length_k
-    if call.mask is None or name == "reference" or not (length_q and length_k):
-        return 1.0
-    if name == "sdpa":
-        return (length_q + 1) / (2 * length_q) if isinstance(call.mask, Causal) and length_q > 1 else 1.0
-    sides = (_GRAIN, _GRAIN) if name == "native" else (ROWS, KEYS)
-    rows, keys = (max(side, -(-length // 128)) for side, length in zip(sides, (length_q, length_k), strict=True))
-    area = 0
-    for i in range(0, length_q, rows):
-        row = (i, min(i + rows, length_q))
-        for j in range(0, length_k, keys):
-            column = (j, min(j + keys, length_k))
-            if call.mask.kind(row, column, length_q, length_k) != "empty":
-                area += (row[1] - row[0]) * (column[1] - column[0])
-    return area / (length_q * length_k)
-
-
-def _peak_bytes(call: Call, name: str) -> int:
-    size = call.query.element_size()
-    rows = call.batch * call.heads * call.length_q
-    out = rows * call.value.shape[3] * size
-    if name == "reference":
-        # Query, key and value selected pair by pair, and their products.
-        wide = torch.finfo(call.accumulator).bits // 8
-        return rows * call.length_k * (3 * call.query.shape[3] + 2 * call.value.shape[3] + 4) * wide
-    if name == "chunked":
-        wide = torch.finfo(call.accumulator).bits // 8
-        tile = min(GROUP, call.batch * call.heads * min(ROWS, call.length_q) * min(KEYS, call.length_k))
-        return rows * (call.value.shape[3] + 2) * wide + 6 * tile * wide + (out if size != wide else 0)
-    if name == "sdpa":
-        return out + rows * 4 + _sdpa_bytes(call)
-    if name == "native":
-        return out + rows * 4 + _native_bytes(call)
-    return out + rows * 4
-
-
-def _native_bytes(call: Call) -> int:
-    """Of the kernels beside their output: keys and values in the order they are read, and one score per distance."""
-    # bf16 products take bf16; everything else is packed as float32.
-    size = 2 if call.query.dtype == torch.bfloat16 and _kernels.instructions() == "avx512_bf16" else 4
-    packed = call.batch * call.kv_heads * call.length_k * (call.query.shape[3] + call.value.shape[3]) * size
-    line = call.heads * (call.length_q + call.length_k) * 4 if isinstance(call.bias, RelativeScores) else 0
-    return packed + line
-
-
-def _sdpa_bytes(call: Call) -> int:
-    """Of F.sdpa beside its output: cleaned copies of what a mask or bias hides, and scores where it is not fused."""
-    size, pairs = call.query.element_size(), call.batch * call.heads * call.length_q * call.length_k
-    hidden = 0
-    if call.bias is not None or isinstance(call.mask, (FromTensor, Padding)):
-        hidden = sum(tensor.numel() for tensor in (call.query, call.key, call.value)) * size
-    learns_bias = call.bias is not None and call.bias.parameter.requires_grad
-    fused = call.query.shape[3] == call.value.shape[3] and not learns_bias
-    return hidden if fused else hidden + 2 * pairs * size
-
-
-def _derivatives(name: str) -> tuple[str, ...]:
-    if name in ("sdpa", "flex"):
-        return (
-            "forward mode and torch.func go through chunked when backend is 'auto'",
-            "a second derivative (create_graph=True) is not implemented by PyTorch's kernel: name backend='chunked'",
-        )
-    if name == "native":
-        return (
-            "forward mode and torch.func go through chunked when backend is 'auto'",
-            "a gradient that has derivatives itself (create_graph=True) is computed by chunked from the inputs",
-        )
-    return ()
-
-
-def _lacks(call: Call, name: str) -> tuple[str, ...]:
-    if name not in ("sdpa", "flex"):
-        return ()
-    steady = "the last bits of a result may depend on the number of threads and on batch mates"
-    poison = "a NaN or Inf in a key or value that some queries see reaches those that may not see it, too"
-    return (steady,) if call.mask is None else (steady, poison)

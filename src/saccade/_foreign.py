@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from ._masks._data import zeros_and_ones
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def named(function: F) -> F:
@@ -26,6 +28,32 @@ def named(function: F) -> F:
     kept = [one for one in shown.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     function.__signature__ = shown.replace(parameters=kept)  # type: ignore[attr-defined]
     return function
+
+
+def takes_what(model: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Makes a function of any arguments one that takes what `model` does, with the same errors for others."""
+    own = inspect.signature(model)
+
+    def with_its_signature(function: Callable[..., R]) -> Callable[P, R]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                unknown = {name: value for name, value in kwargs.items() if name not in own.parameters}
+                if unknown:
+                    raise refused(run, unknown) from None
+                try:
+                    own.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise TypeError(f"{function.__qualname__}(): {error}") from None
+                raise
+
+        returned = inspect.signature(function).return_annotation
+        run.__signature__ = own.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return run
+
+    return with_its_signature
 
 
 def advised(function: F) -> F:

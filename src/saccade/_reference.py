@@ -14,17 +14,24 @@ import torch
 from torch import Tensor
 
 from ._biases import Span, TensorBias
-from ._call import Call, add_sink, without_autocast
+from ._call import CheckedCall, add_sink, without_autocast
+from ._costs import Costs, wide_bytes
 
 NEGATIVE = float("-inf")
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: CheckedCall) -> str | None:
     """None: the reference takes every call of the contract."""
     return None
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def costs(call: CheckedCall) -> Costs:
+    """Query, key and value selected pair by pair, and their products."""
+    pairs = call.batch * call.heads * call.length_q * call.length_k
+    return Costs(1.0, pairs * (3 * call.query.shape[3] + 2 * call.value.shape[3] + 4) * wide_bytes(call))
+
+
+def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
     with without_autocast(call.device):
         seen, bias = _seen_and_bias(call)
@@ -41,7 +48,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
         return out.to(call.query.dtype), lse
 
 
-def _seen_and_bias(call: Call) -> tuple[Tensor, Tensor]:
+def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
     """Who sees whom and the additive scores there, both (B, Hq, Lq, Lk); -inf in a tensor bias is not seen."""
     shape = (call.batch, call.heads, call.length_q, call.length_k)
     if call.mask is None:
@@ -59,7 +66,7 @@ def _seen_and_bias(call: Call) -> tuple[Tensor, Tensor]:
     return seen, torch.where(seen, bias, 0.0)
 
 
-def _logits(call: Call, seen: Tensor) -> Tensor:
+def _logits(call: CheckedCall, seen: Tensor) -> Tensor:
     """softcap(scale q.k), each product formed only from what is seen."""
     key = call.key.repeat_interleave(call.heads // call.kv_heads, dim=1)
     query = torch.where(seen[..., None], call.query[:, :, :, None].to(call.accumulator), 0.0)
@@ -68,7 +75,7 @@ def _logits(call: Call, seen: Tensor) -> Tensor:
     return logits if call.softcap is None else call.softcap * torch.tanh(logits / call.softcap)
 
 
-def _weighted_values(call: Call, seen: Tensor, weights: Tensor) -> Tensor:
+def _weighted_values(call: CheckedCall, seen: Tensor, weights: Tensor) -> Tensor:
     if call.dropout is not None:
         row, key = (0, 0) if call.mask is None else call.mask.origin()
         batch, heads = (torch.arange(size, device=call.device) for size in (call.batch, call.heads))

@@ -2,8 +2,6 @@
 
 The operator tells them of its own calls; `_hooks` tells them of those that others compute. A call made inside of
 another one (Saccade's operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
-
-Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv key and value width.
 """
 
 from __future__ import annotations
@@ -11,35 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
+from ._call import ObservedCall
 
-from ._biases import Bias
-from ._dropout import Dropout
-from ._masks import Mask
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
-    """One attention call in Saccade's terms, whoever computed it. Nothing in it may be changed."""
-
-    query: Tensor  # (B, Hq, Lq, D)
-    key: Tensor  # (B, Hkv, Lk, D)
-    value: Tensor  # (B, Hkv, Lk, Dv)
-    mask: Mask | Tensor | None
-    bias: Tensor | Bias | None
-    scale: float | None
-    softcap: float | None
-    sink: Tensor | None  # (Hq,)
-    dropout: float | Dropout
-    out: Tensor  # (B, Hq, Lq, Dv), as the model received it
-    source: str  # what was called: "saccade.attention", "F.scaled_dot_product_attention", ...
-    module: Any = None  # the nn.Module that called, where the source says so
-
-
-Observer = Callable[[AttentionCall], None]
+Observer = Callable[[ObservedCall], None]
 
 
 class PassiveMode:
@@ -62,6 +35,11 @@ def observed_by(observer: Observer) -> Iterator[None]:
         yield
     finally:
         THREAD.observers = before
+
+
+def tell(observers: tuple[Observer, ...], call: ObservedCall) -> None:
+    for observer in observers:
+        observer(call)
 
 
 @contextmanager

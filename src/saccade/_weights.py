@@ -12,14 +12,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ._backends._tiles import TileProblem, by_group, logits_of, look
 from ._backends.chunked import attend
 from ._biases import Bias, Span
-from ._call import Call, sink_lse, without_autocast
+from ._call import CheckedCall, sink_lse, without_autocast
 from ._checks import make_call
 from ._foreign import named, refused
 from ._masks import Mask
 from ._masks._data import whole
+from ._tiles import TileProblem, by_group, logits_of, look
 
 _COARSE = 2.0**11  # an lse beyond it is known to 2^-13 at best in float32
 
@@ -68,7 +68,7 @@ def attention_weights(
     return _slice(call, chosen_rows, chosen_keys, chosen_heads)
 
 
-def _slice(call: Call, rows: list[int] | None, keys: list[int] | None, heads: list[int] | None) -> Tensor:
+def _slice(call: CheckedCall, rows: list[int] | None, keys: list[int] | None, heads: list[int] | None) -> Tensor:
     problem = replace(
         TileProblem.of(call),
         rows=None if rows is None else tuple(rows),

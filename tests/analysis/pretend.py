@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade import Causal
-from saccade._tap import AttentionCall
+from saccade._call import ObservedCall
 from saccade.inspection import TextModel
 from saccade.inspection._models import Tokens
 
@@ -65,7 +65,7 @@ class PretendModel(TextModel):
             # What is given as not normalised is not: the mask alone decides what is seen.
             probability = torch.softmax(query[0].masked_fill(~self._dense(mask, length), float("-inf")), -1)
             out = probability[None] @ value
-            observe(layer, AttentionCall(query, key, value, mask, None, 1.0, None, None, 0.0, out, "pretend"))
+            observe(layer, ObservedCall(query, key, value, mask, scale=1.0, out=out, source="pretend"))
 
     @staticmethod
     def _dense(mask, length):

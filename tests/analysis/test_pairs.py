@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade import ALiBi, Causal, Documents, PerHead, RelativeBias, Window
-from saccade._tap import AttentionCall
+from saccade._call import ObservedCall
 from saccade.analysis._pairs import pair_weights
 
 B, HQ, HKV, L, D, DV = 1, 6, 3, 29, 7, 5
@@ -18,7 +18,7 @@ def call_of(mask=None, bias=None, softcap=None, sink=None, scale=None, dtype=tor
     q = torch.randn(batch, HQ, L, D, dtype=dtype) * 2
     k, v = torch.randn(batch, HKV, L, D, dtype=dtype), torch.randn(batch, HKV, L, DV, dtype=dtype)
     out = saccade.attention(q, k, v, mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
-    return AttentionCall(q, k, v, mask, bias, scale, softcap, sink, 0.0, out, "test")
+    return ObservedCall(q, k, v, mask, bias, scale, softcap, sink, out=out, source="test")
 
 
 def lse_of(call):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade._backends import _kernels
+from saccade._backends.native import _kernels
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "attention_statistics.py"
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 import saccade
-from saccade._tap import AttentionCall
+from saccade._call import ObservedCall
 from saccade.inspection import TextModel, Tokens
 from saccade.nn import Observation
 
@@ -116,7 +116,7 @@ class _Decoder(torch.nn.Module):
         for layer, heads in enumerate(self.patterns):
             logits = torch.stack([torch.stack([head(row) for head in heads]) for row in tokens])
             query = logits * math.sqrt(length)
-            observe(layer, Observation(query, key, key, saccade.Causal(), None, None, None, None, query, False))
+            observe(layer, Observation(query, key, key, saccade.Causal(), out=query, source="pretended"))
         return torch.zeros(*tokens.shape, 97)
 
 
@@ -166,4 +166,4 @@ class PretendText(TextModel):
             key = torch.eye(length).expand(len(tokens), len(heads), length, length)
             query = torch.stack([torch.stack([head(row) for head in heads]) for row in tokens])
             mask = saccade.Causal() if self.causal else None
-            observe(layer, AttentionCall(query, key, key, mask, None, 1.0, None, None, 0.0, query, "pretended"))
+            observe(layer, ObservedCall(query, key, key, mask, scale=1.0, out=query, source="pretended"))

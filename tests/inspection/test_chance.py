@@ -9,7 +9,7 @@ from pretend_lm import PretendLM, PretendText, broad, following
 from pretend_random import KINDS
 
 import saccade
-from saccade._tap import AttentionCall
+from saccade._call import ObservedCall
 from saccade.inspection import look, weights_of
 from saccade.inspection._chance import LUCK, SHARED, SPREAD, UniformCalls, largest_mean, largest_weight, mean_of, uneven
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load
@@ -47,7 +47,7 @@ def test_alike_is_over_the_keys_that_a_mask_shows():
     seen = {"windowed": saccade.Causal() & saccade.Window(2, 0), "causal": saccade.Causal(), "by bias": None}
     for name, mask in seen.items():
         added = bias.expand(1, 3, 7, 7) if name == "by bias" else None
-        call = AttentionCall(one, one, one, mask, added, 1.0, None, None, 0.0, one, name)
+        call = ObservedCall(one, one, one, mask, added, 1.0, out=one, source=name)
         keys = [range(max(0, i - 2) if name == "windowed" else 0, i + 1) for i in range(7)]
         expected = torch.tensor([[(k in shown) / len(shown) for k in range(7)] for shown in keys])
         weights = weights_of(evens.of(call))

@@ -135,7 +135,7 @@ class Every(Causal):
 
 
 def test_a_subclass_has_no_program_but_its_own():
-    from saccade._backends._lowering import is_structured, lower
+    from saccade._backends.native._lowering import is_structured, lower
 
     assert not is_structured(Every())
     assert lower(Every(), 3, 5).program[0] == Opcode.TILES

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from saccade._backends import _kernels
+from saccade._backends.native import _kernels
 
 native = _kernels.module
 

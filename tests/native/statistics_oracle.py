@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from native.fuzzing import Draw, scale_of, seen_by
-from saccade._backends import _native_statistics
-from saccade._backends._native_statistics import NativeStatistics
+from saccade._backends.native import _statistics
+from saccade._backends.native._statistics import NativeStatistics
 from saccade._biases import ALiBi, RelativeBias
 from saccade._checks import make_call
 
@@ -59,9 +59,9 @@ def ask(question: Question, received: bool = True) -> NativeStatistics:
         sink=leaves.get("sink"),
         dropout=0.0,
     )
-    assert _native_statistics.refuses(call, question.top) is None
+    assert _statistics.refuses(call, question.top) is None
     placement = question.placement if isinstance(question.placement, int) else question.placed()
-    return _native_statistics.run(
+    return _statistics.run(
         call, placement, first=question.first, groups=question.groups, received=received, top=question.top
     )
 

@@ -14,7 +14,8 @@ import problems
 import saccade
 from problems import CASES
 from saccade import Causal, Dropout
-from saccade._backends import _kernels, native
+from saccade._backends import native
+from saccade._backends.native import _kernels
 
 
 def explained(problem, dtype=torch.float32, **more):

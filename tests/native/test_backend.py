@@ -14,7 +14,8 @@ import problems
 import saccade
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Dropout, Padding, RelativeBias, Window
-from saccade._backends import _kernels, native
+from saccade._backends import native
+from saccade._backends.native import _kernels
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -376,7 +377,7 @@ def test_the_module_checks_sizes_again():
 
 
 def _kernels_mask(rows, keys):
-    from saccade._backends._lowering import native_mask
+    from saccade._backends.native._lowering import native_mask
 
     return native_mask(Window(1, 1), rows, keys)
 

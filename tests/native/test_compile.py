@@ -9,7 +9,7 @@ import problems
 import saccade
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Documents, Dropout, Padding, PerHead, RelativeBias, Window
-from saccade._backends import _operator
+from saccade._backends.native import _operator
 from slowly import slow_but
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import saccade
 from masks import mask_sets
-from saccade._backends import _lowering
-from saccade._backends._lowering import MaskProgram, Opcode, built, is_structured, lower, native_mask
+from saccade._backends.native import _lowering
+from saccade._backends.native._lowering import MaskProgram, Opcode, built, is_structured, lower, native_mask
 from saccade._masks import (
     Blocks,
     Causal,

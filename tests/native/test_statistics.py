@@ -17,7 +17,7 @@ from native import drawing
 from native.fuzzing import DTYPES, Draw, each_set
 from native.statistics_oracle import Question, apart, ask, assert_equal, dense
 from saccade import Causal, Padding, Window
-from saccade._backends import _native_statistics
+from saccade._backends.native import _statistics
 from saccade._checks import make_call
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
@@ -348,14 +348,14 @@ def test_the_lse_is_the_forward_pass_s(instructions):
 MEASURED = """
 import torch
 from saccade import Window
-from saccade._backends import _native_statistics
+from saccade._backends.native import _statistics
 from saccade._checks import make_call
 from saccade.benchmark.attention.memory import growth
 
 def calling(length):
     x = torch.ones(1, 1, length, 64)
     call = make_call(x, x, x, Window(50, 50), bias=None, scale=None, softcap=None, sink=None, dropout=0.0)
-    return lambda: _native_statistics.run(call, 0, received=True, top=8)
+    return lambda: _statistics.run(call, 0, received=True, top=8)
 
 calling(64)()
 print(growth(calling(65_536))[0])
@@ -376,7 +376,7 @@ def test_memory_of_65536_rows_is_linear():
 def refusal(dtype=torch.float32, top: int = 0) -> str | None:
     x = torch.ones(1, 1, 3, 4, dtype=dtype)
     call = make_call(x, x, x, None, bias=None, scale=None, softcap=None, sink=None, dropout=0.0)
-    return _native_statistics.refuses(call, top)
+    return _statistics.refuses(call, top)
 
 
 def test_what_is_not_taken():

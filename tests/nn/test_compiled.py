@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade import Causal, Padding, Window
-from saccade._backends import _kernels
+from saccade._backends.native import _kernels
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder, Transformer
 from saccade.positions import RotaryConfig, T5Config
 

@@ -13,7 +13,7 @@ import torch
 
 import problems
 from problems import NATIVE
-from saccade._backends import _kernels
+from saccade._backends.native import _kernels
 
 DIFFERENTIABLE = ("reference", "chunked", "chunked in small tiles")  # in every mode and order, and in float64
 EXACT = (*DIFFERENTIABLE, NATIVE)  # they promise every line of the contract
@@ -24,7 +24,7 @@ AUTO = ("auto",) if _kernels.module is not None else ("auto", "auto in float32")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 rows by 5 keys and few batch items at once, so that 11 x 13 is walked in 9 tiles."""
-    import saccade._backends._tiles as tiles
+    import saccade._tiles as tiles
 
     assert {"ROWS", "KEYS", "GROUP"} <= set(vars(tiles)), "the chunked backend's tile sizes have moved"
     for module in [m for name, m in sys.modules.items() if name.startswith("saccade._backends")]:

@@ -12,8 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 import saccade
-from saccade import ALiBi, Causal, FromTensor, Padding, RelativeBias
-from saccade._backends import _tiles
+from saccade import ALiBi, Causal, FromTensor, Padding, RelativeBias, _tiles
 
 NAN, INF = float("nan"), float("inf")
 B, H, L, D = 2, 2, 5, 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from masks.mask_sets import table
 from saccade import Causal, Columns, Dilated, Edges, Fixed, FromTensor, Global, RandomBlocks, Strided, Window, attention
-from saccade._backends._lowering import is_structured, lower
+from saccade._backends.native._lowering import is_structured, lower
 
 BATCH, LQ, LK = 3, 5, 11
 BACKENDS = ("native", "chunked")

@@ -13,7 +13,7 @@ import oracle
 import problems
 import saccade
 from problems import CASES, assert_close
-from saccade._backends import _kernels
+from saccade._backends.native import _kernels
 
 every_case = pytest.mark.parametrize("name", CASES)
 

@@ -9,7 +9,7 @@ import torch
 
 import problems
 import saccade
-from saccade._backends import _native_statistics
+from saccade._backends.native import _statistics
 
 
 def run(named=None, mask=None, **more):
@@ -77,7 +77,7 @@ def test_backends():
 
 def test_a_top_beyond_the_kernels_is_refused_by_them_alone(monkeypatch):
     named = problems.tensors(dtype=torch.float32, keys=37)
-    most = _native_statistics.MOST_TOP
+    most = _statistics.MOST_TOP
     with pytest.raises(ValueError, match=f"keep at most {most} keys of each row, and top is {most + 1}"):
         run(named, top=most + 1, backend="native")
     assert run(named, top=most + 1).top_keys.shape[-1] == most + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,7 +149,7 @@ def test_logits_and_weights_are_those_of_the_call(softcap, bias):
     added = torch.randn(1, 4, length, length) if bias else None
     if bias:
         added[..., 5] = -math.inf
-        seen = seen._replace(bias=added)
+        seen = replace(seen, bias=added)
     expected = seen.query @ seen.key.repeat_interleave(2, 1).transpose(-1, -2) * 0.7
     if softcap is not None:
         expected = softcap * torch.tanh(expected / softcap)

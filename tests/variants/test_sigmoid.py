@@ -16,7 +16,7 @@ import problems
 import saccade
 from problems import CASES, assert_close
 from recording import Largest, saved
-from saccade._backends import _tiles
+from saccade import _tiles
 from saccade._dropout import Dropout
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, GrowingLayer, KVCache
 from saccade.positions import AlibiConfig, RotaryConfig

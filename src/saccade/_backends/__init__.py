@@ -1,5 +1,5 @@
-"""The ways to compute one call. Each module has `refuses(call) -> str | None` and `run(call) -> (out, lse)`.
+"""The ways to compute one call. Each has `refuses(call) -> str | None`, `run(call) -> (out, lse)` and `costs(call)`.
 
-Begin with `chunked.py`, which is plain PyTorch; then `native.py`, and `_lowering.py` for how a mask reaches the
-kernels. Imports the call and what it is made of, never the specification `_reference`.
+Begin with `chunked.py`, which is plain PyTorch; then `native/`, the
+compiled kernels. Imports the call, the tile walk and what they are made of, never the specification `_reference`.
 """

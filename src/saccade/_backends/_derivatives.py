@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._biases import Span
 from .._masks import keys_seen
-from ._tiles import (
+from .._tiles import (
     NEGATIVE,
     PARAMETER,
     TileProblem,

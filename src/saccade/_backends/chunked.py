@@ -16,20 +16,43 @@ import torch
 from torch import Tensor
 
 from .._biases import Span
-from .._call import Call, add_sink, without_autocast
+from .._call import CheckedCall, add_sink, without_autocast
+from .._costs import Costs, output_bytes, share_of_tiles, wide_bytes
 from .._masks._data import traced
+from .._tiles import (
+    GROUP,
+    KEYS,
+    NEGATIVE,
+    PARAMETER,
+    ROWS,
+    TileProblem,
+    by_group,
+    logits_of,
+    look,
+    poison,
+    seen_bad,
+    weigh,
+)
 from . import _derivatives
-from ._tiles import NEGATIVE, PARAMETER, TileProblem, by_group, logits_of, look, poison, seen_bad, weigh
 
 Pair = tuple[Tensor, Tensor]
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: CheckedCall) -> str | None:
     """None: this backend takes every call of the contract."""
     return None
 
 
-def run(call: Call) -> Pair:
+def costs(call: CheckedCall) -> Costs:
+    """Sums of all rows, and what is held of the tiles of one group of items."""
+    rows, wide = call.batch * call.heads * call.length_q, wide_bytes(call)
+    tile = min(GROUP, call.batch * call.heads * min(ROWS, call.length_q) * min(KEYS, call.length_k))
+    sums = rows * (call.value.shape[3] + 2) * wide + 6 * tile * wide
+    out = output_bytes(call) if call.query.element_size() != wide else 0
+    return Costs(share_of_tiles(call, ROWS, KEYS), sums + out)
+
+
+def run(call: CheckedCall) -> Pair:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
     out, lse = attend(
         TileProblem.of(call), call.query, call.key, call.value, call.bias.parameter if call.bias else None

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from .._biases import RelativeScores, TensorBias
-from .._call import Call, add_sink
+from .._call import CheckedCall, add_sink
+from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes, share_of_tiles
+from .._tiles import KEYS, ROWS
 from .sdpa import _by_kv_head
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: CheckedCall) -> str | None:
     """Why FlexAttention cannot do this call, or None."""
     if call.device.type != "cuda":
         return f"FlexAttention is used on CUDA only, and query is on {call.device.type}"
@@ -34,12 +36,18 @@ def refuses(call: Call) -> str | None:
     return None
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def costs(call: CheckedCall) -> Costs:
+    """The output alone: its tiles are the chip's own memory."""
+    peak = output_bytes(call) + lse_bytes(call)
+    return Costs(share_of_tiles(call, ROWS, KEYS), peak, DERIVATIVES_OF_PYTORCH, lacks_of_pytorch(call))
+
+
+def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Lq, Dv) and lse (B, Hq, Lq) in float32."""
     return attend(call, _compiled())
 
 
-def attend(call: Call, flex_attention: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+def attend(call: CheckedCall, flex_attention: Callable[..., Any]) -> tuple[Tensor, Tensor]:
     """The call through a given flex_attention (compiled, or PyTorch's eager one)."""
     from torch.nn.attention.flex_attention import AuxRequest
 
@@ -74,7 +82,7 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def _block_mask(call: Call) -> Any:
+def _block_mask(call: CheckedCall) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     mask, lengths = call.mask, (call.length_q, call.length_k)
@@ -90,7 +98,7 @@ def _block_mask(call: Call) -> Any:
     )
 
 
-def _score_mod(call: Call) -> Callable[..., Tensor] | None:
+def _score_mod(call: CheckedCall) -> Callable[..., Tensor] | None:
     """softcap, then the bias, as one function of a score and its indices."""
     bias, softcap = call.bias, call.softcap
     if bias is None and softcap is None:
@@ -105,7 +113,7 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
     return score_mod
 
 
-def _bias_at(call: Call) -> Callable[..., Tensor]:
+def _bias_at(call: CheckedCall) -> Callable[..., Tensor]:
     """The bias of one (b, h, row, key), from its parameter."""
     bias, placement = call.bias, call.placement
     assert bias is not None

@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._biases import TensorBias
-from .._call import Call
+from .._call import CheckedCall
+from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes
 from .._masks import Causal, FromTensor, Padding
 
 _SDPA = F.scaled_dot_product_attention  # PyTorch's own, whoever answers for it later: this backend may have been named
 LINE = 64  # bytes: float32 and float64 matrices that begin on no such line are multiplied by other kernels
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: CheckedCall) -> str | None:
     """Why F.sdpa cannot do this call, or None."""
     if call.needs_lse:
         return "F.scaled_dot_product_attention does not return the lse"
@@ -35,7 +36,25 @@ def refuses(call: Call) -> str | None:
     return _refuses_bias(call) or _refuses_mask(call)
 
 
-def second_best(call: Call) -> str | None:
+def costs(call: CheckedCall) -> Costs:
+    """Beside the output: cleaned copies of what a mask or bias hides, and scores where it is not fused."""
+    rows, size = call.length_q, call.query.element_size()
+    half = isinstance(call.mask, Causal) and rows > 1
+    hidden = scores = 0
+    if call.bias is not None or isinstance(call.mask, (FromTensor, Padding)):
+        hidden = sum(tensor.numel() for tensor in (call.query, call.key, call.value)) * size
+    learns_bias = call.bias is not None and call.bias.parameter.requires_grad
+    if call.query.shape[3] != call.value.shape[3] or learns_bias:
+        scores = 2 * call.batch * call.heads * rows * call.length_k * size
+    return Costs(
+        (rows + 1) / (2 * rows) if half else 1.0,
+        output_bytes(call) + lse_bytes(call) + hidden + scores,
+        DERIVATIVES_OF_PYTORCH,
+        lacks_of_pytorch(call),
+    )
+
+
+def second_best(call: CheckedCall) -> str | None:
     """Why `auto` leaves a call to `chunked` that F.sdpa could do, or None."""
     if call.device.type != "cpu":
         return None
@@ -49,7 +68,7 @@ def second_best(call: Call) -> str | None:
     return None
 
 
-def _refuses_bias(call: Call) -> str | None:
+def _refuses_bias(call: CheckedCall) -> str | None:
     if call.bias is None:
         return None
     if not isinstance(call.bias, TensorBias):
@@ -66,7 +85,7 @@ def _refuses_bias(call: Call) -> str | None:
     return "mask and bias together would need a larger dense tensor than either"
 
 
-def _refuses_mask(call: Call) -> str | None:
+def _refuses_mask(call: CheckedCall) -> str | None:
     mask = call.mask
     if mask is None or isinstance(mask, (FromTensor, Padding)):
         return None
@@ -80,7 +99,7 @@ def _refuses_mask(call: Call) -> str | None:
     return f"{told} would need a dense (Lq, Lk) mask"
 
 
-def run(call: Call) -> tuple[Tensor, None]:
+def run(call: CheckedCall) -> tuple[Tensor, None]:
     """out (B, Hq, Lq, Dv) and no lse."""
     query, key, value = call.query, call.key, call.value
     scores, rows, keys = _seen(call)
@@ -100,7 +119,7 @@ def run(call: Call) -> tuple[Tensor, None]:
     return (out if rows is None else torch.where(rows, out, 0.0)), None
 
 
-def _seen(call: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _seen(call: CheckedCall) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """F.sdpa's attn_mask, the rows that see a key (B|1, H|1, Lq, 1), and the keys some row sees (B|1, H|1, Lk, 1).
 
     The attn_mask is no larger than what the caller brought; None where there is nothing to say.
@@ -120,7 +139,7 @@ def _seen(call: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return scores, allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
 
 
-def _by_kv_head(seen: Tensor, call: Call) -> Tensor:
+def _by_kv_head(seen: Tensor, call: CheckedCall) -> Tensor:
     """(B|1, Hq|1, Lk, 1) to (B|1, Hkv|1, Lk, 1): some query head of the group sees the key."""
     if seen.shape[1] == 1 or call.heads == call.kv_heads:
         return seen

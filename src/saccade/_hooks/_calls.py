@@ -8,11 +8,13 @@ width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._call import AttentionCall
 from .._masks import Causal, Mask
 from ._masks import broadcast, hiding, mask_of
 
@@ -70,20 +72,14 @@ class SdpaCall(NamedTuple):
             # From the top left, whatever the lengths.
             causal = _CAUSAL if query.shape[2] == key.shape[2] else _TOP_LEFT
             mask = causal if mask is None else causal & mask
-        return SdpaMeaning(query, key, value, mask, bias, self.scale, float(self.dropout_p), leading)
+        return SdpaMeaning(query, key, value, mask, bias, self.scale, dropout=float(self.dropout_p), leading=leading)
 
 
-class SdpaMeaning(NamedTuple):
-    """A call in Saccade's terms: what `saccade.attention` takes."""
+@dataclass(frozen=True, eq=False)
+class SdpaMeaning(AttentionCall):
+    """A call in Saccade's terms. Its bias is 4-D."""
 
-    query: Tensor  # (B, Hq, Lq, D)
-    key: Tensor  # (B, Hkv, Lk, D)
-    value: Tensor  # (B, Hkv, Lk, Dv)
-    mask: Mask | None
-    bias: Tensor | None  # 4-D
-    scale: float | None
-    dropout: float
-    leading: tuple[int, ...]  # (..., Hq, Lq): the output's axes but the last, as the caller counts them
+    leading: tuple[int, ...] = ()  # (..., Hq, Lq): the output's axes but the last, as the caller counts them
 
     def shaped(self, out: Tensor) -> Tensor:
         """(B, Hq, Lq, ...) with the axes that the caller of F.sdpa expects."""

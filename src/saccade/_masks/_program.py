@@ -105,7 +105,7 @@ class Program:
 
 def has_program(mask: Mask) -> bool:
     """Whether its very class writes one: what a subclass means is not known to the class that it is made from."""
-    return "_write" in vars(type(mask))
+    return "write" in vars(type(mask))
 
 
 def is_beyond(row: int, key: int) -> bool:

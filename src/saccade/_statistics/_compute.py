@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._biases import Bias
-from .._call import Call, without_autocast
+from .._call import CheckedCall, without_autocast
 from .._checks import make_call
 from .._foreign import named, refused
 from .._masks import Mask
@@ -108,7 +108,7 @@ def _value_or_none(key: Tensor, value: Tensor | None) -> Tensor:
     return key.new_zeros(()).expand(*key.shape[:3], 1) if fits else key
 
 
-def _alone(call: Call) -> Call:
+def _alone(call: CheckedCall) -> CheckedCall:
     """The same numbers without tangents and without what torch.func's derivatives put around a tensor."""
     if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
         return call
@@ -128,7 +128,7 @@ def _bare(tensor: Tensor, name: str) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal if forward_ad._current_level >= 0 else tensor
 
 
-def choose(call: Call, asked: StatisticsRequest, backend: str) -> Any:
+def choose(call: CheckedCall, asked: StatisticsRequest, backend: str) -> Any:
     """The module that computes the call."""
     if backend == "auto":
         return _tiled if _fused.refuses(call, asked) else _fused
@@ -140,7 +140,7 @@ def choose(call: Call, asked: StatisticsRequest, backend: str) -> Any:
     return BACKENDS[backend]
 
 
-def _statistics(call: Call, asked: StatisticsRequest, module: Any, has_value: bool) -> Statistics:
+def _statistics(call: CheckedCall, asked: StatisticsRequest, module: Any, has_value: bool) -> Statistics:
     sight = row_visibility(call)
     rows: RowStatistics = module.rows(call, asked, sight.standing, sight.first)
     counted = rows.lse != -torch.inf
@@ -167,7 +167,12 @@ def _statistics(call: Call, asked: StatisticsRequest, module: Any, has_value: bo
 
 
 def _per_head(
-    call: Call, asked: StatisticsRequest, rows: RowStatistics, counted: Tensor, sight: RowVisibility, has_value: bool
+    call: CheckedCall,
+    asked: StatisticsRequest,
+    rows: RowStatistics,
+    counted: Tensor,
+    sight: RowVisibility,
+    has_value: bool,
 ) -> dict[str, dict[str, Tensor]]:
     keys = sight.keys
     if keys is not None and keys.shape[1] > 1:

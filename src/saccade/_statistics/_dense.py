@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from .._biases import Placement
-from .._call import Call
+from .._call import CheckedCall
 from .._reference import _logits, _seen_and_bias
 from ._places import positions
 from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
 
-def refuses(call: Call, asked: StatisticsRequest) -> str | None:
+def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:
     """None: the reference takes every call."""
     return None
 
 
-def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
+def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     seen, bias = _seen_and_bias(call)
     seen = seen & (bias != -torch.inf)
     logits = torch.where(seen, _logits(call, seen) + bias, -torch.inf)
@@ -69,7 +69,7 @@ def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tenso
     )
 
 
-def _softmax(call: Call, logits: Tensor, empty: Tensor, spoiled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax(call: CheckedCall, logits: Tensor, empty: Tensor, spoiled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p (B, Hq, Lq, Lk), the sink's (B, Hq, Lq) and lse; no -inf - -inf is formed for an empty row."""
     sink = logits.new_full((call.heads,), -torch.inf) if call.sink is None else call.sink.to(logits.dtype)
     terms = torch.cat([logits, sink[None, :, None, None].expand(*logits.shape[:3], 1)], -1)

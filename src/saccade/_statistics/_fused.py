@@ -8,21 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._backends import _native_statistics
+from .._backends.native import _statistics
 from .._biases import Placement
-from .._call import Call
+from .._call import CheckedCall
 from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
 
-def refuses(call: Call, asked: StatisticsRequest) -> str | None:
+def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:
     """Why the kernels cannot do this call, or None."""
-    return _native_statistics.refuses(call, asked.top)
+    return _statistics.refuses(call, asked.top)
 
 
-def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
+def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     groups = None if asked.members is None else asked.members.transpose(0, 1)
-    found = _native_statistics.run(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
+    found = _statistics.run(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
     lse = found.lse if call.sink is None else _with_sink(found.lse, call.sink)
     mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
     mass |= {"sink": found.sink, **dict(zip(asked.groups, found.groups.unbind(0), strict=True))}

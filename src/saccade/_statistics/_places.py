@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from .._biases import Placement
-from .._call import Call, _stands_at
+from .._call import CheckedCall, _stands_at
 from .._masks import Mask, Padding
 from .._masks._algebra import And
 from .._masks._placement import At, Slice
 
 
-def standing(call: Call) -> Placement:
+def standing(call: CheckedCall) -> Placement:
     """Row i stands at key index `i + standing`: by the mask's placement, else the bias's, else bottom-right."""
     bias = None if call.bias is None else call.bias.offset
     found = _stands_at(call.mask, None if bias is not None else call.length_k - call.length_q, call.device)

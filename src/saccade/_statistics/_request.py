@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._call import Call
+from .._call import CheckedCall
 from .._masks._data import dense, describe, whole
 
 PLACES = ("self", "previous", "next", "first")
@@ -30,14 +30,14 @@ class StatisticsRequest:
 
 
 def make_request(
-    call: Call, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any
+    call: CheckedCall, groups: Mapping[str, Tensor] | None, received: bool, top: int, histograms: Any
 ) -> StatisticsRequest:
     """Check what is asked; every refusal names the argument, what came and what was expected."""
     names, members = _groups(call, groups)
     return StatisticsRequest(names, members, bool(received), whole(top, "top", least=0), _histograms(histograms))
 
 
-def _groups(call: Call, groups: Any) -> tuple[tuple[str, ...], Tensor | None]:
+def _groups(call: CheckedCall, groups: Any) -> tuple[tuple[str, ...], Tensor | None]:
     if groups is None:
         return (), None
     if not isinstance(groups, Mapping):
@@ -49,7 +49,7 @@ def _groups(call: Call, groups: Any) -> tuple[tuple[str, ...], Tensor | None]:
     return tuple(groups), torch.stack([mark.expand(batch, -1) for mark in marks], 1)
 
 
-def _group(call: Call, name: Any, group: Any) -> Tensor:
+def _group(call: CheckedCall, name: Any, group: Any) -> Tensor:
     if not isinstance(name, str):
         raise TypeError(f"groups: a name must be a str, got {describe(name)}")
     if name in RESERVED:

@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .._backends._tiles import NEGATIVE, weigh
 from .._biases import Placement, Span
-from .._call import Call
+from .._call import CheckedCall
+from .._tiles import NEGATIVE, weigh
 from ._histograms import even_bins, even_edges, octave_bins, octaves, tally
 from ._places import positions
 from ._request import PLACES, StatisticsRequest
@@ -29,12 +29,12 @@ from ._walk import TileWalk, WeightTile, walks
 _GONE = -1000.0  # exp of it is 0 in every dtype, and 0 * it is 0 where 0 * -inf is not
 
 
-def refuses(call: Call, asked: StatisticsRequest) -> str | None:
+def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:
     """None: the tiles take every call."""
     return None
 
 
-def rows(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
+def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     parts = walks(call, asked, standing, first)
     found = joined([_rows_of(walk) for walk in parts], 0)
     return replace(found, received=torch.cat([_received(walk, found) for walk in parts])) if asked.received else found
@@ -61,7 +61,7 @@ def _received(walk: TileWalk, rows: RowStatistics) -> Tensor:
 
 
 def add_histograms(
-    call: Call, asked: StatisticsRequest, rows: RowStatistics, found: dict[str, dict[str, Tensor]]
+    call: CheckedCall, asked: StatisticsRequest, rows: RowStatistics, found: dict[str, dict[str, Tensor]]
 ) -> None:
     """Counts and edges of logits and weights, as far as they are asked for, into what was found of them per head."""
     wanted = [name for name in ("logits", "weights") if name in asked.histograms]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._biases import Placement, Span
-from .._call import Call, _stands_at
+from .._call import CheckedCall, _stands_at
 from .._masks import Causal, FromTensor, Mask, Padding, Window, keys_seen
 from .._masks._algebra import And
 from .._masks._data import lasting
@@ -32,7 +32,7 @@ class RowVisibility(NamedTuple):
     standing: Placement  # row i stands at key index i + standing
 
 
-def row_visibility(call: Call) -> RowVisibility:
+def row_visibility(call: CheckedCall) -> RowVisibility:
     """What the mask shows and a bias of -inf does not hide.
 
     The mask keeps the last answer, on a CPU only: elsewhere a kept tensor would have to know of streams and of graphs
@@ -49,7 +49,7 @@ def row_visibility(call: Call) -> RowVisibility:
 
 
 @lasting
-def _worked_out(call: Call) -> RowVisibility:
+def _worked_out(call: CheckedCall) -> RowVisibility:
     hidden = _hides(call)
     seen = None if hidden else _counted(call)
     if seen is None:
@@ -67,7 +67,7 @@ def _first(keys: Tensor | None, device: torch.device) -> Tensor:
     return keys.any(1).to(torch.uint8).argmax(1)
 
 
-def _hides(call: Call) -> bool:
+def _hides(call: CheckedCall) -> bool:
     """Whether the bias may hold -inf somewhere."""
     if call.bias is None or not call.bias.parameter.numel():
         return False
@@ -87,7 +87,7 @@ class _DistanceRule:
     rows: Tensor | None = None  # bool (B|1, Lq)
 
 
-def _counted(call: Call) -> Tensor | None:
+def _counted(call: CheckedCall) -> Tensor | None:
     """Keys seen per row, where the mask is a band, padding, a tensor, or bands with padding; else None."""
     mask = call.mask
     if mask is None:
@@ -113,7 +113,7 @@ def _counted(call: Call) -> Tensor | None:
     return (count if rule.rows is None else torch.where(rule.rows, count, 0))[:, None]
 
 
-def _rule(mask: Mask, rule: _DistanceRule, call: Call) -> _DistanceRule | None:
+def _rule(mask: Mask, rule: _DistanceRule, call: CheckedCall) -> _DistanceRule | None:
     """The rule of `mask` and `rule` together."""
     if isinstance(mask, And):
         joined: _DistanceRule | None = rule
@@ -144,7 +144,7 @@ def _both(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 # --- by looking ---------------------------------------------------------------------------------------------------
 
 
-def _walked(call: Call, hidden: bool) -> tuple[Tensor, Tensor | None]:
+def _walked(call: CheckedCall, hidden: bool) -> tuple[Tensor, Tensor | None]:
     """Tile by tile, whatever hides what."""
     keys = [_span(start, min(start + _KEYS, call.length_k), call) for start in range(0, call.length_k, _KEYS)]
     counts, shown = [], torch.zeros(1, 1, call.length_k, dtype=torch.bool, device=call.device)
@@ -162,11 +162,11 @@ def _walked(call: Call, hidden: bool) -> tuple[Tensor, Tensor | None]:
     return torch.cat([count.expand(*shape, -1) for count in counts], 2), shown
 
 
-def _span(start: int, stop: int, call: Call) -> Span:
+def _span(start: int, stop: int, call: CheckedCall) -> Span:
     return Span(start, stop, torch.arange(start, stop, device=call.device))
 
 
-def _tile(call: Call, rows: Span, keys: Span, hidden: bool) -> Tensor:
+def _tile(call: CheckedCall, rows: Span, keys: Span, hidden: bool) -> Tensor:
     """bool (B|1, H|1, r, c)."""
     kind = "full"
     if call.mask is not None:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._backends import _tiles
-from .._backends._tiles import NEGATIVE, TileProblem, logits_of, look
+from .. import _tiles
 from .._biases import Placement, Span
-from .._call import Call
+from .._call import CheckedCall
+from .._tiles import NEGATIVE, TileProblem, logits_of, look
 from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
@@ -77,7 +77,7 @@ class TileWalk:
                 yield piece, weights if piece.seen is None else torch.where(piece.seen, weights, 0.0)
 
 
-def walks(call: Call, asked: StatisticsRequest, standing: Placement, first: Tensor) -> list[TileWalk]:
+def walks(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> list[TileWalk]:
     """The call in groups of items, so that memory does not grow with the batch."""
     tile = call.heads * min(_tiles.ROWS, max(1, call.length_q)) * min(_tiles.KEYS, max(1, call.length_k))
     size = max(1, _tiles.GROUP // tile)

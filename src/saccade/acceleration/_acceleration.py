@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack
 from types import TracebackType
 
-from .._backends import _kernels
+from .._backends.native import _kernels
 from .._hooks import mha_handled_by, sdpa_handled_by
 from ._answers import answer, answer_mha
 from ._thread import THREAD, ActiveAccelerations, CallCounts

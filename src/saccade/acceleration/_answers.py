@@ -44,12 +44,12 @@ def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | 
 
 def _computed(meaning: SdpaMeaning) -> Tensor | str:
     """(B, Hq, Lq, Dv), or why the kernels cannot."""
-    query, key, value, mask, bias, scale, dropout, _ = meaning
-    if bias is None and not dropout:
-        quickly = native.quick(query, key, value, mask, scale)
+    query, key, value = meaning.query, meaning.key, meaning.value
+    if meaning.bias is None and not meaning.dropout:
+        quickly = native.quick(query, key, value, meaning.mask, meaning.scale)
         if quickly is not None:
             return quickly
-    call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=None, sink=None, dropout=dropout)
+    call = make_call(query, key, value, **meaning.arguments())
     refused = native.refuses(call)
     return native.run(call)[0] if refused is None else refused
 
@@ -60,21 +60,7 @@ def _told(meaning: SdpaMeaning) -> Tensor | str:
         out = _computed(meaning)
         if isinstance(out, str):
             return out
-        seen = _tap.AttentionCall(
-            meaning.query,
-            meaning.key,
-            meaning.value,
-            meaning.mask,
-            meaning.bias,
-            meaning.scale,
-            None,
-            None,
-            meaning.dropout,
-            out,
-            "F.scaled_dot_product_attention",
-        )
-        for observer in observers:
-            observer(seen)
+        _tap.tell(observers, meaning.observed(out, "F.scaled_dot_product_attention"))
     return out
 
 

@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
 from .. import _tap
-from .._backends import _kernels
+from .._backends.native import _kernels
 from .._hooks import SdpaCall, SdpaMeaning
 
 SMALL = "too small for the kernels to be faster"
@@ -154,12 +154,12 @@ def _meant(call: SdpaCall) -> SdpaMeaning | str:
 
 
 def _biased(meaning: SdpaMeaning) -> str | None:
-    query, key, value, _, bias, _, dropout, leading = meaning
-    assert bias is not None
-    pairs = math.prod(leading) * key.shape[2]
+    query, key, value, bias = meaning.query, meaning.key, meaning.value, meaning.bias
+    assert isinstance(bias, Tensor)
+    pairs = math.prod(meaning.leading) * key.shape[2]
     at_length = pairs >= _BIAS_PAIRS and query.shape[3] + value.shape[3] >= _BIAS_WIDTHS
     half = query.dtype != torch.float32
-    if dropout:
+    if meaning.dropout:
         return None  # dense in PyTorch
     if _trains(bias):  # dense, too
         return None if at_length or (half and pairs >= _HALF_PAIRS) else BIAS

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .._tap import AttentionCall
+from .._call import ObservedCall
 from ..inspection import TextModel, weights_of
 
 _ENTRIES = 2**24  # weights formed at once: 64 MiB of float32
@@ -73,7 +73,7 @@ def _owners(words: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) 
     return [(bisect_right(stops, start), bisect_left(starts, stop)) for start, stop in spans]
 
 
-def most_attended(call: AttentionCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
+def most_attended(call: ObservedCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
     """(Hq, N): the unit that each unit of ``asked`` looks at most, itself and special tokens left out.
 
     -1 where all its weight is on itself and on special tokens. The first of several with the same weight.
@@ -85,7 +85,7 @@ def most_attended(call: AttentionCall, aligned: AlignedText, asked: Sequence[int
     return np.concatenate(parts, 1)
 
 
-def _most(call: AttentionCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
+def _most(call: ObservedCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
     pieces = [range(aligned.starts[u], aligned.starts[u + 1]) for u in asked]
     weights = weights_of(call, rows=[row for held in pieces for row in held])[0].double().cpu()
     of_query = torch.repeat_interleave(torch.tensor([len(held) for held in pieces]))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .._tap import AttentionCall
+from .._call import ObservedCall
 from ..inspection import TextModel
 from ._alignment import AlignedText, UnmatchedWords, align, most_attended
 from ._mentions import Document, Mention
@@ -153,7 +153,7 @@ class _AntecedentTallies:
         for i, case in enumerate(cases):
             right_ones[i, list(case.answers)] = True
 
-        def visit(layer: int, call: AttentionCall) -> None:
+        def visit(layer: int, call: ObservedCall) -> None:
             looked_at = most_attended(call, piece.aligned, asked)[:, rows]
             right = right_ones[np.arange(len(cases)), looked_at]  # (Hq, cases)
             for i, case in enumerate(cases):

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from .._biases import RelativeScores
-from .._call import Call
+from .._call import CheckedCall, ObservedCall
 from .._checks import make_call
-from .._tap import AttentionCall
 
 _ENTRIES = 2**22  # products formed at once: 16 MiB of float32
 
 
-def pair_weights(call: AttentionCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+def pair_weights(call: ObservedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     """The weight that row `rows[n]` gives to key `keys[n]`, for every n: O(P D) work for each head.
 
     Args:
@@ -33,11 +32,7 @@ def pair_weights(call: AttentionCall, lse: Tensor, rows: Tensor, keys: Tensor) -
         call.query,
         call.key,
         call.value,
-        call.mask,
-        bias=call.bias,
-        scale=call.scale,
-        softcap=call.softcap,
-        sink=call.sink,
+        **call.scoring(),
         dropout=0.0,
     )
     if asked.batch != 1:
@@ -48,7 +43,7 @@ def pair_weights(call: AttentionCall, lse: Tensor, rows: Tensor, keys: Tensor) -
     return torch.cat(parts, 1) if parts else lse.new_zeros(asked.heads, 0)
 
 
-def _weights(call: Call, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+def _weights(call: CheckedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     heads = torch.arange(call.heads, device=call.device)[:, None]
     of_key = heads[:, 0] // (call.heads // call.kv_heads)
     query, key = call.query[0, :, rows], call.key[0][of_key[:, None], keys]  # (Hq, P, D)
@@ -61,7 +56,7 @@ def _weights(call: Call, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     return torch.where(seen, torch.exp(logits - torch.where(seen, lse[0, :, rows], 0.0)), 0.0)
 
 
-def _scores(call: Call, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     """The bias of each head (H, 1) and pair (P,)."""
     bias = call.bias
     if bias is None:
@@ -75,7 +70,7 @@ def _scores(call: Call, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     return table[0, heads, rows, keys]
 
 
-def _seen(call: Call, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+def _seen(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     if call.mask is None:
         return torch.ones((), dtype=torch.bool, device=call.device)
     item = torch.zeros_like(heads)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._call import ObservedCall
 from .._statistics import Statistics, statistics
-from .._tap import AttentionCall
 from ..inspection import TextModel
 from ..inspection._chance import UniformCalls
 from ._pairs import pair_weights
@@ -99,7 +99,7 @@ def _on_text(model: TextModel, tokens: MarkedText) -> TextScores:
     taken = _LayerScores(model)
     alike = _UniformChance()
 
-    def visit(layer: int, call: AttentionCall) -> None:
+    def visit(layer: int, call: ObservedCall) -> None:
         seen, even = _seen(call, tokens.groups), alike.of(call, tokens.groups)
         rows = _rows(seen, tokens.is_text.to(seen.counted.device))
         for name in ON_TEXT[:6]:
@@ -133,7 +133,7 @@ def _by_row(weights: Tensor, rows: Tensor, length: int) -> Tensor:
     return weights.new_zeros(weights.shape[0], length).index_add_(1, rows.to(weights.device), weights)
 
 
-def _dormant(call: AttentionCall, rows: Tensor) -> Tensor:
+def _dormant(call: ObservedCall, rows: Tensor) -> Tensor:
     """(Hq,): the share of rows at which a head's output is below DORMANT of the mean norm over the layer's heads.
 
     The output is what the head adds up from its values, before the projection. Its norm over the layer's mean:
@@ -164,7 +164,7 @@ def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator)
     targets = {"repeat induction": rows - length + 1, "repeat duplicate": rows - length}
     alike = _UniformChance()
 
-    def visit(layer: int, call: AttentionCall) -> None:
+    def visit(layer: int, call: ObservedCall) -> None:
         seen, even = _seen(call, {}), alike.of(call, {})
         for name, keys in targets.items():
             weights, expected = pair_weights(call, seen.lse, rows, keys), even.on_pairs(rows, keys)
@@ -177,15 +177,11 @@ def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator)
 # What all of it stands on
 
 
-def _seen(call: AttentionCall, groups: dict[str, Tensor]) -> Statistics:
+def _seen(call: ObservedCall, groups: dict[str, Tensor]) -> Statistics:
     return statistics(
         call.query,
         call.key,
-        call.mask,
-        bias=call.bias,
-        scale=call.scale,
-        softcap=call.softcap,
-        sink=call.sink,
+        **call.scoring(),
         groups={name: mask.to(call.query.device) for name, mask in groups.items()},
         received=False,
     )
@@ -205,7 +201,7 @@ def _mean(values: Tensor, rows: Tensor) -> Tensor:
 class _UniformHead(NamedTuple):
     """A head that looks at all it may see alike."""
 
-    call: AttentionCall
+    call: ObservedCall
     seen: Statistics
 
     def on_pairs(self, rows: Tensor, keys: Tensor) -> Tensor:
@@ -219,7 +215,7 @@ class _UniformChance:
         self._calls = UniformCalls()
         self._known: dict[int, _UniformHead] = {}
 
-    def of(self, call: AttentionCall, groups: dict[str, Tensor]) -> _UniformHead:
+    def of(self, call: ObservedCall, groups: dict[str, Tensor]) -> _UniformHead:
         even = self._calls.of(call)  # which keeps it, so its id stays its own
         if id(even) not in self._known:
             self._known[id(even)] = _UniformHead(even, _seen(even, groups))

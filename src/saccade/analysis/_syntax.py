@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .._tap import AttentionCall
+from .._call import ObservedCall
 from ..inspection import TextModel
 from ._alignment import AlignedText, UnmatchedWords, align, most_attended
 from ._tally import AnswerTally
@@ -104,7 +104,7 @@ class _RelationTallies:
         for tally, i in zip(tallies, of_case, strict=True):
             tally.ask(fold, [cases[i].answer - cases[i].asks])
 
-        def visit(layer: int, call: AttentionCall) -> None:
+        def visit(layer: int, call: ObservedCall) -> None:
             right = most_attended(call, aligned, asked)[:, rows] == wanted  # (Hq, cases)
             for tally, i in zip(tallies, of_case, strict=True):
                 tally.answer(fold, layer, right[:, i])

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._call import ObservedCall
 from .._masks import FromTensor, Mask, as_mask
-from .._tap import AttentionCall
 
 SPREAD = 1.25  # of random logits in a row
 SHARED = 0.2  # of the variance of a weight on one key, by all rows of a head
@@ -29,7 +29,7 @@ CLEAR_OF = 0.3  # so far above a head that looks everywhere alike a weight must 
 _LEAST = 1e-12  # below it a weight is as good as none
 
 
-def shown(call: AttentionCall) -> Mask | None:
+def shown(call: ObservedCall) -> Mask | None:
     """Which pairs may attend: the mask, and where a dense bias is not -inf or a dtype's lowest number."""
     mask, bias = as_mask(call.mask), call.bias
     if not isinstance(bias, Tensor):
@@ -40,20 +40,20 @@ def shown(call: AttentionCall) -> Mask | None:
     return FromTensor(open_) if mask is None else mask & FromTensor(open_)
 
 
-def even_call(call: AttentionCall, mask: Mask | None) -> AttentionCall:
+def even_call(call: ObservedCall, mask: Mask | None) -> ObservedCall:
     """The call of a head that looks at all that ``mask`` shows alike; one head unless the mask differs by head."""
     heads = 1 if mask is None else mask.batch_and_heads()[1]
     nothing = torch.zeros(1, heads, call.query.shape[2], 1, device=call.query.device)
-    return AttentionCall(nothing, nothing, nothing, mask, None, 1.0, None, None, 0.0, nothing, "chance")
+    return ObservedCall(nothing, nothing, nothing, mask, scale=1.0, out=nothing, source="chance")
 
 
 class UniformCalls:
     """The even call of each layer; layers that show the same pairs share it."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Mask | None, AttentionCall]] = []
+        self._known: list[tuple[Mask | None, ObservedCall]] = []
 
-    def of(self, call: AttentionCall) -> AttentionCall:
+    def of(self, call: ObservedCall) -> ObservedCall:
         mask = shown(call)
         for known, even in self._known:
             if known is mask or (known is not None and known == mask):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._tap import AttentionCall
+from .._call import ObservedCall
 from ..models import LanguageModel
 from ._chance import UniformCalls
 from ._models import TextModel, Tokens, as_text_model, weights_of
@@ -100,7 +100,7 @@ def collect(model: TextModel | LanguageModel, text: str) -> AttentionMap:
     )
     evens = UniformCalls()
 
-    def keep(layer: int, call: AttentionCall) -> None:
+    def keep(layer: int, call: ObservedCall) -> None:
         seen = weights_of(call)
         check_finite(layer, seen)
         for out, found in ((weights, seen), (alike, weights_of(evens.of(call)).mean(1, keepdim=True))):

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._tap import AttentionCall
+from .._call import ObservedCall
 from .._weights import attention_weights
 from ..models import LanguageModel
 from ..models.tokenizer import START
-from ..nn import Observation
 
-LayerObserver = Callable[[int, AttentionCall], None]
+LayerObserver = Callable[[int, ObservedCall], None]
 
 
 class UnreadableCheckpoint(Exception):
@@ -87,16 +86,12 @@ class TextModel(ABC):
         return torch.tensor([[*self.before, *ids, *self.after]])
 
 
-def weights_of(call: AttentionCall, **chosen: Any) -> Tensor:
+def weights_of(call: ObservedCall, **chosen: Any) -> Tensor:
     """The exact weights of a call; ``rows``, ``keys``, ``heads`` choose as in ``saccade.attention_weights``."""
     return attention_weights(
         call.query,
         call.key,
-        call.mask,
-        bias=call.bias,
-        scale=call.scale,
-        softcap=call.softcap,
-        sink=call.sink,
+        **call.scoring(),
         **chosen,
     )
 
@@ -134,23 +129,7 @@ class SaccadeModel(TextModel):
         return START if token in self.special else self.lm.tokenizer.decode([token])
 
     def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
-        def tell(layer: int, seen: Observation) -> None:
-            call = AttentionCall(
-                seen.query,
-                seen.key,
-                seen.value,
-                seen.mask,
-                seen.bias,
-                seen.scale,
-                seen.softcap,
-                seen.sink,
-                0.0,
-                seen.out,
-                "saccade.attention",
-            )
-            observe(layer, call)
-
-        self.lm.model(tokens, observe=tell)
+        self.lm.model(tokens, observe=observe)
 
 
 class ModelWithProgress(TextModel):
@@ -173,7 +152,7 @@ class ModelWithProgress(TextModel):
         return self._model.written(token)
 
     def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
-        def tell(layer: int, call: AttentionCall) -> None:
+        def tell(layer: int, call: ObservedCall) -> None:
             observe(layer, call)
             self._done += 1
             self._progress(self._done, self._total)

@@ -1,6 +1,6 @@
 """The attention calls of a transformers model, one by one, as Saccade's.
 
-Shape legend: as in `saccade._tap`.
+Shape legend: as in `saccade._call`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import _tap
-from .._hooks import SdpaCall, SdpaMeaning, sdpa_handled_by
-from .._hooks.transformers import AttentionMeaning, functions_wrapped_by, meaning_of
+from .._hooks import SdpaCall, sdpa_handled_by
+from .._hooks.transformers import functions_wrapped_by, meaning_of
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
             finally:
                 inside = outer
             meant = meaning_of(module, query, key, value, attention_mask, **more)
-            tell(_call(meant, out[0].transpose(1, 2), "transformers", module))
+            tell(meant.observed(out[0].transpose(1, 2), "transformers", module))
             return out
 
         return run
@@ -46,27 +46,8 @@ def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
             meant = call.meaning()
             if isinstance(meant, str):
                 raise ValueError(f"F.scaled_dot_product_attention is called with {meant}")
-            tell(_call(meant, out, "F.scaled_dot_product_attention", None))
+            tell(meant.observed(out, "F.scaled_dot_product_attention"))
         return out
 
     with functions_wrapped_by(wrap), sdpa_handled_by(handle):
         yield
-
-
-def _call(meant: AttentionMeaning | SdpaMeaning, out: Tensor, source: str, module: Any) -> _tap.AttentionCall:
-    softcap = meant.softcap if isinstance(meant, AttentionMeaning) else None
-    sink = meant.sink if isinstance(meant, AttentionMeaning) else None
-    return _tap.AttentionCall(
-        meant.query,
-        meant.key,
-        meant.value,
-        meant.mask,
-        meant.bias,
-        meant.scale,
-        softcap,
-        sink,
-        meant.dropout,
-        out,
-        source,
-        module,
-    )

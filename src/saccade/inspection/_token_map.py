@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._call import ObservedCall
 from .._statistics import Statistics, statistics
-from .._tap import AttentionCall
 from ._chance import SHARED, ChanceMean, UniformCalls, averaged, largest_mean, mean_of, uneven
 from ._collect import check_finite
 from ._models import TextModel, weights_of
@@ -140,7 +140,7 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
     evens = _UniformStatistics(about)
     best: dict[str, list[WordLink]] = {"look": [], "same": [], "copy": []}
 
-    def visit(layer: int, call: AttentionCall) -> None:
+    def visit(layer: int, call: ObservedCall) -> None:
         found, (even, even_call) = _statistics(call, about), evens.of(call)
         check_finite(layer, found.largest)
         heads = call.query.shape[1]
@@ -182,16 +182,16 @@ class _UniformStatistics:
 
     def __init__(self, about: _TokensToWords):
         self._about, self._calls = about, UniformCalls()
-        self._known: dict[int, tuple[Statistics, AttentionCall]] = {}
+        self._known: dict[int, tuple[Statistics, ObservedCall]] = {}
 
-    def of(self, call: AttentionCall) -> tuple[Statistics, AttentionCall]:
+    def of(self, call: ObservedCall) -> tuple[Statistics, ObservedCall]:
         even = self._calls.of(call)  # which keeps it, so its id stays its own
         if id(even) not in self._known:
             self._known[id(even)] = _statistics(even, self._about), even
         return self._known[id(even)]
 
 
-def _uneven(call: AttentionCall, even: AttentionCall, about: _TokensToWords, count: int) -> np.ndarray:
+def _uneven(call: ObservedCall, even: ObservedCall, about: _TokensToWords, count: int) -> np.ndarray:
     """(H,): `uneven` of a few rows, spread over the text."""
     most = max(4, min(SAMPLED, MOST_SAMPLED // (call.query.shape[1] * about.length), len(about.rows)))
     rows = np.unique(about.rows[np.linspace(0, len(about.rows) - 1, most).astype(int)]).tolist()
@@ -204,7 +204,7 @@ def _received(found: Statistics) -> np.ndarray:
     return np.asarray(found.received[0].double().cpu().numpy())
 
 
-def _statistics(call: AttentionCall, about: _TokensToWords) -> Statistics:
+def _statistics(call: ObservedCall, about: _TokensToWords) -> Statistics:
     groups = {
         "delimiters": torch.from_numpy(about.delimiter),
         "specials": torch.from_numpy(about.special & (np.arange(about.length) > 0)),
@@ -212,11 +212,7 @@ def _statistics(call: AttentionCall, about: _TokensToWords) -> Statistics:
     return statistics(
         call.query,
         call.key,
-        call.mask,
-        bias=call.bias,
-        scale=call.scale,
-        softcap=call.softcap,
-        sink=call.sink,
+        **call.scoring(),
         groups={name: group.to(call.query.device) for name, group in groups.items()},
     )
 
@@ -366,12 +362,12 @@ def look_again(
     exact: list[WordRow] = []
     outside: list[tuple[int, int, float]] = []
 
-    def row(call: AttentionCall, head: int, query: int) -> np.ndarray:
+    def row(call: ObservedCall, head: int, query: int) -> np.ndarray:
         word = whole.words[query]
         pieces = weights_of(call, rows=range(word.first, word.last), heads=[head])[0, 0]
         return np.asarray(np.add.reduceat(pieces.double().mean(0).cpu().numpy(), starts))
 
-    def visit(layer: int, call: AttentionCall) -> None:
+    def visit(layer: int, call: ObservedCall) -> None:
         even = evens.of(call)
         for out, of in ((weights, call), (alike, even)) if pieces else ():
             found = weights_of(of, rows=pieces, keys=pieces)[0].double().cpu()

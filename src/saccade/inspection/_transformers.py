@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._tap import AttentionCall
+from .._call import ObservedCall
 from ..models._shortened import shortened
 from ._configuration import check_sizes, offline, read_configuration
 from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, weights_of
@@ -65,7 +65,7 @@ class TransformersModel(TextModel):
     def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
         calls = 0
 
-        def tell(call: AttentionCall) -> None:
+        def tell(call: ObservedCall) -> None:
             nonlocal calls
             observe(calls, call)
             calls += 1
@@ -80,7 +80,7 @@ class TransformersModel(TextModel):
         looks_ahead: list[bool] = []
         tokens = self.whole(self.encode(_PROBE).ids[: self.room])
 
-        def visit(layer: int, call: AttentionCall) -> None:
+        def visit(layer: int, call: ObservedCall) -> None:
             length, keys = call.query.shape[2], call.key.shape[2]
             if not length == keys == tokens.shape[1]:
                 seen = f"layer {layer} compares {length} queries with {keys} keys for {tokens.shape[1]} tokens"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from .._call import GraphTensor
 from ._record import CallSite, GradientRecord
-from .calls._observed_call import GraphTensor
 
 
 class _CallStep(NamedTuple):

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import _tap
 from .._biases import Bias, TensorBias, as_bias
+from .._call import ObservedCall
 from .._masks import Mask
 from .._masks._data import whole
 from .._weights import Chosen, attention_weights
-from .calls._observed_call import counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,14 +69,14 @@ class KeptCall:
         )
 
 
-def kept_of(call: _tap.AttentionCall, lse: Tensor, step: int) -> KeptCall:
+def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:
     """Copies: a cache is overwritten, parameters learn, and masks given as tensors are edited."""
     return KeptCall(
         step,
         _copy(call.query),
         _copy(call.key),
         lse.clone(),
-        counted(call),
+        call.counted,
         _own_bias(as_bias(call.bias)),
         call.scale,
         call.softcap,

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _tap
+from .._call import ObservedCall
+from .._masks import as_mask, keys_seen
 from .._statistics import Statistics, statistics
 from ._aggregates import RunningSums
-from .calls._observed_call import counted
 
-Groups = Mapping[str, Tensor] | Callable[[_tap.AttentionCall], Mapping[str, Tensor] | None]
+Groups = Mapping[str, Tensor] | Callable[[ObservedCall], Mapping[str, Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,14 @@ class ObservationRequest:
     histograms: Any = None
 
 
-def observed(call: _tap.AttentionCall, asked: ObservationRequest) -> tuple[Statistics, Tensor]:
+def observed(call: ObservedCall, asked: ObservationRequest) -> tuple[Statistics, Tensor]:
     """The statistics of a call, and the mean norm (Hq,) of its output over the rows that count."""
     groups = asked.groups(call) if callable(asked.groups) else asked.groups
     seen = statistics(
         call.query.detach(),
         call.key.detach(),
-        counted(call),
         value=call.value.detach(),
-        bias=call.bias,
-        scale=call.scale,
-        softcap=call.softcap,
-        sink=call.sink,
+        **{**call.scoring(), "mask": call.counted},
         groups=groups,
         received=asked.received,
         top=asked.top,
@@ -50,6 +46,15 @@ def observed(call: _tap.AttentionCall, asked: ObservationRequest) -> tuple[Stati
     norms = torch.linalg.vector_norm(call.out.detach(), dim=-1, dtype=seen.lse.dtype)
     rows = seen.counted.sum((0, 2))
     return seen, torch.where(seen.counted, norms, 0.0).sum((0, 2)) / rows
+
+
+def real_keys(call: ObservedCall) -> Tensor | None:
+    """(B or 1, H or 1, Lk) bool: the keys that some row which counts may see; None: all."""
+    length_q, length_k, real = call.query.shape[2], call.key.shape[2], call.real
+    keys = keys_seen(as_mask(call.mask), length_q, length_k, device=call.query.device)
+    if real is None or length_q != length_k:
+        return keys
+    return real[:, None] if keys is None else keys & real[:, None]
 
 
 def row_samples(seen: Statistics, heads: tuple[int, ...]) -> RunningSums:

@@ -16,21 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _tap
+from .._call import ObservedCall
 from .._masks._data import describe, whole
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._gradients import GradientNorms
 from ._kept_calls import kept_of
 from ._observations import Observations
-from ._observe import Groups, ObservationRequest, observed, of_step, row_samples, step_samples
+from ._observe import Groups, ObservationRequest, observed, of_step, real_keys, row_samples, step_samples
 from ._observed import SiteObservations
 from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
 from ._walk import ModuleWalk
 from .calls import _thread
 from .calls._hugging import attention_functions
 from .calls._mode import AttentionCallsMode
-from .calls._observed_call import real_keys, used_in
 
 Chosen = Callable[[CallSite, int], bool]
 NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"
@@ -95,7 +94,7 @@ class ModelWatch(Observations):
             return lambda: None
         return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
-    def observe(self, call: _tap.AttentionCall) -> None:
+    def observe(self, call: ObservedCall) -> None:
         """An attention call has happened in a forward of the model."""
         if self._walk.hidden:
             return
@@ -113,7 +112,7 @@ class ModelWatch(Observations):
         if choice.on_record is not None:
             choice.on_record(record)
 
-    def _looked_at(self, call: _tap.AttentionCall, site: CallSite, step: int, keep: bool) -> CallRecord:
+    def _looked_at(self, call: ObservedCall, site: CallSite, step: int, keep: bool) -> CallRecord:
         seen, out_norm = observed(call, self._asked)
         place = self._place(site, call.query.shape[1])
         if seen.counted.numel():
@@ -122,7 +121,7 @@ class ModelWatch(Observations):
         if keep:
             place.kept = kept_of(call, seen.lse, step)
         if self._choice.gradients and not self._gradients.listen(
-            site, step, used_in(call), seen.counted, real_keys(call)
+            site, step, call.graph_tensors(), seen.counted, real_keys(call)
         ):
             self.missed(f"{site.name}: gradients", NO_GRAPH)
         record = CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm)
@@ -200,7 +199,7 @@ def watch(
         gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
             that runs after the block.
         top, received, groups, histograms: as in `saccade.statistics`, for `on_record`; groups may be a function of the
-            `AttentionCall`.
+            `ObservedCall`.
         alarms: whether to look for what is wrong; `Thresholds` to say when.
         on_record: called with a `CallRecord` after each observed call.
         on_gradients: called with a `GradientRecord` for each call that a backward pass reached, when it has ended.

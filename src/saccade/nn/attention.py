@@ -7,7 +7,8 @@ width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._biases import Bias
+from .._call import ObservedCall
 from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
 from .._weights import attention_weights
@@ -30,23 +32,15 @@ from .masking import first_position, joined, of_context, real_context, without_c
 from .norm import make_norm
 
 
-class Observation(NamedTuple):
-    """One attention call: what went into `saccade.attention`, and what came out of it.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Observation(ObservedCall):
+    """One attention call: what went into `saccade.attention`, and what came out, before gate and output projection.
 
     With a cache, keys are those it holds; where items are padded on the left and the mask names places, tokens stand
     from key 0 on, while queries stay in their rows.
     """
 
-    query: Tensor  # (B, Hq, Lq, D)
-    key: Tensor  # (B, Hkv, Lk, D)
-    value: Tensor  # (B, Hkv, Lk, Dv)
-    mask: Mask | None
-    bias: Tensor | Bias | None
-    scale: float | None
-    softcap: float | None
-    sink: Tensor | None  # (Hq,)
-    out: Tensor  # (B, Hq, Lq, Dv), before gate and output projection
-    cross: bool  # whether keys came from a context
+    cross: bool = False  # whether keys came from a context
     mechanism: Mechanism | None = None  # what read them; None: softmax attention
 
 
@@ -58,11 +52,7 @@ def weights_of(observed: Observation) -> Tensor:
     return attention_weights(
         observed.query,
         observed.key,
-        observed.mask,
-        bias=observed.bias,
-        scale=observed.scale,
-        softcap=observed.softcap,
-        sink=observed.sink,
+        **observed.scoring(),
     )
 
 
@@ -195,13 +185,22 @@ class MultiHeadAttention(nn.Module):
             query, key, value = self._across(x, *real_context(mask, context, values), cache)
             seen = CachedInputs(key, value, mask, bias)
         out = self._attend(query, seen, x, place)
-        config, crossed = self.config, context is not None
-        seen_now = Observation(query, *seen, config.scale, config.softcap, self.sink, out, crossed, self.mechanism)
+        if observe is None and not return_weights:
+            return self._finished(out, x)
+        observation = Observation(
+            query,
+            *seen,
+            self.config.scale,
+            self.config.softcap,
+            self.sink,
+            out=out,
+            source="saccade.attention",
+            cross=context is not None,
+            mechanism=self.mechanism,
+        )
         if observe is not None:
-            observe(seen_now)
-        if return_weights:
-            return self._finished(out, x), weights_of(seen_now)
-        return self._finished(out, x)
+            observe(observation)
+        return (self._finished(out, x), weights_of(observation)) if return_weights else self._finished(out, x)
 
     def cache(self) -> LayerCache:
         """An empty cache for decoding: keys and values that grow, or where the mechanism has one a state that does not.

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._backends._tiles import NEGATIVE, TileProblem, logits_of, look
 from .._checks import make_call
+from .._tiles import NEGATIVE, TileProblem, logits_of, look
 from .._weights import attention_weights
 from ..nn import MultiHeadAttention, Observation
 from ..positions import Rotary
@@ -256,12 +256,8 @@ def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
             attention_weights(
                 seen.query,
                 seen.key,
-                seen.mask,
                 rows=rows,
-                bias=seen.bias,
-                scale=seen.scale,
-                softcap=seen.softcap,
-                sink=seen.sink,
+                **seen.scoring(),
             ),
             None,
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._backends import _kernels
+from .._backends.native import _kernels
 
 IDENTITY, ELU_PLUS_ONE = 0, 1  # native/call.h, Linear::Map
 SHORT = 16  # below so many tokens PyTorch's own products start sooner

@@ -30,7 +30,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .._backends._tiles import (
+from .._biases import Bias, Parts, Span, TensorBias
+from .._call import without_autocast
+from .._checks import make_call
+from .._dropout import Dropout
+from .._foreign import advised
+from .._masks import Mask
+from .._masks._data import whole
+from .._tiles import (
     NEGATIVE,
     TileProblem,
     TileVisibility,
@@ -44,13 +51,6 @@ from .._backends._tiles import (
     spread,
     weigh,
 )
-from .._biases import Bias, Parts, Span, TensorBias
-from .._call import without_autocast
-from .._checks import make_call
-from .._dropout import Dropout
-from .._foreign import advised
-from .._masks import Mask
-from .._masks._data import whole
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 
 

@@ -164,11 +164,11 @@ def test_a_model_that_cannot_be_read(tmp_path):
 
 def test_scale_goes_into_the_query_and_the_rest_is_named(monkeypatch):
     """Logits with the standard scale are those of the call; what mechanisms do not know is told."""
-    from saccade._tap import AttentionCall
+    from saccade._call import ObservedCall
     from saccade.benchmark.variants import data as module
 
     query, key, value = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
-    call = AttentionCall(query, key, value, None, None, 0.7, 30.0, torch.zeros(2), 0.0, value, "")
+    call = ObservedCall(query, key, value, None, None, 0.7, 30.0, torch.zeros(2), out=value, source="")
     monkeypatch.setattr(module, "_call", lambda model, ids, layer: call)
     data = model_data(most=5)
     assert data.sizes.causal is False

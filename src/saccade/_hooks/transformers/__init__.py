@@ -7,7 +7,7 @@ whichever implementation was chosen; `functions_wrapped_by` puts a wrapper aroun
 
 from ._errors import UnknownAttention
 from ._mask_tensor import MaskTensor
-from ._meaning import AttentionMeaning, meaning_of
+from ._meaning import meaning_of
 from ._wrapping import functions_wrapped_by
 
-__all__ = ["AttentionMeaning", "MaskTensor", "UnknownAttention", "functions_wrapped_by", "meaning_of"]
+__all__ = ["MaskTensor", "UnknownAttention", "functions_wrapped_by", "meaning_of"]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..._call import AttentionCall
 from ..._masks import Causal, Documents, FromTensor, Mask, Padding, Predicate, Window
 from ._errors import UnknownAttention
 from ._mask_functions import UnknownMaskFunction, of_block_mask
@@ -70,44 +70,6 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionMeaning:
-    """One attention call in Saccade's terms: the arguments of `saccade.attention`."""
-
-    query: Tensor  # (B, Hq, Lq, D)
-    key: Tensor  # (B, Hkv, Lk, D)
-    value: Tensor  # (B, Hkv, Lk, Dv)
-    mask: Mask | Tensor | None
-    bias: Tensor | None
-    scale: float | None
-    softcap: float | None
-    sink: Tensor | None  # (Hq,)
-    dropout: float
-    real: Tensor | None = None  # (B, Lq) bool: query rows that are tokens, not padding; None: all, or not known
-
-    @cached_property
-    def counted(self) -> Mask | Tensor | None:
-        """The mask with padded queries as empty rows: what statistics are to count."""
-        if self.real is None or bool(self.real.all()):
-            return self.mask
-        batch, length_k = self.key.shape[0], self.key.shape[2]
-        rows = Padding(torch.full((batch,), length_k, device=self.real.device), queries=self.real)
-        if self.mask is None:
-            return rows
-        return (FromTensor(self.mask) if isinstance(self.mask, Tensor) else self.mask) & rows
-
-    def arguments(self) -> dict[str, Any]:
-        """Mask, bias, scale, softcap, sink and dropout by name, as `saccade.attention` takes them."""
-        return {
-            "mask": self.mask,
-            "bias": self.bias,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "sink": self.sink,
-            "dropout": self.dropout,
-        }
-
-
 def meaning_of(
     module: Any,
     query: Tensor,
@@ -124,7 +86,7 @@ def meaning_of(
     sliding_window: int | None = None,
     ignored: frozenset[str] = frozenset(),
     **more: Any,
-) -> AttentionMeaning:
+) -> AttentionCall:
     """What `function(module, query, key, value, attention_mask, ...)` asks for, whichever implementation computes it.
 
     The mask. None means causal where Lq > 1 and `is_causal` (the argument, else the module's, else True), the query
@@ -156,7 +118,7 @@ def meaning_of(
         # The prefill of a static cache: there is nothing yet in the keys after those of the queries.
         key, value = key[:, :, : sizes.length_q], value[:, :, : sizes.length_q]
         position_bias = None if position_bias is None else position_bias[..., : sizes.length_q]
-    return AttentionMeaning(
+    return AttentionCall(
         query,
         key,
         value,

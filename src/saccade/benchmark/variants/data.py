@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._call import ObservedCall
 from ..._masks import Causal, as_mask
-from ..._tap import AttentionCall
 from ...analysis import read_files
 from ...inspection import TextModel, open_model
 
@@ -210,10 +210,10 @@ def model_data(
     return ComparisonData(where, query.contiguous(), key.contiguous(), value.contiguous(), sizes, _left_out(call))
 
 
-def _call(model: TextModel, ids: list[int], layer: int) -> AttentionCall:
-    found: list[AttentionCall] = []
+def _call(model: TextModel, ids: list[int], layer: int) -> ObservedCall:
+    found: list[ObservedCall] = []
 
-    def keep(number: int, call: AttentionCall) -> None:
+    def keep(number: int, call: ObservedCall) -> None:
         if number == layer:
             found.append(call)
 
@@ -221,7 +221,7 @@ def _call(model: TextModel, ids: list[int], layer: int) -> AttentionCall:
     return found[0]
 
 
-def _is_causal(call: AttentionCall) -> bool:
+def _is_causal(call: ObservedCall) -> bool:
     """Whether the mask shows the first token nothing but itself: a causal one, whatever else it hides."""
     mask, length = as_mask(call.mask), call.query.shape[2]
     if isinstance(mask, Causal):
@@ -229,7 +229,7 @@ def _is_causal(call: AttentionCall) -> bool:
     return mask is not None and length > 1 and not bool(mask.dense(length, length)[..., 0, 1:].any())
 
 
-def _left_out(call: AttentionCall) -> str:
+def _left_out(call: ObservedCall) -> str:
     """What the model's attention has besides, and mechanisms here do not."""
     parts = {"bias": call.bias, "softcap": call.softcap, "sink": call.sink}
     named = [name for name, part in parts.items() if part is not None]

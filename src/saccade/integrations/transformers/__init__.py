@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..._hooks.transformers import AttentionMeaning, MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
+from ..._call import AttentionCall
+from ..._hooks.transformers import MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
 from ._attention import Attentions, function_giving, statistics, weights
 from ._classes import as_before, refuse_by_name
 from ._masks import saccade_mask
 
 __all__ = [
-    "AttentionMeaning",
+    "AttentionCall",
     "MaskTensor",
     "UnknownAttention",
     "functions_wrapped_by",

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..._attention import attention
-from ..._hooks.transformers import AttentionMeaning, meaning_of
+from ..._call import AttentionCall
+from ..._hooks.transformers import meaning_of
 from ..._weights import attention_weights
 
 Attentions = Literal["weights", "statistics"]
-Second = Callable[[AttentionMeaning], Any]
+Second = Callable[[AttentionCall], Any]
 
 
 def function_giving(second: Second, ignored: frozenset[str]) -> Callable[..., tuple[Tensor, Any]]:
@@ -46,16 +47,14 @@ def _collected() -> bool:
 
 # Compilers break their graph here: traced, the tiles of one call would be thousands of operations.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def weights(meaning: AttentionMeaning) -> Tensor:
+def weights(meaning: AttentionCall) -> Tensor:
     """(B, Hq, Lq, Lk) in the dtype of the query, as eager returns them but without dropout."""
-    what = {name: given for name, given in meaning.arguments().items() if name != "dropout"}
-    return attention_weights(meaning.query, meaning.key, **what).to(meaning.query.dtype)
+    return attention_weights(meaning.query, meaning.key, **meaning.scoring()).to(meaning.query.dtype)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def statistics(meaning: AttentionMeaning) -> Any:
+def statistics(meaning: AttentionCall) -> Any:
     """`saccade.Statistics` of the call, padded queries left out where the mask tells of them."""
     from ..._statistics import statistics as of
 
-    what = {name: given for name, given in meaning.arguments().items() if name not in ("dropout", "mask")}
-    return of(meaning.query, meaning.key, meaning.counted, value=meaning.value, **what)
+    return of(meaning.query, meaning.key, value=meaning.value, **{**meaning.scoring(), "mask": meaning.counted})

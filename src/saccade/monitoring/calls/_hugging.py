@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ... import _tap
+from ..._call import GraphTensor, ObservedCall
 from . import _thread
-from ._observed_call import GraphTensor, ObservedCall
 
 Function = Callable[..., Any]
 
@@ -44,8 +44,7 @@ def _telling(function: Function) -> Function:
             with torch.no_grad(), torch._C.DisableTorchFunction(), _thread.counted_if_it_fails(_name(function)):
                 call = _call(function, module, query, key, value, attention_mask, given, more)
             if call is not None:
-                for observer in observers:
-                    observer(call)
+                _tap.tell(observers, call)
         return given
 
     return told
@@ -71,22 +70,7 @@ def _call(
         "value": GraphTensor(value),
         "out": GraphTensor(out, _rows_inside),
     }
-    return ObservedCall(
-        meaning.query,
-        meaning.key,
-        meaning.value,
-        meaning.mask,
-        meaning.bias,
-        meaning.scale,
-        meaning.softcap,
-        meaning.sink,
-        meaning.dropout,
-        out.detach().transpose(1, 2),
-        _name(function),
-        module,
-        used,
-        meaning.real,
-    )
+    return meaning.observed(out.detach().transpose(1, 2), _name(function), module, used=used)
 
 
 def _rows_inside(gradient: Tensor) -> Tensor:

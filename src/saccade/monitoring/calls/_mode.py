@@ -7,18 +7,18 @@ F.scaled_dot_product_attention is told as it is; scores, softmax and the product
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import _tap
+from ..._call import GraphTensor, ObservedCall
 from ..._hooks import SdpaCall
 from ..._masks import Mask, as_mask
 from ..._tracing import SDPA, FunctionMode, is_kernel, overridden
 from . import _thread
-from ._observed_call import GraphTensor, ObservedCall
 from ._origins import TensorOrigins
 from ._padded import QueryRows, rows_of
 from ._thread import counted_if_it_fails
@@ -67,13 +67,12 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         self._unfused.ended()
         self._origins.ended()
 
-    def completed(self, call: _tap.AttentionCall) -> _tap.AttentionCall:
+    def completed(self, call: ObservedCall) -> ObservedCall:
         """A call that someone answered in PyTorch's place, with the rows that are tokens."""
-        if isinstance(call, ObservedCall) or call.source != SOURCE:
+        if call.used is not None or call.source != SOURCE:
             return call
-        own = {field.name: getattr(call, field.name) for field in fields(call)}
-        rows = self._rows(as_mask(call.mask), own["bias"], call.query, call.key, (call.query, call.key))
-        return ObservedCall(**own, real=rows.real, rows_unknown=rows.unknown)
+        rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
+        return replace(call, real=rows.real, rows_unknown=rows.unknown)
 
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         with _tap.aside():
@@ -100,24 +99,9 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
             "value": _as_shaped(given.value, value.shape),
             "out": GraphTensor(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
         }
-        rows = self._rows(meaning.mask, meaning.bias, query, key, (given.query, given.key))
-        return ObservedCall(
-            query,
-            key,
-            value,
-            meaning.mask,
-            meaning.bias,
-            meaning.scale,
-            None,
-            None,
-            meaning.dropout,
-            out.detach().reshape(shape),
-            SOURCE,
-            None,
-            used,
-            rows.real,
-            rows.unknown,
-        )
+        rows = self._rows(as_mask(meaning.mask), meaning.bias, query, key, (given.query, given.key))
+        seen = out.detach().reshape(shape)
+        return meaning.observed(seen, SOURCE, used=used, real=rows.real, rows_unknown=rows.unknown)
 
     def _rows(
         self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]
@@ -144,8 +128,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
 
 def _tell(call: ObservedCall) -> None:
     with _tap.aside() as observers:
-        for observer in observers:
-            observer(call)
+        _tap.tell(observers, call)
 
 
 def _as_shaped(given: Tensor, shape: torch.Size) -> GraphTensor:

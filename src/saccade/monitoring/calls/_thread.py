@@ -15,10 +15,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ... import _tap
+from ..._call import ObservedCall
 
 
 class CallWatcher(Protocol):
-    def observe(self, call: _tap.AttentionCall) -> None: ...
+    def observe(self, call: ObservedCall) -> None: ...
 
     def missing(self, what: str, reason: str) -> Callable[[], None]: ...
 
@@ -34,7 +35,7 @@ class _Thread(threading.local):
 THREAD = _Thread()
 
 
-def tell(call: _tap.AttentionCall) -> None:
+def tell(call: ObservedCall) -> None:
     """The observer of `_tap`: one function for all watches, so that compiled code meets the same one each time."""
     if torch.compiler.is_compiling():
         return

@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._call import without_autocast
+from ..._call import GraphTensor, ObservedCall, without_autocast
 from ..._masks import FromTensor
 from ..._tracing import TensorLabels, View, writes
 from . import _thread
 from ._four_axes import ArrangedMask, AxisLayout, alike
-from ._observed_call import GraphTensor, ObservedCall
 from ._origins import TensorOrigins
 from ._padded import rows_of
 from ._products import PRODUCTS, ObservedProduct, product_of
@@ -208,15 +207,12 @@ class UnfusedFollower:
             mask,
             bias,
             scores.scale,
-            None,
-            None,
-            weights.dropout,
-            layout.queries(product.out(result.detach())),
-            self._source,
-            None,
-            used,
-            rows.real,
-            rows.unknown,
+            dropout=weights.dropout,
+            real=rows.real,
+            out=layout.queries(product.out(result.detach())),
+            source=self._source,
+            rows_unknown=rows.unknown,
+            used=used,
         )
 
 

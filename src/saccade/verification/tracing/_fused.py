@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._attention import attention_with_lse
-from ..._tap import AttentionCall
+from ..._call import ObservedCall
 from ..._weights import attention_weights
 from ._scores import ScoreProduct, rows_of
 from ._shadow import TensorShadow
@@ -46,15 +46,11 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return made
 
 
-def told(first: int, of: Known, call: AttentionCall) -> ScoreProduct:
+def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
     """A call of Saccade's operator, which says itself what it was."""
     query, key, value = call.query, call.key, call.value
-    weights = attention_weights(
-        query, key, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
-    )
-    _, lse = attention_with_lse(
-        query, key, value, call.mask, bias=call.bias, scale=call.scale, softcap=call.softcap, sink=call.sink
-    )
+    weights = attention_weights(query, key, **call.scoring())
+    _, lse = attention_with_lse(query, key, value, **call.scoring())
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._tap import AttentionCall
+from ..._call import ObservedCall
 from ..._tracing import (
     EinsumSpec,
     FunctionCall,
@@ -394,7 +394,7 @@ class TraceMode(FunctionMode):
             tokens = agreed_along(query.tokens, [-1], True).expand(result.shape)
             self.know(result, TensorShadow(tokens, depth=scores.depth + 1))
 
-    def told(self, make: Callable[[int, Known, AttentionCall], ScoreProduct], call: AttentionCall) -> None:
+    def told(self, make: Callable[[int, Known, ObservedCall], ScoreProduct], call: ObservedCall) -> None:
         """A call of Saccade's operator, which no function of PyTorch shows."""
         if torch._C._are_functorch_transforms_active():
             return

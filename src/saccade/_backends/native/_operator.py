@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._biases import ALiBi, Bias, RelativeBias, RelativeScores, TensorBias
-from .._call import Call, sink_lse
-from .._dropout import Dropout, GraphDropout
+from ..._biases import ALiBi, Bias, RelativeBias, RelativeScores, TensorBias
+from ..._call import CheckedCall, sink_lse
+from ..._dropout import Dropout, GraphDropout
 from . import _kernels
 from ._kernels import KernelSettings
 from ._lowering import MaskProgram, built, is_structured, lower
@@ -41,7 +41,7 @@ torch.library.define("saccade::attention", f"({_INPUTS}) -> {_OUTPUTS}")
 torch.library.define("saccade::attention_backward", f"({_PULLED}) -> {_GRADIENTS}")
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: CheckedCall) -> str | None:
     """Why a graph cannot hold this call, or None."""
     if call.bias is not None and type(call.bias) not in (TensorBias, ALiBi, RelativeBias):
         return f"{type(call.bias).__name__} is unknown to the operator that compiled graphs hold"
@@ -50,7 +50,7 @@ def refuses(call: Call) -> str | None:
     return None
 
 
-def run(call: Call) -> tuple[Tensor, Tensor]:
+def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
     """out in the input dtype, and lse (B, Hq, Lq), the sink in it, in float32."""
     bias, mask, dropout = call.bias, call.mask, call.dropout
     program, tables = (None, []) if mask is None else lower(mask, call.length_q, call.length_k)
@@ -112,7 +112,7 @@ def _settings(*given: Any) -> KernelSettings:
     lowered = None if program is None else built(MaskProgram(list(program), list(tables)), rows, keys)
     dropout = None if seed is None else Dropout(p, int(seed))
     placed = placement if placements is None else placements
-    return KernelSettings(None, lowered, _bias(form), placed, scale, softcap or None, dropout, tuple(origin))
+    return KernelSettings(None, _bias(form), placed, scale, softcap or None, dropout, lowered, tuple(origin))
 
 
 @torch.library.impl("saccade::attention", "CPU")

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._masks import Mask
-from .._masks._data import OwnedTensor, extent, lasting, per_item
-from .._masks._intervals import Region, Span
-from .._masks._program import Opcode, Program, ProgramScope, has_program, is_beyond
+from ..._masks import Mask
+from ..._masks._data import OwnedTensor, extent, lasting, per_item
+from ..._masks._intervals import Region, Span
+from ..._masks._program import Opcode, Program, ProgramScope, has_program, is_beyond
 from ._kernels import module
 
 _SIDE = 64  # rows and keys of a tile that is worked out here

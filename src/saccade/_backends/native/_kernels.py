@@ -1,6 +1,6 @@
 """The calls of the compiled module `saccade._native`: tensors to addresses and strides, and what is left to PyTorch.
 
-Nothing here knows of autograd; `native.py` and `_operator.py` do. The kernels' lse is without the sink.
+Nothing here knows of autograd; `_run.py` and `_operator.py` do. The kernels' lse is without the sink.
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._biases import Bias, Placement, RelativeScores
-from .._call import sink_lse, without_autocast
-from .._dropout import Dropout
-from .._masks import Mask
+from ..._biases import RelativeScores
+from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -30,7 +29,7 @@ Tensors = list[Tensor | None]
 
 def _load() -> tuple[Any, str | None]:
     """The compiled module, or why there is none."""
-    name = f"{__package__.rpartition('.')[0]}._native"
+    name = f"{__package__.partition('.')[0]}._native"
     try:
         return importlib.import_module(name), None
     except ModuleNotFoundError as error:
@@ -49,17 +48,17 @@ def instructions() -> str | None:
     return None if module is None else module.active()
 
 
-class KernelSettings(NamedTuple):
-    """What a call is besides its tensors. A graph keeps it, so it holds the form of a bias and not its parameter."""
+@dataclass(frozen=True)
+class KernelSettings(CallSettings):
+    """What a call is besides its tensors, with what the kernels are told of it."""
 
-    mask: Mask | None
     lowered: Any  # the mask as the kernels see it
-    bias: Bias | None
-    placement: Placement
-    scale: float
-    softcap: float | None
-    dropout: Dropout | None
-    origin: tuple[int, int]  # the row and key of the whole problem at which this one begins: dropout counts from there
+    origin: tuple[int, int] = (0, 0)  # the row and key of the whole problem at which this one begins: for dropout
+
+    @classmethod
+    def of(cls, call: CheckedCall, lowered: Any) -> KernelSettings:
+        origin = (0, 0) if call.mask is None or call.dropout is None else call.mask.origin()
+        return cls(**vars(call.settings), lowered=lowered, origin=origin)
 
 
 def forward(

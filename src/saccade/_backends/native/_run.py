@@ -18,19 +18,22 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from .._biases import RelativeScores
-from .._call import Call, add_sink, sink_lse
-from .._masks import Causal, Mask
-from . import _kernels, _operator, chunked
+from ..._biases import RelativeScores
+from ..._call import CheckedCall, add_sink, sink_lse
+from ..._costs import BY_CHUNKED, Costs, lse_bytes, output_bytes, share_of_tiles
+from ..._masks import Causal, Mask
+from ..._tiles import TileProblem
+from .. import chunked
+from . import _kernels, _operator
 from ._kernels import TYPES, KernelSettings, Tensors
 from ._lowering import native_mask
-from ._tiles import TileProblem
 
 _CPU = torch.device("cpu")
 _FAR = 2**16
+_GRAIN = 64  # rows and keys of the blocks that are left out or computed (about: it depends on the instruction set)
 
 
-def refuses(call: Call) -> str | None:
+def refuses(call: CheckedCall) -> str | None:
     """Why the kernels cannot do this call, or None."""
     if _kernels.module is None:
         return _kernels.missing
@@ -53,27 +56,28 @@ def refuses(call: Call) -> str | None:
     return None
 
 
+def costs(call: CheckedCall) -> Costs:
+    """Beside the output: keys and values in the order they are read, and one score per distance."""
+    # bf16 products take bf16; everything else is packed as float32.
+    size = 2 if call.query.dtype == torch.bfloat16 and _kernels.instructions() == "avx512_bf16" else 4
+    packed = call.batch * call.kv_heads * call.length_k * (call.query.shape[3] + call.value.shape[3]) * size
+    line = call.heads * (call.length_q + call.length_k) * 4 if isinstance(call.bias, RelativeScores) else 0
+    again = "a gradient that has derivatives itself (create_graph=True) is computed by chunked from the inputs"
+    peak = output_bytes(call) + lse_bytes(call) + packed + line
+    return Costs(share_of_tiles(call, _GRAIN, _GRAIN), peak, (BY_CHUNKED, again))
+
+
 def _watched() -> bool:
     """Whether a compiler or a dispatch mode wants to see operators, not calls."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
+def run(call: CheckedCall) -> tuple[Tensor, Tensor | None]:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in float32 where it was asked for."""
     if _watched():
         return _operator.run(call)
-    bias, mask = call.bias, call.mask
-    settings = KernelSettings(
-        mask,
-        lowered(mask, call.query, call.key),
-        None if bias is None else bias.form(),
-        0 if bias is None else call.placement,
-        call.scale,
-        call.softcap,
-        call.dropout,
-        (0, 0) if mask is None or call.dropout is None else mask.origin(),
-    )
-    parameter = None if bias is None else bias.parameter
+    settings = KernelSettings.of(call, lowered(call.mask, call.query, call.key))
+    parameter = None if call.bias is None else call.bias.parameter
     return attend(settings, call.needs_lse, call.query, call.key, call.value, parameter, call.sink)
 
 
@@ -110,7 +114,7 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     elif mask is not None:
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        settings = KernelSettings(mask, seen, None, 0, scale, None, None, (0, 0))
+        settings = KernelSettings(mask, None, 0, scale, None, None, seen)
         return _NativeAttention.apply(settings, False, query, key, value, None, None)
     out = torch.empty_like(query) if width == value_width else _kernels.output_for(query, value_width)
     out_strides = out.stride()
@@ -232,19 +236,6 @@ def _by_chunked(
 def _chunked(
     settings: KernelSettings, query: Any, key: Any, value: Any, parameter: Any, sink: Any
 ) -> tuple[Tensor, Tensor]:
-    problem = TileProblem(
-        settings.mask,
-        settings.bias,
-        settings.scale,
-        settings.softcap,
-        settings.dropout,
-        query.shape[2],
-        key.shape[2],
-        torch.float32,
-        query.device,
-        settings.placement,
-        guarded=False,
-        batch=(0, query.shape[0]),
-    ).guard_if(query, key, value, parameter)
+    problem = TileProblem.with_settings(settings, query, key).guard_if(query, key, value, parameter)
     out, lse = add_sink(*chunked.attend(problem, query, key, value, parameter), sink)
     return out.to(query.dtype), lse

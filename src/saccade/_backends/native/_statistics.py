@@ -8,14 +8,15 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, G gr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._biases import Placement
-from .._call import Call
-from . import _kernels, native
+from ..._biases import Placement
+from ..._call import CheckedCall
+from . import _kernels, _run
 from ._kernels import KernelSettings, _address, _at, _float, _Scores, _shared, readable
 
 MOST_TOP = 32  # keys kept of each row, at most
@@ -65,11 +66,11 @@ class NativeStatistics(NamedTuple):
     top_keys: Tensor | None  # int64 (B, Hq, Lq, top); -1 after the last key
 
 
-def refuses(call: Call, top: int = 0) -> str | None:
+def refuses(call: CheckedCall, top: int = 0) -> str | None:
     """Why the kernels have no statistics of this call, or None."""
-    if (reason := native.refuses(call)) is not None:
+    if (reason := _run.refuses(call)) is not None:
         return reason
-    if native._watched():
+    if _run._watched():
         return "a compiler or a dispatch mode is watching, and the native statistics are no operator that it could see"
     if not hasattr(_kernels.module, "statistics"):
         return "this native build is older than its statistics"
@@ -77,7 +78,7 @@ def refuses(call: Call, top: int = 0) -> str | None:
 
 
 def run(
-    call: Call,
+    call: CheckedCall,
     placement: Placement,
     *,
     first: Tensor | None = None,
@@ -95,18 +96,9 @@ def run(
         top: how many keys with the largest weights of each row, at most `MOST_TOP`.
     """
     query, key = readable(call.query.detach()), readable(call.key.detach())
-    bias, seen = call.bias, native.lowered(call.mask, query, key)
-    settings = KernelSettings(
-        call.mask,
-        seen,
-        None if bias is None else bias.form(),
-        0 if bias is None else call.placement,
-        call.scale,
-        call.softcap,
-        None,
-        (0, 0),
-    )
-    scores, sink = _Scores.of(settings, query, key, None if bias is None else bias.parameter), _float(call.sink)
+    settings = KernelSettings.of(replace(call, dropout=None), _run.lowered(call.mask, query, key))
+    parameter = None if call.bias is None else call.bias.parameter
+    scores, sink = _Scores.of(settings, query, key, parameter), _float(call.sink)
     placed = (placement, None) if isinstance(placement, int) else (0, _per_item(placement, call.batch))
     first = None if first is None else _per_item(first, call.batch)
     groups = None if groups is None else groups.contiguous()

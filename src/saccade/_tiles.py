@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._biases import Bias, Placement, Span, TensorBias
-from .._call import Call
-from .._dropout import Dropout
-from .._masks import Mask
+from ._biases import Span, TensorBias
+from ._call import CallSettings, CheckedCall, accumulator_of
 
 # Tile sizes depend on nothing in the call: a sample's bits must not depend on its batch mates.
 ROWS, KEYS = 256, 256
@@ -28,43 +26,39 @@ PARAMETER = 3  # where a bias's parameter, or its gradient, stands among tensors
 
 
 @dataclass(frozen=True)
-class TileProblem:
+class TileProblem(CallSettings):
     """The part of a call that is not differentiated, possibly for some rows, heads and batch items only."""
 
-    mask: Mask | None
-    bias: Bias | None  # its form: the parameter comes as an argument, and no graph holds it through here
-    scale: float
-    softcap: float | None
-    dropout: Dropout | None
     length_q: int
     length_k: int
     dtype: torch.dtype  # accumulation
     device: torch.device
-    placement: Placement
-    guarded: bool
+    guarded: bool = False
     rows: tuple[int, ...] | None = None  # query rows, None: all
     heads: tuple[int, ...] | None = None  # query heads, None: all
     batch: tuple[int, int] = (0, 0)
     pulls_bias: bool = True  # whether anyone asks for the parameter's gradient
 
     @classmethod
-    def of(cls, call: Call) -> TileProblem:
-        bias = None if call.bias is None else call.bias.form()
-        placement = 0 if call.bias is None else call.placement
+    def of(cls, call: CheckedCall) -> TileProblem:
+        return cls.with_settings(call.settings, call.query, call.key).guard_if(*call.tensors())
+
+    @classmethod
+    def with_settings(cls, settings: CallSettings, query: Tensor, key: Tensor) -> TileProblem:
+        """Of all rows, heads and items, not guarded."""
         return cls(
-            call.mask,
-            bias,
-            call.scale,
-            call.softcap,
-            call.dropout,
-            call.length_q,
-            call.length_k,
-            call.accumulator,
-            call.device,
-            placement,
-            guarded=False,
-            batch=(0, call.batch),
-        ).guard_if(*call.tensors())
+            settings.mask,
+            settings.bias,
+            settings.placement,
+            settings.scale,
+            settings.softcap,
+            settings.dropout,
+            query.shape[2],
+            key.shape[2],
+            accumulator_of(query),
+            query.device,
+            batch=(0, query.shape[0]),
+        )
 
     def group(self, start: int, stop: int) -> TileProblem:
         placement = self.placement
