@@ -38,8 +38,8 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
     weights = logits.softmax(-1).masked_fill(logits.isneginf().all(-1, keepdim=True), 0.0)
-    whole = _FusedScores(first, tuple(logits.shape[:-2]), max(_depth(of(given[one])) for one in _NAMES[:3]))
-    made = whole.scores(query, key, value, tokens, logits, weights)
+    depth = max(_depth(of(given[one])) for one in _NAMES[:3])
+    made = _scores(first, depth, (query, key, value), tokens, logits, weights)
     for shadow in (of(given["query"]), of(given["key"])):
         if shadow is not None:
             made.scaled, made.learned = made.scaled * shadow.scaled.by, made.learned or shadow.scaled.learned
@@ -54,38 +54,37 @@ def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
-    whole = _FusedScores(first, tuple(weights.shape[:-2]), max(_depth(of(one)) for one in (call.query, call.key)))
-    return whole.scores(query, key, value, tokens, weights.log() + lse.to(weights.dtype).unsqueeze(-1), weights)
+    depth = max(_depth(of(one)) for one in (call.query, call.key))
+    logits = weights.log() + lse.to(weights.dtype).unsqueeze(-1)
+    return _scores(first, depth, (query, key, value), tokens, logits, weights)
 
 
-class _FusedScores:
+def _scores(
+    first: int, depth: int, given: tuple[Tensor, Tensor, Tensor], tokens: list[Tensor], logits: Tensor, weights: Tensor
+) -> ScoreProduct:
     """Scores of which everything is known at once."""
+    lead = logits.shape[:-2]
 
-    def __init__(self, first: int, lead: tuple[int, ...], depth: int):
-        self.first, self.lead, self.depth = first, lead, depth
+    def units(tensor: Tensor) -> Tensor:
+        return tensor.detach().expand(*lead, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
 
-    def scores(
-        self, query: Tensor, key: Tensor, value: Tensor, tokens: list[Tensor], logits: Tensor, weights: Tensor
-    ) -> ScoreProduct:
-        def units(tensor: Tensor) -> Tensor:
-            return tensor.detach().expand(*self.lead, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
-
-        left, right = (rows_of(one, torch.Size((*self.lead, *one.shape[-2:]))) for one in map(units, tokens))
-        return ScoreProduct(
-            self.first,
-            units(query),
-            units(key),
-            left,
-            right,
-            self.depth,
-            logits=units(logits),
-            softened=units(weights),
-            weights=units(weights),
-            values=units(value),
-            normalised="right",
-            keys="right",
-            source="F.scaled_dot_product_attention",
-        )
+    query, key, value = map(units, given)
+    left, right = (rows_of(one, torch.Size((*lead, *one.shape[-2:]))) for one in map(units, tokens))
+    return ScoreProduct(
+        first,
+        query,
+        key,
+        left,
+        right,
+        depth,
+        logits=units(logits),
+        softened=units(weights),
+        weights=units(weights),
+        values=value,
+        normalised="right",
+        keys="right",
+        source="F.scaled_dot_product_attention",
+    )
 
 
 def _tokens(shadow: TensorShadow | None, tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,6 +68,9 @@ class TokenOwners:
         return iter(self._shadows)
 
 
+_MATRICES = ("weights", "logits", "softened", "zeroed")  # (rows, columns) of a unit; the others have rows of their own
+
+
 @dataclass(frozen=True, eq=False)
 class _WeightUnit:
     """One matrix of weights: a head of a batch item, or some of its rows."""
@@ -77,14 +80,12 @@ class _WeightUnit:
     rows: Tensor  # (rows,) positions of the queries, -1 unknown
     columns: Tensor
     lengths: tuple[int, int]  # of the sequences that queries and keys are of
-    query: Tensor
-    key: Tensor
-    value: Tensor | None
-    logits: Tensor | None
-    weights: Tensor
-    softened: Tensor | None = None
-    zeroed: Tensor | None = None
+    tensors: dict[str, Tensor]  # "query", "key", "weights", and those of the other matrices and "value" that were seen
     tiled: bool = False  # whether its rows came in parts, each with some of the keys
+
+    @property
+    def weights(self) -> Tensor:
+        return self.tensors["weights"]
 
     @property
     def places(self) -> Tensor | None:
@@ -130,20 +131,15 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
     if len({len(own) for own in heads}) != 1 or len(shapes) != 1:
         return None
     first = group[0]
+    found: dict[str, Any] = {name: _stacked(name, heads) for name in ("query", "key", "value", *_MATRICES)}
     seen = TracedAttention(
-        _stacked([[head.query for head in own] for own in heads]),
-        _stacked([[head.key for head in own] for own in heads]),
-        _stacked_where_all([[head.value for head in own] for own in heads]),
-        _stacked_where_all([[head.logits for head in own] for own in heads]),
-        _stacked([[head.weights for head in own] for own in heads]),
-        "unknown",
-        first.source,
-        _stacked_where_all([[head.softened for head in own] for own in heads]),
-        _stacked_where_all([[head.zeroed for head in own] for own in heads]),
-        first.scaled,
-        first.learned,
-        first.mixed,
-        dict(first.lines),
+        **found,
+        normalised="unknown",
+        source=first.source,
+        scaled=first.scaled,
+        learned=first.learned,
+        mixed=first.mixed,
+        lines=dict(first.lines),
     )
     if any(head.tiled for own in heads for head in own):
         return seen
@@ -152,32 +148,21 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
 
 def _units(scores: ScoreProduct, tokens: TokenOwners, batch: int) -> Iterator[_WeightUnit]:
     turned = scores.keys == "left"
-    weights = scores.weights if scores.weights is not None else scores.softened
-    assert weights is not None
-    sides = (scores.right, scores.left) if turned else (scores.left, scores.right)
-    names = (scores.right_tokens, scores.left_tokens) if turned else (scores.left_tokens, scores.right_tokens)
+    sides = {"query": scores.left, "key": scores.right, "value": scores.values}
+    names = (scores.left_tokens, scores.right_tokens)
+    if turned:
+        sides["query"], sides["key"], names = scores.right, scores.left, names[::-1]
+    matrices = {name: getattr(scores, name) for name in _MATRICES}
+    if matrices["weights"] is None:
+        matrices["weights"] = scores.softened
     items = _items(tokens, names, batch)
     for unit in range(scores.shape[0]):
         rows, columns = (name[unit] for name in names)
-        own = [
-            None if one is None else one[unit].mT if turned else one[unit]
-            for one in (scores.logits, weights, scores.softened, scores.zeroed)
-        ]
-        assert own[1] is not None
-        yield _WeightUnit(
-            int(items[unit]),
-            _common(tokens.head[rows]),
-            tokens.position[rows],
-            tokens.position[columns],
-            (int(tokens.length[rows].max()), int(tokens.length[columns].max())),
-            sides[0][unit],
-            sides[1][unit],
-            None if scores.values is None else scores.values[unit],
-            own[0],
-            own[1],
-            own[2],
-            own[3],
-        )
+        own = {name: one[unit] for name, one in sides.items() if one is not None}
+        own |= {name: one[unit].mT if turned else one[unit] for name, one in matrices.items() if one is not None}
+        lengths = (int(tokens.length[rows].max()), int(tokens.length[columns].max()))
+        head = _common(tokens.head[rows])
+        yield _WeightUnit(int(items[unit]), head, tokens.position[rows], tokens.position[columns], lengths, own)
 
 
 def _items(tokens: TokenOwners, names: tuple[Tensor, Tensor], batch: int) -> Tensor:
@@ -224,53 +209,34 @@ def _whole(group: Sequence[_WeightUnit]) -> _WeightUnit:
     """One matrix of those that are parts of it. Of tiles, whose softmax goes on from tile to tile, the weights are what
     the logits make of them."""
     first, (rows, columns) = group[0], group[0].lengths
-    weights = first.weights.new_zeros(rows * columns)
-    logits = None if any(unit.logits is None for unit in group) else torch.full_like(weights, -math.inf)
-    query, key = first.query.new_zeros(rows, first.query.shape[-1]), first.key.new_zeros(columns, first.key.shape[-1])
-    values = (
-        None if any(unit.value is None for unit in group) else [unit.value for unit in group if unit.value is not None]
-    )
-    value = None if values is None else values[0].new_zeros(columns, values[0].shape[-1])
-    for at, unit in enumerate(group):
-        places = unit.places
-        assert places is not None
-        weights[places] = unit.weights
-        query[unit.rows], key[unit.columns] = unit.query, unit.key
-        if logits is not None and unit.logits is not None:
-            logits[places] = unit.logits.to(logits.dtype)
-        if value is not None and values is not None:
-            value[unit.columns] = values[at]
+    places = [unit.places for unit in group]
+    made: dict[str, Tensor] = {}
+    for name in ("query", "key", "value", "weights", "logits"):
+        if any(name not in unit.tensors for unit in group):
+            continue
+        shape = (rows if name == "query" else columns, first.tensors[name].shape[-1])
+        made[name] = first.tensors[name].new_zeros(shape)
+        if name in _MATRICES:
+            made[name] = first.weights.new_full((rows * columns,), -math.inf if name == "logits" else 0.0)
+        for unit, place in zip(group, places, strict=True):
+            at = place if name in _MATRICES else unit.rows if name == "query" else unit.columns
+            assert at is not None
+            made[name][at] = unit.tensors[name].to(made[name].dtype)
+    made |= {name: made[name].reshape(rows, columns) for name in _MATRICES if name in made}
     tiled = sum(len(unit.rows) for unit in group) > len(torch.cat([unit.rows for unit in group]).unique())
-    if tiled and logits is not None:
-        weights = logits.reshape(rows, columns).softmax(-1)
-    return _WeightUnit(
-        first.item,
-        first.head,
-        torch.arange(rows),
-        torch.arange(columns),
-        first.lengths,
-        query,
-        key,
-        value,
-        None if logits is None else logits.reshape(rows, columns),
-        weights.reshape(rows, columns),
-        tiled=tiled,
-    )
+    if tiled and "logits" in made:
+        made["weights"] = made["logits"].softmax(-1)
+    return _WeightUnit(first.item, first.head, torch.arange(rows), torch.arange(columns), first.lengths, made, tiled)
 
 
 def _in_order(unit: _WeightUnit) -> _WeightUnit:
     """Rows and columns by their positions, where these are known and differ."""
     rows, columns = _order(unit.rows), _order(unit.columns)
-    return replace(
-        unit,
-        query=unit.query[rows],
-        key=unit.key[columns],
-        weights=unit.weights[rows][:, columns],
-        value=None if unit.value is None else unit.value[columns],
-        logits=None if unit.logits is None else unit.logits[rows][:, columns],
-        softened=None if unit.softened is None else unit.softened[rows][:, columns],
-        zeroed=None if unit.zeroed is None else unit.zeroed[rows][:, columns],
-    )
+    made = {
+        name: one[rows][:, columns] if name in _MATRICES else one[rows if name == "query" else columns]
+        for name, one in unit.tensors.items()
+    }
+    return replace(unit, tensors=made)
 
 
 def _order(positions: Tensor) -> Tensor:
@@ -278,13 +244,11 @@ def _order(positions: Tensor) -> Tensor:
     return positions.argsort() if known else torch.arange(len(positions))
 
 
-def _stacked(rows: Sequence[Sequence[Tensor]]) -> Tensor:
-    return torch.stack([torch.stack(list(row)) for row in rows])
-
-
-def _stacked_where_all(rows: Sequence[Sequence[Tensor | None]]) -> Tensor | None:
-    known = [[one for one in row if one is not None] for row in rows]
-    return _stacked(known) if all(len(own) == len(row) for own, row in zip(known, rows, strict=True)) else None
+def _stacked(name: str, heads: Sequence[Sequence[_WeightUnit]]) -> Tensor | None:
+    """(B, H, ., .), None where it was not seen of all."""
+    if any(name not in head.tensors for own in heads for head in own):
+        return None
+    return torch.stack([torch.stack([head.tensors[name] for head in own]) for own in heads])
 
 
 def _axis(scores: ScoreProduct, seen: TracedAttention) -> Axis:
