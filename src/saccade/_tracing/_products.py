@@ -63,8 +63,8 @@ def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Einsum
     return make([*args, *named], kwargs)
 
 
-def laid_out(product: EinsumSpec, varies: Varies) -> ProductLayout | None:
-    """Axes that only one factor has are rows; of several, the one that `varies` counts and the rest lead."""
+def laid_out(product: EinsumSpec, left_varies: Varies, right_varies: Varies) -> ProductLayout | None:
+    """Axes that only one factor has are rows; of several, the one that varies counts and the rest lead."""
     left, right, out = product.left_axes, product.right_axes, product.out_axes
     if product.repeats or set(out) - set(left + right):
         return None
@@ -72,8 +72,8 @@ def laid_out(product: EinsumSpec, varies: Varies) -> ProductLayout | None:
     summed = [axis for axis in left if axis in right and axis not in out]
     if not summed or any(axis not in out and axis not in summed for axis in left + right):
         return None
-    row = _chosen([axis for axis in out if axis not in right], product.left, left, varies)
-    column = _chosen([axis for axis in out if axis not in left], product.right, right, varies)
+    row = _chosen([axis for axis in out if axis not in right], product.left, left, left_varies)
+    column = _chosen([axis for axis in out if axis not in left], product.right, right, right_varies)
     lead = [axis for axis in out if axis not in (row, column)]
     shape = tuple(sizes[axis] for axis in lead)
     rows, columns = sizes.get(row, 1), sizes.get(column, 1)

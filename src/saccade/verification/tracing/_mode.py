@@ -296,8 +296,7 @@ class TraceMode(FunctionMode):
     def _product(self, product: EinsumSpec, left: TensorShadow | None, right: TensorShadow | None, call: _Call) -> None:
         if _is_score(right) and not _is_score(left):
             product, left, right = product.turned(), right, left
-        sides = {id(product.left): varies(left), id(product.right): varies(right)}
-        laid, result = laid_out(product, lambda tensor, axis: sides[id(tensor)](tensor, axis)), call.result
+        laid, result = laid_out(product, varies(left), varies(right)), call.result
         depth = max(shadow.depth for shadow in (left, right) if shadow is not None)
         made = None
         if laid is not None and left is not None and _is_score(left):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..._tracing import memory_of
 from ..findings._finding import Inapplicable, Location
 from ..target._inputs import NamedInputs
 from ..target._subject import Subject
@@ -138,7 +139,7 @@ def _projections(
             continue
         slots = _slots(_labels(flow, changed, place, "out"), length)
         if slots is not None:
-            name = names.get(one.weight.untyped_storage().data_ptr(), "a parameter")
+            name = names.get(memory_of(one.weight), "a parameter")
             kept.append(PositionwiseMap(one.out, slots, name, place, one.weight, one.location))
     return kept
 
@@ -232,4 +233,4 @@ def names_of(subject: Subject) -> dict[int, str]:
     """Where the numbers of a parameter lie, and its name."""
     if subject.module is None:
         return {}
-    return {one.untyped_storage().data_ptr(): name for name, one in subject.module.named_parameters()}
+    return {memory_of(one): name for name, one in subject.module.named_parameters()}
