@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -87,7 +88,7 @@ class _WeightUnit:
     def weights(self) -> Tensor:
         return self.tensors["weights"]
 
-    @property
+    @cached_property
     def places(self) -> Tensor | None:
         """(rows, columns) the numbers of its pairs in the whole matrix, None where positions are not known."""
         for known in (self.rows, self.columns):
@@ -198,9 +199,9 @@ def _heads(units: Sequence[_WeightUnit]) -> list[_WeightUnit]:
 
 def _continues(group: Sequence[_WeightUnit], unit: _WeightUnit) -> bool:
     """Whether a unit has pairs of the same head that the group has not."""
-    places = [one.places for one in (*group, unit)]
     if group[0].head != unit.head or unit.weights.numel() >= math.prod(unit.lengths):
         return False
+    places = [one.places for one in (*group, unit)]
     known = [one.reshape(-1) for one in places if one is not None]
     return len(known) == len(places) and not bool(torch.isin(known[-1], torch.cat(known[:-1])).any())
 
