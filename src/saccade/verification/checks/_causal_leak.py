@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from ..tracing._visible import (
     steps_of,
 )
 from .mixing import _check as mixing
+
+_error = partial(Finding, "causal-leak", "causal-leak", "error")
 
 _BATCH = 2
 _SHORT = (2, 3, 6, 7)  # even and odd; every pair of positions is tried
@@ -211,10 +214,7 @@ def _some(subject: Subject, one: VisibleAttention, hidden: Tensor, inputs: objec
     which = f"head {_listed(leaky)} of {hidden.shape[1]}" if by_head else f"batch item {_listed(items)}"
     upper = influence.above_diagonal(one.weights) * ~hidden[..., None, None]
     item, head, row, column, size = _LeakSize(inputs.length, upper).worst()  # type: ignore[attr-defined]
-    return Finding(
-        "causal-leak",
-        "causal-leak",
-        "error",
+    return _error(
         f"It is causal in part: {which} gives weight to later inputs (output {row} gives {size:.3g} to input {column}, "
         f"head {head}, batch item {item}); the others give them exactly 0.",
         _EFFECT,

@@ -13,6 +13,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
+
+_error = partial(Finding, "compile", "robustness", "error")
+_warning = partial(Finding, "compile", "robustness", "warning")
+_note = partial(Finding, "compile", "robustness", "note")
 
 # What is captured here counts against no limit of the caller's, where PyTorch can keep it apart. Nothing is reset
 # afterwards: that would throw away all that the caller has compiled.
@@ -43,8 +48,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     try:
         out, graphs = _compiled(wide, inputs)
     except TargetError as error:
-        yield _finding(
-            "warning",
+        yield _warning(
             f"Under torch.compile it raises {error.error}",
             "It runs without compilation only.",
             "Move what is not PyTorch out of the forward, or mark it with torch.compiler.disable.",
@@ -54,8 +58,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     far = float((out - plain).abs().max()) if out.shape == plain.shape else float("inf")
     if not far <= tolerance(wide, inputs, plain):
-        yield _finding(
-            "error",
+        yield _error(
             f"Under torch.compile the output differs by {far:.3g} from what it is without.",
             "The compiled model is another one than was tested.",
             "Let nothing depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
@@ -63,8 +66,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
             _line(subject),
         )
     elif graphs > 1:
-        yield _finding(
-            "note",
+        yield _note(
             f"torch.compile breaks it into {graphs} graphs.",
             "Each break costs speed; the results are right.",
             "Take .item(), print and data-dependent branches out of the forward; torch._dynamo.explain names them.",
@@ -110,12 +112,6 @@ def _line(subject: Subject) -> Location | None:
     from ..target._source import line_with
 
     return line_with(subject, r"is_compiling|is_dynamo_compiling")
-
-
-def _finding(
-    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
-) -> Finding:
-    return Finding("compile", "robustness", severity, message, effect, mend, evidence, location)
 
 
 CHECK = Check(

@@ -11,16 +11,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, TargetError
 from ..target._check import Check
 from ..target._source import DropoutRate, attribute_line, rates_of, with_rates
 from ..target._subject import Subject
 from ..tracing._randomness import FollowedCall, RandomDraw, WeightedValues, drops, follow_randomness
+
+_error = partial(Finding, "dropout", "dropout", "error")
 
 # Not a half: there p and 1 - p, kept and dropped, could not be told apart.
 RATE = 0.25
@@ -143,7 +146,7 @@ def _in_eval(off: Subject, still: FollowedCall, given: str = "", **masks: Any) -
     draw = next(one for one in still.draws if drops((one,)))
     change = float((still.out - again).abs().max())
     where = "in eval mode" if off.module is not None else "without dropout being asked for"
-    yield _finding(
+    yield _error(
         f"Two calls {where} with the same input{given} differ by up to {change:.3g}: dropout stays active.",
         "Predictions are random and worse than they should be, validation losses too high.",
         "Pass the mode on: F.dropout(weights, self.p, training=self.training), or for F.scaled_dot_product_attention"
@@ -158,7 +161,7 @@ def _on_the_wrong_thing(runs: list[FollowedCall]) -> Iterator[Finding]:
     if run.before_softmax:
         draw, how = run.before_softmax[0]
         what = "the queries or keys, before their product" if how == "product" else "the scores, before the softmax"
-        yield _finding(
+        yield _error(
             f"In training, dropout acts on {what}, not on the weights: no weight is dropped, all are disturbed.",
             "A dropped score becomes 0, which is a logit like any other: the key is still attended.",
             "Drop after the softmax: weights = self.dropout(scores.softmax(dim=-1)).",
@@ -167,7 +170,7 @@ def _on_the_wrong_thing(runs: list[FollowedCall]) -> Iterator[Finding]:
         )
     elif any(one.on_values is not None and one.draw is None for one in run.products):
         found = next(one.on_values for one in run.products if one.on_values is not None)
-        yield _finding(
+        yield _error(
             "In training, dropout acts on the values and not on the weights.",
             "Every query loses the same entries, which is far more noise than dropping weights one by one.",
             "Drop the weights: self.dropout(weights) @ v.",
@@ -222,7 +225,7 @@ def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None
         return _renormalised(lowest, highest, draw)
     whole = _whole(dropped, there)
     if whole is not None:
-        return _finding(
+        return _error(
             f"In training, dropout removes {whole}, not weights one by one.",
             "What is removed together is far more noise than the rate says.",
             "Draw for each weight: weights = nn.functional.dropout(weights, p, self.training) on (B, H, Lq, Lk).",
@@ -231,7 +234,7 @@ def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None
         )
     factor = float(kept.mean())
     if declared and abs(share - (1 - RATE)) <= FAR * (RATE * (1 - RATE) / int(there.sum())) ** 0.5:
-        return _finding(
+        return _error(
             f"In training, {share:.3g} of the weights are dropped, where the declared rate is {RATE}: p and 1 - p are"
             " swapped.",
             "At a rate of 0.1, nine of ten weights are dropped.",
@@ -243,7 +246,7 @@ def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None
     deviation = (max(expected, 0.0) * (1 - max(expected, 0.0)) / int(there.sum())) ** 0.5
     if abs(share - expected) <= FAR * deviation:
         return None
-    return _finding(
+    return _error(
         f"In training, {share:.3g} of the weights are dropped and the others multiplied by {factor:.3g}, where"
         f" 1 / (1 - {share:.3g}) = {1 / (1 - share):.3g} keeps what they sum to on average.",
         f"In eval mode the outputs are {1 / (factor * (1 - share)):.3g} times what training saw on average.",
@@ -254,7 +257,7 @@ def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None
 
 
 def _renormalised(lowest: float, highest: float, draw: RandomDraw) -> Finding:
-    return _finding(
+    return _error(
         f"In training, the weights that dropout keeps are multiplied by {lowest:.3g} to {highest:.3g}, by another"
         " factor in each row, where one over the share that is kept is right for all of them.",
         "Rows are brought back to a sum of 1 after dropout: their average is no longer what eval mode computes.",
@@ -308,7 +311,7 @@ def _unused(subject: Subject, rate: DropoutRate, then: str, severity: Any) -> Fi
     owner = None if subject.module is None else subject.module.get_submodule(rate.owner.rpartition(".")[0])
     name = rate.name or rate.owner.rpartition(".")[2]
     return replace(
-        _finding(
+        _error(
             f"`{rate}` is declared, but in train mode at a rate of {RATE} it changes nothing. {then}",
             "Training runs without the regularisation that was asked for.",
             f"Apply it to the weights: weights = self.{name}(weights).",
@@ -317,10 +320,6 @@ def _unused(subject: Subject, rate: DropoutRate, then: str, severity: Any) -> Fi
         ),
         severity=severity,
     )
-
-
-def _finding(message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None) -> Finding:
-    return Finding("dropout", "dropout", "error", message, effect, mend, evidence, location)
 
 
 CHECK = Check(

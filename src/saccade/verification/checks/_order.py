@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from ..tracing._visible import line_over_sequence, steps_of
 from ._order_rotations import rotations
 
 _NAME = "order"
+_error = partial(Finding, _NAME, _NAME, "error")
+_note = partial(Finding, _NAME, _NAME, "note")
 _LENGTH = 7
 _LONG = 33
 _TABLE = re.compile(r"(^|[._])(w?pos|positions?|positional)[_.]?(emb|enc|table|\.|$)|(^|\.)wpe\.", re.IGNORECASE)
@@ -59,10 +62,7 @@ def _turned(subject: Subject) -> Iterator[Finding]:
     found = rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
     if any(one.by_position for one in found) or not any(one.otherwise for one in found):
         return
-    yield Finding(
-        _NAME,
-        _NAME,
-        "error",
+    yield _error(
         "Queries and keys are rotated by angles that differ between heads or batch items, not between positions: the "
         "rotation runs along another axis than the sequence.",
         "Queries and keys of a head are turned by one angle, which leaves their products as they were: the model sees "
@@ -101,10 +101,7 @@ def _late(subject: Subject) -> Iterator[Finding]:
         return  # a limit of its length, which robustness tells
     if first <= 1 or last > 1:
         return
-    yield Finding(
-        _NAME,
-        _NAME,
-        "error",
+    yield _error(
         f"Swapping inputs {length - 2} and {length - 1} of {length} swaps their outputs and changes nothing else, "
         "while swapping inputs 0 and 1 does: late positions are all taken for the same one.",
         "In longer texts than those of its tests the order of what comes late is lost, without an error.",
@@ -152,10 +149,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
     """`ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding allows."""
     knows, promised = ratio > 1, subject.promise.positions
     if promised is None and not knows and (table := _table(subject)) is not None:
-        yield Finding(
-            _NAME,
-            _NAME,
-            "error",
+        yield _error(
             f"It has positions, `{table}`, and they have no effect: inputs in another order give the same outputs"
             + (" for what comes after them." if is_causal(subject) else " in that order."),
             'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.',
@@ -169,10 +163,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
             yield _told(knows, causal=is_causal(subject) and subject.form != "cross")
         return
     if knows:
-        yield Finding(
-            _NAME,
-            _NAME,
-            "error",
+        yield _error(
             "Inputs in another order do not give the same outputs in that order, though it is said to have no "
             "positions.",
             "What is learned at one place does not hold at another.",
@@ -181,10 +172,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
             _line_of_use(subject),
         )
     else:
-        yield Finding(
-            _NAME,
-            _NAME,
-            "error",
+        yield _error(
             "Inputs in another order give the same outputs in that order: positions have no effect, though it is said "
             "to know them.",
             'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.',
@@ -220,17 +208,11 @@ def _told(knows: bool, *, causal: bool) -> Finding:
     if knows:
         return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
     if causal:
-        return Finding(
-            _NAME,
-            _NAME,
-            "note",
+        return _note(
             "It has no positions of its own: the last output is the same whatever the order of the inputs before it.",
             "A model made of it needs positions from elsewhere, or many layers to learn them from the causal mask.",
         )
-    return Finding(
-        _NAME,
-        _NAME,
-        "note",
+    return _note(
         "It does not know the order of its input (permuted inputs give permuted outputs), as attention by itself does "
         "not.",
         "A model made of it needs positions from elsewhere.",

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._source import attribute_line, line_with
 from ..target._subject import Subject
 from ._placement_saving import lost
+
+_finding = partial(Finding, "dtype and device", "robustness")
+_error = partial(Finding, "dtype and device", "robustness", "error")
 
 NAMES = {torch.float64: "float64", torch.bfloat16: "bfloat16"}
 # What PyTorch says of tensors on two devices; other errors on `meta` only say that it holds no numbers.
@@ -62,8 +65,7 @@ def _hidden(subject: Subject) -> Iterator[Finding]:
                 continue
             whole = f"{path}.{name}".lstrip(".")
             kind = "module" if isinstance(found[0], nn.Module) else "tensor with gradients"
-            yield _finding(
-                "error",
+            yield _error(
                 f"`{whole}` holds {len(found)} {kind}{'s' if len(found) > 1 else ''} that PyTorch does not know of.",
                 "They are in neither parameters() nor state_dict(): not trained, not saved, not moved by .to(device).",
                 f"self.{name} = nn.ModuleList([...])  # or nn.ModuleDict; a tensor: nn.Parameter(...)",
@@ -111,8 +113,7 @@ def _saved(subject: Subject) -> Iterator[Finding]:
         )
         return
     named = f" {', '.join(f'`{name}`' for name in found.names)}" if found.names else " what it computes with"
-    yield _finding(
-        "error",
+    yield _error(
         f"Saved and loaded into another one of its class, it gives another output (by {found.change:.3g}, of"
         f" {found.size:.3g}): its state leaves out{named}.",
         "What was trained is lost when it is saved: the loaded model computes something else.",
@@ -157,8 +158,7 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
         if error is not None and out is not None and any("float" in mask.words for mask in subject.reading.masks):
             continue  # it asks for a mask of floats, and may be given booleans: no fault of its own
         if error is not None and not any(words in error.error for words in LACKING):
-            yield _finding(
-                "error",
+            yield _error(
                 f"With parameters and inputs in {name} it raises {error.error}",
                 "It cannot be cast: not to half precision for speed, nor to float64 for tests.",
                 "Take the dtype from what it meets: torch.zeros(n, n, dtype=scores.dtype), weights.to(v.dtype).",
@@ -191,8 +191,7 @@ def _device(subject: Subject) -> Iterator[Finding]:
     if left:
         owner, _, name = left[0].rpartition(".")
         where = attribute_line(None if moved.module is None else moved.module.get_submodule(owner), name)
-    yield _finding(
-        "error",
+    yield _error(
         f"Moved to another device (meta, which computes shapes alone) it raises {error.error.rstrip('.!')}."
         + (f" The tensor `{left[0]}` stays behind: it is no buffer." if left else ""),
         "It runs on the CPU alone.",
@@ -214,12 +213,6 @@ def _left(moved: Subject, inputs: NamedInputs) -> list[str]:
                 setattr(one, name, value.to("meta"))
     error, _ = _raises(moved, inputs)
     return left if error is None or not APART.search(error.error) else []
-
-
-def _finding(
-    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
-) -> Finding:
-    return Finding("dtype and device", "robustness", severity, message, effect, mend, evidence, location)
 
 
 CHECK = Check(

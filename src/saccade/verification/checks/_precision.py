@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from ..target._inputs import NamedInputs
 from ..target._operations import EagerOperations
 from ..target._subject import Subject
 from ..tracing._trace import traced
+
+_finding = partial(Finding, "precision", "precision")
+_error = partial(Finding, "precision", "precision", "error")
 
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # Attention by hand, PyTorch's and Saccade's, and stacks of blocks stay below 0.8 in half precision (where products are
@@ -64,8 +68,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if not _steady(subject, cases[0]):
         raise Inapplicable("two calls of it differ")
     if not _call(subject, cases[0]).isfinite().any():
-        yield _finding(
-            "error",
+        yield _error(
             f"No number of its output is finite, in {str(subject.dtype).removeprefix('torch.')} and for "
             f"{cases[0].words}.",
             "Nothing can be computed from it: a loss is NaN, and so are all weights after one step.",
@@ -167,8 +170,7 @@ def _lowered(subject: Subject) -> Iterator[Finding]:
         return
     evidence, where = jumps
     unmoved, by = evidence["share_unmoved"], evidence["jump"]
-    yield _finding(
-        "error",
+    yield _error(
         f"With float64 inputs the output moves in jumps: when they change by one part in {1 / min(SMALL):,.0f}, "
         + (
             f"{unmoved:.3g} of it stays the same to the last bit."
@@ -234,8 +236,7 @@ def _far(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator[Findin
     rounding = _rounding(wide, dtype)
     if error <= ALLOWED[dtype] * rounding:
         return
-    yield _finding(
-        "error",
+    yield _error(
         f"In {NAMES[dtype]} with {wide.case.words}, the output is off by {error:.3g} from float64,"
         f" {error / rounding:.3g} times what rounding inputs and parameters once does ({rounding:.3g}).",
         "Outputs and gradients carry noise that a float32 softmax would not have.",
@@ -314,8 +315,7 @@ def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tenso
 
 
 def _constant(error: TargetError, dtype: torch.dtype) -> Finding:
-    return _finding(
-        "error",
+    return _error(
         f"In {NAMES[dtype]} it raises, because a constant is beyond {torch.finfo(dtype).max:.4g}: {error.error}",
         "It cannot be run or trained in half precision.",
         "Fill with what the dtype holds: scores.masked_fill(mask, float('-inf')), or torch.finfo(scores.dtype).min.",
@@ -330,12 +330,6 @@ def _line(wide: _WidenedCall, *names: str) -> Location | None:
         return traced(wide.subject, case.inputs, pairs=case.pairs, padding=case.padding).line(*names)
     except (Inapplicable, TargetError):
         return None
-
-
-def _finding(
-    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
-) -> Finding:
-    return Finding("precision", "precision", severity, message, effect, mend, evidence, location)
 
 
 CHECK = Check(

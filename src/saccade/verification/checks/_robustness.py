@@ -6,6 +6,7 @@ Shape legend: B batch, L length.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
 from ..target.discovery._squares import sliced_square
 from ..tracing._randomness import drops, follow_randomness
+
+_finding = partial(Finding, "robustness", "robustness")
+_error = partial(Finding, "robustness", "robustness", "error")
 
 # Odd ones, the smallest, and one beyond the usual small buffers; those around the sizes of buffers are added.
 LENGTHS = (1, 2, 3, 64, 257)
@@ -73,8 +77,7 @@ def _again(subject: Subject) -> Iterator[Finding]:
     else:
         what, where = "something outside of the module and its input changes", None
         mend = "Make it a function of its input and parameters alone."
-    yield _finding(
-        "error",
+    yield _error(
         f"Two calls in eval mode with the same input differ by up to {change:.3g}: {what}.",
         "Results cannot be reproduced, and depend on what was computed before.",
         mend,
@@ -84,8 +87,7 @@ def _again(subject: Subject) -> Iterator[Finding]:
 
 
 def _kept_from_the_first(error: TargetError) -> Finding:
-    return _finding(
-        "error",
+    return _error(
         f"After a call with 2 sequences of 7, one with 3 of 5 raises {error.error}; alone it does not.",
         "What the first call leaves behind decides what later ones may look like.",
         "Build masks and buffers for the input at hand, at each call.",
@@ -140,8 +142,7 @@ def _written(subject: Subject) -> Iterator[Finding]:
         subject.fresh()(given)
     changed = [name for name in inputs.tensors if not torch.equal(inputs[name], given[name])]
     if changed:
-        yield _finding(
-            "error",
+        yield _error(
             f"The call changes its own input {', '.join(changed)} in place.",
             "What the caller computes from that tensor afterwards (a residual, a loss) is wrong.",
             "Write it out of place: q = q / math.sqrt(d), not q /= math.sqrt(d).",
@@ -194,8 +195,7 @@ def _items(wide: Subject) -> Iterator[Finding]:
         out = steady(wide, three.items(chosen)).out
         far = float((out[0] - two[0]).abs().max())
         if not far <= tolerance(wide, three, two):
-            yield _finding(
-                "error",
+            yield _error(
                 f"Batch item 0 gives another output in a batch of {len(chosen)} than in a batch of 2 (by {far:.3g}).",
                 "It is right for the author's batch size alone.",
                 "Take sizes from the input: batch, length, _ = x.shape; no number in view and reshape.",
@@ -223,8 +223,7 @@ def _lengths(subject: Subject) -> Iterator[Finding]:
             yield _shape(f"a length of {length}", out)
             return
         if not out.isfinite().all() and steady(subject, subject.inputs(2, 7)).out.isfinite().all():
-            yield _finding(
-                "error",
+            yield _error(
                 f"With a length of {length} the output holds NaN or Inf; with 7 it does not.",
                 "Sequences of that length cannot be used.",
                 "Build masks and buffers from x.shape[1] at each call.",
@@ -299,8 +298,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
     try:
         out = steady(wide, apart).out
     except TargetError as error:
-        yield _finding(
-            "error",
+        yield _error(
             f"With inputs that are not contiguous in memory it raises {error.error}",
             "It fails on what transpose, permute or slicing give, which is most of what one has.",
             "Use reshape, which copies where it must: x.reshape(batch, length, -1), not x.view(...).",
@@ -310,8 +308,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
         return
     far = float((out - plain).abs().max())
     if plain.isfinite().all() and not far <= tolerance(wide, inputs, plain):
-        yield _finding(
-            "error",
+        yield _error(
             f"With the same inputs in another order in memory the output differs by {far:.3g}.",
             "Results depend on how the input was made.",
             "Read tensors by their axes, not with as_strided or data_ptr.",
@@ -334,8 +331,7 @@ def _modes(subject: Subject) -> Iterator[Finding]:
     far = float((trained - evaluated).abs().max())
     size = float(evaluated.abs().max())
     if evaluated.isfinite().all() and not far <= tolerance(quiet, inputs, evaluated):
-        yield _finding(
-            "error",
+        yield _error(
             f"Without dropout, train and eval mode differ by {far:.3g}, {far / max(size, 1e-30):.3g} of the output's"
             " size.",
             "What is evaluated and used is not what was trained.",
@@ -356,8 +352,7 @@ def _learns_from_batches(module: nn.Module) -> bool:
 
 
 def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) -> Finding:
-    return _finding(
-        "error",
+    return _error(
         f"With {what} it raises {error.error}. {works}",
         "It fails on the last batch of an epoch, on single inputs, or on any other size than the author's.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
@@ -367,20 +362,13 @@ def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) ->
 
 
 def _shape(what: str, out: Tensor) -> Finding:
-    return _finding(
-        "error",
+    return _error(
         f"With {what} the output has the shape {list(out.shape)}.",
         "Outputs belong to other inputs than they seem to.",
         "Take sizes from the input: batch, length, _ = x.shape; and name the axis of squeeze and view.",
         {"shape": list(out.shape)},
         None,
     )
-
-
-def _finding(
-    severity: Any, message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None
-) -> Finding:
-    return Finding("robustness", "robustness", severity, message, effect, mend, evidence, location)
 
 
 CHECK = Check(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from ..target._steady import first_taken
 from ..target._subject import Subject
 from ..tracing._trace import TracedAttention, measured
 from ._scale_indifferent import ScaleIndifference, indifferent
+
+_error = partial(Finding, "scale", "scale", "error")
+_warning = partial(Finding, "scale", "scale", "warning")
 
 _LENGTHS = (11, 13, 17, 19, 23)
 # Of the logits' variance, what may be left when the factor counts as known. Rounding leaves 1e-10.
@@ -99,10 +103,7 @@ def _ignoring(still: ScaleIndifference) -> Finding:
         mend = _MEND
         if still.of == "both":
             mend += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
-    return Finding(
-        "scale",
-        "scale",
-        "error",
+    return _error(
         seen,
         "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say."
         if still.multiplied
@@ -342,10 +343,7 @@ def _line(seen: TracedAttention) -> Location | None:
 
 def _moving(factors: _ScaleFactors) -> Finding:
     low, high = factors.by_query or (math.nan, math.nan)
-    return Finding(
-        "scale",
-        "scale",
-        "warning",
+    return _warning(
         f"The factor between q.k and the logits differs from query to query, from {significant(low)} to "
         f"{significant(high)}; one over the root of the head width is {significant(factors.expected)}.",
         "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "

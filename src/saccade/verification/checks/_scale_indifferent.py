@@ -26,18 +26,7 @@ _HIDDEN = -5e3
 # Of the largest logit, by how much those of other inputs differ where it is rounding alone.
 _SAME = 1e-9
 _MAKING = ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
-_MEETING = (
-    "softmax",
-    "matmul",
-    "rmatmul",
-    "bmm",
-    "einsum",
-    "mean",
-    "cumsum",
-    "sum",
-    "fft",
-    "fft_fft2",
-)
+_MEETING = tuple("softmax matmul rmatmul bmm einsum mean cumsum sum fft fft_fft2".split())
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note", "n/a"]
-FAMILIES = (
-    "scale",
-    "softmax",
-    "causal-leak",
-    "causal-blindness",
-    "mask-meaning",
-    "padding",
-    "mixing",
-    "order",
-    "cache",
-    "precision",
-    "gradients",
-    "dropout",
-    "robustness",
-    "weights",
-    "model",
+FAMILIES = tuple(
+    (
+        "scale softmax causal-leak causal-blindness mask-meaning padding mixing order cache precision gradients "
+        "dropout robustness weights model"
+    ).split()
 )
 
 

@@ -21,53 +21,34 @@ from ._reading import Hints, Promise
 from ._source import parsed_by
 
 EMBED_DIM, NUM_HEADS, KV_HEADS, MAX_LENGTH, DROPOUT = 24, 4, 2, 64, 0.1
-_USUAL: tuple[tuple[str, str], ...] = (
-    ("kv_heads", r"(num|n)_(kv|key_value)_heads?|kv_heads|n_kv_heads?|num_query_groups|num_kv_groups|kv_h"),
-    ("heads", r"(num|n)?_?(attention_|attn_|query_|q_)?heads?|nhead|h|n_head|head_num|nb_heads|num_attention_heads"),
-    (
-        "head_width",
-        r"d_?k|d_?v|d_?q|head_(dim|size|width)|d_head|dim_head|dim_k|dim_v|key_dim|value_dim"
-        r"|kdim_head|d_qk",
-    ),
-    (
-        "inner",
-        r"d_?ff|dim_?feed_?forward|ff(n)?_?(dim|size|hidden.*)?|mlp_dim|ffn_hidden|intermediate_size"
-        r"|forward_expansion"
-        r"|hidden_ff|inner_dim|d_hidden|d_inner",
-    ),
-    (
-        "width",
-        r"d_model|(input_)?embed(ding)?_?(dim|size)|hidden_(size|dim)|n_embd|dim|emb(ed)?_?(dim|size)"
-        r"|d_?in|d_?out"
-        r"|model_?(dim|size)|width|(in|out|input|output)_?(dim|features|channels|size)|channels|features|embed|emb"
-        r"|d|c|num_hiddens|query_(size|dim)|key_size|value_size|q?dim|context_dim|cross_(attention_)?dim|embed_size"
-        r"|in_dim|dim_(in|out)|size|kdim|vdim|n_state|encoder_dim|decoder_dim|n_embed|units|hidden|dmodel|cond_dim"
-        r"|kv_dim|memory_dim|d_context|e|d_embed|d_cross|dims",
-    ),
-    (
-        "length",
-        r"block_size|context_len(gth)?|max_?(seq(uence)?_?)?(len(gth)?|positions?|context)"
-        r"|max_position_embeddings"
-        r"|seq_?len(gth)?|n_ctx|n_positions|ctx_len|max_t|t_max|context_size|l_max|max_tokens|num_tokens|t|maxlen"
-        r"|sequence_length|max_relative_position|max_distance|max_batch_len",
-    ),
-    ("batch", r"max_batch_size|batch_size"),
-    ("dropout", r".*(dropout|drop|pdrop|drop_rate|drop_prob)(_p|_rate|_prob)?|p"),
-    (
-        "vocabulary",
-        r"vocab(_size)?|n_vocab|num_embeddings|vocabulary(_size)?|src_vocab(_size)?"
-        r"|tgt_vocab(_size)?|n_tokens",
-    ),
-    ("layers", r"(num|n)_(layers?|blocks?)|depth|layers|n_layer|num_hidden_layers"),
-    ("window", r"(sliding_)?window(_size)?|w"),
-    ("bias", r".*bias"),
-    ("causal", r"(is_)?causal|autoregressive|masked|use_(causal_)?mask|mask"),
-    ("layer", r"layer_idx|layer_(id|index|number)"),
-    ("temperature", r"temperature|sqrt_d_?k"),
-    ("scale", r"scale|softmax_scale|scaling"),
-    ("eps", r".*eps(ilon)?"),
-    ("device", r"device|dtype"),
-)
+_USUAL = {
+    "kv_heads": r"(num|n)_(kv|key_value)_heads?|kv_heads|n_kv_heads?|num_query_groups|num_kv_groups|kv_h",
+    "heads": r"(num|n)?_?(attention_|attn_|query_|q_)?heads?|nhead|h|n_head|head_num|nb_heads|num_attention_heads",
+    "head_width": r"d_?k|d_?v|d_?q|head_(dim|size|width)|d_head|dim_head|dim_k|dim_v|key_dim|value_dim|kdim_head|d_qk",
+    "inner": r"d_?ff|dim_?feed_?forward|ff(n)?_?(dim|size|hidden.*)?|mlp_dim|ffn_hidden|intermediate_size"
+    r"|forward_expansion|hidden_ff|inner_dim|d_hidden|d_inner",
+    "width": r"d_model|(input_)?embed(ding)?_?(dim|size)|hidden_(size|dim)|n_embd|dim|emb(ed)?_?(dim|size)|d_?in|d_?out"
+    r"|model_?(dim|size)|width|(in|out|input|output)_?(dim|features|channels|size)|channels|features|embed|emb|d|c"
+    r"|num_hiddens|query_(size|dim)|key_size|value_size|q?dim|context_dim|cross_(attention_)?dim|embed_size|in_dim"
+    r"|dim_(in|out)|size|kdim|vdim|n_state|encoder_dim|decoder_dim|n_embed|units|hidden|dmodel|cond_dim|kv_dim"
+    r"|memory_dim|d_context|e|d_embed|d_cross|dims",
+    "length": r"block_size|context_len(gth)?|max_?(seq(uence)?_?)?(len(gth)?|positions?|context)"
+    r"|max_position_embeddings|seq_?len(gth)?|n_ctx|n_positions|ctx_len|max_t|t_max|context_size|l_max|max_tokens"
+    r"|num_tokens|t|maxlen|sequence_length|max_relative_position|max_distance|max_batch_len",
+    "batch": r"max_batch_size|batch_size",
+    "dropout": r".*(dropout|drop|pdrop|drop_rate|drop_prob)(_p|_rate|_prob)?|p",
+    "vocabulary": r"vocab(_size)?|n_vocab|num_embeddings|vocabulary(_size)?|src_vocab(_size)?|tgt_vocab(_size)?"
+    r"|n_tokens",
+    "layers": r"(num|n)_(layers?|blocks?)|depth|layers|n_layer|num_hidden_layers",
+    "window": r"(sliding_)?window(_size)?|w",
+    "bias": r".*bias",
+    "causal": r"(is_)?causal|autoregressive|masked|use_(causal_)?mask|mask",
+    "layer": r"layer_idx|layer_(id|index|number)",
+    "temperature": r"temperature|sqrt_d_?k",
+    "scale": r"scale|softmax_scale|scaling",
+    "eps": r".*eps(ilon)?",
+    "device": r"device|dtype",
+}
 
 
 def construct(
@@ -196,7 +177,7 @@ class _UsualSizes:
 
 def _kind(name: str) -> str:
     lowered = name.lower().strip("_")
-    return next((kind for kind, pattern in _USUAL if re.fullmatch(pattern, lowered)), "")
+    return next((kind for kind, pattern in _USUAL.items() if re.fullmatch(pattern, lowered)), "")
 
 
 def _required(target: type, name: str, sizes: _UsualSizes) -> Any:
@@ -274,8 +255,7 @@ def _nearby(target: type) -> type | None:
             if inspect.isclass(one)
             and dataclasses.is_dataclass(one)
             and re.search(
-                r"config|args|cfg"
-                r"|params",
+                r"config|args|cfg|params",
                 name,
                 re.IGNORECASE,
             )

@@ -24,17 +24,8 @@ from .discovery._documentation import DocumentedSource
 
 _SOURCE_LENGTH = 6
 _SOURCES = ("src", "source", "input_ids", "encoder_input_ids", "src_ids", "enc_input", "src_tokens", "encoder_input")
-_TARGETS = (
-    "tgt",
-    "trg",
-    "target",
-    "decoder_input_ids",
-    "tgt_ids",
-    "trg_ids",
-    "dec_input",
-    "tgt_tokens",
-    "prev_output_tokens",
-    "decoder_input",
+_TARGETS = tuple(
+    "tgt trg target decoder_input_ids tgt_ids trg_ids dec_input tgt_tokens prev_output_tokens decoder_input".split()
 )
 _EMPTY = inspect.Parameter.empty
 

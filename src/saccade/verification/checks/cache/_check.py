@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from ._cache_defects import wrongly_kept
 from ._inside import not_emptied_line, written_line
 
 _NAME = "cache"
+_error = partial(Finding, _NAME, _NAME, "error")
+_warning = partial(Finding, _NAME, _NAME, "warning")
+_note = partial(Finding, _NAME, _NAME, "note")
 _LENGTH = 11
 _MOST = 67  # positions, so that it stays quick
 _PLACED = r"tri[lu]\(.*[\w\])]\s*[-+]\s*\w"  # a triangle that is moved by lengths
@@ -147,10 +151,7 @@ def _difference(
 
 
 def _raises(way: _SequenceSplit, error: TargetError) -> Finding:
-    return Finding(
-        _NAME,
-        _NAME,
-        "error",
+    return _error(
         f"Given {way.words}, {sum(way.sizes)} positions end with {error.error}. The whole sequence works.",
         "Nothing can be generated step by step.",
         "Take all lengths and positions from what is kept: past_length = past_k.shape[-2].",
@@ -394,10 +395,7 @@ def _beyond(subject: Subject, whole: _ParallelPass) -> Iterator[Finding]:
         longest = subject.reading.max_length
         if longest is not None and length > longest:
             return
-        yield Finding(
-            _NAME,
-            _NAME,
-            "note",
+        yield _note(
             f"Given one position at a time, {length} positions are more than it takes: {error.error}.",
             "Longer text cannot be generated.",
             "",
@@ -425,10 +423,7 @@ def _second_sequence(subject: Subject, whole: _ParallelPass) -> Iterator[Finding
     way = _SequenceSplit("one position at a time", (1,) * 5)
     in_pieces(decoder, _inputs(subject, 5, seed=3), way.sizes)
     if not decoder.can_reset:
-        yield Finding(
-            _NAME,
-            _NAME,
-            "warning",
+        yield _warning(
             "What it keeps inside cannot be emptied: no method for it is known.",
             "A second sequence continues the first.",
             "def reset(self): self.cache = None",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from ...tracing._wiring import wiring
 from ._mixed_heads import mixed
 
 _NAME = "mixing"
+_error = partial(Finding, _NAME, _NAME, "error")
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -139,10 +141,7 @@ def _alone(subject: Subject) -> Iterator[Finding]:
     by = (apart - together).abs().nan_to_num().flatten(1).max(-1).values
     if by.max() > tolerance(copy, inputs, together):
         item = int(by.argmax())
-        yield Finding(
-            _NAME,
-            _NAME,
-            "error",
+        yield _error(
             f"Batch item {item} alone gives another output than in a batch of 3 (by {by[item]:.3g}).",
             "A sample's result depends on the size of its batch: what was trained in large batches is wrong when used "
             "one by one.",

@@ -6,6 +6,7 @@ Shape legend: B batch, H heads, L length, D head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...findings._words import spans
@@ -15,6 +16,8 @@ from ._heads import HeadLayout, MisplacedRow, ScatteredFactor, heads, scattered,
 from ._projections import projections
 
 _NAME = "mixing"
+_error = partial(Finding, _NAME, _NAME, "error")
+_warning = partial(Finding, _NAME, _NAME, "warning")
 _SPLIT = "q = self.q_proj(x).view(B, L, H, D).transpose(1, 2), k and v likewise"
 _MERGE = "out = out.transpose(1, 2).reshape(B, L, H * D)"
 _VIEWS = ("view", "reshape", "unflatten", "_unsafe_view", "rearrange")
@@ -46,10 +49,7 @@ def _positions(found: AttentionWiring, length: int) -> Iterator[Finding]:
 def _torn(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding:
     place = torn.index[torn.axis]
     head = max(torn.index[: torn.axis], default=0)
-    return Finding(
-        _NAME,
-        _NAME,
-        "error",
+    return _error(
         f"The {torn.role} at place {place} of head {head} is made from position {torn.position} of the input, that of "
         f"head 0 from position {torn.expected}: heads are split by a view without a transpose, so that a head is a run "
         "of positions in place of a slice of the channels.",
@@ -63,10 +63,7 @@ def _torn(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding
 
 def _stray(found: AttentionWiring, stray: MisplacedRow) -> Finding:
     where = "what enters the output projection" if found.merged else "the output"
-    return Finding(
-        _NAME,
-        _NAME,
-        "error",
+    return _error(
         f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
         f"position {stray.query}: positions and heads are mixed where heads are merged.",
         "Each token gets the result of other ones. It trains, as the mixing is the same every time, but far worse; it "
@@ -164,10 +161,7 @@ def _order(found: AttentionWiring, structure: HeadLayout, told: str, odd: str) -
 
 
 def _interleaved(found: AttentionWiring, count: int) -> Finding:
-    return Finding(
-        _NAME,
-        _NAME,
-        "warning",
+    return _warning(
         f"The {count} heads lie interleaved in the channels everywhere: head 0 is channels 0, {count}, {2 * count}, "
         "..., where others take channels 0 to D - 1.",
         "It computes the same kind of attention, but weights trained elsewhere do not fit.",

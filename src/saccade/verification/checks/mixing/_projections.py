@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from ...tracing._wiring import AttentionWiring, PositionwiseMap, gradients_to, r
 from ._heads import HeadLayout
 
 _NAME = "mixing"
+_error = partial(Finding, _NAME, _NAME, "error")
+_warning = partial(Finding, _NAME, _NAME, "warning")
+_note = partial(Finding, _NAME, _NAME, "note")
 _ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w*)\s*$"  # v = k
 
 
@@ -36,10 +40,7 @@ def projections(found: AttentionWiring, structure: HeadLayout | None) -> Iterato
     elif (dead := _dead(found)) is not None:
         yield _dead_channels(found, *dead)
     elif structure is not None and structure.shared:
-        yield Finding(
-            _NAME,
-            _NAME,
-            "note",
+        yield _note(
             "Keys and values are the same projection of the input.",
             "Some models do this on purpose; it halves the cache.",
             "",
@@ -139,10 +140,7 @@ def _missing(found: AttentionWiring, count: int, unused: list[str]) -> Finding:
 
 def _never_used(unused: list[str]) -> Finding:
     one = len(unused) == 1
-    return Finding(
-        _NAME,
-        _NAME,
-        "warning",
+    return _warning(
         f"{', '.join(unused)} {'stands' if one else 'stand'} beside the projections and "
         f"{'takes' if one else 'take'} no part in a call.",
         "Parameters that are saved and never trained; often another projection is used in their place.",
@@ -185,10 +183,7 @@ def _without(found: AttentionWiring, one: PositionwiseMap, channels: Tensor, *, 
 
 
 def _dead_channels(found: AttentionWiring, one: PositionwiseMap, channels: list[int]) -> Finding:
-    return Finding(
-        _NAME,
-        _NAME,
-        "error",
+    return _error(
         f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
         + (": queries and keys are the same numbers." if _twins(found)[0] == "scores" else "."),
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
 from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output
 from ._lines import padding_line
+
+_warning = partial(Finding, NAME, NAME, "warning")
 
 _EFFECT = "A sequence gives something else in every batch, by the length and the content of what fills it up."
 
@@ -140,10 +143,7 @@ def _empty(subject: Subject, length: int) -> Iterator[Finding]:
             {"position": kept.position, "change": kept.size},
         )
     elif not after[1].isfinite().all():
-        yield Finding(
-            NAME,
-            NAME,
-            "warning",
+        yield _warning(
             "An item of nothing but padding gives NaN.",
             "A loss over all items is NaN as soon as one batch is filled up with an empty item.",
             "torch.nan_to_num(weights)  # or a large negative number in place of -inf",

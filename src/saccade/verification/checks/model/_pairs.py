@@ -6,6 +6,7 @@ Shape legend: B batch, L decoder tokens, S source tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
 from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output
 from ._lines import lost_line
+
+_warning = partial(Finding, NAME, NAME, "warning")
 
 _LENGTH = 6  # of sources
 
@@ -119,10 +122,7 @@ def _padding(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iter
     real[1] = 0
     empty = _decoded(subject, tokens, source["tokens"], real)
     if not empty[1].isfinite().all():
-        yield Finding(
-            NAME,
-            NAME,
-            "warning",
+        yield _warning(
             "An item whose source is nothing but padding gives NaN.",
             "A loss over all items is NaN as soon as one batch is filled up with an empty item.",
             "torch.nan_to_num(weights)  # or a large negative number in place of -inf",

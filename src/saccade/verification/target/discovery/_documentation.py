@@ -21,15 +21,13 @@ _LETTERS = {
     "B": r"b|bs|bsz|bz|batch|batch_?size|num_?batch(es)?|n_?batch(es)?|nb|b_sz",
     "H": r"h|heads?|n_?heads?|num_?heads?|nh|nhead|hq|hkv|kv_?heads?|n_?kv_?heads?|num_attention_heads|num_kv_heads",
     "L": r"l|t|s|seq|seq_?len(gth)?|length|len|lq|lk|tq|tk|sq|sk|q_?len|k_?len|kv_?len|tgt_?len|src_?len|time"
-    r"|l_q|l_k|t_q"
-    r"|t_k|seqlen|num_?tokens|n_?tokens|tokens?|sequence(_?length)?|positions?|tgt_?len|m|num_queries|num_keys|ctx"
-    r"|(q|k|kv|query|key|src|tgt|trg|source|target|memory|context|mem|enc|dec|x)_?(seq_?)?(len(gth)?|size|tokens)"
-    r"|(seq_?)?(len(gth)?)_?(q|k|v|kv|query|key|src|tgt|x|context)|n_ctx|n_?(q|k|kv|src|tgt|queries|keys)|src|tgt|keys?"
-    r"|quer(y|ies)|i|j",
+    r"|l_q|l_k|t_q|t_k|seqlen|num_?tokens|n_?tokens|tokens?|sequence(_?length)?|positions?|tgt_?len|m|num_queries"
+    r"|num_keys|ctx|(q|k|kv|query|key|src|tgt|trg|source|target|memory|context|mem|enc|dec|x)_?(seq_?)?(len(gth)?|size"
+    r"|tokens)|(seq_?)?(len(gth)?)_?(q|k|v|kv|query|key|src|tgt|x|context)|n_ctx|n_?(q|k|kv|src|tgt|queries|keys)|src"
+    r"|tgt|keys?|quer(y|ies)|i|j",
     "D": r"d|c|e|dim|dims|emb|embed|embed_?dim|emb_?dim|d_?model|hidden|hidden_?(dim|size)|hd|head_?(dim|size)"
-    r"|d_?head|d_?k"
-    r"|d_?v|d_?q|channels?|features?|hs|model_?dim|feature_?dim|width|dk|dv|embedding(_dim|_size)?|d_in|n_embd|embed_size"
-    r"|num_hiddens|depth|dim_per_head|input_dim|f",
+    r"|d_?head|d_?k|d_?v|d_?q|channels?|features?|hs|model_?dim|feature_?dim|width|dk|dv|embedding(_dim|_size)?|d_in"
+    r"|n_embd|embed_size|num_hiddens|depth|dim_per_head|input_dim|f",
 }
 
 
@@ -153,16 +151,14 @@ _SEEN = re.compile(
     r"|\bto look|\bopen\b"
 )
 _HIDDEN = re.compile(
-    r"\bmasked\b|\bmask(?:s|ing)? (?:out|it|them|that)\b|^\s*(?:=|means?|:|->)\s*mask\b|\bignor|\bpadd?(?:ed"
-    r"|ing)?\b|\bhid(?:den|es?|ing)|\bblock"
-    r"|\bexclud|\bdisallow|\bprevent|\bdrop|\binvisible|\bforbid|\bremoved?|\bdiscard|\bsuppress|\binvalid"
-    r"|\b(?:not|never|no|cannot|can't|mustn't)(?: (?:be|to|may|allowed|let|should|any))* ?(?:attend|see|look"
-    r"|allow|visible|valid|real|used?|included?)"
+    r"\bmasked\b|\bmask(?:s|ing)? (?:out|it|them|that)\b|^\s*(?:=|means?|:|->)\s*mask\b|\bignor|\bpadd?(?:ed|ing)?\b"
+    r"|\bhid(?:den|es?|ing)|\bblock|\bexclud|\bdisallow|\bprevent|\bdrop|\binvisible|\bforbid|\bremoved?|\bdiscard"
+    r"|\bsuppress|\binvalid|\b(?:not|never|no|cannot|can't|mustn't)(?: (?:be|to|may|allowed|let|should"
+    r"|any))* ?(?:attend|see|look|allow|visible|valid|real|used?|included?)"
 )
 _ADDED = re.compile(
-    r"\badditive|\badded (?:on)?to\b|\badds? to the (?:scores|logits)|\b0(?:\.0)?\b[^.;]{0,40}(?:-inf|-1e"
-    r"|negative|minus inf|finfo)"
-    r"|\b(?:large )?negative (?:number|value)s?\b|\bfloat mask"
+    r"\badditive|\badded (?:on)?to\b|\badds? to the (?:scores|logits)|\b0(?:\.0)?\b[^.;]{0,40}(?:-inf|-1e|negative"
+    r"|minus inf|finfo)|\b(?:large )?negative (?:number|value)s?\b|\bfloat mask"
 )
 
 

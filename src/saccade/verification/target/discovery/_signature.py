@@ -18,98 +18,61 @@ from .._source import parsed_by
 _CACHE_OFF = r"(^|_)(no|not|reset|clear|init|flush|empty|disable|detach|drop|skip|is)(_|$)"  # of a flag
 
 # The first that fits the whole name, in lower case, decides.
-_ROLES = (
-    (
-        "use_cache",
-        r"(use|return|output|with|get|ret|want|need|keep|store|save|write|update|enable)_?(the_)?(new_)?"
-        r"((past_)?(kvs?|k_v|key_values?|caches?|key_value_states)(_caches?|_states?)?|past|presents?|layer_past)"
-        r"|cache_.*flag|caching",
-    ),
-    (
-        "cache",
-        r"(past_)?(kv|key_value|layer)_?(cache|past|values?|states?)s?|past(_key_values?)?|past_?kv|layer_past"
-        r"|.*_?caches?|cache_params|memory_state|incremental_state|state|present",
-    ),
-    ("head_mask", r"(layer_|cross_attn_)?head_mask"),
-    ("flag", r"(is_|use_)?(causal|autoregressive)(_flag|ity)?|use_(causal_)?mask|apply_mask|masked|mask_future"),
-    (
-        "lengths",
-        r"(valid|seq|src|source|key|input|sequence|memory|context|x)?_?(lens?|lengths|valid_lens?"
-        r"|valid_lengths)",
-    ),
-    (
-        "mask",
-        r".*masks?.*|(attn|attention|score|logit|position|rel_pos|pos|relative_position|alibi)_?(bias|biases)|bias"
-        r"|alibi|key_padding|padding|is_pad(ding)?",
-    ),
-    (
-        "weights_flag",
-        r"(need|return|output|with|get|ret|want)_?(the_)?(attn|attention|attentions|weights|att"
-        r"|probs|scores"
-        r"|attn_weights|attention_weights|attn_probs|w|map|maps|attention_scores)",
-    ),
-    ("averaged", r"average_attn_weights|average_weights"),
-    ("gqa", r"enable_gqa|gqa|use_gqa"),
-    ("groups", r"n_rep|num_(key_value|kv|query)_groups|num_groups|n_groups|groups|group_size|kv_groups"),
-    ("training", r"training|train|is_training"),
-    ("inference", r"inference|eval|evaluate|deterministic"),
-    (
-        "dropout",
-        r"(attn|attention)?_?(dropout|drop|p_drop|pdrop|dropout_p|dropout_rate|drop_rate|drop_prob"
-        r"|dropout_prob)"
-        r"|p_dropout|p",
-    ),
-    ("scale", r"(softmax|sm|attn|attention|qk|score)?_?(scale|scaling|scale_factor|scaling_factor)|norm_factor"),
-    ("temperature", r"temperature|temp|tau"),
-    ("kv_heads", r"(num|n)_(kv|key_value)_heads|kv_heads|n_kv|n_kv_head|hkv"),
-    ("heads", r"(num|n)?_?(attention_|attn_|query_|q_)?heads?|nhead|nh|n_head"),
-    ("head_width", r"d_?k|d_?q|d_?h|head_(dim|size|width)|d_head|dim_head|dim_k"),
-    ("width", r"d_model|embed_dim|hidden_size|dim|d|emb_dim|n_embd|embedding_dim"),
-    ("window", r"(sliding_)?window(_size)?|local_window"),
-    ("positions", r"position_ids|positions?|pos_ids|cache_position|input_pos|token_positions|pos"),
-    ("start", r"start_pos(ition)?|offset|start|pos_offset|past_len(gth)?|cur_pos|step"),
-    ("cos_sin", r"position_embeddings|cos_sin|rotary_pos_emb|rope|rotary|rope_embeddings"),
-    ("cos", r"(freqs_)?cos|rope_cos|cos_cached"),
-    ("sin", r"(freqs_)?sin|rope_sin|sin_cached"),
-    ("freqs", r"freqs_?(cis|complex)?|freq_cis|rope_freqs|pe|pis"),
-    ("matrix_q", r"w_?q(uery)?|q_?(proj|weight|w)|wq|query_(proj|weight)"),
-    ("matrix_k", r"w_?k(ey)?|k_?(proj|weight|w)|wk|key_(proj|weight)"),
-    ("matrix_v", r"w_?v(alue)?|v_?(proj|weight|w)|wv|value_(proj|weight)"),
-    ("matrix_o", r"w_?o(ut)?|w_?out(put)?|o_?(proj|weight)|out_?(proj|weight)|proj|w_?proj"),
-    ("matrix_qkv", r"w_?qkv|qkv_?(proj|weight|w)|in_proj(_weight)?"),
-    ("packed", r"qkv|qkv_packed|packed_qkv|mixed_qkv"),
-    ("key_value", r"kv|key_value(s|_states)?|keys?_(and_)?values?|x_?kv|kv_input|inputs_kv"),
-    (
-        "query",
-        r"(x|input|inputs)?_?q|(x_|input_|inputs_)?(query|queries)(_states|_layer|_input|_in|_seq|_tensor|_head"
-        r"|_heads)?|qs|qh|q_(in|input|heads?|states|seq)",
-    ),
-    (
-        "key",
-        r"(x|input|inputs)?_?k|(x_|input_|inputs_)?keys?(_states|_layer|_input|_in|_seq|_tensor|_head"
-        r"|_heads)?|ks|kh"
-        r"|k_(in|input|heads?|states|seq)",
-    ),
-    (
-        "value",
-        r"(x|input|inputs)?_?v|(x_|input_|inputs_)?values?(_states|_layer|_input|_in|_seq|_tensor|_head"
-        r"|_heads)?|vs"
-        r"|vh|v_(in|input|heads?|states|seq)",
-    ),
-    (
-        "context",
-        r"context|ctx|cond(itioning)?|memory|mem|y|encoder_(output|outputs|out|hidden_states|states|x|hidden)"
-        r"|enc(_out|_output|_outputs|_hidden|_x|_states)?|encoded|key_value_states|source|other"
-        r"|cross_(input|states|x)|x2|x_2|context_states|kv_states|m|z",
-    ),
-    (
-        "x",
-        r"x|input|inputs|hidden_states?|hidden|src|tgt|trg|target|embeddings?|embedded|seq|sequences?|features|h|inp"
-        r"|(input|inputs)_?embeds|emb|data|tensor|dec(oder)?_(input|inputs|in|x|hidden_states)|x1|x_1|xs|tokens"
-        r"|batch|states|input_tensor|x_in|embeds|token_embeddings|decoder_states|sequence_output|input_ids|idx|ids"
-        r"|input_tokens|token_ids",
-    ),
-)
+_ROLES = {
+    "use_cache": r"(use|return|output|with|get|ret|want|need|keep|store|save|write|update|enable)_?(the_)?(new_)?"
+    r"((past_)?(kvs?|k_v|key_values?|caches?|key_value_states)(_caches?|_states?)?|past|presents?|layer_past)"
+    r"|cache_.*flag|caching",
+    "cache": r"(past_)?(kv|key_value|layer)_?(cache|past|values?|states?)s?|past(_key_values?)?|past_?kv|layer_past"
+    r"|.*_?caches?|cache_params|memory_state|incremental_state|state|present",
+    "head_mask": r"(layer_|cross_attn_)?head_mask",
+    "flag": r"(is_|use_)?(causal|autoregressive)(_flag|ity)?|use_(causal_)?mask|apply_mask|masked|mask_future",
+    "lengths": r"(valid|seq|src|source|key|input|sequence|memory|context|x)?_?(lens?|lengths|valid_lens?"
+    r"|valid_lengths)",
+    "mask": r".*masks?.*|(attn|attention|score|logit|position|rel_pos|pos|relative_position|alibi)_?(bias|biases)|bias"
+    r"|alibi|key_padding|padding|is_pad(ding)?",
+    "weights_flag": r"(need|return|output|with|get|ret|want)_?(the_)?(attn|attention|attentions|weights|att|probs"
+    r"|scores|attn_weights|attention_weights|attn_probs|w|map|maps|attention_scores)",
+    "averaged": r"average_attn_weights|average_weights",
+    "gqa": r"enable_gqa|gqa|use_gqa",
+    "groups": r"n_rep|num_(key_value|kv|query)_groups|num_groups|n_groups|groups|group_size|kv_groups",
+    "training": r"training|train|is_training",
+    "inference": r"inference|eval|evaluate|deterministic",
+    "dropout": r"(attn|attention)?_?(dropout|drop|p_drop|pdrop|dropout_p|dropout_rate|drop_rate|drop_prob|dropout_prob)"
+    r"|p_dropout|p",
+    "scale": r"(softmax|sm|attn|attention|qk|score)?_?(scale|scaling|scale_factor|scaling_factor)|norm_factor",
+    "temperature": r"temperature|temp|tau",
+    "kv_heads": r"(num|n)_(kv|key_value)_heads|kv_heads|n_kv|n_kv_head|hkv",
+    "heads": r"(num|n)?_?(attention_|attn_|query_|q_)?heads?|nhead|nh|n_head",
+    "head_width": r"d_?k|d_?q|d_?h|head_(dim|size|width)|d_head|dim_head|dim_k",
+    "width": r"d_model|embed_dim|hidden_size|dim|d|emb_dim|n_embd|embedding_dim",
+    "window": r"(sliding_)?window(_size)?|local_window",
+    "positions": r"position_ids|positions?|pos_ids|cache_position|input_pos|token_positions|pos",
+    "start": r"start_pos(ition)?|offset|start|pos_offset|past_len(gth)?|cur_pos|step",
+    "cos_sin": r"position_embeddings|cos_sin|rotary_pos_emb|rope|rotary|rope_embeddings",
+    "cos": r"(freqs_)?cos|rope_cos|cos_cached",
+    "sin": r"(freqs_)?sin|rope_sin|sin_cached",
+    "freqs": r"freqs_?(cis|complex)?|freq_cis|rope_freqs|pe|pis",
+    "matrix_q": r"w_?q(uery)?|q_?(proj|weight|w)|wq|query_(proj|weight)",
+    "matrix_k": r"w_?k(ey)?|k_?(proj|weight|w)|wk|key_(proj|weight)",
+    "matrix_v": r"w_?v(alue)?|v_?(proj|weight|w)|wv|value_(proj|weight)",
+    "matrix_o": r"w_?o(ut)?|w_?out(put)?|o_?(proj|weight)|out_?(proj|weight)|proj|w_?proj",
+    "matrix_qkv": r"w_?qkv|qkv_?(proj|weight|w)|in_proj(_weight)?",
+    "packed": r"qkv|qkv_packed|packed_qkv|mixed_qkv",
+    "key_value": r"kv|key_value(s|_states)?|keys?_(and_)?values?|x_?kv|kv_input|inputs_kv",
+    "query": r"(x|input|inputs)?_?q|(x_|input_|inputs_)?(query|queries)(_states|_layer|_input|_in|_seq|_tensor|_head"
+    r"|_heads)?|qs|qh|q_(in|input|heads?|states|seq)",
+    "key": r"(x|input|inputs)?_?k|(x_|input_|inputs_)?keys?(_states|_layer|_input|_in|_seq|_tensor|_head|_heads)?|ks"
+    r"|kh|k_(in|input|heads?|states|seq)",
+    "value": r"(x|input|inputs)?_?v|(x_|input_|inputs_)?values?(_states|_layer|_input|_in|_seq|_tensor|_head|_heads)?"
+    r"|vs|vh|v_(in|input|heads?|states|seq)",
+    "context": r"context|ctx|cond(itioning)?|memory|mem|y|encoder_(output|outputs|out|hidden_states|states|x|hidden)"
+    r"|enc(_out|_output|_outputs|_hidden|_x|_states)?|encoded|key_value_states|source|other"
+    r"|cross_(input|states|x)|x2|x_2|context_states|kv_states|m|z",
+    "x": r"x|input|inputs|hidden_states?|hidden|src|tgt|trg|target|embeddings?|embedded|seq|sequences?|features|h|inp"
+    r"|(input|inputs)_?embeds|emb|data|tensor|dec(oder)?_(input|inputs|in|x|hidden_states)|x1|x_1|xs|tokens"
+    r"|batch|states|input_tensor|x_in|embeds|token_embeddings|decoder_states|sequence_output|input_ids|idx|ids"
+    r"|input_tokens|token_ids",
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +90,7 @@ class TargetArgument:
 
 def role_of(name: str) -> str:
     lowered = name.lower().strip("_")
-    return next((role for role, pattern in _ROLES if re.fullmatch(pattern, lowered)), "")
+    return next((role for role, pattern in _ROLES.items() if re.fullmatch(pattern, lowered)), "")
 
 
 def arguments_of(target: Any) -> tuple[TargetArgument, ...]:

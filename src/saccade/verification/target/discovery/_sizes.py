@@ -2,105 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 _WIDTHS = (
-    "embed_dim",
-    "d_model",
-    "hidden_size",
-    "n_embd",
-    "dim",
-    "emb_dim",
-    "embed_size",
-    "embedding_dim",
-    "model_dim",
-    "d_in",
-    "input_dim",
-    "query_dim",
-    "in_features",
-    "in_dim",
-    "num_hiddens",
-    "hidden_dim",
-    "all_head_size",
-    "width",
-    "channels",
-    "d",
-    "dim_in",
-    "in_channels",
-    "features",
-    "hidden",
-    "E",
-    "C",
-    "n_state",
-    "emb_size",
-    "model_size",
-    "qdim",
-    "q_dim",
-)
+    "embed_dim d_model hidden_size n_embd dim emb_dim embed_size embedding_dim model_dim d_in input_dim query_dim "
+    "in_features in_dim num_hiddens hidden_dim all_head_size width channels d dim_in in_channels features hidden E "
+    "C n_state emb_size model_size qdim q_dim"
+).split()
 _CONTEXT = (
-    "context_dim",
-    "cross_attention_dim",
-    "kdim",
-    "d_context",
-    "d_cross",
-    "cond_dim",
-    "kv_dim",
-    "key_dim",
-    "d_cond",
-    "context_size",
-    "cross_dim",
-    "memory_dim",
-    "d_kv_in",
-    "encoder_dim",
-    "enc_dim",
-    "d_encoder",
-    "key_size",
-    "dim_context",
-)
+    "context_dim cross_attention_dim kdim d_context d_cross cond_dim kv_dim key_dim d_cond context_size cross_dim "
+    "memory_dim d_kv_in encoder_dim enc_dim d_encoder key_size dim_context"
+).split()
 _HEADS = (
-    "num_heads",
-    "n_heads",
-    "nhead",
-    "n_head",
-    "heads",
-    "num_attention_heads",
-    "h",
-    "nheads",
-    "head_num",
-    "H",
-    "num_query_heads",
-    "n_q_heads",
-    "nh",
-    "n_local_heads",
-)
-_KV_HEADS = (
-    "num_kv_heads",
-    "n_kv_heads",
-    "num_key_value_heads",
-    "kv_heads",
-    "n_kv_head",
-    "n_local_kv_heads",
-    "num_kv_groups",
-)
+    "num_heads n_heads nhead n_head heads num_attention_heads h nheads head_num H num_query_heads n_q_heads nh "
+    "n_local_heads"
+).split()
+_KV_HEADS = "num_kv_heads n_kv_heads num_key_value_heads kv_heads n_kv_head n_local_kv_heads num_kv_groups".split()
 _LENGTHS = (
-    "block_size",
-    "context_length",
-    "max_len",
-    "max_seq_len",
-    "max_length",
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_length",
-    "seq_len",
-    "max_positions",
-    "ctx_len",
-    "n_ctx",
-    "context_len",
-)
+    "block_size context_length max_len max_seq_len max_length max_position_embeddings n_positions max_seq_length "
+    "seq_len max_positions ctx_len n_ctx context_len"
+).split()
 _USUAL = (16, 32, 64, 24, 8, 12, 128, 48, 256, 96, 4, 512, 768, 384, 1024, 6, 20, 10, 3)
 
 
@@ -160,7 +85,7 @@ def _is_mask(tensor: Tensor) -> bool:
     return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1) | (tensor == float("-inf"))).all())
 
 
-def _numbers(module: Any, names: tuple[str, ...]) -> Iterator[int]:
+def _numbers(module: Any, names: Sequence[str]) -> Iterator[int]:
     """Whole numbers of these names, of the module, its configuration, then of its parts."""
     parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
     for part in parts:
