@@ -5,13 +5,11 @@ Shape legend: B batch, H heads, L length, D head width, E model width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade.verification import Reading
+from saccade.verification import Finding, Reading
 from saccade.verification.checks import _gradients as gradients
 from saccade.verification.checks._gradients_initial import at_the_start
 from saccade.verification.target._subject import Subject
@@ -47,7 +45,7 @@ def subject_of(module: nn.Module) -> Subject:
     return Subject(module.eval(), Reading("self", "BLD", E, heads=H))
 
 
-def told(module: nn.Module) -> list[Any]:
+def told(module: nn.Module) -> list[Finding]:
     return list(at_the_start(subject_of(module)))
 
 
@@ -58,26 +56,27 @@ def test_usual_weights_are_left_alone(weights):
 
 def test_a_softmax_that_is_saturated_from_the_start():
     block = Block(query=1.0, key=1.0)
-    ((message, _, mend, evidence, location, severity),) = told(block)
+    (found,) = told(block)
     # q and k have variance E: logits have E * sqrt(D) / sqrt(D) = E
-    assert evidence["logits_std"] == pytest.approx(E, rel=0.25)
+    assert found.evidence["logits_std"] == pytest.approx(E, rel=0.25)
     logits = block.logits(subject_of(block).inputs(2, 7)["x"]).detach()
-    assert evidence["largest_weight"] == pytest.approx(float(logits.softmax(-1).amax(-1).mean()), abs=1e-5)
-    assert "saturated from the start" in message and "xavier_uniform_" in mend
-    assert (severity, location.code) == ("error", "nn.init.normal_(layer.weight, std=std)")
+    assert found.evidence["largest_weight"] == pytest.approx(float(logits.softmax(-1).amax(-1).mean()), abs=1e-5)
+    assert "saturated from the start" in found.message and "xavier_uniform_" in found.mend
+    assert (found.severity, found.location.code) == ("error", "nn.init.normal_(layer.weight, std=std)")
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
 def test_queries_or_keys_of_zeros(side):
     """They leave 0 at the first step, and some start so on purpose."""
-    ((message, *_, severity),) = told(Block(**{side: 0.0}))
-    assert message.startswith("All logits are 0 for random inputs: queries or keys are 0") and severity == "warning"
+    (found,) = told(Block(**{side: 0.0}))
+    assert found.message.startswith("All logits are 0 for random inputs: queries or keys are 0")
+    assert found.severity == "warning"
 
 
 def test_queries_and_keys_of_zeros_never_learn():
     block = Block(query=0.0, key=0.0)
-    ((message, *_, severity),) = told(block)
-    assert "neither has a gradient" in message and severity == "error"
+    (found,) = told(block)
+    assert "neither has a gradient" in found.message and found.severity == "error"
     block(torch.randn(2, 7, E)).square().sum().backward()
     assert not block.q.weight.grad.any() and not block.k.weight.grad.any()
 
@@ -85,9 +84,9 @@ def test_queries_and_keys_of_zeros_never_learn():
 def test_an_output_that_hardly_depends_on_the_input():
     """Biases of 0.1 and weights of 1e-5: the output is the last bias."""
     block = Block(every=1e-5)
-    ((message, _, _, evidence, _, _),) = told(block)
-    assert message.startswith("The output hardly depends on the input")
-    assert 0 < evidence["relative_change"] < 1e-4
+    (found,) = told(block)
+    assert found.message.startswith("The output hardly depends on the input")
+    assert 0 < found.evidence["relative_change"] < 1e-4
     weight, bias = block.v.weight, block.out.bias
     x = torch.randn(2, 7, E, requires_grad=True)
     block(x).square().sum().backward()
@@ -103,4 +102,4 @@ def test_only_modules_have_a_start():
 def test_the_check_of_gradients_tells_it_as_an_error(weights):
     (found,) = gradients.CHECK.run(subject_of(Block(**weights)))
     assert (found.family, found.severity) == ("gradients", "error")
-    assert (found.message, found.location) == (told(Block(**weights))[0][0], told(Block(**weights))[0][4])
+    assert found == told(Block(**weights))[0]

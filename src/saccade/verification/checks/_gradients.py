@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,19 @@ from torch.utils._pytree import tree_leaves
 
 from ..._seeding import seeded
 from ..._tracing import FunctionCall, FunctionMode
-from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
-from ..target._operations import EagerOperations
+from ..target._operations import WatchedOperations
 from ..target._source import block_around, function_line, rates_of, with_rates
 from ..target._subject import Subject
 from ..tracing._trace import traced
 from ._gradients_initial import at_the_start
 from ._precision import jumps_of
+
+_error = partial(Finding, "gradients", "gradients", "error")
+_warning = partial(Finding, "gradients", "gradients", "warning")
 
 # Of the central differences, in standard deviations of the tensor: the third derivative's share is its square, and
 # what a float32 softmax inside a float64 module rounds stays below `TOLERANCE`.
@@ -71,7 +75,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     found = list(_missing(point, out)) or list(_of_backward(point))
     yield from found
     if not found:
-        yield from (_finding(*one) for one in at_the_start(subject))
+        yield from at_the_start(subject)
 
 
 def _point(subject: Subject) -> _DerivativePoint:
@@ -104,16 +108,15 @@ def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
     if out.requires_grad:
         return
     if out.is_inference():
-        yield _finding(
+        yield _warning(
             "It runs in torch.inference_mode: its output has no gradient, as it is made to be used and not trained.",
             "Nothing before it, and nothing in it, can be trained with this forward.",
             "Put torch.inference_mode() around the call where it is used, not on forward.",
             {"inference": True},
             _cut_at(point),
-            "warning",
         )
         return
-    yield _finding(
+    yield _error(
         "The output has no gradient: it is cut off from every parameter and input.",
         "Nothing before this module, and nothing in it, can be trained.",
         "Take out torch.no_grad(), .detach(), .data, .numpy() or torch.tensor(...) on the way to the output.",
@@ -123,20 +126,18 @@ def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
 
 
 def _of_backward(point: _DerivativePoint) -> Iterator[Finding]:
-    names = list(point.tensors)
     out = point.out()
     try:
-        grads = torch.autograd.grad(point.loss(out), list(point.tensors.values()), allow_unused=True)
+        grads = torch.autograd.grad(
+            point.loss(out), list(point.tensors.values()), allow_unused=True, materialize_grads=True
+        )
     except RuntimeError as error:
         yield _backward_raised(point, error)
         return
-    found = {
-        name: torch.zeros_like(point.tensors[name]) if grad is None else grad
-        for name, grad in zip(names, grads, strict=True)
-    }
-    bad = [name for name in names if not found[name].isfinite().all()]
+    found = dict(zip(point.tensors, grads, strict=True))
+    bad = [name for name, grad in found.items() if not grad.isfinite().all()]
     if bad:
-        yield _finding(
+        yield _error(
             f"The output is finite, but the gradient of {_listed(bad)} holds NaN or Inf.",
             "One step of training makes these parameters NaN, and with them every output.",
             "Keep what is masked out of the computation with torch.where on its input, not only on its result, and"
@@ -164,7 +165,7 @@ def _cut(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]
     if not named:
         return
     some = any(bool((grads[name] != 0).any()) for name in named)
-    yield _finding(
+    yield _error(
         f"The gradient of {_listed(named)} is zero{' in part' if some else ''}, although the output changes by"
         f" {change:.3g} of its size when it changes.",
         "What has no gradient is never trained: it keeps the values it was initialised with.",
@@ -180,9 +181,8 @@ def _still_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tenso
     if bool(still.all()) or name.startswith("input "):
         return still
     length = min(7, point.subject.reading.max_length or 7)
-    other = _DerivativePoint(
-        point.subject, point.subject.inputs(64, length, seed=5, dtype=_dtype(point)), point.tensors, False
-    )
+    inputs = point.subject.inputs(64, length, seed=5, dtype=torch.float64 if point.exact else None)
+    other = _DerivativePoint(point.subject, inputs, point.tensors, False)
     try:
         out = other.out()
         grad = torch.autograd.grad(other.loss(out), point.tensors[name], allow_unused=True)[0]
@@ -190,10 +190,6 @@ def _still_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tenso
         return still
     left = still if grad is None else still & (grad == 0)
     return left if left.float().mean() >= 0.25 else None
-
-
-def _dtype(point: _DerivativePoint) -> torch.dtype | None:
-    return torch.float64 if point.exact else None
 
 
 def _still(grad: Tensor) -> Tensor | None:
@@ -242,7 +238,7 @@ def _wrong(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Findin
     if worst is None:
         return
     _, name, told, true = worst
-    yield _finding(
+    yield _error(
         f"The gradient of {_listed(names)} is wrong: along one direction of {name}, backward says {told:.3g} and the"
         f" output changes by {true:.3g} (central differences in float64).",
         "Training follows a direction that is not the loss's own and learns less, or nothing.",
@@ -361,31 +357,24 @@ def _own_backward(out: Tensor) -> Location | None:
     return None
 
 
-class _InPlaceLines(EagerOperations):
-    """Lines that change a tensor in place, with its shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[list[int], Location]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and (where := location_here()) is not None:
-            self.found.append((list(args[0].shape), where))
-        return func(*args, **(kwargs or {}))
+def _changed_in_place(operation: Any, given: tuple[Any, ...], result: Any) -> tuple[list[int]] | None:
+    """The shape of a tensor that an operation changes in place."""
+    changes = operation._schema.is_mutable and given and isinstance(given[0], Tensor)
+    return (list(given[0].shape),) if changes else None
 
 
 def _backward_raised(point: _DerivativePoint, error: RuntimeError) -> Finding:
     words = " ".join(str(error).split())
     where = None
     if "inplace operation" in words:
-        seen = _InPlaceLines()
-        with seen:
+        with WatchedOperations(_changed_in_place) as changes:
             point.out()
-        told = re.search(r"Tensor \[([\d, ]*)\]", words)
-        shape = [int(n) for n in told[1].split(",") if n.strip()] if told else None
-        fits = [line for size, line in seen.found if shape is None or size == shape] or [one[1] for one in seen.found]
+        lines = [(shape, line) for (shape,), line in changes.found if line is not None]
+        named = re.search(r"Tensor \[([\d, ]*)\]", words)
+        wanted = [int(n) for n in named[1].split(",") if n.strip()] if named else None
+        fits = [line for shape, line in lines if wanted is None or shape == wanted] or [line for _, line in lines]
         where = fits[-1] if fits else None
-    return _finding(
+    return _error(
         f"The backward pass raises: {words[:300]}",
         "It cannot be trained.",
         "Write the operation out of place: scores = scores.masked_fill(mask, -inf), not masked_fill_."
@@ -399,17 +388,6 @@ def _backward_raised(point: _DerivativePoint, error: RuntimeError) -> Finding:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
-
-
-def _finding(
-    message: str,
-    effect: str,
-    mend: str,
-    evidence: dict[str, Any],
-    location: Location | None,
-    severity: Severity = "error",
-) -> Finding:
-    return Finding("gradients", "gradients", severity, message, effect, mend, evidence, location)
 
 
 CHECK = Check(

@@ -7,12 +7,13 @@ Shape legend: logits and weights (B, H, Lq, Lk).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 
 from ..._seeding import seeded
-from ..findings._finding import Inapplicable, Location, Severity, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._source import line_with
 from ..target._subject import Subject
 from ..tracing._trace import measured
@@ -23,11 +24,10 @@ SATURATED_LOGITS, SATURATED = 12.0, 0.9
 # A usual module's output differs between inputs by about its own size; with this share of it, gradients to the input
 # are as small against those to the last bias.
 VANISHING = 1e-4
-# Message, effect, mend, evidence, location and severity of a finding.
-Told: TypeAlias = tuple[str, str, str, dict[str, Any], Location | None, Severity]
+_finding = partial(Finding, "gradients", "gradients")
 
 
-def at_the_start(subject: Subject) -> Iterator[Told]:
+def at_the_start(subject: Subject) -> Iterator[Finding]:
     """What the initial weights of a module do, if it is one of these; at most one."""
     if subject.module is None or subject.form in ("attention", "tokens"):
         return
@@ -36,7 +36,7 @@ def at_the_start(subject: Subject) -> Iterator[Told]:
         yield found
 
 
-def _of_logits(subject: Subject) -> Iterator[Told]:
+def _of_logits(subject: Subject) -> Iterator[Finding]:
     """Softmaxes that are one-hot for inputs of variance 1, and logits that are all 0."""
     try:
         with torch.no_grad():
@@ -56,7 +56,8 @@ def _of_logits(subject: Subject) -> Iterator[Told]:
         where = line_with(subject, r"init\.\w+_\(|\.(zero|fill|normal|uniform)_\(")
         where = where or one.lines.get("softmax") or one.lines.get("scores")
         if top >= SATURATED and spread >= SATURATED_LOGITS:
-            yield (
+            yield _finding(
+                "error",
                 f"For inputs of variance 1, logits have a standard deviation of {spread:.3g} and the largest weight of"
                 f" a row is {top:.3g} on average: the softmax is saturated from the start.",
                 "A saturated softmax passes next to no gradient to queries and keys: they are hardly trained.",
@@ -64,17 +65,17 @@ def _of_logits(subject: Subject) -> Iterator[Told]:
                 " 1 / embed_dim: nn.init.xavier_uniform_(self.q_proj.weight).",
                 evidence,
                 where,
-                "error",
             )
         elif float(finite.abs().max()) == 0:
             yield _no_logits(subject, evidence, where)
 
 
-def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | None) -> Told:
+def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | None) -> Finding:
     """Zero-initialised queries are chosen by some (muP, arXiv 2203.03466), and leave 0 at the first step; where both
     sides are 0 neither ever does."""
     learns = _leaves_zero(subject)
-    return (
+    return _finding(
+        "warning" if learns else "error",
         "All logits are 0 for random inputs: "
         + ("queries or keys are" if learns else "queries and keys are")
         + " 0 from the start, and "
@@ -85,7 +86,6 @@ def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | Non
         "Initialise both projections at random: nn.init.xavier_uniform_(self.q_proj.weight).",
         evidence,
         where,
-        "warning" if learns else "error",
     )
 
 
@@ -105,7 +105,7 @@ def _leaves_zero(subject: Subject) -> bool:
     return any(one.logits is not None and bool(one.logits[one.logits.isfinite()].any()) for one in seen)
 
 
-def _vanishing(subject: Subject) -> Told | None:
+def _vanishing(subject: Subject) -> Finding | None:
     """An output that hardly differs between inputs, in which the gradient must be as small."""
     with torch.no_grad(), seeded(0):
         one = subject(subject.inputs(2, 7)).out.double()
@@ -114,7 +114,8 @@ def _vanishing(subject: Subject) -> Told | None:
     change, size = float((one - other).abs().mean()), float(one.abs().mean())
     if not 0 < change < VANISHING * size:
         return None
-    return (
+    return _finding(
+        "error",
         f"The output hardly depends on the input: for other inputs of variance 1 it differs by {change / size:.3g} of"
         " its size.",
         "Gradients shrink by as much: what lies before this module, and its own queries, keys and values, are hardly"
@@ -123,5 +124,4 @@ def _vanishing(subject: Subject) -> Told | None:
         " of 1.",
         {"relative_change": change / size},
         line_with(subject, r"init\.\w+_\("),
-        "error",
     )

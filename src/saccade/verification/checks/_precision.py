@@ -21,9 +21,8 @@ from torch.utils._pytree import tree_leaves
 from ..._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
-from ..target._current_line import location_here
 from ..target._inputs import NamedInputs
-from ..target._operations import EagerOperations
+from ..target._operations import WatchedOperations
 from ..target._subject import Subject
 from ..tracing._trace import traced
 
@@ -204,31 +203,17 @@ def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
     by = max(rate[size] for size in SMALL) / max(rate[LARGE], 1e-300)
     if by <= JUMP and (unmoved < 0.5 or rate[LARGE] == 0):
         return None
-    return {"share_unmoved": round(unmoved, 4), "jump": round(by, 2)}, _first_lowering(exact, inputs)
+    with WatchedOperations(_is_half) as lowering:
+        _call(exact, _InputRange("", inputs))
+    return {"share_unmoved": round(unmoved, 4), "jump": round(by, 2)}, lowering.first_line
 
 
 def _all_moved(inputs: NamedInputs, size: float) -> NamedInputs:
     return inputs.map(lambda one: _moved(one, size, 3))
 
 
-class _Lowering(EagerOperations):
-    """The first line that makes half precision of more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where: Location | None = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self.where is None and isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16):
-            self.where = location_here()
-        return result
-
-
-def _first_lowering(exact: Subject, inputs: NamedInputs) -> Location | None:
-    with _Lowering() as seen:
-        _call(exact, _InputRange("", inputs))
-    return seen.where
+def _is_half(operation: Any, given: tuple[Any, ...], result: Any) -> bool:
+    return isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16)
 
 
 def _far(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
@@ -271,25 +256,13 @@ def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
     return (tensor * (1 + size * drawn.to(tensor.device))).to(tensor.dtype)
 
 
-class _Overflows(EagerOperations):
-    """The first line that makes what is not finite of what is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where: Location | None = None
-        self.name = ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if not self.name and name not in FILLS and "empty" not in name:
-            taken = [one for one in tree_leaves((args, kwargs)) if _floating(one)]
-            given = [one for one in tree_leaves(result) if _floating(one)]
-            if all(bool(one.isfinite().all()) for one in taken) and taken:
-                bad = any(bool((one.isnan() | (one == torch.inf)).any()) for one in given)
-                if bad:
-                    self.name, self.where = name, location_here()
-        return result
+def _overflows(operation: Any, given: tuple[Any, ...], result: Any) -> str:
+    """The name of an operation that makes what is not finite of what is."""
+    name = str(operation.overloadpacket.__name__)
+    taken, made = ([one for one in tree_leaves(each) if _floating(one)] for each in (given, result))
+    if name in FILLS or "empty" in name or not taken or not all(bool(one.isfinite().all()) for one in taken):
+        return ""
+    return name if any(bool((one.isnan() | (one == torch.inf)).any()) for one in made) else ""
 
 
 def _floating(one: Any) -> bool:
@@ -297,11 +270,10 @@ def _floating(one: Any) -> bool:
 
 
 def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tensor) -> Finding:
-    seen = _Overflows()
-    with seeded(0), seen:
+    with seeded(0), WatchedOperations(_overflows) as overflows:
         _call(half, case)
     share = float((~out.isfinite()).float().mean())
-    products = seen.name in ("bmm", "mm", "baddbmm", "matmul")
+    products = overflows.found and overflows.found[0][0] in ("bmm", "mm", "baddbmm", "matmul")
     return _finding(
         "warning" if case.rare else "error",
         f"In {NAMES[dtype]} with {case.words}, {share:.3g} of the output is NaN or Inf; in float32 all is finite.",
@@ -310,7 +282,7 @@ def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tenso
         if products
         else "Subtract each row's largest score before exp, or use scores.softmax(dim=-1, dtype=torch.float32).",
         {"dtype": NAMES[dtype], "share_not_finite": share, "largest_finite": torch.finfo(dtype).max},
-        seen.where,
+        overflows.first_line,
     )
 
 

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from ..._seeding import seeded
 from ..findings._finding import Finding, Location, TargetError
 from ..target._check import Check
-from ..target._current_line import location_here
-from ..target._inputs import NamedInputs
 from ..target._learned_positions import ends_learned_positions
-from ..target._operations import EagerOperations
+from ..target._operations import WatchedOperations
 from ..target._source import attribute_line, line_with, rates_of, with_rates
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
@@ -137,8 +135,13 @@ def _written(subject: Subject) -> Iterator[Finding]:
     """Inputs that the call changes."""
     inputs = subject.inputs(2, 7)
     given = inputs.map(Tensor.clone)
-    seen = _InputWrite(given)
-    with torch.no_grad(), seeded(0), seen:
+    memory = {_memory(one) for one in given.tensors.values()}
+
+    def writes(operation: Any, taken: tuple[Any, ...], result: Any) -> bool:
+        changes = operation._schema.is_mutable
+        return changes and any(isinstance(one, Tensor) and _memory(one) in memory for one in taken)
+
+    with torch.no_grad(), seeded(0), WatchedOperations(writes) as writing:
         subject.fresh()(given)
     changed = [name for name in inputs.tensors if not torch.equal(inputs[name], given[name])]
     if changed:
@@ -147,24 +150,12 @@ def _written(subject: Subject) -> Iterator[Finding]:
             "What the caller computes from that tensor afterwards (a residual, a loss) is wrong.",
             "Write it out of place: q = q / math.sqrt(d), not q /= math.sqrt(d).",
             {"changed": changed},
-            seen.where,
+            writing.first_line,
         )
 
 
-class _InputWrite(EagerOperations):
-    """The first line that writes into the memory of the inputs."""
-
-    def __init__(self, inputs: NamedInputs) -> None:
-        super().__init__()
-        self._memory = {one.untyped_storage()._cdata for one in inputs.tensors.values()}
-        self.where: Location | None = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable and self.where is None:
-            for one in args:
-                if isinstance(one, Tensor) and one.untyped_storage()._cdata in self._memory:
-                    self.where = location_here()
-        return func(*args, **(kwargs or {}))
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _batches(subject: Subject) -> Iterator[Finding]:
@@ -337,12 +328,8 @@ def _modes(subject: Subject) -> Iterator[Finding]:
             "What is evaluated and used is not what was trained.",
             "Let only dropout depend on self.training.",
             {"largest_difference": far, "largest_output": size},
-            _mode_line(subject),
+            line_with(subject, r"self\.training"),
         )
-
-
-def _mode_line(subject: Subject) -> Location | None:
-    return line_with(subject, r"self\.training")
 
 
 def _learns_from_batches(module: nn.Module) -> bool:

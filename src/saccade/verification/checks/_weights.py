@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..findings._finding import Finding, Inapplicable, Severity, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._source import rates_of, return_of_several, with_rates
@@ -298,13 +298,8 @@ def _finding(subject: Subject, defect: _WeightsDefect, seen: TracedAttention) ->
         defect.effect,
         _MEND,
         dict(defect.evidence),
-        _line(subject, seen),
+        return_of_several(subject) or seen.lines.get("values"),
     )
-
-
-def _line(subject: Subject, seen: TracedAttention) -> Location | None:
-    """Where an output and more are returned, in the function that multiplies the values or the target's own."""
-    return return_of_several(subject) or seen.lines.get("values")
 
 
 CHECK = Check(

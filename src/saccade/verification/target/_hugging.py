@@ -96,7 +96,7 @@ def _opened(named: str, folder: Path) -> LoadedModel:
         check_sizes(config, folder, kind)
     except ValueError as error:
         raise ValueError(f"hf:{named}: configuration: {error}") from None
-    safe, pickled = (_first(folder, names) for names in (_SAFE, _PICKLED))
+    safe, pickled = (next((name for name in names if (folder / name).is_file()), None) for names in (_SAFE, _PICKLED))
     if safe is None and pickled is None:
         try:
             model = _random(kind, config)
@@ -121,10 +121,6 @@ def _kind(transformers: Any, config: Any, named: str) -> Any:
     raise ValueError(
         f"hf:{named}: transformers has no model of type {config.model_type!r}, and foreign code is not run"
     )
-
-
-def _first(folder: Path, names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if (folder / name).is_file()), None)
 
 
 def _random(kind: Any, config: Any) -> Any:

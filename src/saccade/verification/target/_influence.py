@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..._seeding import seeded
 from ..findings._finding import Inapplicable, TargetError
 from ._inputs import NamedInputs, Side
-from ._operations import EagerOperations
+from ._operations import WatchedOperations
 from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
@@ -41,102 +41,69 @@ class SteadySubject:
     copied: bool
     noise: float
 
-    def __call__(self, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
+    def __call__(self, inputs: NamedInputs, **masks: Any) -> Tensor:
         """(B, H or 1, Lq, D) output."""
         subject = self.subject.fresh() if self.copied else self.subject
         with seeded(SEED), torch.no_grad():
-            return four(subject(inputs, pairs=pairs, padding=padding).out)
+            return four(subject(inputs, **masks).out)
 
 
 def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | None:
     """What `compute` gives of the target in float64; None where it is that already, raises, or rounds as now."""
     if subject.dtype == torch.float64:
         return None
-    seen = _FixedPrecision()
+    rounding = WatchedOperations(_rounds)
     try:
         exact = in_double(subject)
-        with seen:
+        with rounding:
             found = compute(exact)
     except (Inapplicable, TargetError, RuntimeError):
         return None
-    return None if seen.narrow else found
+    return None if rounding.found else found
 
 
-class _FixedPrecision(EagerOperations):
-    """Whether some numbers of float64 are rounded to less, as by a softmax that is always in float32; a mask that is
-    made in float32 rounds nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.narrow = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64 and out.dim() > 1:
-            given = (*args, *(kwargs or {}).values())
-            self.narrow |= any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
-        return out
+def _rounds(operation: Any, given: tuple[Any, ...], out: Any) -> bool:
+    """Whether numbers of float64 are rounded to less, as by a softmax that is always in float32; a mask that is made in
+    float32 rounds nothing."""
+    if not isinstance(out, Tensor) or not out.is_floating_point() or out.dtype == torch.float64 or out.dim() < 2:
+        return False
+    return any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
 
 
-def steady(
-    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> SteadySubject:
+def steady(subject: Subject, inputs: NamedInputs, **masks: Any) -> SteadySubject:
     """Find out how to call a subject repeatably."""
     for copied in (False, True):
         called = SteadySubject(subject if copied else subject.fresh(), copied, 0.0)
-        first, second = (called(inputs, pairs=pairs, padding=padding) for _ in range(2))
+        first, second = (called(inputs, **masks) for _ in range(2))
         if first.shape == second.shape and not difference(first, second).any():
             return called
-    third = called(inputs, pairs=pairs, padding=padding)
+    third = called(inputs, **masks)
     noise = max(float(difference(first, one).max()) for one in (second, third) if one.shape == first.shape)
     return replace(called, noise=noise)
 
 
-def effects(
-    called: SteadySubject,
-    inputs: NamedInputs,
-    *,
-    pairs: Tensor | None = None,
-    padding: Tensor | None = None,
-    side: Side = "key",
-    positions: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-) -> Tensor:
-    """(B, H or 1, Lq, n) the largest change of each output when the input at one of n positions changes.
-
-    0 where not a bit differs, inf where one of the two is NaN. `positions`: of the side, None all. `names`: the
-    tensors that are changed, None all of the side.
-    """
-    if side == "key" or names:
+def effects(called: SteadySubject, inputs: NamedInputs, *, side: Side = "key", **masks: Any) -> Tensor:
+    """(B, H or 1, Lq, L) the largest change of each output when the input at one position of the side changes: 0 where
+    not a bit differs, inf where one of the two is NaN."""
+    if side == "key":
         inputs = apart(inputs)
-    length = inputs.key_length if side == "key" else inputs.length
-    before = called(inputs, pairs=pairs, padding=padding)
-    columns = []
-    for position in range(length) if positions is None else positions:
-        other = changed(inputs, [position], side, names=names)
-        columns.append(moved(called, inputs, other, before, pairs=pairs, padding=padding))
+    before = called(inputs, **masks)
+    positions = range(inputs.key_length if side == "key" else inputs.length)
+    columns = [moved(called, inputs, changed(inputs, [at], side), before, **masks) for at in positions]
     return _above(torch.stack(columns, -1), called.noise)
 
 
-def moved(
-    called: SteadySubject,
-    inputs: NamedInputs,
-    other: NamedInputs,
-    before: Tensor,
-    *,
-    pairs: Tensor | None = None,
-    padding: Tensor | None = None,
-) -> Tensor:
+def moved(called: SteadySubject, inputs: NamedInputs, other: NamedInputs, before: Tensor, **masks: Any) -> Tensor:
     """(B, H or 1, Lq) by how much `before`, which `inputs` give, changes with `other` inputs; 0 where only its rounding
     does, as where a sum over all keys is divided out again."""
-    sizes = difference(before, called(other, pairs=pairs, padding=padding))
+    sizes = difference(before, called(other, **masks))
     largest = float(before.abs().nan_to_num(0.0, 0.0, 0.0).max())
     if not ((sizes > 0) & (sizes <= FAINT * largest)).any():
         return sizes
 
     def again(exact: Subject) -> Tensor:
         call, given = replace(called, subject=exact), (one.to(torch.float64) for one in (inputs, other))
-        return difference(*(call(one, pairs=pairs, padding=padding) for one in given))
+        return difference(*(call(one, **masks) for one in given))
 
     return small_as_zero(sizes, exactly(called.subject, again), largest, before.dtype, inputs.key_length)
 
@@ -180,28 +147,13 @@ def _gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side) -> T
         weigh = torch.randn(out[..., row, :].shape, generator=drawn, dtype=torch.float64)
         chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
         found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
-    sizes = [_by_position(four(one)) for one in found if one is not None]
+    sizes = [four(one).double().abs().nan_to_num(nan=0.0).amax((1, 3)).cpu() for one in found if one is not None]
     return torch.stack(sizes).amax(0) if sizes else torch.zeros(inputs.batch, inputs.length)
-
-
-def influence(
-    subject: Subject,
-    inputs: NamedInputs,
-    *,
-    pairs: Tensor | None = None,
-    padding: Tensor | None = None,
-    side: Side = "key",
-) -> Tensor:
-    """(Lq, Lk) booleans: whether output i changes when input j does, in any batch item, head or channel."""
-    called = steady(subject, inputs, pairs=pairs, padding=padding)
-    return (effects(called, inputs, pairs=pairs, padding=padding, side=side) > 0).flatten(0, 1).any(0)
 
 
 def direction(subject: Subject) -> Direction:
     """ "causal": no output ever depends on a later input; "bidirectional": all do on all; "neither": in between.
-
-    As found without a mask.
-    """
+    Found without a mask."""
     return direction_of(own_dependence(subject))
 
 
@@ -233,7 +185,7 @@ def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
 
 def sequence_side(subject: Subject) -> Side:
     """The side whose positions are those of the sequence that is attended to."""
-    return {"cross": "query", "self": "both", "tokens": "both"}.get(subject.form, "key")  # type: ignore[return-value]
+    return cast(Side, {"cross": "query", "self": "both", "tokens": "both"}.get(subject.form, "key"))
 
 
 def direction_of(sizes: Tensor) -> Direction:
@@ -273,23 +225,11 @@ def difference(before: Tensor, after: Tensor) -> Tensor:
     return size.masked_fill(same, 0.0).amax(-1)
 
 
-def changed(
-    inputs: NamedInputs,
-    positions: Sequence[int],
-    side: Side,
-    *,
-    item: int | None = None,
-    names: Sequence[str] | None = None,
-) -> NamedInputs:
+def changed(inputs: NamedInputs, positions: Sequence[int], side: Side, *, item: int | None = None) -> NamedInputs:
     """Fresh content at positions. Inputs that are one tensor under several names stay one."""
     if side == "both" and _is_one(inputs):
-        first = next(iter(inputs.tensors))
-        alone = replace(inputs, tensors={first: inputs[first]})
-        return replace(inputs, tensors=dict.fromkeys(inputs.tensors, alone.changed(positions, item=item)[first]))
-    new = inputs.changed(positions, side, item=item)
-    if names is None:
-        return new
-    return replace(inputs, tensors={k: new[k] if k in names else v for k, v in inputs.tensors.items()})
+        return _as_one(inputs, lambda alone: alone.changed(positions, item=item))
+    return inputs.changed(positions, side, item=item)
 
 
 def apart(inputs: NamedInputs) -> NamedInputs:
@@ -310,20 +250,18 @@ def four(tensor: Tensor) -> Tensor:
 
 def leaves(inputs: NamedInputs) -> NamedInputs:
     """Copies that collect gradients; what is one tensor under several names stays one."""
-    if not _is_one(inputs):
-        return inputs.leaves()
-    first = next(iter(inputs.tensors))
-    leaf = replace(inputs, tensors={first: inputs[first]}).leaves()[first]
-    return replace(inputs, tensors=dict.fromkeys(inputs.tensors, leaf))
+    return _as_one(inputs, NamedInputs.leaves) if _is_one(inputs) else inputs.leaves()
 
 
 def _is_one(inputs: NamedInputs) -> bool:
     return len(inputs.tensors) > 1 and len({id(tensor) for tensor in inputs.tensors.values()}) == 1
 
 
-def _by_position(gradient: Tensor) -> Tensor:
-    """(B, H, L, D) to (B, L)."""
-    return gradient.detach().double().abs().nan_to_num(nan=0.0).amax((1, 3)).cpu()
+def _as_one(inputs: NamedInputs, change: Callable[[NamedInputs], NamedInputs]) -> NamedInputs:
+    """Inputs that are one tensor, changed as one."""
+    first = next(iter(inputs.tensors))
+    made = change(replace(inputs, tensors={first: inputs[first]}))[first]
+    return replace(inputs, tensors=dict.fromkeys(inputs.tensors, made))
 
 
 def _above(sizes: Tensor, noise: float) -> Tensor:

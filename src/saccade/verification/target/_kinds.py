@@ -21,10 +21,10 @@ def check(target: Any) -> None:
     Raises:
         TypeError: it is nothing that can be called with tensors.
     """
-    if isinstance(target, nn.Module) and type(target).forward is nn.Module.forward and not _forwards(target):
+    if isinstance(target, nn.Module) and type(target).forward is nn.Module.forward and "forward" not in vars(target):
         raise TypeError(f"target: {_in_words(target)} has no forward of its own; give a module that has one")
     if inspect.isclass(target):
-        if not {"forward", "__call__"} & _defined(target):
+        if not {"forward", "__call__"} & {name for one in target.__mro__ for name in vars(one)}:
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
     elif not callable(target) and not _is_whole(target):
         raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")
@@ -36,15 +36,6 @@ def _is_whole(target: Any) -> bool:
     from ._models import LoadedModel
 
     return isinstance(target, (LanguageModel, LoadedModel))
-
-
-def _defined(kind: type) -> set[str]:
-    """The names that a class and its bases define, the metaclass's left out."""
-    return {name for one in kind.__mro__ for name in vars(one)}
-
-
-def _forwards(module: nn.Module) -> bool:
-    return "forward" in vars(module)
 
 
 def _in_words(target: Any) -> str:

@@ -50,7 +50,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     # the axes that say most first: what is wrong with them is wrong with the others
     asked = [(part, mask) for part in parts for mask in part.reading.masks]
     for part, mask in sorted(asked, key=lambda one: -len(set(one[1].axes) & set("BHQK"))):
-        if any(_tells_all(one, mask) for one in told):
+        if any(one.severity == "error" and one.evidence.get("argument") == mask.argument for one in told):
             continue
         alone = replace(part, reading=replace(part.reading, masks=(mask,)))
         try:
@@ -64,10 +64,6 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield from _contradicting(masks)
     if len(reasons) == len(masks):
         raise Inapplicable(reasons[0])
-
-
-def _tells_all(finding: Finding, mask: MaskReading) -> bool:
-    return finding.severity == "error" and finding.evidence.get("argument") == mask.argument
 
 
 def _are_alike(one: Finding, other: Finding) -> bool:

@@ -185,17 +185,12 @@ def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
         defect = _by_weights(before, after, probe.given)
         if defect is not None:
             return defect
-    if _counts(probe):
+    if bool(_change(probe).any()):
         return MaskDefect("The mask changes the output and hides nothing: hidden keys keep a weight.")
     name = probe.mask.argument
     return MaskDefect(
         f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {MEND}"
     )
-
-
-def _counts(probe: MaskArgumentProbe) -> bool:
-    """Whether the mask changes anything at all."""
-    return bool(_change(probe).any())
 
 
 def _change(probe: MaskArgumentProbe) -> Tensor:
@@ -274,7 +269,7 @@ def as_number(probe: MaskArgumentProbe) -> float | None:
 def _by_weights(before: TracedAttention, after: TracedAttention, given: Tensor) -> MaskDefect | None:
     first, second = before.weights.double(), after.weights.double()
     shown = given.to(first.device).expand(first.shape)
-    if _close(second, first * shown):
+    if bool(torch.isclose(second, first * shown, rtol=1e-4, atol=1e-6).all()):
         return MaskDefect(
             "Hidden weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1, and "
             "outputs still depend on what is hidden.",
@@ -305,7 +300,3 @@ def _constant(after: TracedAttention, shown: Tensor) -> MaskDefect:
         words = f"Hidden scores are {zero:.3g}, and keep weight: it is the softmax that is at fault."
         return MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
     return MaskDefect(f"Hidden scores are set to {zero:.3g} instead of -inf, which is too small a number to hide them.")
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.isclose(one, other, rtol=1e-4, atol=1e-6).all())
