@@ -6,16 +6,15 @@ Shape legend: B batch, H heads, L length.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._influence import direction, is_causal
-from ..target._inputs import NamedInputs
+from ..target._inputs import Side
 from ..target._source import thrown_away
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
@@ -31,6 +30,8 @@ _LENGTH = 7
 _LONG = 33
 _TABLE = re.compile(r"(^|[._])(w?pos|positions?|positional)[_.]?(emb|enc|table|\.|$)|(^|\.)wpe\.", re.IGNORECASE)
 _ORDER = (4, 0, 6, 2, 5, 1, 3)  # no position stays, neighbours part
+_BEFORE_LAST = (4, 0, 2, 5, 1, 3, 6)
+_BAG_OF_WORDS = 'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.'
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -44,15 +45,18 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if turned:
         return
     if subject.form in ("cross", "qkv", "attention"):
-        yield from _of_sides(plain)
+        if subject.form != "cross" and is_causal(plain):
+            yield from _judged(plain, _moved(plain, _BEFORE_LAST, "key", last=True))
+        else:
+            yield from _judged(plain, _moved(plain, _ORDER, "key"))
         return
     found = direction(subject)
     if found == "neither":
         raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
     if found == "causal":
-        yield from _judged(subject, _last_row(plain))
+        yield from _judged(subject, _moved(plain, _BEFORE_LAST, last=True))
     else:
-        yield from _judged(subject, _all_rows(plain))
+        yield from _judged(subject, _moved(plain, _ORDER))
         yield from _late(plain)
 
 
@@ -73,20 +77,21 @@ def _turned(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _all_rows(subject: Subject) -> float:
-    """How far f(permuted x) is from permuted f(x), over what a right answer may differ by."""
-    inputs = subject.inputs(2, _LENGTH)
-    out = steady(subject, inputs).out
-    permuted = steady(subject, inputs.permuted(_ORDER)).out
-    return _apart(permuted, out[..., list(_ORDER), :]) / tolerance(subject, inputs, out)
-
-
-def _last_row(subject: Subject) -> float:
-    """The same for the last output of a causal target, its earlier inputs permuted."""
-    inputs = subject.inputs(2, _LENGTH)
-    order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
-    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
-    return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
+def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last: bool = False) -> float:
+    """How far outputs of inputs in this order are from the outputs in this order, over what a right answer may differ
+    by. Of the keys' order outputs keep theirs. `last`: of the last output alone."""
+    inputs = subject.inputs(2, len(order))
+    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order, side)))
+    wanted = out
+    if last:
+        wanted, permuted = out[..., -1, :], permuted[..., -1, :]
+    elif side == "both":
+        if out.shape[-2] != inputs.length:
+            raise Inapplicable("its outputs are not one for each input")
+        wanted = out[..., list(order), :]
+    if permuted.shape != wanted.shape or not torch.isfinite(wanted).all():
+        raise Inapplicable("its outputs are not finite")
+    return float((permuted - wanted).abs().max()) / tolerance(subject, inputs, out)
 
 
 def _late(subject: Subject) -> Iterator[Finding]:
@@ -94,9 +99,9 @@ def _late(subject: Subject) -> Iterator[Finding]:
     length = min(_LONG, subject.reading.max_length or _LONG)
     if length < 2 * _LENGTH:
         return
-    inputs = subject.inputs(2, length)
+    swaps = ([1, 0, *range(2, length)], [*range(length - 2), length - 1, length - 2])
     try:
-        first, last = (_swapped(subject, inputs, at) for at in (0, length - 2))
+        first, last = (_moved(subject, order) for order in swaps)
     except TargetError:
         return  # a limit of its length, which robustness tells
     if first <= 1 or last > 1:
@@ -107,42 +112,8 @@ def _late(subject: Subject) -> Iterator[Finding]:
         "In longer texts than those of its tests the order of what comes late is lost, without an error.",
         "x = x + self.positions(torch.arange(L))  # a table that is long enough, and no clamp",
         {"length": length, "at the start": first, "at the end": last},
-        traced(subject, inputs).line("clamp", "clip", "clamp_max", "minimum", "remainder"),
+        traced(subject, subject.inputs(2, length)).line("clamp", "clip", "clamp_max", "minimum", "remainder"),
     )
-
-
-def _swapped(subject: Subject, inputs: NamedInputs, at: int) -> float:
-    """As `_all_rows`, for one input and the next one swapped."""
-    order = list(range(inputs.length))
-    order[at], order[at + 1] = at + 1, at
-    out, swapped = (steady(subject, one).out for one in (inputs, inputs.permuted(order)))
-    if out.shape[-2] != inputs.length:
-        raise Inapplicable("its outputs are not one for each input")
-    return _apart(swapped, out[..., order, :]) / tolerance(subject, inputs, out)
-
-
-def _of_sides(subject: Subject) -> Iterator[Finding]:
-    """Keys and values in another order give the same outputs."""
-    if subject.form != "cross" and is_causal(subject):
-        yield from _judged(subject, _last_row_of_sides(subject))
-        return
-    inputs = subject.inputs(2, _LENGTH)
-    out = steady(subject, inputs).out
-    permuted = steady(subject, inputs.permuted(_ORDER, "key")).out
-    yield from _judged(subject, _apart(permuted, out) / tolerance(subject, inputs, out))
-
-
-def _last_row_of_sides(subject: Subject) -> float:
-    inputs = subject.inputs(2, _LENGTH)
-    order = [*(at for at in _ORDER if at != _LENGTH - 1), _LENGTH - 1]
-    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order, "key")))
-    return _apart(permuted[..., -1, :], out[..., -1, :]) / tolerance(subject, inputs, out)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    if one.shape != other.shape or not torch.isfinite(other).all():
-        raise Inapplicable("its outputs are not finite")
-    return float((one - other).abs().max())
 
 
 def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
@@ -152,7 +123,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
         yield _error(
             f"It has positions, `{table}`, and they have no effect: inputs in another order give the same outputs"
             + (" for what comes after them." if is_causal(subject) else " in that order."),
-            'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.',
+            _BAG_OF_WORDS,
             "x = x + self.positions(torch.arange(L, device=x.device))  # another row for each place, before attention",
             {"ratio": ratio, "table": table},
             _line_of_loss(subject),
@@ -160,7 +131,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
         return
     if promised is None or promised == knows:
         if promised is None:
-            yield _told(knows, causal=is_causal(subject) and subject.form != "cross")
+            yield _what_it_knows(knows, causal=is_causal(subject) and subject.form != "cross")
         return
     if knows:
         yield _error(
@@ -175,7 +146,7 @@ def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
         yield _error(
             "Inputs in another order give the same outputs in that order: positions have no effect, though it is said "
             "to know them.",
-            'The model sees a bag of words: "dog bites man" and "man bites dog" are one to it.',
+            _BAG_OF_WORDS,
             "Add positions to the input, x = x + self.positions(torch.arange(L)), or rotate both queries and keys.",
             {"ratio": ratio},
             _line_of_loss(subject),
@@ -204,9 +175,9 @@ def _table(subject: Subject) -> str | None:
     return next((name.removesuffix(".weight") for name in named if _TABLE.search(name)), None)
 
 
-def _told(knows: bool, *, causal: bool) -> Finding:
+def _what_it_knows(knows: bool, *, causal: bool) -> Finding:
     if knows:
-        return Finding(_NAME, _NAME, "note", "It knows the order of its input: permuted inputs give other outputs.")
+        return _note("It knows the order of its input: permuted inputs give other outputs.")
     if causal:
         return _note(
             "It has no positions of its own: the last output is the same whatever the order of the inputs before it.",

@@ -1,8 +1,9 @@
-"""What a target's source says: its lines, its docstrings and comments. Files, and notebooks through `linecache`."""
+"""What a target's source says: its lines, without docstrings and comments. Files, and notebooks through `linecache`."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import io
@@ -10,7 +11,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -41,16 +42,6 @@ def sources(target: Any) -> tuple[Source, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def documentation(target: Any) -> str:
-    """Docstrings and comments of a target and its parts, as one text: what its author says of it."""
-    texts = []
-    for source in sources(target):
-        texts += _words(source)
-    if not texts:
-        texts = [inspect.getdoc(one) or "" for one in _parts(target)]
-    return "\n".join(text for text in texts if text)
-
-
 def line_with(subject: Subject, pattern: str) -> Location | None:
     """The first line of code (no comment, no docstring) of the target that matches a regular expression."""
     for source in sources(subject.target):
@@ -61,18 +52,16 @@ def line_with(subject: Subject, pattern: str) -> Location | None:
     return None
 
 
-def definition(subject: Subject) -> Location | None:
-    """The line on which the target's call begins: `def forward`, or the function's own."""
-    return line_with(subject, r"def (forward|__call__)\b") or line_with(subject, r"^\s*(def|class) \w+")
+def _parsed(subject: Subject) -> Iterator[tuple[Source, ast.Module]]:
+    """The target's sources that Python can parse by themselves."""
+    for source in sources(subject.target):
+        with contextlib.suppress(SyntaxError):
+            yield source, parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
 
 
 def return_of_several(subject: Subject) -> Location | None:
     """The last `return a, b` of the target's own call: its `forward`, or the function."""
-    for source in sources(subject.target):
-        try:
-            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
-        except SyntaxError:
-            continue
+    for source, tree in _parsed(subject):
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         for function in sorted(functions, key=lambda one: one.name not in ("forward", "__call__")):
             returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
@@ -87,11 +76,7 @@ def thrown_away(subject: Subject) -> Location | None:
     parts: set[str] = set()
     for one in subject.module.modules() if subject.module is not None else ():
         parts |= set(one._modules)
-    for source in sources(subject.target):
-        try:
-            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
-        except SyntaxError:
-            continue
+    for source, tree in _parsed(subject):
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and _computes(node.value, parts):
                 return source.location(node.lineno - 1)
@@ -116,11 +101,7 @@ _PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous",
 def taken_twice(subject: Subject) -> list[tuple[str, Location]]:
     """Names that are given the same part of something, with their lines: k = qkv[1], v = qkv[1]."""
     found: list[tuple[str, Location]] = []
-    for source in sources(subject.target):
-        try:
-            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
-        except SyntaxError:
-            continue
+    for source, tree in _parsed(subject):
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             given: dict[str, dict[str, int]] = {}
             for name, value in _assigned(function):
@@ -145,17 +126,8 @@ def _assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
 
 def block_around(subject: Subject, line: Location, *names: str) -> Location | None:
     """The nearest `with` around a line that names one of these: `with torch.no_grad():`."""
-    for source in sources(subject.target):
-        at = line.line - source.first
-        if source.path != line.path or not 0 <= at < len(source.lines):
-            continue
-        try:
-            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
-        except SyntaxError:
-            continue
-        blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
-        around = [node for node in blocks if node.lineno - 1 <= at < (node.end_lineno or node.lineno)]
-        for node in sorted(around, key=lambda one: -one.lineno):
+    for source, _, around in _nodes_around(subject, line, ast.With):
+        for node in around:
             if any(name in source.lines[node.lineno - 1] for name in names):
                 return source.location(node.lineno - 1)
     return None
@@ -163,26 +135,23 @@ def block_around(subject: Subject, line: Location, *names: str) -> Location | No
 
 def return_after(subject: Subject, line: Location) -> Location | None:
     """The `return` that follows a line in its function."""
-    for source in sources(subject.target):
-        at = line.line - source.first
-        if source.path != line.path or not 0 <= at < len(source.lines):
-            continue
-        try:
-            tree = parsed_by(ast.parse, textwrap.dedent("\n".join(source.lines)))
-        except SyntaxError:
-            continue
-        around = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef) and node.lineno - 1 <= at < (node.end_lineno or node.lineno)
-        ]
-        if not around:
-            continue
-        own = max(around, key=lambda node: node.lineno)
-        returns = [node for node in _returns(own) if (node.end_lineno or 0) > at]
+    for source, at, around in _nodes_around(subject, line, ast.FunctionDef):
+        returns = [node.lineno for node in _returns(around[0]) if (node.end_lineno or 0) > at] if around else []
         if returns:
-            return source.location(min(node.lineno for node in returns) - 1)
+            return source.location(min(returns) - 1)
     return None
+
+
+def _nodes_around(
+    subject: Subject, line: Location, kind: type[ast.stmt]
+) -> Iterator[tuple[Source, int, list[ast.stmt]]]:
+    """The sources that hold a line, its place in each, and the nodes of a kind around it, the nearest first."""
+    for source, tree in _parsed(subject):
+        at = line.line - source.first
+        if source.path == line.path and 0 <= at < len(source.lines):
+            nodes = [node for node in ast.walk(tree) if isinstance(node, kind)]
+            around = [node for node in nodes if node.lineno - 1 <= at < (node.end_lineno or node.lineno)]
+            yield source, at, sorted(around, key=lambda node: -node.lineno)
 
 
 def _returns(node: ast.AST) -> Iterator[ast.Return]:
@@ -217,13 +186,14 @@ def _plain(target: Any) -> Any:
 
 def _sources(one: Any) -> list[Source]:
     """Of a class whose module is not known any more, its functions."""
-    whole = _source(one)
+    whole = source_of(one)
     if whole is not None or not inspect.isclass(one):
         return [] if whole is None else [whole]
-    return [source for own in vars(one).values() if inspect.isfunction(own) and (source := _source(own)) is not None]
+    return [source for own in vars(one).values() if inspect.isfunction(own) and (source := source_of(own)) is not None]
 
 
-def _source(one: Any) -> Source | None:
+def source_of(one: Any) -> Source | None:
+    """The source of one class or function of the target's own."""
     try:
         path = inspect.getsourcefile(one) or inspect.getfile(one)
         lines, first = parsed_by(inspect.getsourcelines, one)
@@ -240,14 +210,6 @@ def _tokens(source: Source) -> list[tokenize.TokenInfo]:
         return list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (tokenize.TokenError, IndentationError, SyntaxError):
         return []
-
-
-def _words(source: Source) -> list[str]:
-    """Comments, and strings that stand as statements of their own."""
-    words = []
-    for token in _spoken(source):
-        words.append(token.string.lstrip("#").strip(" \n\"'"))
-    return words
 
 
 def _spoken(source: Source) -> Iterator[tokenize.TokenInfo]:
@@ -308,32 +270,21 @@ def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Lo
     """The first or last line `self.<name> = ...` of the owner's class or of one it is derived from."""
     own = rf"self\.{re.escape(name)}"
     wanted = rf"{own}\b[^=()]*=[^=]|{own}\.\w+_\("
-    for kind in () if owner is None else type(owner).__mro__:
-        try:
-            lines, first = parsed_by(inspect.getsourcelines, kind)
-            path = inspect.getsourcefile(kind)
-        except (OSError, TypeError):
-            continue
-        if path is None or not is_own(path):
-            continue
-        numbered = list(enumerate(lines))
+    for source in map(source_of, () if owner is None else type(owner).__mro__):
+        numbered = list(enumerate(source.lines)) if source is not None else []
         for at, line in reversed(numbered) if last else numbered:
-            if re.search(wanted, line) or f'"{name}"' in line:
-                return Location(path, first + at, line.strip(), "__init__")
+            if source is not None and (re.search(wanted, line) or f'"{name}"' in line):
+                return replace(source.location(at), function="__init__")
     return None
 
 
 def function_line(function: Any) -> Location | None:
     """Where a function of the target's own begins."""
-    try:
-        lines, first = parsed_by(inspect.getsourcelines, function)
-        path = inspect.getsourcefile(function)
-    except (OSError, TypeError):
+    source = source_of(function)
+    if source is None:
         return None
-    if path is None or not is_own(path):
-        return None
-    at = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
-    return Location(path, first + at, lines[at].strip(), function.__name__)
+    at = next((at for at, line in enumerate(source.lines) if line.lstrip().startswith("def ")), 0)
+    return replace(source.location(at), function=function.__name__)
 
 
 T = TypeVar("T")

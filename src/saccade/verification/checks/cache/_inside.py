@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ...findings._finding import Inapplicable, Location, TargetError
-from ...findings._locate import is_own
 from ...target._decoder import CachedDecoder, in_pieces
 from ...target._inputs import NamedInputs
-from ...target._source import parsed_by
+from ...target._source import source_of
 from ...target._subject import Subject
 
 _OF_MODULES = vars(nn.Module())  # attributes that every module has
@@ -32,7 +32,7 @@ def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
     except (Inapplicable, TargetError):
         return None
     for owner, name in _differing(before, _held(copy)):
-        found = list(_lines(_owner(copy, owner), name, _resets(subject)))
+        found = list(_lines(copy.target.get_submodule(owner), name, _resets(subject)))
         if found:
             return found[-1]
     return None
@@ -51,11 +51,6 @@ def not_emptied_line(subject: Subject, used: Subject) -> Location | None:
         if named:
             return named[-1]
     return next((one for one in _numbered(method) if one.code.startswith("def ")), None)
-
-
-def _owner(subject: Subject, path: str) -> nn.Module:
-    assert subject.module is not None
-    return subject.module.get_submodule(path)
 
 
 def _resets(subject: Subject) -> Sequence[str]:
@@ -103,11 +98,6 @@ def _lines(owner: nn.Module, name: str, without: Sequence[str]) -> Iterator[Loca
 
 def _numbered(function: Any) -> list[Location]:
     """The lines of a function of the target's own."""
-    try:
-        lines, first = parsed_by(inspect.getsourcelines, function)
-        path = inspect.getsourcefile(function)
-    except (OSError, TypeError):
-        return []
-    if path is None or not is_own(path):
-        return []
-    return [Location(path, first + at, line.strip(), function.__name__) for at, line in enumerate(lines)]
+    source = source_of(function)
+    places = () if source is None else map(source.location, range(len(source.lines)))
+    return [replace(place, function=function.__name__) for place in places]
