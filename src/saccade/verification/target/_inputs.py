@@ -83,7 +83,7 @@ class NamedInputs:
 
     def cut(self, rows: slice, side: Side = "both") -> NamedInputs:
         """Some positions of a side alone."""
-        return self.map(lambda t: t[:, rows] if self.vocabulary else t[..., rows, :], self.on(side))
+        return self.map(lambda t: t[:, rows].contiguous() if self.vocabulary else t[..., rows, :], self.on(side))
 
     def items(self, chosen: Sequence[int]) -> NamedInputs:
         """Some batch items alone, in this order."""

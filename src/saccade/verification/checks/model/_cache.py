@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Location, TargetError
+from ...findings._finding import Finding, Location, TargetError, UnreadableResult
+from ...target._decoder import CachedDecoder, in_pieces
 from ...target._influence import is_causal
 from ...target._inputs import NamedInputs
 from ...target._subject import Subject
-from ._common import LargestDifference, error, fitting, given, judged, largest, output
-from ._lines import counting_line
+from ._common import LargestDifference, counting_line, error, fitting, judged, largest
 
 _LONGEST_WINDOW = 64
 
@@ -48,7 +49,7 @@ def _compared(
     apart = torch.zeros(inputs.length)
 
     def measure(one: Subject) -> LargestDifference:
-        stepped, whole = in_steps(one, inputs, sizes, make), one(inputs).out
+        stepped, whole = _in_steps(one, inputs, sizes, make), one(inputs).out
         apart.copy_((stepped - whole).abs().nan_to_num(nan=float("inf")).amax((0, 2)) / (whole.abs().max() or 1.0))
         return largest(stepped, whole)
 
@@ -58,37 +59,18 @@ def _compared(
     return int((apart > counts).nonzero()[0]), found.size, found.relative
 
 
-def in_steps(
-    subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make: Callable[[], Any] | None = None
-) -> Tensor:
-    """(B, L, V): the tokens in parts of these sizes, each with the cache that the parts before left.
-
-    `make` gives an empty cache in place of the target's own.
-    """
-    reading = subject.reading.cache
-    assert reading is not None
-    make = make or (reading.make if reading.kind == "made" else None)
-    held = None if make is None else make()
-    outs, start = [], 0
-    for size in sizes:
-        more: dict[str, Any] = {} if reading.flag is None else {reading.flag: True}
-        if held is not None:
-            more[str(reading.argument)] = held
-        if reading.position is not None:
-            more[reading.position] = start
-        returned = given(subject, inputs.cut(slice(start, start + size)), **more)
-        outs.append(output(subject, returned))
-        if reading.kind == "passed":
-            held = _kept(returned, reading.returned)
-        start += size
-    return torch.cat(outs, 1)
-
-
-def _kept(returned: Any, where: Any) -> Any:
-    kept = getattr(returned, where, None) if isinstance(where, str) else returned[where]
-    if kept is None:
-        raise TargetError("it returned no cache where use_cache=True asked for one", None)
-    return kept
+def _in_steps(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make: Callable[[], Any] | None) -> Tensor:
+    """(B, L, V): the tokens in parts of these sizes. `make` gives an empty cache in place of the target's own."""
+    cache = subject.reading.cache
+    assert cache is not None
+    if make is not None:
+        subject = replace(subject, reading=replace(subject.reading, cache=replace(cache, make=make)))
+    try:
+        return in_pieces(CachedDecoder(subject), inputs, sizes)
+    except UnreadableResult as error:
+        if error.__cause__ is None:
+            raise
+        raise TargetError("it returned no cache where use_cache=True asked for one", None) from error
 
 
 def _window(subject: Subject) -> int | None:

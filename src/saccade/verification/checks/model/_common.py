@@ -1,6 +1,7 @@
-"""What the parts of the check share: calls of a whole model, and how far two of its outputs are apart.
+"""What the parts of the check share: calls of a whole model, how far two of its outputs are apart, and which line is to
+blame.
 
-Shape legend: B batch, L length, V the width of an output.
+Shape legend: B batch, L length, S source length, V the width of an output.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Location, TargetError
-from ...target._calling import entered
+from ...findings._finding import Finding, Inapplicable, Location, TargetError
+from ...target._calling import entered, picked
+from ...target._decoder import CachedDecoder, pieces
 from ...target._inputs import NamedInputs
 from ...target._models import EncoderDecoderModel
+from ...target._source import thrown_away
 from ...target._subject import Subject
+from ...tracing._positions import PositionFollower
+from ...tracing._visible import masking_line, shaping_line, steps_of
 
 NAME = "model"
 # Of the effect that a change has where it may have one. Bits may differ where rows are grouped by content (mixtures of
@@ -84,11 +89,7 @@ def given(subject: Subject, inputs: NamedInputs, **more: Any) -> Any:
 
 def output(subject: Subject, returned: Any) -> Tensor:
     """(B, L, V) of what `given` returned."""
-    where = subject.reading.out
-    if where is None:
-        out = returned
-    else:
-        out = getattr(returned, where) if isinstance(where, str) and not isinstance(returned, dict) else returned[where]
+    out = picked(returned, subject.reading.out)
     if not isinstance(out, Tensor):
         raise TargetError(f"it returned {type(out).__name__} where a tensor was expected", None)
     return out
@@ -106,3 +107,55 @@ def whose(subject: Subject) -> str:
 
 def error(message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None = None) -> Finding:
     return Finding(NAME, NAME, "error", message, effect, mend, evidence, location)
+
+
+# Which line is to blame
+
+
+def pattern_line(subject: Subject, inputs: NamedInputs) -> Location | None:
+    """Where the causal mask is made, else where it hides."""
+    steps = steps_of(subject, inputs)
+    return shaping_line(steps, inputs) or masking_line(steps, inputs)
+
+
+def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Location | None:
+    """Where padding is thrown away, else where its mask over keys is made, else where scores are masked."""
+    away = thrown_away(subject)
+    if away is not None:
+        return away
+    steps = steps_of(subject, inputs, padding=real)
+    shape = (inputs.batch, 1, 1, inputs.length)
+    made = [step.location for step in steps if step.given == shape and step.location is not None]
+    return made[-1] if made else masking_line(steps, inputs)
+
+
+def lost_line(subject: Subject, inputs: NamedInputs, mask: Tensor, **more: Any) -> Location | None:
+    """Where what a mask says is lost: it becomes the same everywhere."""
+    data = [*inputs.tensors.values(), *(one for one in more.values() if isinstance(one, Tensor) and one is not mask)]
+    return next(iter(_followed(subject, inputs, PositionFollower(data, mask.shape[-1], [mask]), more).found.lost), None)
+
+
+def counting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
+    """Where a second step of decoding counts its positions."""
+    if subject.reading.cache is None or subject.reading.cache.kind != "passed":
+        return None
+    decoder = CachedDecoder(subject)
+    first, last = pieces(inputs, (inputs.length - 1, 1))
+    try:
+        with torch.no_grad():
+            decoder(first)
+    except TargetError:
+        return None
+    follower = PositionFollower(last.tensors.values(), 1)
+    return next(iter(_followed(decoder.next_call(last), last, follower, {}).found.made), None)
+
+
+def _followed(
+    subject: Subject, inputs: NamedInputs, follower: PositionFollower, more: dict[str, Any]
+) -> PositionFollower:
+    try:
+        with torch.no_grad(), follower:
+            given(subject, inputs, **more)
+    except (Inapplicable, TargetError):
+        pass
+    return follower

@@ -18,8 +18,7 @@ from ...target._influence import is_causal
 from ...target._inputs import NamedInputs
 from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
-from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output
-from ._lines import padding_line
+from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output, padding_line
 
 _warning = partial(Finding, NAME, NAME, "warning")
 

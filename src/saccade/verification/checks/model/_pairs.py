@@ -17,8 +17,7 @@ from ...target._calling import guarded
 from ...target._inputs import NamedInputs
 from ...target._models import EncoderDecoderModel
 from ...target._subject import Subject
-from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, output
-from ._lines import lost_line
+from ._common import NAME, NOISE, LargestDifference, error, fitting, given, judged, largest, lost_line, output
 
 _warning = partial(Finding, NAME, NAME, "warning")
 

@@ -15,8 +15,7 @@ from ...findings._finding import Finding
 from ...target._inputs import NamedInputs
 from ...target._subject import Subject
 from ...tracing._batch_mixing import batch_mixing_line
-from ._common import NOISE, error, fitting, judged, largest, whose
-from ._lines import pattern_line
+from ._common import NOISE, error, fitting, judged, largest, pattern_line, whose
 
 _LENGTHS = (2, 7, 13)
 
