@@ -26,7 +26,7 @@ from ..target._inputs import NamedInputs
 from ..target._operations import WatchedOperations
 from ..target._source import block_around, function_line, rates_of, with_rates
 from ..target._subject import Subject
-from ..tracing._trace import traced
+from ..tracing._visible import steps_of
 from ._gradients_initial import at_the_start
 from ._precision import jumps_of
 
@@ -335,10 +335,7 @@ _STEEP = ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow", "norm", "vector_n
 
 def _step_of(point: _DerivativePoint, names: tuple[str, ...]) -> Location | None:
     """The first line that calls one of these functions."""
-    try:
-        steps = traced(point.subject, point.inputs).steps
-    except (Inapplicable, TargetError):
-        return None
+    steps = steps_of(point.subject, point.inputs)
     return next((step.location for step in steps if step.name in names and step.location is not None), None)
 
 

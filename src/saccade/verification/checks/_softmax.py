@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..findings._finding import Finding, Inapplicable, Location, Severity, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._steady import first_taken
 from ..target._subject import Subject
 from ..tracing._trace import TracedAttention, measured, traced
 
+_error = partial(Finding, "softmax", "softmax", "error")
+_note = partial(Finding, "softmax", "softmax", "note")
 _LENGTH, _KEYS = 7, 11
 # Rows sum to one within this: weights rounded to bfloat16 are off by 0.004, which is a matter of precision.
 _OFF = 0.01
@@ -31,16 +34,6 @@ _NO_DISTRIBUTION = (
     "The output is no average of the values: its size changes with the number of keys and with the logits, and the "
     "layers after it see other magnitudes for every sequence."
 )
-
-
-@dataclass(frozen=True)
-class _SoftmaxDefect:
-    words: str
-    effect: str
-    mend: str
-    line: Location | None
-    evidence: dict[str, object]
-    severity: Severity = "error"
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -57,16 +50,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if found and (defect is None or defect.severity != "error"):
         defect = _under_a_mask(subject, inputs) or _overflow(subject, inputs, found) or defect
     if defect is not None:
-        yield Finding(
-            "softmax",
-            "softmax",
-            defect.severity,
-            defect.words,
-            defect.effect,
-            defect.mend,
-            defect.evidence,
-            defect.line,
-        )
+        yield defect
 
 
 def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
@@ -75,7 +59,7 @@ def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
     return first_taken([(subject, length, _KEYS), (subject, length, None)])
 
 
-def _under_a_mask(subject: Subject, inputs: NamedInputs) -> _SoftmaxDefect | None:
+def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
     """The axis where a mask is given, which may go another way. What a mask hides is told by its own check."""
     masks: dict[str, Tensor] = {}
     if subject.takes("Q"):
@@ -94,11 +78,10 @@ def _under_a_mask(subject: Subject, inputs: NamedInputs) -> _SoftmaxDefect | Non
     across = [seen for seen in found if seen.normalised in ("query", "head", "batch")]
     defects = [_wrong_axis(seen, seen.weights.detach().double().nan_to_num(0.0)) for seen in across]
     defect = next((one for one in defects if one is not None), None)
-    return None if defect is None else replace(defect, words=f"Where a mask is given, {_lowered(defect.words)}")
-
-
-def _lowered(words: str) -> str:
-    return words[0].lower() + words[1:]
+    if defect is None:
+        return None
+    words = defect.message
+    return replace(defect, message=f"Where a mask is given, {words[0].lower()}{words[1:]}")
 
 
 def _repeats(subject: Subject, inputs: NamedInputs, found: tuple[TracedAttention, ...]) -> bool:
@@ -108,7 +91,7 @@ def _repeats(subject: Subject, inputs: NamedInputs, found: tuple[TracedAttention
     return all(torch.equal(one.weights.nan_to_num(-1.0), other.weights.nan_to_num(-1.0)) for one, other in pairs)
 
 
-def _of_weights(seen: TracedAttention) -> _SoftmaxDefect | None:
+def _of_weights(seen: TracedAttention) -> Finding | None:
     """What is wrong with the weights of one attention computation."""
     weights = seen.weights.detach().double()
     if seen.normalised in ("query", "head", "batch"):
@@ -117,13 +100,13 @@ def _of_weights(seen: TracedAttention) -> _SoftmaxDefect | None:
     if not weights.isfinite().all():
         return None  # other checks tell of NaN at common magnitudes
     if _is_twice(seen, weights):
-        return _SoftmaxDefect(
+        return _error(
             f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
             f"over {weights.shape[-1]} keys.",
             "All keys get nearly the same weight, whatever the logits: attention cannot choose.",
             _MEND,
-            _line(seen),
             {"smallest": weights.min().item(), "largest": weights.max().item()},
+            _line(seen),
         )
     sums = weights.sum(-1)
     seeing = (weights != 0).any(-1)
@@ -132,13 +115,13 @@ def _of_weights(seen: TracedAttention) -> _SoftmaxDefect | None:
     return _sink(seen, sums) or _sums(seen, weights, sums, seeing)
 
 
-def _wrong_axis(seen: TracedAttention, weights: Tensor) -> _SoftmaxDefect | None:
+def _wrong_axis(seen: TracedAttention, weights: Tensor) -> Finding | None:
     sums, names = weights.sum(-1), {"query": "queries", "head": "heads", "batch": "batch items"}
     if bool(((sums - 1).abs() < _OFF).all()):
         return None  # normalised once more, or of one key
     axis, over = {"query": (2, "query"), "head": (1, "head"), "batch": (0, "item")}[seen.normalised]
     across = weights.sum(axis)
-    return _SoftmaxDefect(
+    return _error(
         f"The softmax runs over the {names[seen.normalised]}, not over the keys: the weights of query 0 (head 0, "
         f"item 0) sum to {sums[0, 0, 0]:.3g} over its {weights.shape[-1]} keys, and those of one key to "
         f"{across.flatten()[0]:.3g} over the {names[seen.normalised]}.",
@@ -149,8 +132,8 @@ def _wrong_axis(seen: TracedAttention, weights: Tensor) -> _SoftmaxDefect | None
             "batch": "Batch items compete with one another: an output depends on what else is in the batch.",
         }[seen.normalised],
         _MEND,
-        _line(seen),
         {"axis": seen.normalised, "row_sum": sums[0, 0, 0].item(), f"sum_over_{over}": across.flatten()[0].item()},
+        _line(seen),
     )
 
 
@@ -162,7 +145,7 @@ def _is_twice(seen: TracedAttention, weights: Tensor) -> bool:
     return bool(apart > _OFF) and bool(torch.allclose(weights, once.softmax(-1), rtol=0, atol=1e-5))
 
 
-def _sink(seen: TracedAttention, sums: Tensor) -> _SoftmaxDefect | None:
+def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
     """Rows that sum to less than one by design: a constant for each head is added to the denominator."""
     if seen.logits is None or bool((sums > 1 + 1e-6).any()) or bool((sums <= 0).any()):
         return None
@@ -174,29 +157,27 @@ def _sink(seen: TracedAttention, sums: Tensor) -> _SoftmaxDefect | None:
     same = (rest - rest.mean((0, 2), keepdim=True)).abs().max() < _OFF * 10
     if not exact or not bool(same):
         return None
-    return _SoftmaxDefect(
+    return _note(
         f"The weights of a query sum to less than 1, to {sums.min():.3g} and up: exp({rest[0, 0].mean():.3g}) is added "
         "to the denominator of every row, a sink.",
         "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
         "",
-        _line(seen),
         {"smallest_sum": sums.min().item(), "sink": rest.mean((0, 2)).tolist()},
-        "note",
+        _line(seen),
     )
 
 
-def _sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> _SoftmaxDefect:
+def _sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
     """Rows that sum to something else, and why, as far as it can be told."""
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
     item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
     why, mend, line = _why(seen, weights, sums)
-    return _SoftmaxDefect(
+    return _error(
         f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
         f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
         _NO_DISTRIBUTION,
         mend,
-        line,
         {
             "query": row,
             "head": head,
@@ -205,6 +186,7 @@ def _sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) 
             "smallest": low,
             "largest": high,
         },
+        line,
     )
 
 
@@ -222,21 +204,21 @@ def _why(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str
                 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax',
                 seen.lines.get("mask") or _line(seen),
             )
-        return "The softmax gives rows that sum to 1, and they are changed after it.", _MEND, _changing(seen)
+        return (
+            "The softmax gives rows that sum to 1, and they are changed after it.",
+            _MEND,
+            seen.lines.get("after") or _line(seen),
+        )
     if seen.lines.get("sum") is not None:
         return "", _MEND, seen.lines["sum"]
     return "", _MEND, _line(seen)
-
-
-def _changing(seen: TracedAttention) -> Location | None:
-    return seen.lines.get("after") or _line(seen)
 
 
 def _line(seen: TracedAttention) -> Location | None:
     return seen.lines.get("softmax") or seen.lines.get("values") or seen.lines.get("scores")
 
 
-def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> _SoftmaxDefect | None:
+def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | None:
     """Attention proper that nobody can look into: the average of equal values is that value."""
     if subject.form != "attention":
         raise Inapplicable(reason)
@@ -247,17 +229,17 @@ def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> _SoftmaxDe
     if not out.isfinite().all() or bool((off < _OFF).all()):
         return None
     item, head, row, channel = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
-    return _SoftmaxDefect(
+    return _error(
         f"With every value equal to 1, output {row} (head {head}, item {item}) is "
         f"{out[item, head, row, channel]:.3g}: the weights of a query do not sum to 1.",
         _NO_DISTRIBUTION,
         _MEND,
-        None,
         {"output": out[item, head, row, channel].item()},
+        None,
     )
 
 
-def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttention, ...]) -> _SoftmaxDefect | None:
+def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttention, ...]) -> Finding | None:
     """Logits that exp cannot take, and a softmax can. Rows that are not finite for common ones are others' business."""
     if subject.form == "tokens":
         return None
@@ -287,23 +269,23 @@ def _top(seen: TracedAttention) -> float:
     return product if math.isfinite(product) else math.inf
 
 
-def _overflowed(seen: TracedAttention, top: float, lost: int) -> _SoftmaxDefect:
+def _overflowed(seen: TracedAttention, top: float, lost: int) -> Finding:
     if top <= 0:  # something was subtracted
-        return _SoftmaxDefect(
+        return _error(
             f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "
             "row are 0, and 0 / 0 is NaN, as what is subtracted is not the row's own largest logit.",
             "One row with large logits makes others NaN, and with them the training.",
             _STABLE,
-            _line(seen),
             {"largest_logit": top, "not_finite": lost},
+            _line(seen),
         )
-    return _SoftmaxDefect(
+    return _error(
         f"With logits up to {top:.3g}, {lost} of {seen.weights.numel()} weights are NaN or infinite: the exponential "
         "overflows, as the largest logit of a row is not subtracted before it.",
         "Training diverges to NaN as soon as one logit passes 88.7 in float32, or 11 in float16.",
         _STABLE,
-        _line(seen),
         {"largest_logit": top, "not_finite": lost},
+        _line(seen),
     )
 
 

@@ -6,7 +6,7 @@ Shape legend: B batch, H heads, Lq / Lk lengths.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +31,6 @@ _EFFECT = (
 )
 
 
-@dataclass(frozen=True)
-class _WeightsDefect:
-    words: str
-    effect: str = _EFFECT
-    severity: Severity = "error"
-    evidence: tuple[tuple[str, object], ...] = ()
-
-
 def _run(subject: Subject) -> Iterator[Finding]:
     if subject.reading.weights is None:
         raise Inapplicable("it returns no weights")
@@ -46,9 +38,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if not asked:
         raise Inapplicable("the weights that it uses could not be followed, or differ from call to call")
     for result, seen, hidden, plain in asked:
-        defect = _compared(result, seen, hidden, plain)
-        if defect is not None:
-            yield _finding(subject, defect, seen)
+        told = _compared(result, seen, hidden, plain)
+        if told is not None:
+            yield _finding(subject, seen, *told)
             return
     yield from _with_dropout(subject)
 
@@ -82,7 +74,7 @@ def _asked(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention, Tens
 
 def _call(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> CallResult:
     with torch.no_grad():
-        return subject(copied(inputs), pairs=masks.get("pairs"), padding=masks.get("padding"))
+        return subject(copied(inputs), **masks)
 
 
 def _masks(subject: Subject, inputs: NamedInputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -104,8 +96,7 @@ def _measured(
     if result.weights is None:
         return None
     try:
-        found = measured(subject, inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
-        again = measured(subject, inputs, pairs=masks.get("pairs"), padding=masks.get("padding"))
+        found, again = (measured(subject, inputs, **masks) for _ in range(2))
     except (Inapplicable, TargetError):
         return None
     if not all(_alike(one.weights, other.weights) for one, other in zip(found, again, strict=True)):
@@ -133,20 +124,24 @@ def _same(returned: Tensor, weights: Tensor) -> bool:
 
 def _compared(
     result: CallResult, seen: TracedAttention, hidden: Tensor | None, plain: TracedAttention
-) -> _WeightsDefect | None:
+) -> tuple[str, dict[str, Any]] | None:
     """What the returned weights are in place of those that were used."""
     returned = result.weights
     assert returned is not None
     if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
         return _left_over(returned, seen, hidden)
     under = "" if hidden is None else "Under a mask, "
-    return _WeightsDefect(
-        f"{under}the weights that it returns are not those that multiply the values: {_what(returned, seen, plain)}.",
-        evidence=_difference(returned, seen),
-    )
+    what = _what(returned, seen, plain)
+    sums = returned.double().sum(-1)
+    return f"{under}the weights that it returns are not those that multiply the values: {what}.", {
+        "returned_shape": list(returned.shape),
+        "used_shape": list(seen.weights.shape),
+        "smallest_row_sum": sums.min().item(),
+        "largest_row_sum": sums.max().item(),
+    }
 
 
-def _left_over(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -> _WeightsDefect | None:
+def _left_over(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -> tuple[str, dict[str, Any]] | None:
     """Hidden keys whose weight is lifted above 0, by less than what counts as another weight."""
     if hidden is None:
         return None
@@ -156,10 +151,11 @@ def _left_over(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -
     if not here.any():
         return None
     item, head, row, column = (int(one) for one in here.nonzero()[0])
-    return _WeightsDefect(
+    weight = returned[item, head, row, column].item()
+    return (
         f"The weight that it returns for query {row} and the hidden key {column} (head {head}, item {item}) is "
-        f"{returned[item, head, row, column]:.3g}, not 0, which is what was used.",
-        evidence=(("weight", returned[item, head, row, column].item()),),
+        f"{weight:.3g}, not 0, which is what was used.",
+        {"weight": weight},
     )
 
 
@@ -237,16 +233,6 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _difference(returned: Tensor, seen: TracedAttention) -> tuple[tuple[str, object], ...]:
-    sums = returned.double().sum(-1)
-    return (
-        ("returned_shape", list(returned.shape)),
-        ("used_shape", list(seen.weights.shape)),
-        ("smallest_row_sum", sums.min().item()),
-        ("largest_row_sum", sums.max().item()),
-    )
-
-
 def _with_dropout(subject: Subject) -> Iterator[Finding]:
     """In training: whether dropout is in what is returned."""
     rates = rates_of(subject)
@@ -264,18 +250,14 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
         if returned is None or not _shape_fits(seen.weights, returned) or seen.softened is None:
             continue
         if _same(returned, seen.weights) and not _same(returned, seen.softened):
-            gone = int((returned == 0).sum())
-            yield _finding(
-                subject,
-                _WeightsDefect(
-                    f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are "
-                    f"0, and rows sum to {returned.double().sum(-1).min():.3g} and up."
-                    + (f" {_usual(subject)} so." if _usual(subject) else ""),
-                    severity="warning" if _usual(subject) else "error",
-                    evidence=(("zeros", gone), ("of", returned.numel())),
-                ),
-                seen,
+            gone, usual = int((returned == 0).sum()), _usual(subject)
+            words = (
+                f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are "
+                f"0, and rows sum to {returned.double().sum(-1).min():.3g} and up."
             )
+            words += f" {usual} so." if usual else ""
+            evidence = {"zeros": gone, "of": returned.numel()}
+            yield _finding(subject, seen, words, evidence, "warning" if usual else "error")
             return
 
 
@@ -289,17 +271,11 @@ def _usual(subject: Subject) -> str:
     return ""
 
 
-def _finding(subject: Subject, defect: _WeightsDefect, seen: TracedAttention) -> Finding:
-    return Finding(
-        "weights",
-        "weights",
-        defect.severity,
-        defect.words[0].upper() + defect.words[1:],
-        defect.effect,
-        _MEND,
-        dict(defect.evidence),
-        return_of_several(subject) or seen.lines.get("values"),
-    )
+def _finding(
+    subject: Subject, seen: TracedAttention, words: str, evidence: dict[str, Any], severity: Severity = "error"
+) -> Finding:
+    line = return_of_several(subject) or seen.lines.get("values")
+    return Finding("weights", "weights", severity, words[0].upper() + words[1:], _EFFECT, _MEND, evidence, line)
 
 
 CHECK = Check(

@@ -53,6 +53,22 @@ def _own(subject: Subject) -> Subject:
         return subject
 
 
+_KNOWN = (  # what errors say, and what a finding does: message, effect and mend
+    (
+        MEMORY_WORDS,
+        "It asked for more memory than the limit allows",
+        "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
+        "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.",
+    ),
+    (
+        GPU_WORDS,
+        "It needs a device that this machine lacks",
+        "A hard-coded device works on one machine and breaks on every other, and on models split over devices.",
+        "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()",
+    ),
+)
+
+
 def raised(check: Check | None, error: str, location: Location | None) -> Finding:
     """What a target raised, as a finding: memory, exit and a missing GPU are of robustness whatever was tested."""
     name = "robustness" if check is None else check.name
@@ -68,28 +84,9 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
             evidence,
             location,
         )
-    if any(words in lowered for words in MEMORY_WORDS):
-        return Finding(
-            name,
-            "robustness",
-            "error",
-            f"It asked for more memory than the limit allows: {error}",
-            "On inputs this small that is a buffer far too large, or a shape that is multiplied up by mistake.",
-            "Size buffers by the input, or raise the limit (--memory-limit, limits=) where so much is meant.",
-            evidence,
-            location,
-        )
-    if any(words in lowered for words in GPU_WORDS):
-        return Finding(
-            name,
-            "robustness",
-            "error",
-            f"It needs a device that this machine lacks: {error}",
-            "A hard-coded device works on one machine and breaks on every other, and on models split over devices.",
-            "torch.arange(length, device=x.device)  # take the device from the input, not .cuda()",
-            evidence,
-            location,
-        )
+    for known, message, effect, mend in _KNOWN:
+        if any(words in lowered for words in known):
+            return Finding(name, "robustness", "error", f"{message}: {error}", effect, mend, evidence, location)
     mend = "Make the call work, or say with an option how it is called."
     if "where its learned positions end" in lowered:
         mend = "Build it for 7 positions or more (--arg NAME=64): checks need so many."

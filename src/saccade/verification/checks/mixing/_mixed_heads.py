@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ...findings._finding import Finding, Inapplicable, Location, TargetError
+from ...findings._finding import Finding, Location
 from ...findings._words import spans
-from ...tracing._trace import TraceStep, traced
+from ...tracing._trace import TraceStep
+from ...tracing._visible import steps_of
 from ...tracing._wiring import AttentionWiring
 from ._heads import HeadLayout, MisplacedRow, ScatteredFactor, heads, scattered, strayed
 from ._projections import projections
@@ -178,10 +179,7 @@ Fits = Callable[[TraceStep], bool]
 
 
 def _line(found: AttentionWiring, choose: Chosen) -> Location | None:
-    try:
-        return choose(traced(found.original.fresh(), found.inputs).steps)
-    except (Inapplicable, TargetError):
-        return None
+    return choose(steps_of(found.original, found.inputs))
 
 
 def _first(names: tuple[str, ...], fits: Fits | None) -> Chosen:

@@ -18,6 +18,7 @@ from ...findings._words import spans
 from ...target._source import line_with, return_after, taken_twice
 from ...tracing._flow import TargetFlow, followed
 from ...tracing._trace import traced
+from ...tracing._visible import steps_of
 from ...tracing._wiring import AttentionWiring, PositionwiseMap, gradients_to, ready
 from ._heads import HeadLayout
 
@@ -59,9 +60,7 @@ def _unused(found: AttentionWiring) -> list[str]:
     return [
         name
         for name, parameter in module.named_parameters()
-        if parameter.dim() > 1
-        and _parent(module, name) in beside
-        and parameter.untyped_storage().data_ptr() not in found.flow.touched
+        if parameter.dim() > 1 and _parent(module, name) in beside and _memory(parameter) not in found.flow.touched
     ]
 
 
@@ -81,22 +80,15 @@ def _twice(found: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
     for one in found.projections:
         if one.weight is not None:
             seen.setdefault((one.weight.data_ptr(), tuple(one.weight.shape)), []).append(one)
-    module = found.subject.module
-    assert module is not None
-    named = list(module.named_parameters(remove_duplicate=False))
-    return [
-        (
-            group[-1],
-            [
-                name
-                for name, p in named
-                if group[0].weight is not None
-                and p.untyped_storage().data_ptr() == group[0].weight.untyped_storage().data_ptr()
-            ],
-        )
-        for group in seen.values()
-        if len(group) > 1
-    ]
+    assert found.subject.module is not None
+    names: dict[int, list[str]] = {}
+    for name, parameter in found.subject.module.named_parameters(remove_duplicate=False):
+        names.setdefault(_memory(parameter), []).append(name)
+    return [(group[-1], names.get(_memory(group[0].weight), [])) for group in seen.values() if len(group) > 1]
+
+
+def _memory(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
 def _shared(found: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]]], unused: list[str]) -> Finding:
@@ -158,15 +150,11 @@ def _dead(found: AttentionWiring) -> tuple[PositionwiseMap, list[int]] | None:
     for one, gradient in zip(found.projections, gradients, strict=True):
         flat = torch.zeros(one.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
         still = (flat[one.slots] == 0).all(0).nonzero().flatten()
-        if one.place >= 0 and len(still) * 4 >= one.slots.shape[1] and _is_dead(found, one, still):
+        # a gradient may be missing for other reasons: then other numbers there change the output
+        large = one.place >= 0 and len(still) * 4 >= one.slots.shape[1]
+        if large and torch.equal(_without(found, one, still).result.out, out):
             return one, still.tolist()
     return None
-
-
-def _is_dead(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> bool:
-    """Whether other numbers there leave the output as it is: a gradient may be missing for other reasons."""
-
-    return torch.equal(_without(found, one, channels).result.out, found.flow.result.out)
 
 
 def _without(found: AttentionWiring, one: PositionwiseMap, channels: Tensor, *, every: bool = False) -> TargetFlow:
@@ -262,9 +250,6 @@ def _owner(name: str) -> str:
 
 def _last_line(found: AttentionWiring) -> Location | None:
     """Where the heads are returned: the `return` that follows the last step."""
-    try:
-        steps = traced(found.original.fresh(), found.inputs).steps
-    except (Inapplicable, TargetError):
-        return None
+    steps = steps_of(found.original, found.inputs)
     last = next((step.location for step in reversed(steps) if step.location is not None), None)
     return last and (return_after(found.original, last) or last)
