@@ -1,8 +1,6 @@
 """torch.compile: captured by TorchDynamo and run again, it gives what it gave.
 
 The eager backend is used: it captures as every backend does and compiles nothing, so it takes a second and no compiler.
-
-Shape legend: those of the target's inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ import torch
 from torch import Tensor
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
+from ..target._source import line_with
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
 
@@ -63,7 +62,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
             "The compiled model is another one than was tested.",
             "Let nothing depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
             {"largest_difference": far},
-            _line(subject),
+            line_with(subject, r"is_compiling|is_dynamo_compiling"),
         )
     elif graphs > 1:
         yield _note(
@@ -71,7 +70,6 @@ def _run(subject: Subject) -> Iterator[Finding]:
             "Each break costs speed; the results are right.",
             "Take .item(), print and data-dependent branches out of the forward; torch._dynamo.explain names them.",
             {"graphs": graphs},
-            None,
         )
 
 
@@ -87,12 +85,12 @@ def _compiled(subject: Subject, inputs: NamedInputs) -> tuple[Tensor, int]:
     fresh = subject.fresh()
     compiled = torch.compile(fresh.target, backend=count, **_APART)
     captured = replace(subject, target=compiled)
-    with _quiet(), seeded(0), torch.no_grad():
-        captured(inputs)
+    with _quiet(), torch.no_grad():
+        with seeded(0):
+            captured(inputs)
         graphs_then = graphs
-    with _quiet(), seeded(0), torch.no_grad():  # the second call draws what the first drew
-        out = captured(inputs).out
-    return out, graphs_then
+        with seeded(0):  # the second call draws what the first drew
+            return captured(inputs).out, graphs_then
 
 
 @contextlib.contextmanager
@@ -106,12 +104,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _line(subject: Subject) -> Location | None:
-    from ..target._source import line_with
-
-    return line_with(subject, r"is_compiling|is_dynamo_compiling")
 
 
 CHECK = Check(

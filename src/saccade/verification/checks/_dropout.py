@@ -43,9 +43,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
         if found:
             yield from found
             return
-    under_mask = list(_under_a_mask(subject))
-    if under_mask:
-        yield from under_mask
+    found = list(_under_a_mask(subject))
+    if found:
+        yield from found
         return
     quiet = follow_randomness(subject, inputs)
     on, off = _on_and_off(subject, rates)
@@ -98,30 +98,27 @@ def _under_a_mask(subject: Subject) -> Iterator[Finding]:
 
 def _unasked(subject: Subject) -> Subject | None:
     """With the rate that an argument has by default, where nothing beside it says that this is training."""
-    try:
-        parameters = inspect.signature(subject.reading.call or subject.target).parameters
-    except (TypeError, ValueError):
+    rate, training, default = _arguments(subject)
+    if rate is None or training is not None:
         return None
-    rate = next((name for name in parameters if _is_rate(name)), None)
-    if rate is None or any(name in _TRAINING for name in parameters):
-        return None
-    default = parameters[rate].default
     return _with_constants(subject, {rate: default}) if isinstance(default, float) and default > 0 else None
 
 
-def _is_rate(name: str) -> bool:
-    return "drop" in name.lower() or name == "p"
-
-
-def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
+def _arguments(subject: Subject) -> tuple[str | None, str | None, Any]:
+    """The arguments that take a rate of dropout and whether this is training, and the default of the first."""
     try:
         parameters = inspect.signature(subject.reading.call or subject.target).parameters
     except (TypeError, ValueError):
-        return None, subject
-    rate = next((name for name in parameters if _is_rate(name)), None)
+        return None, None, None
+    rate = next((name for name in parameters if "drop" in name.lower() or name == "p"), None)
+    training = next((name for name in parameters if name in _TRAINING), None)
+    return rate, training, None if rate is None else parameters[rate].default
+
+
+def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
+    rate, training, _ = _arguments(subject)
     if rate is None:
         return None, subject
-    training = next((name for name in parameters if name in _TRAINING), None)
     for value in (RATE, nn.Dropout(RATE)):
         on = _with_constants(subject, {rate: value, **({training: True} if training else {})})
         try:
@@ -291,13 +288,13 @@ def _inactive(subject: Subject, rates: tuple[DropoutRate, ...], runs: list[Follo
     if not active:
         declared = modules or [one for one in rates if one.value > 0]
         if declared:
-            yield _unused(subject, declared[0], "Nothing is ever dropped.", "error")
+            yield _unused(subject, declared[0], "Nothing is ever dropped.")
         return
     if on_weights:
         return
     for one in modules:
         if not _acts(subject, rates, one):
-            yield _unused(subject, one, "The weights are never dropped.", "error")
+            yield _unused(subject, one, "The weights are never dropped.")
             return
 
 
@@ -307,18 +304,15 @@ def _acts(subject: Subject, rates: tuple[DropoutRate, ...], rate: DropoutRate) -
         return bool(follow_randomness(alone, alone.inputs(2, LENGTH)).draws)
 
 
-def _unused(subject: Subject, rate: DropoutRate, then: str, severity: Any) -> Finding:
+def _unused(subject: Subject, rate: DropoutRate, then: str) -> Finding:
     owner = None if subject.module is None else subject.module.get_submodule(rate.owner.rpartition(".")[0])
     name = rate.name or rate.owner.rpartition(".")[2]
-    return replace(
-        _error(
-            f"`{rate}` is declared, but in train mode at a rate of {RATE} it changes nothing. {then}",
-            "Training runs without the regularisation that was asked for.",
-            f"Apply it to the weights: weights = self.{name}(weights).",
-            {"declared": str(rate), "rate": rate.value},
-            attribute_line(owner, name),
-        ),
-        severity=severity,
+    return _error(
+        f"`{rate}` is declared, but in train mode at a rate of {RATE} it changes nothing. {then}",
+        "Training runs without the regularisation that was asked for.",
+        f"Apply it to the weights: weights = self.{name}(weights).",
+        {"declared": str(rate), "rate": rate.value},
+        attribute_line(owner, name),
     )
 
 

@@ -1,27 +1,32 @@
 """Whether the order of the input matters, and as its author says.
 
-Shape legend: B batch, H heads, L length.
+Shape legend: B batch, H heads, L length; rotations: as the rotated tensors, tables as they were broadcast to them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 
 import torch
+from torch import Tensor
 
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._influence import direction, is_causal
-from ..target._inputs import Side
+from ..target._inputs import NamedInputs, Side
 from ..target._source import thrown_away
 from ..target._steady import exact, steady, tolerance
 from ..target._subject import Subject
+from ..tracing._mode import ElementwiseFactor
 from ..tracing._positions import positions
+from ..tracing._shadow import UNKNOWN, varying
 from ..tracing._trace import traced
+from ..tracing._units import TokenOwners
 from ..tracing._visible import line_over_sequence, steps_of
-from ._order_rotations import rotations
 
 _NAME = "order"
 _error = partial(Finding, _NAME, _NAME, "error")
@@ -63,7 +68,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _turned(subject: Subject) -> Iterator[Finding]:
     """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
     were."""
-    found = rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    found = _rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
     if any(one.by_position for one in found) or not any(one.otherwise for one in found):
         return
     yield _error(
@@ -188,6 +193,61 @@ def _what_it_knows(knows: bool, *, causal: bool) -> Finding:
         "not.",
         "A model made of it needs positions from elsewhere.",
     )
+
+
+# Rotations of queries and keys: the axis that their angles follow
+
+
+@dataclass(frozen=True)
+class _RotatedRows:
+    """Rows that are multiplied by cosines and sines, or by complex numbers of size 1."""
+
+    by_position: bool  # whether the angles differ between positions
+    otherwise: bool  # whether they differ along another axis, that of the heads or of the batch
+    location: Location | None
+
+
+def _rotations(subject: Subject, inputs: NamedInputs) -> tuple[_RotatedRows, ...]:
+    """Those of one call whose angles differ from 0 and whose rows' positions are known."""
+    looked = traced(subject, inputs)
+    assert looked.tokens is not None
+    known = [(one, _positions(one, looked.tokens)) for one in _turning(looked.factors)]
+    return tuple(_rotation(one, positions) for one, positions in known if positions is not None)
+
+
+def _turning(factors: tuple[ElementwiseFactor, ...]) -> Iterator[ElementwiseFactor]:
+    """Complex numbers of size 1, and cosines that have sines beside them."""
+    for one in factors:
+        if one.numbers.is_complex() and _is_one(one.numbers.abs()) and not _is_trivial(one.numbers.imag):
+            yield one
+    real = [one for one in factors if one.numbers.is_floating_point() and not _is_trivial(one.numbers)]
+    for one, other in permutations(real, 2):
+        fits = one.numbers.shape == other.numbers.shape
+        if fits and _is_one(one.numbers.double() ** 2 + other.numbers.double() ** 2):
+            yield one
+
+
+def _is_one(numbers: Tensor) -> bool:
+    return bool(((numbers - 1).abs() < 1e-2).all())
+
+
+def _is_trivial(numbers: Tensor) -> bool:
+    """Whether these are zeros and ones: a mask and its opposite."""
+    return bool(((numbers == 0) | (numbers.abs() == 1)).all())
+
+
+def _rotation(factor: ElementwiseFactor, positions: Tensor) -> _RotatedRows:
+    axes = range(factor.numbers.dim() - 1)
+    along = [axis for axis in axes if varying(positions, axis)]
+    turned = [axis for axis in axes if varying(factor.numbers, axis)]
+    return _RotatedRows(bool(set(along) & set(turned)), bool(set(turned) - set(along)), factor.location)
+
+
+def _positions(factor: ElementwiseFactor, tokens: TokenOwners) -> Tensor | None:
+    """The position of each row, None where it is not known."""
+    known = bool((factor.tokens != UNKNOWN).all()) and factor.tokens.shape == factor.numbers.shape
+    positions = tokens.position[factor.tokens] if known else torch.zeros(0)
+    return positions if known and bool((positions != positions.flatten()[0]).any()) else None
 
 
 CHECK = Check(

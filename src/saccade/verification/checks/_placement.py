@@ -2,14 +2,15 @@
 
 The device is tested on `meta`, which every PyTorch has: shapes without numbers, and the same errors as a GPU gives when
 a tensor was left on the CPU.
-
-Shape legend: those of the target's inputs.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,17 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, TargetError
+from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._source import attribute_line, line_with
+from ..target._steady import steady, tolerance
 from ..target._subject import Subject
-from ._placement_saving import lost
 
 _finding = partial(Finding, "dtype and device", "robustness")
 _error = partial(Finding, "dtype and device", "robustness", "error")
 
 NAMES = {torch.float64: "float64", torch.bfloat16: "bfloat16"}
+_MOST = 2**26  # bytes of state: a large model is written by its own means, and takes its time
 # What PyTorch says of tensors on two devices; other errors on `meta` only say that it holds no numbers.
 APART = re.compile(r"on the same device|different devices?|not on the expected device|two devices", re.IGNORECASE)
 LACKING = ("not implemented for", "without overflow")
@@ -41,14 +43,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if hidden or unsaved:
         return
     there = list(_device(subject))
-    where = {one.location for one in there}
     yield from there
-    # a tensor that stays behind keeps its dtype, too: one defect
-    yield from (one for one in _dtypes(subject) if one.location not in where and not _stays(there))
-
-
-def _stays(found: list[Finding]) -> bool:
-    return any(one.evidence.get("left_behind") for one in found)
+    if any(one.evidence.get("left_behind") for one in there):
+        return  # a tensor that stays behind keeps its dtype, too: one defect
+    where = {one.location for one in there}
+    yield from (one for one in _dtypes(subject) if one.location not in where)
 
 
 def _hidden(subject: Subject) -> Iterator[Finding]:
@@ -97,7 +96,7 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 def _saved(subject: Subject) -> Iterator[Finding]:
     """Its state, saved, read and loaded into another one of its kind."""
-    found = lost(subject)
+    found = _lost(subject)
     if found is None:
         return
     if found.raised:
@@ -187,10 +186,7 @@ def _device(subject: Subject) -> Iterator[Finding]:
     if error is None or not APART.search(error.error):
         return
     left = _left(moved, inputs)
-    where = None
-    if left:
-        owner, _, name = left[0].rpartition(".")
-        where = attribute_line(None if moved.module is None else moved.module.get_submodule(owner), name)
+    where = _attribute_line(moved, left[0]) if left else None
     yield _error(
         f"Moved to another device (meta, which computes shapes alone) it raises {error.error.rstrip('.!')}."
         + (f" The tensor `{left[0]}` stays behind: it is no buffer." if left else ""),
@@ -203,6 +199,12 @@ def _device(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def _attribute_line(subject: Subject, path: str) -> Location | None:
+    """The line that gives a submodule's attribute its value."""
+    owner, _, name = path.rpartition(".")
+    return None if subject.module is None else attribute_line(subject.module.get_submodule(owner), name)
+
+
 def _left(moved: Subject, inputs: NamedInputs) -> list[str]:
     """Plain tensor attributes that `.to` does not move, if moving them mends it."""
     left = []
@@ -213,6 +215,84 @@ def _left(moved: Subject, inputs: NamedInputs) -> list[str]:
                 setattr(one, name, value.to("meta"))
     error, _ = _raises(moved, inputs)
     return left if error is None or not APART.search(error.error) else []
+
+
+# A state that is saved, read, and loaded into another module of its kind
+
+
+@dataclass(frozen=True)
+class _SavingLoss:
+    """What came of it where not all is as it was."""
+
+    raised: str = ""  # by saving or loading
+    refused: bool = False  # what is saved is more than tensors, and read with weights_only=False alone
+    change: float = 0.0  # of the output, at most
+    size: float = 0.0  # of the output
+    names: tuple[str, ...] = ()  # tensors that the state leaves out and that another module has otherwise
+    location: Location | None = None
+
+
+def _lost(subject: Subject) -> _SavingLoss | None:
+    """None where the loaded module gives what the saved one gives, or where that cannot be asked."""
+    one = subject.fresh()
+    if one.module is None or sum(t.nbytes for t in one.module.state_dict().values() if isinstance(t, Tensor)) > _MOST:
+        return None
+    other = _another(one)
+    if other.module is None:
+        return None
+    file = io.BytesIO()
+    try:
+        torch.save(one.module.state_dict(), file)
+        file.seek(0)
+        other.module.load_state_dict(torch.load(file, weights_only=True))
+    except Exception as error:  # what a target's own state_dict and load_state_dict may raise is not known
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return _SavingLoss(words, refused=isinstance(error, pickle.UnpicklingError))
+    return _compared(one, other)
+
+
+def _another(subject: Subject) -> Subject:
+    """Made anew with other random numbers where its class is known, else a copy whose state is another."""
+    made = subject.remade()
+    if made is not None:
+        return made
+    copy = subject.fresh()
+    assert copy.module is not None
+    with torch.no_grad():
+        for tensor in copy.module.state_dict().values():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                tensor.mul_(-0.5).add_(0.25)
+    return copy
+
+
+def _compared(one: Subject, other: Subject) -> _SavingLoss | None:
+    inputs = one.inputs(2, 7)
+    try:
+        before, after = steady(one, inputs).out, steady(other, inputs).out
+    except (Inapplicable, TargetError):
+        return None  # told by other checks
+    if before.shape != after.shape or not before.isfinite().all():
+        return None
+    change = float((after - before).abs().max())
+    if change <= tolerance(one, inputs, before):
+        return None
+    names = tuple(_left_out(one.module, other.module))
+    location = _attribute_line(one, names[0]) if names else None
+    return _SavingLoss(change=change, size=float(before.abs().max()), names=names, location=location)
+
+
+def _left_out(one: nn.Module | None, other: nn.Module | None) -> list[str]:
+    """Buffers and plain tensors that are no part of the state, and differ."""
+    if one is None or other is None:
+        return []
+    theirs = dict(other.named_modules())
+    found = []
+    for path, part in one.named_modules():
+        for name, tensor in {**vars(part), **dict(part.named_buffers(recurse=False))}.items():
+            same = {**vars(theirs[path]), **theirs[path]._buffers}.get(name) if path in theirs else None
+            if isinstance(tensor, Tensor) and isinstance(same, Tensor) and not torch.equal(tensor, same):
+                found.append(f"{path}.{name}".lstrip("."))
+    return found
 
 
 CHECK = Check(
