@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, Location
 from ..target import _influence as influence
 from ..target._check import Check
 from ..target._source import parsed_by
@@ -76,7 +76,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _judged(subject: Subject) -> Iterator[Finding]:
-    sights = _sights(subject)
+    sights = _visibility(subject)
     if not any(influence.off_diagonal(one.sees).any() for one in sights):
         raise Inapplicable("no output depends on another position's input")
     longer = [one for one in sights if one.length > _BATCH]  # as many as items, and they are taken for positions
@@ -96,23 +96,13 @@ def _items_meet(subject: Subject) -> bool:
     return bool((influence.difference(called(inputs), other)[1:] > called.noise).any())
 
 
-def _sights(subject: Subject) -> list[_HeadVisibility]:
-    found: list[_HeadVisibility] = []
-    raised: TargetError | None = None
-    for length in _lengths(subject):
-        try:
-            found += _seen_inside(subject, length) or _seen_outside(subject, length)
-        except TargetError as error:
-            raised = error
-    if not found and raised is not None:
-        raise raised
-    return found
-
-
-def _lengths(subject: Subject) -> list[int]:
-    window, most = subject.promise.window, subject.reading.max_length
-    wanted = {*_LENGTHS, *([] if window is None or window > 200 else [window + 3])}
-    return sorted(length for length in wanted if most is None or length <= most)
+def _visibility(subject: Subject) -> list[_HeadVisibility]:
+    window = subject.promise.window
+    lengths = {*_LENGTHS, *([] if window is None or window > 200 else [window + 3])}
+    found = influence.at_lengths(
+        subject, lengths, lambda length: _seen_inside(subject, length) or _seen_outside(subject, length) or None
+    )
+    return [one for each in found.values() for one in each]
 
 
 def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
@@ -238,7 +228,7 @@ def _windowed(subject: Subject, sights: Sequence[_HeadVisibility], line: Locatio
             yield _window_error(wrong[0], reach[wrong[0].head], promised, "its author promises", wrong, sights, line)
         return
     full = all(one.is_full for one in sights)
-    named, value = _told(subject)
+    named, value = _named_window(subject)
     if value is not None and not full and len(widths) == 1 and widths[0] not in (value, value - 1) and promised is None:
         one = next(sight for sight in sights if sight.length == longest)
         yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
@@ -367,7 +357,7 @@ def _band(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Findi
             return
 
 
-def _told(subject: Subject) -> tuple[str, int | None]:
+def _named_window(subject: Subject) -> tuple[str, int | None]:
     """A window that the target names itself: an attribute, of its configuration too, or a default."""
     for owner in (subject.target, getattr(subject.target, "config", None)):
         for name in _NAMES:

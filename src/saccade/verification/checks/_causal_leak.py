@@ -81,7 +81,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     """Whether it is, or should be, causal, and the finding of its leaks."""
-    whole = _by_pairs(subject)
+    # (B, H, L, L) how much each output changes with each input
+    whole = influence.at_lengths(subject, _SHORT, lambda length: influence.dependence(subject, length, _BATCH))
     if subject.promise.causal is None and (not _hides_later(list(whole.values())) or _shows_all(subject, max(whole))):
         found = _between_inside(subject)
         return bool(found), found
@@ -89,20 +90,6 @@ def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     leaks += [*_by_cuts(subject), *_otherwise(subject, max(whole))]
     leaks = [leak for leak in leaks if leak.sizes.any()]
     return True, [_finding(subject, leaks, whole)] if leaks else []
-
-
-def _by_pairs(subject: Subject) -> dict[int, Tensor]:
-    """(B, H, L, L) how much each output changes with each input, by length."""
-    found: dict[int, Tensor] = {}
-    raised: TargetError | None = None
-    for length in _lengths(subject, _SHORT):
-        try:
-            found[length] = influence.dependence(subject, length, _BATCH)
-        except TargetError as error:
-            raised = error
-    if not found and raised is not None:
-        raise raised
-    return found
 
 
 def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:
@@ -165,26 +152,20 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
     """Whether it is causal, or mostly so, in some item and head at some length. A pattern that is the same in both
     directions (a window, dilation, global tokens) is not."""
     long = [sizes for sizes in whole if sizes.shape[-1] > 3] or whole  # of two or three positions half is nearly all
-    each = [sizes[item, head][None, None] for sizes in long for item, head in _items_and_heads(sizes)]
+    each = [one[None, None] for sizes in long for one in sizes.flatten(0, 1)]
     some = [one for one in each if not bool(((one > 0) == (one > 0).mT).all())]
     return any(
-        influence.direction_of(one) == "causal" or influence.hides_most(one) or _is_inverted(one) for one in some
+        influence.direction_of(one) == "causal"
+        or influence.hides_most(one)
+        or not bool(influence.above_diagonal(one.mT).any())  # inverted: later inputs are seen and no earlier ones
+        for one in some
     )
-
-
-def _is_inverted(sizes: Tensor) -> bool:
-    """Whether later inputs are seen and no earlier ones."""
-    return not bool(influence.above_diagonal(sizes.mT).any())
 
 
 def _shows_all(subject: Subject, length: int) -> bool:
     """Whether nothing inside hides a key, though large logits leave some with next to no weight."""
     seen = self_attentions(subject, one_sequence(subject, _BATCH, length))
     return bool(seen) and all(bool(one.attends.all()) for one in seen)
-
-
-def _items_and_heads(sizes: Tensor) -> Iterator[tuple[int, int]]:
-    return ((item, head) for item in range(sizes.shape[0]) for head in range(sizes.shape[1]))
 
 
 def _between_inside(subject: Subject) -> list[Finding]:
@@ -203,7 +184,7 @@ def _between_inside(subject: Subject) -> list[Finding]:
             leak = _LeakSize(length, influence.above_diagonal(influence.dependence(subject, length)))
             if not leak.sizes.any():  # too faint for the dtype of the output
                 leak = _LeakSize(length, influence.above_diagonal(one.weights), "weight")
-            return [_told(subject, leak, cause)]
+            return [_described(subject, leak, cause)]
     return []
 
 
@@ -239,10 +220,10 @@ def _finding(subject: Subject, leaks: Sequence[_LeakSize], whole: dict[int, Tens
         whole = {**whole, leak.length: influence.dependence(subject, leak.length, _BATCH)}
         leak = _LeakSize(leak.length, influence.above_diagonal(whole[leak.length]))
     cause = _cause(subject, leak, plain, whole)
-    return _told(subject, leak, cause, leaks)
+    return _described(subject, leak, cause, leaks)
 
 
-def _told(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequence[_LeakSize] = ()) -> Finding:
+def _described(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequence[_LeakSize] = ()) -> Finding:
     item, head, row, column, size = leak.worst()
     where = [f"head {head}"] if leak.sizes.shape[1] > 1 else []
     where += [f"batch item {item}", f"length {leak.length}"]

@@ -8,9 +8,9 @@ Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ._subject import Subject
 
 Direction = Literal["causal", "bidirectional", "neither"]
 SEED = 20
+T = TypeVar("T")
 # In targets that are not repeatable, differences up to this multiple of what equal calls differ by are no influence.
 _NOISES = 16
 # Changes below this part of the output may be rounding: of that nothing is left in float64, and all of what leaks.
@@ -180,6 +181,27 @@ def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
     found = effects(called, inputs, side=sequence_side(subject))
     if subject.form == "cross" and not off_diagonal(found > 0).any():
         return effects(called, inputs, side="key")
+    return found
+
+
+def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int], T | None]) -> dict[int, T]:
+    """What `measure` gives at each of these lengths that the target takes.
+
+    Raises:
+        TargetError: it takes none of them.
+    """
+    found: dict[int, T] = {}
+    raised: TargetError | None = None
+    for length in sorted(wanted):
+        if length <= (subject.reading.max_length or length):
+            try:
+                measured = measure(length)
+            except TargetError as error:
+                raised = error
+            else:
+                found |= {} if measured is None else {length: measured}
+    if not found and raised is not None:
+        raise raised
     return found
 
 
