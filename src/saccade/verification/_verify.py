@@ -130,48 +130,41 @@ def _chosen(names: Iterable[str | Check] | None) -> list[Check]:
 
 
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
+    from .running import _job
     from .running._causes import explained
     from .running._child import ChildOutput, isolated
-    from .running._job import (
-        DIRECTIONS,
-        CallDescription,
-        CheckDone,
-        FoundReading,
-        RequestError,
-        StageBegun,
-        TargetUnusable,
-    )
 
     start, printed = time.perf_counter(), ""
-    called, looks = CallDescription("", ()), FoundReading(job.promise.causal, True)
+    called, looks = _job.CallDescription("", ()), _job.FoundReading(job.promise.causal, True)
     findings: list[Finding] = []
     outcomes: list[Outcome] = []
     messages: Iterable[Message | ChildOutput] = isolated(job, limits) if is_isolated else _in_this_process(job)
     for message in messages:
-        if isinstance(message, RequestError):
-            raise message.error from (_ChildTraceback(message.traceback) if message.traceback else None)
-        if isinstance(message, StageBegun) and progress is not None:
-            progress(len(outcomes), len(checks), message.name)
-        elif isinstance(message, CallDescription):
-            called = message
-        elif isinstance(message, FoundReading):
-            looks = message
-        elif isinstance(message, CheckDone):
-            outcomes.append(message.outcome)
-            findings += message.findings
-        elif isinstance(message, TargetUnusable):
-            findings.append(_nothing_works(message))
-        elif isinstance(message, ChildOutput):
-            printed = message.text
-    if printed:
-        findings.append(_it_prints(printed))
+        match message:
+            case _job.RequestError():
+                raise message.error from (_ChildTraceback(message.traceback) if message.traceback else None)
+            case _job.StageBegun():
+                if progress is not None:
+                    progress(len(outcomes), len(checks), message.name)
+            case _job.CallDescription():
+                called = message
+            case _job.FoundReading():
+                looks = message
+            case _job.CheckDone():
+                outcomes.append(message.outcome)
+                findings += message.findings
+            case _job.TargetUnusable():
+                findings.append(_nothing_works(message))
+            case ChildOutput():
+                printed = message.text
+    findings += [_it_prints(printed)] if printed else []
     if not looks.mixes and not any(one.family == "causal-blindness" for one in findings):
         findings.append(_no_attention())
     told, ended = explained(checks, findings, outcomes)
     promised, leaks = job.promise.causal, any(one.family == "causal-leak" for one in told if one.severity == "error")
-    found = () if promised is not None or looks.causal is None or leaks else (DIRECTIONS[looks.causal],)
+    found = () if promised is not None or looks.causal is None or leaks else (_job.DIRECTIONS[looks.causal],)
     return Report(
-        _name(job.target),
+        job.target if isinstance(job.target, str) else name_of(job.target),
         called.called,
         called.assumed + found,
         looks.causal if promised is None else promised,
@@ -248,10 +241,3 @@ def _no_attention() -> Finding:
         "Name the class or function that holds the attention, or give its last projection other weights than zeros.",
         {"mixes": False},
     )
-
-
-def _name(target: Any) -> str:
-    """A string as the user gave it, an object by its name."""
-    if isinstance(target, str):
-        return target
-    return name_of(target)
