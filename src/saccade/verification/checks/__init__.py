@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..target._check import Check
 from . import _causal_blindness as causal_blindness
 from . import _causal_leak as causal_leak
@@ -18,22 +20,8 @@ from . import _softmax as softmax
 from . import _weights as weights
 from . import cache, mask_meaning, mixing, model
 
-CHECKS: tuple[Check, ...] = (
-    scale.CHECK,
-    softmax.CHECK,
-    causal_leak.CHECK,
-    causal_blindness.CHECK,
-    mask_meaning.CHECK,
-    padding.CHECK,
-    mixing.CHECK,
-    order.CHECK,
-    cache.CHECK,
-    precision.CHECK,
-    gradients.CHECK,
-    dropout.CHECK,
-    robustness.CHECK,
-    placement.CHECK,
-    compile.CHECK,
-    weights.CHECK,
-    model.CHECK,
+_IN_ORDER: tuple[Any, ...] = (
+    *(scale, softmax, causal_leak, causal_blindness, mask_meaning, padding, mixing, order, cache, precision, gradients),
+    *(dropout, robustness, placement, compile, weights, model),
 )
+CHECKS: tuple[Check, ...] = tuple(one.CHECK for one in _IN_ORDER)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..findings._finding import Finding, Inapplicable, Location
+from ..findings._finding import Finding, Inapplicable, Location, Severity
 from ..target import _influence as influence
 from ..target._check import Check
 from ..target._source import parsed_by
@@ -386,7 +386,7 @@ def _which(one: _HeadVisibility, among: Sequence[_HeadVisibility], sights: Seque
 
 
 def _finding(
-    severity: str,
+    severity: Severity,
     message: str,
     mend: str,
     one: _HeadVisibility,
@@ -396,16 +396,8 @@ def _finding(
 ) -> Finding:
     hidden = (~one.lower & torch.ones_like(one.lower).tril()).nonzero().tolist()
     evidence = {"length": one.length, "head": one.head, "hidden": hidden[:20], "how_many": len(hidden), **(more or {})}
-    return Finding(
-        "causal-blindness",
-        "causal-blindness",
-        severity,  # type: ignore[arg-type]
-        message,
-        (effect or _EFFECT) if severity != "note" else "",
-        mend,
-        evidence,
-        line,
-    )
+    effect = (effect or _EFFECT) if severity != "note" else ""
+    return Finding("causal-blindness", "causal-blindness", severity, message, effect, mend, evidence, line)
 
 
 CHECK = Check(

@@ -60,12 +60,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     with on.training():
         runs = [follow_randomness(on, inputs, seed=seed) for seed in range(DRAWS)]
-    found = (
-        list(_on_the_wrong_thing(runs))
-        or list(_of_weights(runs, still, bool(rates)))
-        or list(_inactive(subject, rates, runs))
-    )
-    yield from found
+    found = list(_on_the_wrong_thing(runs)) or list(_of_weights(runs, still, bool(rates)))
+    yield from found or _inactive(subject, rates, runs)
 
 
 def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subject | None, Subject]:

@@ -117,13 +117,8 @@ def _ignoring(still: ScaleIndifference) -> Finding:
 def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
     """Sizes that differ from one another and from all widths, as far as the target takes them."""
     reading = subject.reading
-    taken = {
-        reading.width,
-        reading.heads,
-        reading.value_width,
-        reading.context_width,
-        reading.width // (reading.heads or 1),
-    }
+    heads = reading.heads
+    taken = {reading.width, heads, reading.value_width, reading.context_width, reading.width // (heads or 1)}
     lengths = [length for length in _LENGTHS if length not in taken and length <= (reading.max_length or length)]
     length, other = (lengths + [reading.max_length or 2] * 2)[:2]
     tries: list[tuple[Subject, int, int | None]] = [(subject, length, other), (subject, length, None)]

@@ -235,7 +235,6 @@ def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | 
         _NO_DISTRIBUTION,
         _MEND,
         {"output": out[item, head, row, channel].item()},
-        None,
     )
 
 

@@ -94,16 +94,8 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
         mend = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
     elif ": it takes a batch of" in lowered:
         mend = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
-    return Finding(
-        name,
-        "robustness" if check is None else check.family,
-        "error",
-        f"A call of it raised {error}",
-        "Nothing more of this promise could be tested.",
-        mend,
-        evidence,
-        location,
-    )
+    family, effect = "robustness" if check is None else check.family, "Nothing more of this promise could be tested."
+    return Finding(name, family, "error", f"A call of it raised {error}", effect, mend, evidence, location)
 
 
 def _broke_off(check: Check, error: Exception) -> Finding:

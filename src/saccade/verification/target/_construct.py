@@ -50,6 +50,8 @@ _USUAL = {
     "device": r"device|dtype",
 }
 
+_CONFIG = r"(model_|gpt_|attn_)?(config|cfg|conf|args|params|hparams|opt|options)"
+
 
 def construct(
     target: type, given: Mapping[str, Any], hints: Hints | None = None, promise: Promise | None = None, seed: int = 0
@@ -110,9 +112,10 @@ def _arguments(
         if name in taken:
             continue
         if one.default is one.empty:
-            if _is_config(one):
+            if re.fullmatch(_CONFIG, name):
                 taken[name] = _config(target, one, sizes, rest)
-                used |= {own for own in rest if _has(taken[name], own)}
+                own = taken[name]
+                used |= {one for one in rest if (one in own if isinstance(own, dict) else hasattr(own, one))}
             else:
                 taken[name] = _required(target, name, sizes)
         elif _kind(name) == "dropout" and one.default == 0.0 and not isinstance(one.default, bool):
@@ -120,10 +123,6 @@ def _arguments(
         elif told := sizes.told(name):
             taken[name] = told
     return taken, {name: value for name, value in rest.items() if name not in used}
-
-
-def _has(config: Any, name: str) -> bool:
-    return name in config if isinstance(config, dict) else hasattr(config, name)
 
 
 def _of_forward(target: type, name: str) -> bool:
@@ -145,9 +144,8 @@ class _UsualSizes:
         kind = _kind(name)
         if kind == "causal" and self.promise.causal is not None and name not in ("mask", "masked"):
             return self.promise.causal
-        return (
-            {"width": self.hints.embed_dim, "heads": self.hints.num_heads}.get(kind) if self.hints.embed_dim else None
-        )
+        hinted = {"width": self.hints.embed_dim, "heads": self.hints.num_heads}
+        return hinted.get(kind) if self.hints.embed_dim else None
 
     def of(self, name: str) -> Any:
         """A value for a name that says what it is; KeyError where it does not."""
@@ -188,13 +186,6 @@ def _required(target: type, name: str, sizes: _UsualSizes) -> Any:
             f"{target.__name__} must be given {name!r}, and its name does not say what it is",
             [(f"give {name} to the constructor", f"--arg {name}=VALUE")],
         ) from None
-
-
-def _is_config(parameter: inspect.Parameter) -> bool:
-    return (
-        re.fullmatch(r"(model_|gpt_|attn_)?(config|cfg|conf|args|params|hparams|opt|options)", parameter.name)
-        is not None
-    )
 
 
 def _config(target: type, parameter: inspect.Parameter, sizes: _UsualSizes, given: Mapping[str, Any]) -> Any:
@@ -247,22 +238,9 @@ def _annotated(target: type, parameter: inspect.Parameter) -> type | None:
 
 def _nearby(target: type) -> type | None:
     """The one dataclass of the class's own file whose name says it is a configuration."""
-    module = sys.modules.get(target.__module__)
-    found = (
-        [
-            one
-            for name, one in vars(module).items()
-            if inspect.isclass(one)
-            and dataclasses.is_dataclass(one)
-            and re.search(
-                r"config|args|cfg|params",
-                name,
-                re.IGNORECASE,
-            )
-        ]
-        if module
-        else []
-    )
+    module = sys.modules.get(target.__module__, SimpleNamespace())
+    named = [one for name, one in vars(module).items() if re.search("config|args|cfg|params", name.lower())]
+    found = [one for one in named if inspect.isclass(one) and dataclasses.is_dataclass(one)]
     return found[0] if len(found) == 1 else None
 
 

@@ -52,11 +52,8 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
         target = RotaryLayer(layer, _rotary(file, config)).eval()
     mask = "attention_mask" if isinstance(target, RotaryLayer) else named(taken, ("attention_mask", "mask"))
     width = getattr(config, "hidden_size", None) or config.d_model
-    constants = (
-        {mask: None}
-        if mask and inspect.signature(target.forward).parameters[mask].default is inspect.Parameter.empty
-        else {}
-    )
+    required = mask and inspect.signature(target.forward).parameters[mask].default is inspect.Parameter.empty
+    constants = {mask: None} if mask and required else {}
     returned = guarded(target, torch.zeros(2, 5, width, dtype=next(layer.parameters()).dtype), **constants)
     out = None if isinstance(returned, Tensor) else 0
     reading = Reading(

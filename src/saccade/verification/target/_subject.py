@@ -92,12 +92,10 @@ class Subject:
             TargetError: the target raised.
         """
         first = next(iter(inputs.tensors.values()))
-        # A function has no parameters that say a dtype: what it is given in every call goes with its inputs.
-        reading = (
-            self.reading
-            if self.module is not None or inputs.vocabulary
-            else _as(self.reading, first.dtype, first.device)
-        )
+        reading = self.reading
+        if self.module is None and not inputs.vocabulary:
+            # A function has no parameters that say a dtype: what it is given in every call goes with its inputs.
+            reading = _as(reading, first.dtype, first.device)
         return CallResult(*call(self.target, reading, CallRequest(inputs, pairs, padding, self.flagged)))
 
     def takes(self, axes: str) -> bool:

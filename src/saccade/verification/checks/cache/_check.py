@@ -191,12 +191,10 @@ def _explained(subject: Subject, whole: _ParallelPass, found: _CacheDifference) 
         where = _line(subject, _WRITTEN)
         mend = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
         if where is None and (cut := _cutting(subject, found.position, len(seen))) is not None:
-            where, mend = (
-                cut,
-                (
-                    f"Keep all that the whole sees: cut nothing off. If a window of {len(seen)} is meant, the whole "
-                    "needs its mask, too: (i - j >= 0) & (i - j < window)."
-                ),
+            where = cut
+            mend = (
+                f"Keep all that the whole sees: cut nothing off. If a window of {len(seen)} is meant, the whole "
+                "needs its mask, too: (i - j >= 0) & (i - j < window)."
             )
     elif extra:
         what = f"it depends on position {extra[0]}, which the whole does not see"

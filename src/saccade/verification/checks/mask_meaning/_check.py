@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Inapplicable, Location, TargetError
+from ...findings._finding import Finding, Inapplicable, Location, Severity, TargetError
 from ...target import _influence as influence
 from ...target._check import Check
 from ...target._influence import is_causal
@@ -121,19 +121,9 @@ def _misfit(probe: MaskArgumentProbe) -> Iterator[Finding]:
         f"Under a random mask output {row} {'depends on input' if sees else 'does not see input'} {column}, which the "
         f"mask {'hides from' if sees else 'shows'} it ({where}). {defect.words}"
     )
-    line = line_of(probe, defect)
-    yield _finding(
-        subject,
-        mask,
-        replace(defect, words=example),
-        {
-            "pairs": [pair[2:] for pair in wrong.nonzero().tolist()[:20]],
-            "how_many": int(wrong.sum()),
-            "argument": mask.argument,
-            "axes": mask.axes,
-        },
-        line,
-    )
+    pairs = [pair[2:] for pair in wrong.nonzero().tolist()]
+    evidence = {"pairs": pairs[:20], "how_many": len(pairs), "argument": mask.argument, "axes": mask.axes}
+    yield _finding(subject, mask, replace(defect, words=example), evidence, line_of(probe, defect))
 
 
 def _probe(
@@ -231,16 +221,8 @@ def _alike_sizes(probe: MaskArgumentProbe) -> list[Finding]:
                 "what the mask shows: it is broadcast along the wrong axis.",
                 "mask[:, None] makes (B, Lq, Lk) fit scores of shape (B, H, Lq, Lk)",
             )
-            line = line_of(other, defect)
-            return [
-                _finding(
-                    probe.subject,
-                    probe.mask,
-                    defect,
-                    {"argument": probe.mask.argument, "batch": batch, "heads": heads},
-                    line,
-                )
-            ]
+            evidence = {"argument": probe.mask.argument, "batch": batch, "heads": heads}
+            return [_finding(probe.subject, probe.mask, defect, evidence, line_of(other, defect))]
     return []
 
 
@@ -250,10 +232,10 @@ def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
     if mask.meaning != "ignore" or mask.documented == "ignore" or probe.subject.promise.mask == "ignore":
         return
     if "padding" in name:
-        words, severity = f"True in `{name}` means ignore, as in nn.MultiheadAttention; {_SDPA}.", "note"
+        words = f"True in `{name}` means ignore, as in nn.MultiheadAttention; {_SDPA}."
     else:
         words = f"True in `{name}` means ignore, and nothing says so; {_SDPA}, and nn.MultiheadAttention True = ignore."
-        severity = "warning"
+    severity: Severity = "note" if "padding" in name else "warning"
     defect = MaskDefect(words, "Say it in the docstring, or take True = attend: " + MEND, severity)
     yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
 
@@ -331,16 +313,8 @@ def _finding(
     subject: Subject, mask: MaskReading, defect: MaskDefect, evidence: Mapping[str, object], line: Location | None
 ) -> Finding:
     words = defect.words[:1].upper() + defect.words[1:]
-    return Finding(
-        "mask-meaning",
-        "mask-meaning",
-        defect.severity,  # type: ignore[arg-type]
-        words,
-        _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER,
-        defect.mend,
-        evidence,
-        line,
-    )
+    effect = _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER
+    return Finding("mask-meaning", "mask-meaning", defect.severity, words, effect, defect.mend, evidence, line)
 
 
 CHECK = Check(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...._seeding import seeded
-from ...findings._finding import Inapplicable, Location, TargetError
+from ...findings._finding import Inapplicable, Location, Severity, TargetError
 from ...target import _influence as influence
 from ...target._inputs import NamedInputs
 from ...target._reading import MaskReading
@@ -63,7 +63,7 @@ class MaskArgumentProbe:
 class MaskDefect:
     words: str
     mend: str = MEND
-    severity: str = "error"
+    severity: Severity = "error"
 
 
 def masks_of(mask: MaskReading, given: Tensor, inputs: NamedInputs) -> dict[str, Any]:

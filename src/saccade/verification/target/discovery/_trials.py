@@ -54,11 +54,8 @@ class TargetTrials:
         try:
             if "B" not in reading.layout:
                 inputs = inputs.items([0])
-                inputs = (
-                    inputs.map(lambda one: one[:, :1])
-                    if reading.form == "attention" and "H" not in reading.layout
-                    else inputs
-                )
+                if reading.form == "attention" and "H" not in reading.layout:
+                    inputs = inputs.map(lambda one: one[:, :1])
             return invoke(self.target, reading, CallRequest(inputs))
         except Inapplicable:
             return None
