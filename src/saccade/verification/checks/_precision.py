@@ -4,13 +4,13 @@ What rounding explains is measured on the target itself: in float64, inputs and 
 half precision, and the output moves with them (a backward error; Higham, Accuracy and Stability, 1.5). No knowledge of
 what the target computes is needed, and a large scale or a deep module gets the tolerance that it deserves.
 
-Shape legend: those of the target's inputs; outputs (B, L, E) or (B, H, L, D).
+Shape legend: outputs (B, L, E) or (B, H, L, D).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._operations import WatchedOperations
 from ..target._subject import Subject
-from ..tracing._trace import traced
+from ..tracing._visible import steps_of
 
 _finding = partial(Finding, "precision", "precision")
 _error = partial(Finding, "precision", "precision", "error")
@@ -47,8 +47,7 @@ class _InputRange:
 
     words: str
     inputs: NamedInputs
-    pairs: Tensor | None = None
-    padding: Tensor | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict)
     rare: bool = False  # large enough to be worth a warning, no error
     only: torch.dtype | None = None  # the dtype that it is for
 
@@ -103,31 +102,26 @@ def _cases(subject: Subject) -> Iterator[_InputRange]:
     if subject.takes("B"):
         padding = torch.ones(2, square.key_length, dtype=torch.bool, device=subject.device)
         padding[1, -3:] = False
-        yield _InputRange("padding", square, padding=padding)
+        yield _InputRange("padding", square, {"padding": padding})
     if subject.takes("Q"):
         pairs = torch.ones(7, square.key_length, dtype=torch.bool, device=subject.device).tril()
-        yield _InputRange("a causal mask", square, pairs=pairs)
+        yield _InputRange("a causal mask", square, {"pairs": pairs})
     if subject.form == "attention":
         large = subject.inputs(1, 7, spread=32.0)
         value = subject.inputs(1, 7)["value"]
-        same = {"query": _like(large["key"], large["query"]), "key": large["key"], "value": value}
+        groups = large["query"].shape[1] // large["key"].shape[1]
+        same = {"query": large["key"].repeat_interleave(groups, 1), "key": large["key"], "value": value}
         yield _InputRange("queries equal to keys, of standard deviation 32", NamedInputs(same), rare=True)
 
 
-def _like(key: Tensor, query: Tensor) -> Tensor:
-    """The keys, repeated to the query heads."""
-    return key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-
-
 def _steady(subject: Subject, case: _InputRange) -> bool:
-    with torch.no_grad():
-        first, again = _call(subject, case), _call(subject, case)
+    first, again = _call(subject, case), _call(subject, case)
     return torch.equal(first, again) or not first.isfinite().all()
 
 
 def _call(subject: Subject, case: _InputRange) -> Tensor:
     with torch.no_grad():
-        return subject(case.inputs, pairs=case.pairs, padding=case.padding).out
+        return subject(case.inputs, **case.masks).out
 
 
 def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_InputRange, ...]) -> Iterator[Finding]:
@@ -193,7 +187,8 @@ def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
         exact = subject.to(torch.float64)
         inputs = subject.inputs(2, min(64, subject.reading.max_length or 64)).to(torch.float64)
         before = _call(exact, _InputRange("", inputs))
-        change = {size: _call(exact, _InputRange("", _all_moved(inputs, size))) - before for size in (*SMALL, LARGE)}
+        moved = {size: inputs.map(lambda one, by=size: _moved(one, by, 3)) for size in (*SMALL, LARGE)}  # type: ignore[misc]
+        change = {size: _call(exact, _InputRange("", one)) - before for size, one in moved.items()}
     except TargetError:
         return None  # told by robustness
     if before.dtype != torch.float64 or not before.isfinite().all():
@@ -206,10 +201,6 @@ def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
     with WatchedOperations(_is_half) as lowering:
         _call(exact, _InputRange("", inputs))
     return {"share_unmoved": round(unmoved, 4), "jump": round(by, 2)}, lowering.first_line
-
-
-def _all_moved(inputs: NamedInputs, size: float) -> NamedInputs:
-    return inputs.map(lambda one: _moved(one, size, 3))
 
 
 def _is_half(operation: Any, given: tuple[Any, ...], result: Any) -> bool:
@@ -297,11 +288,9 @@ def _constant(error: TargetError, dtype: torch.dtype) -> Finding:
 
 
 def _line(wide: _WidenedCall, *names: str) -> Location | None:
-    try:
-        case = wide.case
-        return traced(wide.subject, case.inputs, pairs=case.pairs, padding=case.padding).line(*names)
-    except (Inapplicable, TargetError):
-        return None
+    steps = steps_of(wide.subject, wide.case.inputs, **wide.case.masks)
+    found = [step.location for step in steps if step.name in names and step.location is not None]
+    return found[-1] if found else None
 
 
 CHECK = Check(

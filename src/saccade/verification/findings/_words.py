@@ -36,8 +36,6 @@ def plain(value: Any) -> Any:
 
 
 MEMORY_WORDS = ("can't allocate memory", "cannot allocate memory", "memoryerror", "out of memory", "bad_alloc")
-
-
 GPU_WORDS = (
     "not compiled with cuda",
     "no cuda gpus",
@@ -63,4 +61,9 @@ def spans(numbers: Sequence[int]) -> str:
     words = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     if len(words) > 4:
         return f"{', '.join(words[:3])} and others"
+    return joined(words)
+
+
+def joined(words: Sequence[str]) -> str:
+    """ "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

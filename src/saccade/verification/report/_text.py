@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..findings._finding import Finding, Location, Outcome
 from ..findings._results import Results
-from ..findings._words import shown_path
+from ..findings._words import joined, shown_path
 
 WIDTH = 100
 
@@ -118,11 +118,6 @@ def label(finding: Finding) -> str:
 
     own = any(check.name == finding.check and check.family == finding.family for check in CHECKS)
     return finding.check if own else finding.family
-
-
-def joined(words: Sequence[str]) -> str:
-    """ "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def place(location: Location) -> str:

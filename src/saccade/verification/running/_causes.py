@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..findings._finding import Finding, Outcome
+from ..findings._words import joined
 from ..target._check import Check
 
 _SIZES = {"batch", "length"}
@@ -133,8 +134,7 @@ def _reached(name: str, near: dict[str, list[str]]) -> set[str]:
 
 
 def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
-    words = causes[0] if len(causes) == 1 else f"{', '.join(causes[:-1])} and {causes[-1]}"
-    told = f"{finding.message.rstrip('.')}. Probably follows from {words}."
+    told = f"{finding.message.rstrip('.')}. Probably follows from {joined(causes)}."
     return replace(finding, severity="note", message=told, mend="")  # what mends the cause mends it
 
 

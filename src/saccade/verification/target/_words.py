@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..findings._words import joined
 from ._kinds import name_of
 from ._reading import MaskReading, Reading
 from ._subject import Subject
@@ -49,8 +50,7 @@ def _shapes(reading: Reading, inputs: list[str]) -> str:
     for width in dict.fromkeys(widths):
         own = [one for one, wide in zip(inputs, widths, strict=True) if wide == width]
         shape = ", ".join(_AXES.get(axis) or str(width) for axis in reading.layout)
-        named = own[0] if len(own) == 1 else f"{', '.join(own[:-1])} and {own[-1]} each"
-        parts.append(f"{named} ({shape})")
+        parts.append(f"{joined(own)}{' each' if len(own) > 1 else ''} ({shape})")
     return " and ".join(parts)
 
 

@@ -30,7 +30,7 @@ class CacheDefect:
     of: str = ""  # "key" or "value"
 
 
-_POSITIONS = (
+POSITIONS = (
     "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
     "embeddings and biases alike."
 )
@@ -47,7 +47,7 @@ def wrongly_kept(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], po
         return None
     query = step.query[:, :, row], whole.query[:, :, position]
     if not _close(*query):
-        return CacheDefect(_query(*query, position), _POSITIONS, "order")
+        return CacheDefect(_query(*query, position), POSITIONS, "order")
     for name, own, expected in (("key", step.key, whole.key), ("value", step.value, whole.value)):
         found = _rows(own, expected[:, :, : position + 1])
         missing = [j for j in range(position + 1) if found[j] is None and _visible(whole, position, j)]
@@ -101,7 +101,7 @@ def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], p
         return CacheDefect(
             f"the {name} of position {position} itself is not as in the whole, though its input is the same: it is "
             "taken to stand at another position, or is not written before it is read",
-            _POSITIONS,
+            POSITIONS,
             "order",
         )
     words = _what_stands_there(own, expected, missing[0], position)

@@ -21,7 +21,7 @@ from ...target._inputs import NamedInputs
 from ...target._steady import exact, steady, tolerance
 from ...target._subject import Subject
 from ...tracing._trace import TraceStep, traced
-from ._cache_defects import wrongly_kept
+from ._cache_defects import POSITIONS, wrongly_kept
 from ._inside import not_emptied_line, written_line
 
 _NAME = "cache"
@@ -69,12 +69,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
     # found once, as every copy would find it again
     promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=is_causal(subject))
     plain = replace(exact(subject), promise=promise)
-    whole = _whole(plain)
     for way in _ways(plain):
         inputs = _inputs(plain, sum(way.sizes))
-        expected = whole(plain, inputs)
+        expected = _at_once(plain, inputs)
         try:
-            got = in_pieces(CachedDecoder(plain.fresh()), inputs, way.sizes)
+            got = _in_pieces(plain, inputs, way)
         except UnreadableResult as error:
             raise Inapplicable(
                 f"given {way.words}, {error.error}: say in Python how its cache is used, "
@@ -85,31 +84,24 @@ def _run(subject: Subject) -> Iterator[Finding]:
             return
         found = _difference(plain, inputs, expected, got, way)
         if found is not None:
-            yield from _explained(plain, whole, found)
+            yield from _explained(plain, found)
             return
-    yield from _beyond(plain, whole)
-    yield from _second_sequence(plain, whole)
+    yield from _beyond(plain)
+    yield from _second_sequence(plain)
 
 
-@dataclass(frozen=True, eq=False)
-class _ParallelPass:
-    """How the target computes a whole sequence at once, causally."""
-
-    masked: bool  # a causal mask has to be given
-
-    def __call__(self, subject: Subject, inputs: NamedInputs) -> Tensor:
-        if not self.masked:
-            return steady(subject, inputs).out
-        triangle = torch.ones(inputs.length, inputs.length, dtype=torch.bool).tril()
-        return steady(subject, inputs, pairs=triangle).out
+def _in_pieces(subject: Subject, inputs: NamedInputs, way: _SequenceSplit) -> Tensor:
+    return in_pieces(CachedDecoder(subject.fresh()), inputs, way.sizes)
 
 
-def _whole(subject: Subject) -> _ParallelPass:
-    if subject.form != "cross" and not is_causal(subject):
-        if not subject.takes("Q"):
-            raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
-        return _ParallelPass(True)
-    return _ParallelPass(False)
+def _at_once(subject: Subject, inputs: NamedInputs) -> Tensor:
+    """What the target gives for a whole sequence, causally: with a mask where it needs one."""
+    if subject.form == "cross" or is_causal(subject):
+        return steady(subject, inputs).out
+    if not subject.takes("Q"):
+        raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
+    triangle = torch.ones(inputs.length, inputs.length, dtype=torch.bool).tril()
+    return steady(subject, inputs, pairs=triangle).out
 
 
 def _ways(subject: Subject) -> Iterator[_SequenceSplit]:
@@ -126,11 +118,9 @@ def _inputs(subject: Subject, length: int, seed: int = 0) -> NamedInputs:
     return subject.one_sequence(subject.inputs(2, length, seed=seed))
 
 
-def _compared(subject: Subject, whole: _ParallelPass, way: _SequenceSplit) -> _CacheDifference | None:
+def _compared(subject: Subject, way: _SequenceSplit) -> _CacheDifference | None:
     inputs = _inputs(subject, sum(way.sizes))
-    return _difference(
-        subject, inputs, whole(subject, inputs), in_pieces(CachedDecoder(subject.fresh()), inputs, way.sizes), way
-    )
+    return _difference(subject, inputs, _at_once(subject, inputs), _in_pieces(subject, inputs, way), way)
 
 
 def _difference(
@@ -163,8 +153,8 @@ def _raises(way: _SequenceSplit, error: TargetError) -> Finding:
 # --- what a difference comes from
 
 
-def _explained(subject: Subject, whole: _ParallelPass, found: _CacheDifference) -> Iterator[Finding]:
-    seen, expected = _seen(subject, whole, found)
+def _explained(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
+    seen, expected = _seen(subject, found)
     missing = sorted(set(expected) - set(seen))
     extra = sorted(set(seen) - set(expected))
     start, stop = found.piece
@@ -201,43 +191,40 @@ def _explained(subject: Subject, whole: _ParallelPass, found: _CacheDifference) 
         where = _line(subject, ("getitem", "narrow"), _MASKED)
         mend = "Cut the cache to the window: k = k[..., -window:, :], v likewise; or mask what is older."
     else:
-        yield from _numbers_differ(subject, whole, found, seen)
+        yield from _numbers_differ(subject, found, seen)
         return
     yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected}, _NAME, where)
 
 
-def _seen(subject: Subject, whole: _ParallelPass, found: _CacheDifference) -> tuple[list[int], list[int]]:
+def _seen(subject: Subject, found: _CacheDifference) -> tuple[list[int], list[int]]:
     """The positions that the output depends on, in pieces and at once."""
     inputs = _inputs(subject, sum(found.way.sizes))
     rows: tuple[list[int], list[int]] = ([], [])
-    first = (in_pieces(CachedDecoder(subject.fresh()), inputs, found.way.sizes), whole(subject, inputs))
+    first = (_in_pieces(subject, inputs, found.way), _at_once(subject, inputs))
     side = "query" if subject.form == "cross" else "both"
     for position in range(inputs.length):
         other = inputs.changed([position], side)  # type: ignore[arg-type]
-        outs = (in_pieces(CachedDecoder(subject.fresh()), other, found.way.sizes), whole(subject, other))
+        outs = (_in_pieces(subject, other, found.way), _at_once(subject, other))
         for row, before, after in zip(rows, first, outs, strict=True):
             if not torch.equal(before[..., found.position, :], after[..., found.position, :]):
                 row.append(position)
     return rows
 
 
-def _numbers_differ(
-    subject: Subject, whole: _ParallelPass, found: _CacheDifference, seen: list[int]
-) -> Iterator[Finding]:
+def _numbers_differ(subject: Subject, found: _CacheDifference, seen: list[int]) -> Iterator[Finding]:
     """The right positions are seen, with other numbers."""
     kept = wrongly_kept(subject, _inputs(subject, sum(found.way.sizes)), found.way.sizes, found.position)
     if kept is not None:
         where = _counting(subject) if kept.family == "order" else _line_of(subject, kept.of)
         yield _finding(subject, found, kept.what, kept.mend, {"sees": seen}, kept.family, where)
         return
-    if _order_is_lost(subject, whole, found):
+    if _order_is_lost(subject, found):
         yield _finding(
             subject,
             found,
             "the order of earlier positions does not matter in pieces, but does in the whole: every piece counts its "
             "positions from 0",
-            "Begin where the cache ends: positions = torch.arange(past_length, past_length + L), for rotations, "
-            "embeddings and biases alike.",
+            POSITIONS,
             {"sees": seen},
             "order",
             _counting(subject),
@@ -256,7 +243,7 @@ def _numbers_differ(
     )
 
 
-def _order_is_lost(subject: Subject, whole: _ParallelPass, found: _CacheDifference) -> bool:
+def _order_is_lost(subject: Subject, found: _CacheDifference) -> bool:
     """Whether exchanging two earlier positions leaves the output in pieces as it is, while it changes the whole."""
     start, _ = found.piece
     if start < 2:
@@ -267,10 +254,7 @@ def _order_is_lost(subject: Subject, whole: _ParallelPass, found: _CacheDifferen
         return False
     swapped = inputs.permuted(order, "query" if subject.form == "cross" else "both")
     same = []
-    for run in (
-        lambda one: in_pieces(CachedDecoder(subject.fresh()), one, found.way.sizes),
-        lambda one: whole(subject, one),
-    ):
+    for run in (lambda one: _in_pieces(subject, one, found.way), lambda one: _at_once(subject, one)):
         before, after = (run(one)[..., found.position, :] for one in (inputs, swapped))
         same.append(float((before - after).abs().max()) <= tolerance(subject, inputs, before))
     return same == [True, False]
@@ -381,14 +365,14 @@ def _line_of(subject: Subject, side: str) -> Location | None:
 # --- longer sequences, and a second one
 
 
-def _beyond(subject: Subject, whole: _ParallelPass) -> Iterator[Finding]:
+def _beyond(subject: Subject) -> Iterator[Finding]:
     """Past the point where a window or a cache made beforehand is full."""
     length = _full_at(subject)
     if length <= _LENGTH:
         return
     way = _SequenceSplit("one position at a time", (1,) * length)
     try:
-        found = _compared(subject, whole, way)
+        found = _compared(subject, way)
     except TargetError as error:
         longest = subject.reading.max_length
         if longest is not None and length > longest:
@@ -402,7 +386,7 @@ def _beyond(subject: Subject, whole: _ParallelPass) -> Iterator[Finding]:
         )
         return
     if found is not None:
-        yield from _explained(subject, whole, found)
+        yield from _explained(subject, found)
 
 
 def _full_at(subject: Subject) -> int:
@@ -414,7 +398,7 @@ def _full_at(subject: Subject) -> int:
     return min(max(sizes), _MOST, subject.reading.max_length or _MOST)
 
 
-def _second_sequence(subject: Subject, whole: _ParallelPass) -> Iterator[Finding]:
+def _second_sequence(subject: Subject) -> Iterator[Finding]:
     """A new sequence after one that was kept."""
     copy = subject.fresh()
     decoder = CachedDecoder(copy)
@@ -432,7 +416,7 @@ def _second_sequence(subject: Subject, whole: _ParallelPass) -> Iterator[Finding
     decoder.reset()
     where = not_emptied_line(subject, copy) or _line(subject, _WRITTEN, _JOINED)
     inputs = _inputs(subject, 5)
-    expected = whole(subject, inputs)
+    expected = _at_once(subject, inputs)
     try:
         got = in_pieces(decoder, inputs, way.sizes)
     except TargetError as error:
