@@ -68,27 +68,27 @@ def _run(subject: Subject) -> Iterator[Finding]:
     reasons = []
     for one in asked:
         try:
-            yield from _judged(one)
+            yield from _findings_of(one)
         except Inapplicable as reason:
             reasons.append(str(reason))
     if len(reasons) == len(asked):
         raise Inapplicable(reasons[-1])
 
 
-def _judged(subject: Subject) -> Iterator[Finding]:
-    sights = _visibility(subject)
-    if not any(influence.off_diagonal(one.sees).any() for one in sights):
+def _findings_of(subject: Subject) -> Iterator[Finding]:
+    views = _visibility(subject)
+    if not any(influence.off_diagonal(one.sees).any() for one in views):
         raise Inapplicable("no output depends on another position's input")
-    longer = [one for one in sights if one.length > _BATCH]  # as many as items, and they are taken for positions
-    if longer and all(one.distances() == [0] for one in longer) and _items_meet(subject):
+    longer = [one for one in views if one.length > _BATCH]  # as many as items, and they are taken for positions
+    if longer and all(one.distances() == [0] for one in longer) and _items_mix(subject):
         raise Inapplicable("no output depends on another position's input, but on other batch items, see mixing")
     if influence.is_causal(subject):
-        yield from _causal(subject, sights)
+        yield from _causal(subject, views)
     else:
-        yield from _bidirectional(subject, sights)
+        yield from _bidirectional(subject, views)
 
 
-def _items_meet(subject: Subject) -> bool:
+def _items_mix(subject: Subject) -> bool:
     """Whether a batch item changes the output of another."""
     inputs = subject.one_sequence(subject.inputs(_BATCH, 3))
     called = influence.steady(subject, inputs)
@@ -130,32 +130,32 @@ def _seen_outside(subject: Subject, length: int) -> list[_HeadVisibility]:
     ]
 
 
-def _causal(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Finding]:
-    inputs = one_sequence(subject, _BATCH, max(one.length for one in sights))
+def _causal(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Finding]:
+    inputs = one_sequence(subject, _BATCH, max(one.length for one in views))
     steps = steps_of(subject, inputs)
-    line = next((one.line for one in sights if one.line is not None), None) or masking_line(steps, inputs)
+    line = next((one.line for one in views if one.line is not None), None) or masking_line(steps, inputs)
     made = shaping_line(steps, inputs) or line
-    strict = [one for one in sights if one.length > 1 and not one.lower.diagonal()[1:].any()]
+    strict = [one for one in views if one.length > 1 and not one.lower.diagonal()[1:].any()]
     if strict:
         everywhere = len({one.head for one in strict}) == strict[0].heads
-        yield _strict(strict, sights, made if everywhere else line)
+        yield _without_own(strict, views, made if everywhere else line)
         return
-    odd = [one for one in sights if one.distances() is None or _skips_neighbour(one)]
+    odd = [one for one in views if one.distances() is None or _skips_neighbour(one)]
     if odd:
-        yield _odd(odd, sights, made)
+        yield _irregular(odd, views, made)
         return
-    yield from _windowed(subject, sights, made)
+    yield from _windowed(subject, views, made)
 
 
-def _strict(strict: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility], line: Location | None) -> Finding:
-    one = max(strict, key=lambda sight: (sight.length <= 7, sight.length))
+def _without_own(strict: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility], line: Location | None) -> Finding:
+    one = max(strict, key=lambda view: (view.length <= 7, view.length))
     row = one.length - 1
     alone = not bool(one.lower[0].any())
     first = " Output 0 then sees nothing at all, which gives NaN or an average over everything." if alone else ""
     return _finding(
         "error",
         f"Output {row} gives weight exactly 0 to input {row}, its own position"
-        f"{_which(one, strict, sights)}, as every output after the first: the triangle of the mask leaves out its "
+        f"{_where(one, strict, views)}, as every output after the first: the triangle of the mask leaves out its "
         f"diagonal.{first}",
         _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))',
         one,
@@ -168,16 +168,16 @@ def _skips_neighbour(one: _HeadVisibility) -> bool:
     return len(back) > 1 and 1 not in back
 
 
-def _odd(odd: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility], line: Location | None) -> Finding:
+def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility], line: Location | None) -> Finding:
     """A pattern that is not the same for each query."""
-    one = min(odd, key=lambda sight: sight.length)
+    one = min(odd, key=lambda view: view.length)
     lower = one.lower
     missing = (~lower & torch.ones_like(lower).tril()).nonzero().tolist()
-    near = all(bool(sight.lower.diagonal().all()) and bool(sight.lower.diagonal(-1).all()) for sight in odd)
-    if near and _is_fixed(sights):
+    near = all(bool(view.lower.diagonal().all()) and bool(view.lower.diagonal(-1).all()) for view in odd)
+    if near and _is_fixed(views):
         return _finding(
             "warning",
-            f"Outputs see only some of the inputs before them{_which(one, odd, sights)}: output "
+            f"Outputs see only some of the inputs before them{_where(one, odd, views)}: output "
             f"{missing[-1][0]} does not see input {missing[-1][1]}. It is the same at every length and looks like a "
             "sparse pattern.",
             "If it is not meant: " + _TRIANGLE,
@@ -187,11 +187,11 @@ def _odd(odd: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility], line
     rows = sorted({row for row, _ in missing})
     row, column = missing[-1] if len(rows) > 1 else missing[0]
     own = ", its own position" if row == column else ", which comes before"
-    clean = sorted({sight.length for sight in sights if sight.is_full} - {sight.length for sight in odd})
+    clean = sorted({view.length for view in views if view.is_full} - {view.length for view in odd})
     lengths = f" At length {', '.join(map(str, clean))} all is seen." if clean else ""
     return _finding(
         "error",
-        f"Output {row} does not see input {column}{own}{_which(one, odd, sights)}; so it is for "
+        f"Output {row} does not see input {column}{own}{_where(one, odd, views)}; so it is for "
         f"{len(missing)} pairs at length {one.length}.{lengths} The mask looks as if it was built for another length "
         "or shape.",
         _TRIANGLE + "  # with L the length of this call",
@@ -200,10 +200,10 @@ def _odd(odd: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility], line
     )
 
 
-def _is_fixed(sights: Sequence[_HeadVisibility]) -> bool:
+def _is_fixed(views: Sequence[_HeadVisibility]) -> bool:
     """Whether what is seen at a short length is the corner of what is seen at a long one."""
     heads: dict[int | None, list[_HeadVisibility]] = {}
-    for one in sights:
+    for one in views:
         heads.setdefault(one.head, []).append(one)
     return all(
         any(
@@ -213,27 +213,27 @@ def _is_fixed(sights: Sequence[_HeadVisibility]) -> bool:
         )
         for group in heads.values()
         for long in group
-        if long.length > min(sight.length for sight in group)
+        if long.length > min(view.length for view in group)
     )
 
 
-def _windowed(subject: Subject, sights: Sequence[_HeadVisibility], line: Location | None) -> Iterator[Finding]:
+def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location | None) -> Iterator[Finding]:
     promised = subject.promise.window
-    longest = max(one.length for one in sights)
-    reach = {one.head: max(one.distances() or [0]) for one in sights if one.length == longest}
+    longest = max(one.length for one in views)
+    reach = {one.head: max(one.distances() or [0]) for one in views if one.length == longest}
     widths = sorted(set(reach.values()))
     if promised is not None and longest >= promised + 2:
-        wrong = [one for one in sights if one.length == longest and reach[one.head] != promised]
+        wrong = [one for one in views if one.length == longest and reach[one.head] != promised]
         if wrong:
-            yield _window_error(wrong[0], reach[wrong[0].head], promised, "its author promises", wrong, sights, line)
+            yield _window_error(wrong[0], reach[wrong[0].head], promised, "its author promises", wrong, views, line)
         return
-    full = all(one.is_full for one in sights)
+    full = all(one.is_full for one in views)
     named, value = _named_window(subject)
     if value is not None and not full and len(widths) == 1 and widths[0] not in (value, value - 1) and promised is None:
-        one = next(sight for sight in sights if sight.length == longest)
+        one = next(view for view in views if view.length == longest)
         yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
     elif not full and promised is None:
-        yield _window_found(sights, longest, widths, line, value is not None or _speaks_of_it(subject))
+        yield _window_found(views, longest, widths, line, value is not None or _mentions_window(subject))
 
 
 def _window_error(
@@ -242,7 +242,7 @@ def _window_error(
     told: int,
     by: str,
     among: Sequence[_HeadVisibility],
-    sights: Sequence[_HeadVisibility],
+    views: Sequence[_HeadVisibility],
     line: Location | None,
 ) -> Finding:
     row = one.length - 1
@@ -253,7 +253,7 @@ def _window_error(
     counted = " (Counted with its own position it is the window that is asked for.)" if found == told - 1 else ""
     return _finding(
         "error",
-        f"{seen}{_which(one, among, sights)}, where {by} a window of {told} inputs before its own: it is "
+        f"{seen}{_where(one, among, views)}, where {by} a window of {told} inputs before its own: it is "
         f"{'longer' if found > told else 'shorter'} by {abs(found - told)}.{counted}",
         f"mask = (i - j >= 0) & (i - j <= {told})  # i = torch.arange(L)[:, None], j = torch.arange(L)",
         one,
@@ -263,7 +263,7 @@ def _window_error(
     )
 
 
-def _speaks_of_it(subject: Subject) -> bool:
+def _mentions_window(subject: Subject) -> bool:
     """Whether the source says that not all is to be seen, or cannot be read."""
     named = type(subject.target) if subject.module is not None else subject.target
     try:
@@ -275,9 +275,9 @@ def _speaks_of_it(subject: Subject) -> bool:
 
 
 def _window_found(
-    sights: Sequence[_HeadVisibility], longest: int, widths: Sequence[int], line: Location | None, meant: bool
+    views: Sequence[_HeadVisibility], longest: int, widths: Sequence[int], line: Location | None, meant: bool
 ) -> Finding:
-    some = [one for one in sights if one.length == longest and not one.is_full]
+    some = [one for one in views if one.length == longest and not one.is_full]
     one = some[0]
     seen = one.distances() or [0]
     gaps = [back for back in range(max(seen) + 1) if back not in seen]
@@ -285,7 +285,7 @@ def _window_found(
         return _finding(
             "warning",
             f"Outputs see inputs {', '.join(map(str, seen[:6]))}{', ...' if len(seen) > 6 else ''} before "
-            f"their own and none between{_which(one, some, sights)}: it looks like a dilated pattern.",
+            f"their own and none between{_where(one, some, views)}: it looks like a dilated pattern.",
             "If it is not meant: " + _TRIANGLE,
             one,
             line,
@@ -295,7 +295,7 @@ def _window_found(
     return _finding(
         "warning" if meant else "error",
         f"Output {one.length - 1} does not see input "
-        f"{one.length - 2 - width}{_which(one, some, sights)}: it "
+        f"{one.length - 2 - width}{_where(one, some, views)}: it "
         f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
         f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}",
         one,
@@ -304,16 +304,16 @@ def _window_found(
     )
 
 
-def _bidirectional(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Finding]:
+def _bidirectional(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     promised = subject.promise.causal is False
-    some = [one for one in sights if one.length > 2]
+    some = [one for one in views if one.length > 2]
     upper = [one for one in some if not influence.above_diagonal(one.sees).any()]
     if promised and upper:
-        one = max(upper, key=lambda sight: (sight.length <= 7, sight.length))
+        one = max(upper, key=lambda view: (view.length <= 7, view.length))
         yield _finding(
             "error",
             f"Output 0 does not see input {one.length - 1}, nor does any output see a later one"
-            f"{_which(one, upper, some)}, where its author promises that it is bidirectional.",
+            f"{_where(one, upper, some)}, where its author promises that it is bidirectional.",
             "Leave out the causal mask (is_causal=False), or promise causal=True.",
             one,
             one.line,
@@ -321,14 +321,14 @@ def _bidirectional(subject: Subject, sights: Sequence[_HeadVisibility]) -> Itera
         return
     odd = [one for one in some if not (influence.off_diagonal(one.sees)).equal(influence.off_diagonal(one.sees).mT)]
     if odd and not upper:
-        one = min(odd, key=lambda sight: sight.length)
+        one = min(odd, key=lambda view: view.length)
         missing = (~one.sees).nonzero().tolist()
         row, column = missing[0]
-        clean = sorted({sight.length for sight in some if bool(sight.sees.all())} - {sight.length for sight in odd})
+        clean = sorted({view.length for view in some if bool(view.sees.all())} - {view.length for view in odd})
         lengths = f" At length {', '.join(map(str, clean))} every output sees every input." if clean else ""
         yield _finding(
             "error",
-            f"Output {row} does not see input {column}{_which(one, odd, some)}; so it is for "
+            f"Output {row} does not see input {column}{_where(one, odd, some)}; so it is for "
             f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} It is neither "
             "causal nor does every output see every input"
             + (": a mask made for one length is cut wrongly for others." if clean else "."),
@@ -341,10 +341,10 @@ def _bidirectional(subject: Subject, sights: Sequence[_HeadVisibility]) -> Itera
     yield from _band(subject, some)
 
 
-def _band(subject: Subject, sights: Sequence[_HeadVisibility]) -> Iterator[Finding]:
+def _band(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     """A window to both sides."""
-    longest = max((one.length for one in sights), default=0)
-    for one in sights:
+    longest = max((one.length for one in views), default=0)
+    for one in views:
         reach = max(one.distances() or [0])
         promised = subject.promise.window
         if one.length != longest or (promised is None and one.is_full):
@@ -376,10 +376,10 @@ def _named_window(subject: Subject) -> tuple[str, int | None]:
     return "", None
 
 
-def _which(one: _HeadVisibility, among: Sequence[_HeadVisibility], sights: Sequence[_HeadVisibility]) -> str:
+def _where(one: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility]) -> str:
     """In which heads, where not in all."""
-    heads = sorted({sight.head for sight in among if sight.head is not None})
-    every = {sight.head for sight in sights if sight.head is not None}
+    heads = sorted({view.head for view in among if view.head is not None})
+    every = {view.head for view in views if view.head is not None}
     if not heads or len(heads) == len(every):
         return f" (length {one.length})"
     return f" (head {', '.join(map(str, heads))} of {one.heads}, length {one.length})"

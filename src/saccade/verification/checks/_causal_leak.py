@@ -83,11 +83,13 @@ def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     """Whether it is, or should be, causal, and the finding of its leaks."""
     # (B, H, L, L) how much each output changes with each input
     whole = influence.at_lengths(subject, _SHORT, lambda length: influence.dependence(subject, length, _BATCH))
-    if subject.promise.causal is None and (not _hides_later(list(whole.values())) or _shows_all(subject, max(whole))):
+    if subject.promise.causal is None and (
+        not _hides_later(list(whole.values())) or _hides_nothing(subject, max(whole))
+    ):
         found = _between_inside(subject)
         return bool(found), found
     leaks = [_LeakSize(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
-    leaks += [*_by_cuts(subject), *_otherwise(subject, max(whole))]
+    leaks += [*_by_cuts(subject), *_in_other_modes(subject, max(whole))]
     leaks = [leak for leak in leaks if leak.sizes.any()]
     return True, [_finding(subject, leaks, whole)] if leaks else []
 
@@ -102,7 +104,7 @@ def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:
             continue  # what lengths it takes is another promise
 
 
-def _otherwise(subject: Subject, length: int) -> Iterator[_LeakSize]:
+def _in_other_modes(subject: Subject, length: int) -> Iterator[_LeakSize]:
     """What perturbing quiet inputs in eval mode cannot show."""
     cuts = range(length - 1)
     yield _cut(subject, length, cuts, "large inputs", _LOUD)
@@ -162,7 +164,7 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
     )
 
 
-def _shows_all(subject: Subject, length: int) -> bool:
+def _hides_nothing(subject: Subject, length: int) -> bool:
     """Whether nothing inside hides a key, though large logits leave some with next to no weight."""
     seen = self_attentions(subject, one_sequence(subject, _BATCH, length))
     return bool(seen) and all(bool(one.attends.all()) for one in seen)
@@ -176,10 +178,10 @@ def _between_inside(subject: Subject) -> list[Finding]:
         upper = torch.ones(length, length, dtype=torch.bool).triu(1)
         hidden = ~one.attends[..., upper].any(-1)  # (B, H): nothing later is seen
         if hidden.any() and not hidden.all():
-            return [_some(subject, one, hidden, inputs)]
-        cause = _added(one) or _filled(one)
+            return [_partly_causal(subject, one, hidden, inputs)]
+        cause = _added_mask(one) or _filled_scores(one)
         if cause is None and not influence.above_diagonal(one.attends).any():
-            cause = _after([one])
+            cause = _zeroed_after([one])
         if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
             leak = _LeakSize(length, influence.above_diagonal(influence.dependence(subject, length)))
             if not leak.sizes.any():  # too faint for the dtype of the output
@@ -188,7 +190,7 @@ def _between_inside(subject: Subject) -> list[Finding]:
     return []
 
 
-def _some(subject: Subject, one: VisibleAttention, hidden: Tensor, inputs: object) -> Finding:
+def _partly_causal(subject: Subject, one: VisibleAttention, hidden: Tensor, inputs: object) -> Finding:
     leaky = sorted({int(head) for _, head in (~hidden).nonzero()})
     items = sorted({int(item) for item, _ in (~hidden).nonzero()})
     by_head = bool((hidden == hidden[:1]).all())
@@ -262,9 +264,9 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
     if leak.way == "large inputs":
         return _LeakCause(f"Only where logits are large: {faint}", _MEND, line)
     inside = self_attentions(subject, inputs)
-    found = _elsewhere(plain, inside, line) or next((cause for one in inside if (cause := _filled(one))), None)
+    found = _other_cause(plain, inside, line) or next((cause for one in inside if (cause := _filled_scores(one))), None)
     if found is None and inside and not any(influence.above_diagonal(one.attends).any() for one in inside):
-        found = _after(inside) or _around(subject, steps, leak.length)
+        found = _zeroed_after(inside) or _around_attention(subject, steps, leak.length)
     if found is not None:
         return found
     words = _pattern(leak, plain, whole, inside)
@@ -275,7 +277,7 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
     return _LeakCause(words, _FUSED if fused else _MEND, line or scores)
 
 
-def _elsewhere(
+def _other_cause(
     plain: Sequence[_LeakSize], inside: Sequence[VisibleAttention], line: Location | None
 ) -> _LeakCause | None:
     """What another check names as its own."""
@@ -298,14 +300,14 @@ def _elsewhere(
     return None
 
 
-def _added(one: VisibleAttention) -> _LeakCause | None:
+def _added_mask(one: VisibleAttention) -> _LeakCause | None:
     """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
     line = one.line("triangle")
     words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
     return None if line is None else _LeakCause(words, _MEND, line)
 
 
-def _filled(one: VisibleAttention) -> _LeakCause | None:
+def _filled_scores(one: VisibleAttention) -> _LeakCause | None:
     """Later scores that are all the same number: they were filled, with a number that does not hide them."""
     weights, length = one.weights, one.weights.shape[-1]
     rows = [weights[..., row, row + 1 :] for row in range(length - 2)]
@@ -325,7 +327,7 @@ def _filled(one: VisibleAttention) -> _LeakCause | None:
     )
 
 
-def _after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
+def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
     """Later weights are 0, and rows do not sum to 1: the sum of the softmax has counted them."""
     for one in inside:
         if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
@@ -337,7 +339,7 @@ def _after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
     return None
 
 
-def _around(subject: Subject, steps: Sequence[TraceStep], length: int) -> _LeakCause:
+def _around_attention(subject: Subject, steps: Sequence[TraceStep], length: int) -> _LeakCause:
     """The attention itself is causal, and outputs are not."""
     words = "The weights of later inputs are exactly 0: it is not the attention that lets them through, but "
     if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):

@@ -37,7 +37,7 @@ _TRAINING = ("training", "train", "is_training")
 def _run(subject: Subject) -> Iterator[Finding]:
     rates = rates_of(subject)
     inputs = subject.inputs(2, LENGTH)
-    unasked = _unasked(subject)
+    unasked = _with_default(subject)
     if unasked is not None:
         found = list(_in_eval(unasked, follow_randomness(unasked, inputs)))
         if found:
@@ -60,7 +60,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     with on.training():
         runs = [follow_randomness(on, inputs, seed=seed) for seed in range(DRAWS)]
-    found = list(_on_the_wrong_thing(runs)) or list(_of_weights(runs, still, bool(rates)))
+    found = list(_wrong_place(runs)) or list(_on_weights(runs, still, bool(rates)))
     yield from found or _inactive(subject, rates, runs)
 
 
@@ -92,7 +92,7 @@ def _under_a_mask(subject: Subject) -> Iterator[Finding]:
         return  # what masks it takes is another promise
 
 
-def _unasked(subject: Subject) -> Subject | None:
+def _with_default(subject: Subject) -> Subject | None:
     """With the rate that an argument has by default, where nothing beside it says that this is training."""
     rate, training, default = _arguments(subject)
     if rate is None or training is not None:
@@ -149,7 +149,7 @@ def _in_eval(off: Subject, still: FollowedCall, given: str = "", **masks: Any) -
     )
 
 
-def _on_the_wrong_thing(runs: list[FollowedCall]) -> Iterator[Finding]:
+def _wrong_place(runs: list[FollowedCall]) -> Iterator[Finding]:
     run = runs[0]
     if run.before_softmax:
         draw, how = run.before_softmax[0]
@@ -172,7 +172,7 @@ def _on_the_wrong_thing(runs: list[FollowedCall]) -> Iterator[Finding]:
         )
 
 
-def _of_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -> Iterator[Finding]:
+def _on_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -> Iterator[Finding]:
     for at, product in enumerate(runs[0].products):
         if product.draw is None:
             continue
@@ -181,7 +181,7 @@ def _of_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -
         there = [one for one in factors if one is not None]
         # a layer that is left out at random (layerdrop) moves all products after it to another place
         there = [one for one in there if one.shape == there[0].shape]
-        found = _judged(torch.stack(there), product.draw, declared) if there else None
+        found = _finding_of(torch.stack(there), product.draw, declared) if there else None
         if found is not None:
             yield found
             return
@@ -189,15 +189,15 @@ def _of_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -
 
 def _factors(product: WeightedValues, base: WeightedValues | None) -> Tensor | None:
     """By what dropout multiplied each weight; NaN where there was no weight to speak of. (..., Lq, Lk)"""
-    factor = _over(product)
-    usual = None if base is None else _over(base)
+    factor = _ratio(product)
+    usual = None if base is None else _ratio(base)
     if factor is None or usual is None or usual.shape != factor.shape:
         return factor
     # what happens to weights without dropout, too (a mask after the softmax), is no dropout
     return torch.where(usual == 0, torch.nan, factor / usual)
 
 
-def _over(product: WeightedValues) -> Tensor | None:
+def _ratio(product: WeightedValues) -> Tensor | None:
     weights, clean = product.weights, product.clean
     if clean is None or clean.shape != weights.shape:
         return None
@@ -205,7 +205,7 @@ def _over(product: WeightedValues) -> Tensor | None:
     return torch.where(clean > 1e-6, weights / clean, torch.nan)
 
 
-def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None:
+def _finding_of(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None:
     """factors (draws, ..., Lq, Lk)"""
     there = ~factors.isnan()
     dropped = there & (factors.abs() < 1e-9)
@@ -216,7 +216,7 @@ def _judged(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None
     share = float(dropped.sum() / there.sum())
     if highest - lowest > 0.02 * highest:
         return _renormalised(lowest, highest, draw)
-    whole = _whole(dropped, there)
+    whole = _dropped_together(dropped, there)
     if whole is not None:
         return _error(
             f"In training, dropout removes {whole}, not weights one by one.",
@@ -260,7 +260,7 @@ def _renormalised(lowest: float, highest: float, draw: RandomDraw) -> Finding:
     )
 
 
-def _whole(dropped: Tensor, there: Tensor) -> str | None:
+def _dropped_together(dropped: Tensor, there: Tensor) -> str | None:
     """In words, what is only ever dropped together. dropped (draws, ..., Lq, Lk)"""
 
     def together(axis: int) -> bool:
@@ -289,12 +289,12 @@ def _inactive(subject: Subject, rates: tuple[DropoutRate, ...], runs: list[Follo
     if on_weights:
         return
     for one in modules:
-        if not _acts(subject, rates, one):
+        if not _has_effect(subject, rates, one):
             yield _unused(subject, one, "The weights are never dropped.")
             return
 
 
-def _acts(subject: Subject, rates: tuple[DropoutRate, ...], rate: DropoutRate) -> bool:
+def _has_effect(subject: Subject, rates: tuple[DropoutRate, ...], rate: DropoutRate) -> bool:
     alone = with_rates(with_rates(subject, rates, 0.0), (rate,), RATE)
     with alone.training():
         return bool(follow_randomness(alone, alone.inputs(2, LENGTH)).draws)

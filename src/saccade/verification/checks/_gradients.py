@@ -65,20 +65,20 @@ class _DerivativePoint:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    point = _point(subject)
+    point = _test_point(subject)
     with torch.no_grad():
         out, again = point.out(), point.out()
     if not out.isfinite().all():
         raise Inapplicable("its output is not finite")
     if not torch.equal(out, again):
         raise Inapplicable("two calls of it differ, so that it has no derivative")
-    found = list(_missing(point, out)) or list(_of_backward(point))
+    found = list(_missing(point, out)) or list(_from_backward(point))
     yield from found
     if not found:
         yield from at_the_start(subject)
 
 
-def _point(subject: Subject) -> _DerivativePoint:
+def _test_point(subject: Subject) -> _DerivativePoint:
     """In float64 where the target can."""
     quiet = with_rates(subject, rates_of(subject), 0.0)
     try:
@@ -125,7 +125,7 @@ def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
     )
 
 
-def _of_backward(point: _DerivativePoint) -> Iterator[Finding]:
+def _from_backward(point: _DerivativePoint) -> Iterator[Finding]:
     out = point.out()
     try:
         grads = torch.autograd.grad(
@@ -146,17 +146,17 @@ def _of_backward(point: _DerivativePoint) -> Iterator[Finding]:
             _step_of(point, _STEEP),
         )
         return
-    cut = list(_cut(point, found))
-    yield from cut or _wrong(point, found)
+    cut = list(_cut_off(point, found))
+    yield from cut or _wrong_values(point, found)
 
 
-def _cut(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
+def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
     """Tensors without gradient, whole or by rows, that do change the output. The bias of the keys changes nothing,
     because a softmax does not see what is added to all its logits, and so it is no finding."""
     named, change = [], 0.0
     for name, grad in grads.items():
-        still = _still(grad)
-        if still is None or (still := _still_elsewhere(point, name, still)) is None:
+        still = _zero_rows(grad)
+        if still is None or (still := _zero_elsewhere(point, name, still)) is None:
             continue
         by = _change(point, point.tensors[name], still)
         if by > 1e-5:
@@ -175,7 +175,7 @@ def _cut(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]
     )
 
 
-def _still_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor | None:
+def _zero_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor | None:
     """What of a parameter has no gradient for many other inputs, either: a relu's unit that was off for all of a few
     positions is not cut off. None: nothing is left."""
     if bool(still.all()) or name.startswith("input "):
@@ -192,7 +192,7 @@ def _still_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tenso
     return left if left.float().mean() >= 0.25 else None
 
 
-def _still(grad: Tensor) -> Tensor | None:
+def _zero_rows(grad: Tensor) -> Tensor | None:
     """Where a gradient is zero: everywhere, or in a quarter of the rows or columns at least."""
     zero = grad == 0
     if bool(zero.all()) or grad.dim() < 2:
@@ -214,7 +214,7 @@ def _change(point: _DerivativePoint, tensor: Tensor, where: Tensor) -> float:
     return float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 
-def _wrong(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
+def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
     """Gradients that are not what finite differences say."""
     if not point.exact or jumps_of(point.subject) is not None:
         return  # differences mean nothing of what moves in jumps, which precision tells

@@ -45,27 +45,27 @@ def _run(subject: Subject) -> Iterator[Finding]:
     once, again = (steady(plain, inputs, seed=seed).out for seed in (0, 1))
     if once.isfinite().all() and not torch.equal(once, again):
         raise Inapplicable("its outputs are random, so those of another order cannot be compared")
-    turned = list(_turned(plain))
+    turned = list(_wrong_rotations(plain))
     yield from turned
     if turned:
         return
     if subject.form in ("cross", "qkv", "attention"):
         if subject.form != "cross" and is_causal(plain):
-            yield from _judged(plain, _moved(plain, _BEFORE_LAST, "key", last=True))
+            yield from _findings_of(plain, _moved(plain, _BEFORE_LAST, "key", last=True))
         else:
-            yield from _judged(plain, _moved(plain, _ORDER, "key"))
+            yield from _findings_of(plain, _moved(plain, _ORDER, "key"))
         return
     found = direction(subject)
     if found == "neither":
         raise Inapplicable("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
     if found == "causal":
-        yield from _judged(subject, _moved(plain, _BEFORE_LAST, last=True))
+        yield from _findings_of(subject, _moved(plain, _BEFORE_LAST, last=True))
     else:
-        yield from _judged(subject, _moved(plain, _ORDER))
-        yield from _late(plain)
+        yield from _findings_of(subject, _moved(plain, _ORDER))
+        yield from _late_positions(plain)
 
 
-def _turned(subject: Subject) -> Iterator[Finding]:
+def _wrong_rotations(subject: Subject) -> Iterator[Finding]:
     """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
     were."""
     found = _rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
@@ -99,7 +99,7 @@ def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last:
     return float((permuted - wanted).abs().max()) / tolerance(subject, inputs, out)
 
 
-def _late(subject: Subject) -> Iterator[Finding]:
+def _late_positions(subject: Subject) -> Iterator[Finding]:
     """Positions that count at the start of a long input and no longer at its end, as where their number is clamped."""
     length = min(_LONG, subject.reading.max_length or _LONG)
     if length < 2 * _LENGTH:
@@ -121,7 +121,7 @@ def _late(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _judged(subject: Subject, ratio: float) -> Iterator[Finding]:
+def _findings_of(subject: Subject, ratio: float) -> Iterator[Finding]:
     """`ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding allows."""
     knows, promised = ratio > 1, subject.promise.positions
     if promised is None and not knows and (table := _table(subject)) is not None:
@@ -211,11 +211,11 @@ def _rotations(subject: Subject, inputs: NamedInputs) -> tuple[_RotatedRows, ...
     """Those of one call whose angles differ from 0 and whose rows' positions are known."""
     looked = traced(subject, inputs)
     assert looked.tokens is not None
-    known = [(one, _positions(one, looked.tokens)) for one in _turning(looked.factors)]
+    known = [(one, _positions(one, looked.tokens)) for one in _rotating(looked.factors)]
     return tuple(_rotation(one, positions) for one, positions in known if positions is not None)
 
 
-def _turning(factors: tuple[ElementwiseFactor, ...]) -> Iterator[ElementwiseFactor]:
+def _rotating(factors: tuple[ElementwiseFactor, ...]) -> Iterator[ElementwiseFactor]:
     """Complex numbers of size 1, and cosines that have sines beside them."""
     for one in factors:
         if one.numbers.is_complex() and _is_one(one.numbers.abs()) and not _is_trivial(one.numbers.imag):

@@ -66,7 +66,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     conventions: list[str] = []
     for part in parts:
         try:
-            found = [one for one in _of(part) if one.severity == "error" or one.message not in conventions]
+            found = [one for one in _findings_of(part) if one.severity == "error" or one.message not in conventions]
         except Inapplicable as reason:
             reasons.append(reason)
             continue
@@ -78,16 +78,16 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise reasons[0]
 
 
-def _of(subject: Subject) -> Iterator[Finding]:
+def _findings_of(subject: Subject) -> Iterator[Finding]:
     right = _padded(subject, [range(real, _PADDED) for real in _LENGTHS])
     base = _call(right)
     told: list[object] = []  # of padding on the right, that on the left says the same
     for asked in (
         lambda: _contents(right, base),
-        lambda: _left(subject),
+        lambda: _left_padding(subject),
         lambda: _gradients(right),
-        lambda: _longer(subject),
-        lambda: _nothing_and_nan(right, base, subject),
+        lambda: _more_padding(subject),
+        lambda: _conventions(right, base, subject),
     ):
         found = [one for one in asked() if (one.severity, one.evidence.keys()) not in told]
         yield from found
@@ -134,7 +134,7 @@ def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Ite
             if worst <= 16 * called.noise:
                 continue
             real = int(padded.real[item].sum())
-            row = _row(padded, item, sizes)
+            row = _worst_row(padded, item, sizes)
             severity = "error" if factor == 1 else "warning"
             yield _finding(
                 padded,
@@ -148,7 +148,7 @@ def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Ite
             return
 
 
-def _row(padded: _PaddedSubject, item: int, sizes: Tensor) -> int:
+def _worst_row(padded: _PaddedSubject, item: int, sizes: Tensor) -> int:
     by_row = sizes[item].amax(0)
     if padded.side == "both":
         by_row = by_row * padded.real[item, : len(by_row)]
@@ -164,10 +164,10 @@ def _refilled(padded: _PaddedSubject, factor: float) -> NamedInputs:
             new = influence.changed(new, positions, padded.side, item=item)
     if factor == 1 or new.vocabulary:
         return new
-    return _with(padded, new, lambda tensor: tensor * factor)
+    return _with_changed(padded, new, lambda tensor: tensor * factor)
 
 
-def _with(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[[Tensor], Tensor]) -> NamedInputs:
+def _with_changed(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[[Tensor], Tensor]) -> NamedInputs:
     """Every padded position of the padded side changed."""
     made: dict[int, Tensor] = {}
 
@@ -180,7 +180,7 @@ def _with(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[[Tensor]
     return inputs.map(at_padding, inputs.on(padded.side))
 
 
-def _left(subject: Subject) -> Iterator[Finding]:
+def _left_padding(subject: Subject) -> Iterator[Finding]:
     """Padding on the left, where the mask can say it."""
     try:
         padded = _padded(subject, [range(_PADDED - real) for real in _LENGTHS])
@@ -192,7 +192,7 @@ def _left(subject: Subject) -> Iterator[Finding]:
         return
 
 
-def _longer(subject: Subject) -> Iterator[Finding]:
+def _more_padding(subject: Subject) -> Iterator[Finding]:
     """The same sentence, padded to more and to less."""
     exact = subject if subject.form == "tokens" else influence.in_double(subject)
     real, outs = 4, []
@@ -201,7 +201,11 @@ def _longer(subject: Subject) -> Iterator[Finding]:
     try:
         longest = _padded(exact, [range(real, max(totals))] * 2, max(totals))
         for total in totals:
-            cut = longest.inputs.cut(slice(0, total), longest.side) if longest.side == "key" else _cut(longest, total)
+            cut = (
+                longest.inputs.cut(slice(0, total), longest.side)
+                if longest.side == "key"
+                else _shortened(longest, total)
+            )
             one = replace(longest, inputs=cut, real=longest.real[:, :total])
             outs.append(_call(one)[:, :, :real] if one.side == "both" else _call(one))
     except TargetError:
@@ -236,7 +240,7 @@ def _length_line(padded: _PaddedSubject) -> Location | None:
     return found or (scales[0] if scales else None)
 
 
-def _cut(padded: _PaddedSubject, total: int) -> NamedInputs:
+def _shortened(padded: _PaddedSubject, total: int) -> NamedInputs:
     names = list(padded.inputs.tensors)
     cut = padded.inputs.cut(slice(0, total))
     shared = len({id(one) for one in padded.inputs.tensors.values()}) == 1
@@ -296,12 +300,12 @@ def _sizes_of_gradients(padded: _PaddedSubject) -> dict[str, Tensor]:
     return {name: one if one.dim() == 2 else one.amax(1) for name, one in sizes.items()}
 
 
-def _nothing_and_nan(right: _PaddedSubject, base: Tensor, subject: Subject) -> list[Finding]:
+def _conventions(right: _PaddedSubject, base: Tensor, subject: Subject) -> list[Finding]:
     """NaN in the padding, and an item that is all padding: conventions of both are one finding."""
-    nan = list(_not_numbers(right, base))
+    nan = list(_nan_inside(right, base))
     if any(one.severity == "error" for one in nan):
         return nan
-    nothing = list(_nothing_real(subject))
+    nothing = list(_all_padding(subject))
     if not nan or not nothing or nothing[0].severity == "error":
         return nothing or nan
     return [replace(nothing[0], message=f"{nothing[0].message} {_SPREADS}", effect=f"{nothing[0].effect} {_RARELY}")]
@@ -311,11 +315,11 @@ _SPREADS = "NaN in padding reaches the real outputs of its item, too: a weight o
 _RARELY = "The latter matters only where padding may hold what was never written (torch.empty)."
 
 
-def _not_numbers(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
+def _nan_inside(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
     """NaN in the padding."""
     if padded.inputs.vocabulary:
         return
-    out = _call(padded, _with(padded, padded.inputs, lambda tensor: torch.full_like(tensor, torch.nan)))
+    out = _call(padded, _with_changed(padded, padded.inputs, lambda tensor: torch.full_like(tensor, torch.nan)))
     for item, rows in padded.rows(out):
         if rows.isnan().any() and not dict(padded.rows(base))[item].isnan().any():
             if bool(padded.real[item].all()):
@@ -340,7 +344,7 @@ def _not_numbers(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
             return
 
 
-def _nothing_real(subject: Subject) -> Iterator[Finding]:
+def _all_padding(subject: Subject) -> Iterator[Finding]:
     """A batch item that is all padding."""
     if not subject.takes("B"):
         return

@@ -36,7 +36,7 @@ LACKING = ("not implemented for", "without overflow")
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    hidden = list(_hidden(subject))
+    hidden = list(_unregistered(subject))
     yield from hidden
     unsaved = [] if hidden else list(_saved(subject))
     yield from unsaved
@@ -50,7 +50,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     yield from (one for one in _dtypes(subject) if one.location not in where)
 
 
-def _hidden(subject: Subject) -> Iterator[Finding]:
+def _unregistered(subject: Subject) -> Iterator[Finding]:
     """Modules and parameters that PyTorch does not know of."""
     if subject.module is None:
         return
@@ -96,7 +96,7 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 def _saved(subject: Subject) -> Iterator[Finding]:
     """Its state, saved, read and loaded into another one of its kind."""
-    found = _lost(subject)
+    found = _saving_loss(subject)
     if found is None:
         return
     if found.raised:
@@ -122,7 +122,7 @@ def _saved(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _calls(subject: Subject, inputs: NamedInputs) -> Iterator[dict[str, Any]]:
+def _masks_taken(subject: Subject, inputs: NamedInputs) -> Iterator[dict[str, Any]]:
     """Without a mask, and with those that it takes; a call gives them the dtype and device of its inputs."""
     yield {}
     if subject.takes("B"):
@@ -131,10 +131,10 @@ def _calls(subject: Subject, inputs: NamedInputs) -> Iterator[dict[str, Any]]:
         yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
 
 
-def _raises(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | None, Tensor | None]:
+def _first_error(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | None, Tensor | None]:
     """The first error of calls with and without masks, and the output without."""
     out = None
-    for masks in _calls(subject, inputs):
+    for masks in _masks_taken(subject, inputs):
         try:
             with torch.no_grad(), seeded(0):
                 found = subject.fresh()(inputs, **masks).out
@@ -148,12 +148,12 @@ def _raises(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | None, 
 
 def _dtypes(subject: Subject) -> Iterator[Finding]:
     """Cast as a whole, it computes as a whole."""
-    usual, _ = _raises(subject, subject.inputs(2, 7))
+    usual, _ = _first_error(subject, subject.inputs(2, 7))
     if usual is not None:
         return
     for dtype, name in NAMES.items():
         cast = subject.to(dtype)
-        error, out = _raises(cast, cast.inputs(2, 7, dtype=dtype))
+        error, out = _first_error(cast, cast.inputs(2, 7, dtype=dtype))
         if error is not None and out is not None and any("float" in mask.words for mask in subject.reading.masks):
             continue  # it asks for a mask of floats, and may be given booleans: no fault of its own
         if error is not None and not any(words in error.error for words in LACKING):
@@ -182,10 +182,10 @@ def _device(subject: Subject) -> Iterator[Finding]:
     """Moved as a whole, it computes where its input is."""
     inputs = subject.inputs(2, 7).map(lambda one: one.to("meta"))
     moved = subject.to(device="meta")
-    error, _ = _raises(moved, inputs)
+    error, _ = _first_error(moved, inputs)
     if error is None or not APART.search(error.error):
         return
-    left = _left(moved, inputs)
+    left = _left_behind(moved, inputs)
     where = _attribute_line(moved, left[0]) if left else None
     yield _error(
         f"Moved to another device (meta, which computes shapes alone) it raises {error.error.rstrip('.!')}."
@@ -205,7 +205,7 @@ def _attribute_line(subject: Subject, path: str) -> Location | None:
     return None if subject.module is None else attribute_line(subject.module.get_submodule(owner), name)
 
 
-def _left(moved: Subject, inputs: NamedInputs) -> list[str]:
+def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
     """Plain tensor attributes that `.to` does not move, if moving them mends it."""
     left = []
     for path, one in () if moved.module is None else moved.module.named_modules():
@@ -213,7 +213,7 @@ def _left(moved: Subject, inputs: NamedInputs) -> list[str]:
             if isinstance(value, Tensor) and value.device.type != "meta" and value.dim() > 0:
                 left.append(f"{path}.{name}".lstrip("."))
                 setattr(one, name, value.to("meta"))
-    error, _ = _raises(moved, inputs)
+    error, _ = _first_error(moved, inputs)
     return left if error is None or not APART.search(error.error) else []
 
 
@@ -232,12 +232,12 @@ class _SavingLoss:
     location: Location | None = None
 
 
-def _lost(subject: Subject) -> _SavingLoss | None:
+def _saving_loss(subject: Subject) -> _SavingLoss | None:
     """None where the loaded module gives what the saved one gives, or where that cannot be asked."""
     one = subject.fresh()
     if one.module is None or sum(t.nbytes for t in one.module.state_dict().values() if isinstance(t, Tensor)) > _MOST:
         return None
-    other = _another(one)
+    other = _other_instance(one)
     if other.module is None:
         return None
     file = io.BytesIO()
@@ -251,7 +251,7 @@ def _lost(subject: Subject) -> _SavingLoss | None:
     return _compared(one, other)
 
 
-def _another(subject: Subject) -> Subject:
+def _other_instance(subject: Subject) -> Subject:
     """Made anew with other random numbers where its class is known, else a copy whose state is another."""
     made = subject.remade()
     if made is not None:

@@ -75,14 +75,14 @@ def _run(subject: Subject) -> Iterator[Finding]:
             None,
         )
         return
-    found = list(_lowered(subject))
+    found = list(_rounds_inside(subject))
     untold = []
     for dtype in () if found else (torch.float32, torch.float16, torch.bfloat16):
         try:
-            found += _in(subject, dtype, cases)
+            found += _in_dtype(subject, dtype, cases)
         except TargetError as error:
             if "without overflow" in error.error:
-                found.append(_constant(error, dtype))
+                found.append(_large_constant(error, dtype))
             elif dtype != torch.float32:
                 untold.append(f"{NAMES[dtype]}: {error.error}")  # robustness tells what is the target's own doing
     errors = [one for one in found if one.severity == "error"]
@@ -124,13 +124,13 @@ def _call(subject: Subject, case: _InputRange) -> Tensor:
         return subject(case.inputs, **case.masks).out
 
 
-def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_InputRange, ...]) -> Iterator[Finding]:
+def _in_dtype(subject: Subject, dtype: torch.dtype, cases: tuple[_InputRange, ...]) -> Iterator[Finding]:
     half = subject.to(dtype)
     for case in cases:
         if case.only not in (None, dtype):
             continue
         given = replace(case, inputs=case.inputs.to(dtype))
-        wide = _wider(half, given, dtype)
+        wide = _widened(half, given, dtype)
         if wide is None or not wide.out.isfinite().all():
             continue
         out = _call(half, given)
@@ -138,10 +138,10 @@ def _in(subject: Subject, dtype: torch.dtype, cases: tuple[_InputRange, ...]) ->
             yield _not_finite(half, given, dtype, out)
             return
         if not case.rare:
-            yield from _far(wide, dtype, out)
+            yield from _inaccurate(wide, dtype, out)
 
 
-def _wider(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCall | None:
+def _widened(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCall | None:
     """The same rounded numbers in float64, or in float32 where that cannot be had."""
     for wide in (torch.float64, torch.float32):
         if wide == dtype:
@@ -156,7 +156,7 @@ def _wider(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCall
     return None
 
 
-def _lowered(subject: Subject) -> Iterator[Finding]:
+def _rounds_inside(subject: Subject) -> Iterator[Finding]:
     """What rounds to half precision inside, whatever the dtype of its inputs."""
     jumps = jumps_of(subject)
     if jumps is None:
@@ -207,7 +207,7 @@ def _is_half(operation: Any, given: tuple[Any, ...], result: Any) -> bool:
     return isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16)
 
 
-def _far(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
+def _inaccurate(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator[Finding]:
     error = float((out.double() - wide.out).abs().max())
     rounding = _rounding(wide, dtype)
     if error <= ALLOWED[dtype] * rounding:
@@ -277,7 +277,7 @@ def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tenso
     )
 
 
-def _constant(error: TargetError, dtype: torch.dtype) -> Finding:
+def _large_constant(error: TargetError, dtype: torch.dtype) -> Finding:
     return _error(
         f"In {NAMES[dtype]} it raises, because a constant is beyond {torch.finfo(dtype).max:.4g}: {error.error}",
         "It cannot be run or trained in half precision.",

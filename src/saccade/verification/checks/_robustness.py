@@ -34,7 +34,7 @@ CLEAR = ("ValueError", "AssertionError", "IndexError", "NotImplementedError", "T
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    told = list(_written(subject)) or list(_again(subject))
+    told = list(_written_inputs(subject)) or list(_repeated(subject))
     yield from told
     sized = list(_batches(subject))
     sized += [] if any(one.severity == "error" for one in sized) else list(_lengths(subject))
@@ -44,7 +44,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield from _modes(subject)
 
 
-def _again(subject: Subject) -> Iterator[Finding]:
+def _repeated(subject: Subject) -> Iterator[Finding]:
     """The same input twice, another one between."""
     if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
         return  # told by cache
@@ -56,7 +56,7 @@ def _again(subject: Subject) -> Iterator[Finding]:
             one(subject.inputs(3, 5, seed=1))
         except TargetError as error:
             if not _raises(subject, 3, 5):
-                yield _kept_from_the_first(error)
+                yield _first_call_stays(error)
                 return
         again = one(inputs).out
     if first.shape == again.shape and (torch.equal(first, again) or not first.isfinite().all()):
@@ -84,7 +84,7 @@ def _again(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _kept_from_the_first(error: TargetError) -> Finding:
+def _first_call_stays(error: TargetError) -> Finding:
     return _error(
         f"After a call with 2 sequences of 7, one with 3 of 5 raises {error.error}; alone it does not.",
         "What the first call leaves behind decides what later ones may look like.",
@@ -131,7 +131,7 @@ def _line_of(module: nn.Module | None, path: str) -> Location | None:
     return attribute_line(module.get_submodule(owner), name, last=True)
 
 
-def _written(subject: Subject) -> Iterator[Finding]:
+def _written_inputs(subject: Subject) -> Iterator[Finding]:
     """Inputs that the call changes."""
     inputs = subject.inputs(2, 7)
     given = inputs.map(Tensor.clone)
@@ -224,7 +224,7 @@ def _lengths(subject: Subject) -> Iterator[Finding]:
             return
         fits = length
     if longest is not None:
-        yield from _beyond(subject, longest)
+        yield from _past_limit(subject, longest)
 
 
 def _sizes(module: nn.Module | None) -> set[int]:
@@ -245,7 +245,7 @@ def _too_long(subject: Subject, fits: int, fails: int, error: TargetError) -> Fi
     return _limit(subject, fits, error)
 
 
-def _beyond(subject: Subject, longest: int) -> Iterator[Finding]:
+def _past_limit(subject: Subject, longest: int) -> Iterator[Finding]:
     """Past the longest input there is an error that says so, and no output."""
     try:
         out = steady(subject, subject.inputs(2, longest + 1)).out

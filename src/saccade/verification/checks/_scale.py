@@ -65,10 +65,10 @@ class _ScaleFactors:
 def _run(subject: Subject) -> Iterator[Finding]:
     still = indifferent(subject)
     if still is not None and (subject.promise.scale != 0 or still.partly or still.of != "both"):
-        yield _ignoring(still)
+        yield _indifference(still)
     if still is not None:
         return
-    subject, inputs = _asked(subject)
+    subject, inputs = _test_inputs(subject)
     factors = [_factors(subject, seen) for seen in measured(subject, inputs)]
     if not all(one.straight for one in factors) and subject.form != "tokens":
         # a soft cap bends large logits; small ones it leaves straight
@@ -81,10 +81,10 @@ def _run(subject: Subject) -> Iterator[Finding]:
         moving = next((one for one in factors if one.by_query is not None), None)
         if moving is None:
             raise Inapplicable("its logits are no multiple of queries times keys, so they have no one factor")
-        yield _moving(moving)
+        yield _varying(moving)
 
 
-def _ignoring(still: ScaleIndifference) -> Finding:
+def _indifference(still: ScaleIndifference) -> Finding:
     """Weights that queries or keys do not make."""
     names = {
         "query": "do not depend on the queries",
@@ -114,7 +114,7 @@ def _ignoring(still: ScaleIndifference) -> Finding:
     )
 
 
-def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
+def _test_inputs(subject: Subject) -> tuple[Subject, NamedInputs]:
     """Sizes that differ from one another and from all widths, as far as the target takes them."""
     reading = subject.reading
     heads = reading.heads
@@ -192,14 +192,14 @@ def _finding(
     first = wrong[0]
     seen, heads = first.seen, first.wrong
     found = first.found[heads[0]]
-    designed = _designed(seen)
-    words = "" if designed else _named(found, _sizes(subject, inputs, seen))
+    designed = _by_design(seen)
+    words = "" if designed else _explanation(found, _known_mistakes(subject, inputs, seen))
     times = found / (first.expected or math.nan)
     if not first.expected:
         words = "they are not to count, and do"
     message = (
         f"Logits are {significant(found)} times q.k, where {significant(first.expected)} is expected"
-        f"{_expected(subject, seen)}{_which(first)}{_computations(wrong, factors)}: "
+        f"{_expected(subject, seen)}{_wrong_heads(first)}{_computations(wrong, factors)}: "
         f"{words or f'{significant(times)} times the right factor'}."
     )
     return Finding(
@@ -222,7 +222,7 @@ def _finding(
     )
 
 
-def _designed(seen: TracedAttention) -> str:
+def _by_design(seen: TracedAttention) -> str:
     """Why a factor of one's own is meant so, empty where nothing says that it is."""
     if seen.mixed:
         return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
@@ -234,7 +234,7 @@ def _designed(seen: TracedAttention) -> str:
     return ""
 
 
-def _sizes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list[tuple[float, str]]:
+def _known_mistakes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list[tuple[float, str]]:
     """Factors that are written by mistake, and what each would mean."""
     width, heads = seen.query.shape[-1], seen.query.shape[1]
     model = heads * width if subject.form == "attention" else subject.reading.width
@@ -251,7 +251,7 @@ def _sizes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list
         (heads**-0.5, f"they are divided by the root of the number of heads, {heads}"),
         (inputs.key_length**-0.5, f"they are divided by the root of the number of keys, {inputs.key_length}"),
         (inputs.length**-0.5, f"they are divided by the root of the number of queries, {inputs.length}"),
-        (_of_batch(subject, inputs), f"they are divided by the root of the batch size, {inputs.batch}"),
+        (_batch_factor(subject, inputs), f"they are divided by the root of the batch size, {inputs.batch}"),
         ((width / 2) ** -0.5, f"sqrt(2) too large, as for half the head width, {width}"),
         ((2 * width) ** -0.5, f"sqrt(2) too small, as for twice the head width, {width}"),
         (1 / model, f"they are divided by the model width, {model}"),
@@ -260,7 +260,7 @@ def _sizes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list
     return named
 
 
-def _of_batch(subject: Subject, inputs: NamedInputs) -> float:
+def _batch_factor(subject: Subject, inputs: NamedInputs) -> float:
     """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
     number that may come from elsewhere."""
     more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
@@ -272,7 +272,7 @@ def _of_batch(subject: Subject, inputs: NamedInputs) -> float:
     return inputs.batch**-0.5 if any(moved) else math.nan
 
 
-def _named(found: float, named: Sequence[tuple[float, str]]) -> str:
+def _explanation(found: float, named: Sequence[tuple[float, str]]) -> str:
     fits = [words for value, words in named if abs(found / value - 1) < 5e-3 and not words.endswith(", 1")]
     if not fits and abs(found / 0.125 - 1) < 5e-3:
         fits = ["they are always divided by 8, which is right for a head width of 64 alone"]
@@ -285,7 +285,7 @@ def _expected(subject: Subject, seen: TracedAttention) -> str:
     return f", one over the root of the head width, {seen.query.shape[-1]}"
 
 
-def _which(factors: _ScaleFactors) -> str:
+def _wrong_heads(factors: _ScaleFactors) -> str:
     wrong, heads = factors.wrong, len(factors.found)
     if heads == 1 or len(wrong) == len(factors.known) == heads:
         return ""
@@ -336,7 +336,7 @@ def _line(seen: TracedAttention) -> Location | None:
     return seen.lines.get("scale") or seen.lines.get("scores")
 
 
-def _moving(factors: _ScaleFactors) -> Finding:
+def _varying(factors: _ScaleFactors) -> Finding:
     low, high = factors.by_query or (math.nan, math.nan)
     return _warning(
         f"The factor between q.k and the logits differs from query to query, from {significant(low)} to "

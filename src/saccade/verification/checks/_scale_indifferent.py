@@ -71,30 +71,30 @@ def _by_sides(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None
     sides: dict[Side, list[str]] = {"query": ["query", "x"], "key": ["key", "context"]}
     if subject.form not in ("attention", "qkv", "cross"):
         return None
-    seen = _seen(subject, inputs)
+    seen = _attentions(subject, inputs)
     if len(seen) != 1 or not bool(((seen[0].weights > 0).sum(-1) > 1).any()):
         return None  # of several attentions one may rightly be of one side alone
     still: list[Side] = []
     for side, names in sides.items():
-        other = _other(inputs, names)
-        if other is not None and _stands_still(subject, inputs, other, seen[0], side):
+        other = _redrawn(inputs, names)
+        if other is not None and _is_unchanged(subject, inputs, other, seen[0], side):
             still.append(side)
     if not still:
         return None
-    other = _other(inputs, [name for one in still for name in sides[one]])
+    other = _redrawn(inputs, [name for one in still for name in sides[one]])
     zeroed = seen[0].lines.get("zeroed") if len(still) == 2 else None
-    line = zeroed or _lost(subject, inputs, other) or seen[0].lines.get("scores") or seen[0].lines.get("softmax")
+    line = zeroed or _losing_line(subject, inputs, other) or seen[0].lines.get("scores") or seen[0].lines.get("softmax")
     return ScaleIndifference(
         "both" if len(still) == 2 else still[0],
-        line or _averages(subject, inputs) or _began(subject),
+        line or _meeting_line(subject, inputs) or _first_line(subject),
         multiplied=zeroed is not None,
     )
 
 
-def _stands_still(subject: Subject, inputs: NamedInputs, other: NamedInputs, seen: TracedAttention, side: Side) -> bool:
+def _is_unchanged(subject: Subject, inputs: NamedInputs, other: NamedInputs, seen: TracedAttention, side: Side) -> bool:
     """Whether other queries or keys leave the weights as they were, bit for bit. Of (x, context) it may be a part of
     the target that is not seen which takes the side: x must change nothing, and the values must be the context's."""
-    again = _seen(subject, other)
+    again = _attentions(subject, other)
     if len(again) != 1 or not _same(again[0].weights, seen.weights):
         return False
     if subject.form != "cross":
@@ -109,14 +109,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def _seen(subject: Subject, inputs: NamedInputs) -> tuple[TracedAttention, ...]:
+def _attentions(subject: Subject, inputs: NamedInputs) -> tuple[TracedAttention, ...]:
     try:
         return measured(subject, inputs)
     except Inapplicable:
         return ()
 
 
-def _other(inputs: NamedInputs, names: Sequence[str]) -> NamedInputs | None:
+def _redrawn(inputs: NamedInputs, names: Sequence[str]) -> NamedInputs | None:
     """With other numbers in these, None where none of them is there."""
     own = [name for name in names if name in inputs.tensors]
     generator = torch.Generator().manual_seed(3)
@@ -155,7 +155,7 @@ def _of_one(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> Sca
     heads = still.any(-1)
     whole = bool((still == choosing)[heads].all())
     zeroed = seen.lines.get("zeroed")
-    line = zeroed or (_lost(subject, inputs) if whole else None)
+    line = zeroed or (_losing_line(subject, inputs) if whole else None)
     return ScaleIndifference(
         "both",
         line or seen.lines.get("scores") or seen.lines.get("softmax"),
@@ -191,7 +191,7 @@ def _numbers(chosen: Tensor) -> tuple[int, ...]:
 def _by_sums(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
     if subject.form not in ("self", "cross", "qkv"):
         return None
-    other = _other(inputs, list(inputs.tensors))
+    other = _redrawn(inputs, list(inputs.tensors))
     assert other is not None
     both = replace(inputs, tensors={name: one + other[name] for name, one in inputs.tensors.items()})
     outs = [steady(subject, one).out.double() for one in (inputs, other, both, inputs.map(torch.zeros_like))]
@@ -199,7 +199,9 @@ def _by_sums(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
     near = 1e-9 if subject.dtype == torch.float64 else 1e-5
     if not bool(rest <= near * outs[2].abs().max()) or not _mixes(subject, inputs, outs[0]):
         return None
-    return ScaleIndifference("both", _lost(subject, inputs) or _averages(subject, inputs) or _began(subject))
+    return ScaleIndifference(
+        "both", _losing_line(subject, inputs) or _meeting_line(subject, inputs) or _first_line(subject)
+    )
 
 
 def _mixes(subject: Subject, inputs: NamedInputs, out: Tensor) -> bool:
@@ -207,7 +209,7 @@ def _mixes(subject: Subject, inputs: NamedInputs, out: Tensor) -> bool:
     return bool(moved[..., 1:, :].any())
 
 
-def _averages(subject: Subject, inputs: NamedInputs) -> Location | None:
+def _meeting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
     """The first line at which positions meet."""
     steps = followed(subject.fresh(), inputs, every=True).steps
     return next((one.location for one in steps if one.name in _MEETING and one.location is not None), None)
@@ -216,9 +218,9 @@ def _averages(subject: Subject, inputs: NamedInputs) -> Location | None:
 # The line
 
 
-def _lost(subject: Subject, inputs: NamedInputs, other: NamedInputs | None = None) -> Location | None:
+def _losing_line(subject: Subject, inputs: NamedInputs, other: NamedInputs | None = None) -> Location | None:
     """The first line that takes what differs between these inputs and gives the same."""
-    other = other or _other(inputs, list(inputs.tensors))
+    other = other or _redrawn(inputs, list(inputs.tensors))
     assert other is not None
     try:
         one, two = (followed(subject.fresh(), each, every=True).steps for each in (inputs, other))
@@ -235,5 +237,5 @@ def _lost(subject: Subject, inputs: NamedInputs, other: NamedInputs | None = Non
     return lost[0].location if lost else None
 
 
-def _began(subject: Subject) -> Location | None:
+def _first_line(subject: Subject) -> Location | None:
     return function_line(subject.target if subject.module is None else type(subject.module).forward)

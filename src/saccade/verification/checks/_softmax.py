@@ -37,7 +37,7 @@ _NO_DISTRIBUTION = (
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    subject, inputs = _asked(subject)
+    subject, inputs = _test_inputs(subject)
     found: tuple[TracedAttention, ...] = ()
     try:
         found = measured(subject, inputs)
@@ -46,14 +46,14 @@ def _run(subject: Subject) -> Iterator[Finding]:
     else:
         named = [defect for seen in found if (defect := _of_weights(seen)) is not None]
         named.sort(key=lambda one: one.severity != "error")
-        defect = named[0] if named and _repeats(subject, inputs, found) else None
+        defect = named[0] if named and _is_repeatable(subject, inputs, found) else None
     if found and (defect is None or defect.severity != "error"):
         defect = _under_a_mask(subject, inputs) or _overflow(subject, inputs, found) or defect
     if defect is not None:
         yield defect
 
 
-def _asked(subject: Subject) -> tuple[Subject, NamedInputs]:
+def _test_inputs(subject: Subject) -> tuple[Subject, NamedInputs]:
     """Other lengths for queries and keys where the target takes them, so that no axis is taken for another."""
     length = min(_LENGTH, subject.reading.max_length or _LENGTH)
     return first_taken([(subject, length, _KEYS), (subject, length, None)])
@@ -84,7 +84,7 @@ def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
     return replace(defect, message=f"Where a mask is given, {words[0].lower()}{words[1:]}")
 
 
-def _repeats(subject: Subject, inputs: NamedInputs, found: tuple[TracedAttention, ...]) -> bool:
+def _is_repeatable(subject: Subject, inputs: NamedInputs, found: tuple[TracedAttention, ...]) -> bool:
     """Whether a second call has the same weights: else it is dropout that changes them, in eval mode."""
     again = measured(subject, inputs)
     pairs = zip(found, again, strict=True)
@@ -112,7 +112,7 @@ def _of_weights(seen: TracedAttention) -> Finding | None:
     seeing = (weights != 0).any(-1)
     if bool(((sums - 1).abs() < _OFF)[seeing].all()):
         return None
-    return _sink(seen, sums) or _sums(seen, weights, sums, seeing)
+    return _sink(seen, sums) or _wrong_sums(seen, weights, sums, seeing)
 
 
 def _wrong_axis(seen: TracedAttention, weights: Tensor) -> Finding | None:
@@ -167,12 +167,12 @@ def _sink(seen: TracedAttention, sums: Tensor) -> Finding | None:
     )
 
 
-def _sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
+def _wrong_sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
     """Rows that sum to something else, and why, as far as it can be told."""
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
     item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
-    why, mend, line = _why(seen, weights, sums)
+    why, mend, line = _explanation(seen, weights, sums)
     return _error(
         f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
         f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
@@ -190,7 +190,7 @@ def _sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) 
     )
 
 
-def _why(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
+def _explanation(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
     before = seen.softened
     if before is None and seen.logits is None:
         line = seen.lines.get("function") or seen.lines.get("values")
@@ -249,17 +249,17 @@ def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttenti
             return None
         if len(found) != len(common):
             return None
-        tops = [_top(seen) for seen in found]
+        tops = [_largest_logit(seen) for seen in found]
         for seen, before, top in zip(found, common, tops, strict=True):
             lost = ~seen.weights.isfinite() & before.weights.isfinite().all(-1, keepdim=True)
             if lost.any() and math.isfinite(top):
-                return _overflowed(seen, top, int(lost.sum()))
+                return _not_finite(seen, top, int(lost.sum()))
         if max(tops) > _LARGE:
             return None
     return None
 
 
-def _top(seen: TracedAttention) -> float:
+def _largest_logit(seen: TracedAttention) -> float:
     """The largest logit of queries and keys, from the product where nobody saw the logits."""
     if seen.logits is not None and seen.source != "probed":
         finite = seen.logits[seen.logits.isfinite()]
@@ -268,7 +268,7 @@ def _top(seen: TracedAttention) -> float:
     return product if math.isfinite(product) else math.inf
 
 
-def _overflowed(seen: TracedAttention, top: float, lost: int) -> Finding:
+def _not_finite(seen: TracedAttention, top: float, lost: int) -> Finding:
     if top <= 0:  # something was subtracted
         return _error(
             f"With large inputs {lost} of {seen.weights.numel()} weights are NaN or infinite: all exponentials of a "

@@ -34,7 +34,7 @@ _EFFECT = (
 def _run(subject: Subject) -> Iterator[Finding]:
     if subject.reading.weights is None:
         raise Inapplicable("it returns no weights")
-    asked = list(_asked(subject))
+    asked = list(_test_calls(subject))
     if not asked:
         raise Inapplicable("the weights that it uses could not be followed, or differ from call to call")
     for result, seen, hidden, plain in asked:
@@ -45,7 +45,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     yield from _with_dropout(subject)
 
 
-def _asked(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention, Tensor | None, TracedAttention]]:
+def _test_calls(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention, Tensor | None, TracedAttention]]:
     """Calls without and with masks: what came back, the weights that were used, the pairs that are hidden, and the
     weights without a mask."""
     for keys in (_KEYS, None):
@@ -129,9 +129,9 @@ def _compared(
     returned = result.weights
     assert returned is not None
     if _same(returned, seen.weights) or _in_another_order(returned, seen.weights):
-        return _left_over(returned, seen, hidden)
+        return _hidden_weight(returned, seen, hidden)
     under = "" if hidden is None else "Under a mask, "
-    what = _what(returned, seen, plain)
+    what = _explanation(returned, seen, plain)
     sums = returned.double().sum(-1)
     return f"{under}the weights that it returns are not those that multiply the values: {what}.", {
         "returned_shape": list(returned.shape),
@@ -141,7 +141,7 @@ def _compared(
     }
 
 
-def _left_over(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -> tuple[str, dict[str, Any]] | None:
+def _hidden_weight(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -> tuple[str, dict[str, Any]] | None:
     """Hidden keys whose weight is lifted above 0, by less than what counts as another weight."""
     if hidden is None:
         return None
@@ -159,7 +159,7 @@ def _left_over(returned: Tensor, seen: TracedAttention, hidden: Tensor | None) -
     )
 
 
-def _what(returned: Tensor, seen: TracedAttention, plain: TracedAttention) -> str:
+def _explanation(returned: Tensor, seen: TracedAttention, plain: TracedAttention) -> str:
     """In words, what is returned."""
     weights = seen.weights
     if _same(returned.mT, weights):
@@ -250,7 +250,7 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
         if returned is None or not _shape_fits(seen.weights, returned) or seen.softened is None:
             continue
         if _same(returned, seen.weights) and not _same(returned, seen.softened):
-            gone, usual = int((returned == 0).sum()), _usual(subject)
+            gone, usual = int((returned == 0).sum()), _convention(subject)
             words = (
                 f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are "
                 f"0, and rows sum to {returned.double().sum(-1).min():.3g} and up."
@@ -261,7 +261,7 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _usual(subject: Subject) -> str:
+def _convention(subject: Subject) -> str:
     """Whose convention it is: modules built on a library's are not to be blamed for it."""
     parts = () if subject.module is None else tuple(subject.module.modules())
     if any(isinstance(one, nn.MultiheadAttention) for one in parts):

@@ -19,13 +19,13 @@ def explained(
     checks: Sequence[Check], findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """Findings with causes told apart from what follows, sorted; and outcomes that say so."""
-    once = _told_once(findings)
+    once = _without_repeats(findings)
     causes = _causes(checks, once)
     sized = any(_is_of_size(one) for one in once)
     why = [("robustness",) if sized and _only_stopped(one) else causes.get(one.check, ()) for one in once]
     why = [by or _follows(one, once) for one, by in zip(once, why, strict=True)]
-    demoted = [_as_note(one, by) if by and _counts(one) else one for one, by in zip(once, why, strict=True)]
-    return _sorted(checks, demoted), tuple(_told(outcome, demoted, findings) for outcome in outcomes)
+    demoted = [_as_note(one, by) if by and _is_error(one) else one for one, by in zip(once, why, strict=True)]
+    return _sorted(checks, demoted), tuple(_outcome(outcome, demoted, findings) for outcome in outcomes)
 
 
 def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -36,7 +36,7 @@ def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Findi
 # The same error of the target's in several checks
 
 
-def _told_once(findings: Sequence[Finding]) -> list[Finding]:
+def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """An error that the target raised at one place is told by the check that looks for it, else by the first."""
     told: list[Finding] = []
     for one in findings:
@@ -53,7 +53,7 @@ def _same(one: Finding, other: Finding) -> bool:
         return True  # the same defect of ours in two checks
     if not (_only_raised(one) or _only_raised(other)) or one.severity != "error" or other.severity != "error":
         return False
-    return _what(one) is not None and _what(one) == _what(other)
+    return _error_kind(one) is not None and _error_kind(one) == _error_kind(other)
 
 
 def _only_raised(finding: Finding) -> bool:
@@ -70,7 +70,7 @@ def _only_stopped(finding: Finding) -> bool:
     return finding.severity == "error" and finding.family != "robustness" and set(finding.evidence) == {"raised"}
 
 
-def _what(finding: Finding) -> tuple[str, ...] | None:
+def _error_kind(finding: Finding) -> tuple[str, ...] | None:
     """The kind of the error and its place; without a place its words, with sizes left out."""
     if "ended" in finding.evidence:
         words = f"{finding.evidence['ended']} {finding.evidence.get('number')}"
@@ -89,9 +89,9 @@ def _what(finding: Finding) -> tuple[str, ...] | None:
 def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
     """For each check with errors, the checks whose errors explain them, near or far. Where two explain each other, the
     first in the order of the checks is the cause."""
-    broken = [check for check in checks if any(one.check == check.name and _counts(one) for one in findings)]
+    broken = [check for check in checks if any(one.check == check.name and _is_error(one) for one in findings)]
     families = {
-        check.name: {one.family for one in findings if one.check == check.name and _counts(one)} for check in broken
+        check.name: {one.family for one in findings if one.check == check.name and _is_error(one)} for check in broken
     }
     near = {
         check.name: [
@@ -99,7 +99,7 @@ def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, t
         ]
         for check in broken
     }
-    far = {name: _reached(name, near) for name in near}
+    far = {name: _reachable(name, near) for name in near}
     order = list(near)
     return {
         name: tuple(
@@ -115,14 +115,14 @@ def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
     """What one finding says of another: weights that ignore queries and keys leave their projections unused."""
     if finding.family != "mixing" or "channels" not in finding.evidence:
         return ()
-    return tuple(one.check for one in findings if one.evidence.get("depends_not_on") == "both" and _counts(one))
+    return tuple(one.check for one in findings if one.evidence.get("depends_not_on") == "both" and _is_error(one))
 
 
-def _counts(finding: Finding) -> bool:
+def _is_error(finding: Finding) -> bool:
     return finding.severity == "error"
 
 
-def _reached(name: str, near: dict[str, list[str]]) -> set[str]:
+def _reachable(name: str, near: dict[str, list[str]]) -> set[str]:
     seen: set[str] = set()
     left = [*near[name]]
     while left:
@@ -138,12 +138,12 @@ def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
     return replace(finding, severity="note", message=told, mend="")  # what mends the cause mends it
 
 
-def _told(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:
+def _outcome(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:
     """A check whose error was told elsewhere, or follows from another, was not failed by itself."""
-    if outcome.status != "failed" or any(one.check == outcome.name and _counts(one) for one in findings):
+    if outcome.status != "failed" or any(one.check == outcome.name and _is_error(one) for one in findings):
         return outcome
     if any(one.check == outcome.name for one in findings):
         return replace(outcome, status="n/a", reason="what it found probably follows from another error")
-    first = next(one for one in before if one.check == outcome.name and _counts(one))
+    first = next(one for one in before if one.check == outcome.name and _is_error(one))
     told = next((one for one in findings if _same(one, first)), None)
     return replace(outcome, status="n/a", reason=f"stopped by the error told under {told.check if told else 'another'}")

@@ -115,7 +115,7 @@ def work(job: Job) -> Iterator[Message]:
             return
         if job.looks:
             yield StageBegun("looking")
-            yield from _looks(subject)
+            yield from _direction(subject)
         for check in chosen(job.names):
             yield StageBegun(check.name)
             yield CheckDone(*run_check(check, subject))
@@ -135,7 +135,7 @@ def _loaded(named: Any) -> Any:
     return load(named)
 
 
-def _looks(subject: Subject) -> Iterator[FoundReading]:
+def _direction(subject: Subject) -> Iterator[FoundReading]:
     """Nothing where it cannot be seen: the checks will say what stands in the way."""
     try:
         sizes = own_dependence(subject)

@@ -33,7 +33,7 @@ def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "fail
 def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
     findings: list[Finding] = []
     try:
-        findings.extend(check.run(_own(subject)))
+        findings.extend(check.run(_copied(subject)))
     except Inapplicable as reason:
         return findings, "" if findings else str(reason)
     except TargetError as error:
@@ -45,7 +45,7 @@ def _run(check: Check, subject: Subject) -> tuple[list[Finding], str]:
     return findings, ""
 
 
-def _own(subject: Subject) -> Subject:
+def _copied(subject: Subject) -> Subject:
     """A copy to change, or the subject itself where it cannot be copied: a child process is one already."""
     try:
         return subject.fresh()
@@ -111,10 +111,10 @@ def _broke_off(check: Check, error: Exception) -> Finding:
         f"This check broke off with {words}",
         "This promise could not be tested to its end; it says nothing about your code.",
         "A defect of Saccade: please report it with the target.",
-        {"traceback": _ends(error)},
+        {"traceback": _last_frames(error)},
     )
 
 
-def _ends(error: Exception) -> list[str]:
+def _last_frames(error: Exception) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]

@@ -156,19 +156,19 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
         return replace(subject, reading=told)
     module: nn.Module = target.model if isinstance(target, LanguageModel) else target
     if isinstance(module, DecoderLM):
-        return _own(module, promise)
+        return _saccade_decoder(module, promise)
     if not is_transformers(module):
-        return _plain(module, promise)
+        return _plain_module(module, promise)
     config: Any = module.config
     promise = promised(module, config, promise)
     if getattr(config, "is_encoder_decoder", False):
-        return _pair_of_transformers(module, promise)
+        return _encoder_decoder(module, promise)
     if getattr(module, "main_input_name", "") == "pixel_values":
         return _vision(module, promise)
     return _of_transformers(module, promise)
 
 
-def _own(module: DecoderLM, promise: Promise) -> Subject:
+def _saccade_decoder(module: DecoderLM, promise: Promise) -> Subject:
     reading = Reading(
         "tokens",
         "BL",
@@ -184,7 +184,7 @@ def _own(module: DecoderLM, promise: Promise) -> Subject:
 
 
 def _of_transformers(module: Any, promise: Promise) -> Subject:
-    model, out, assumed = _with_positions(module)
+    model, out, assumed = _positioned_part(module)
     taken = inspect.signature(model.forward).parameters
     cached = "past_key_values" in taken and "use_cache" in taken
     promise = _causal(promise, _says_causal(model))
@@ -208,7 +208,7 @@ def _of_transformers(module: Any, promise: Promise) -> Subject:
 _PASSED = CacheReading("passed", "past_key_values", "past_key_values", flag="use_cache")
 
 
-def _with_positions(module: Any) -> tuple[Any, str, tuple[str, ...]]:
+def _positioned_part(module: Any) -> tuple[Any, str, tuple[str, ...]]:
     """The part of a model that gives something for each position, and the name of it: a classifier's body."""
     for part in dict.fromkeys((module, module.base_model)):
         found = guarded(part.eval(), input_ids=torch.ones(2, 5, dtype=torch.long, device=part.device))
@@ -221,7 +221,7 @@ def _with_positions(module: Any) -> tuple[Any, str, tuple[str, ...]]:
     raise Undecided(f"{type(module).__name__} gives neither logits nor a last_hidden_state for each token")
 
 
-def _pair_of_transformers(module: Any, promise: Promise) -> Subject:
+def _encoder_decoder(module: Any, promise: Promise) -> Subject:
     taken = inspect.signature(module.forward).parameters
     if "decoder_input_ids" not in taken or "input_ids" not in taken:
         raise Undecided(f"{type(module).__name__} reads no tokens of a text in its encoder and decoder")
@@ -256,7 +256,7 @@ def _vision(module: Any, promise: Promise) -> Subject:
     return Subject(PatchModel(model.eval()), reading, _causal(replace(promise, positions=False), False))
 
 
-def _plain(module: nn.Module, promise: Promise) -> Subject:
+def _plain_module(module: nn.Module, promise: Promise) -> Subject:
     found = _table(module)
     if found is None:
         raise Undecided(f"{type(module).__name__} takes no token numbers: an input (batch, length) of them fails")
@@ -271,12 +271,12 @@ def _plain(module: nn.Module, promise: Promise) -> Subject:
         assumed = (f"{names[0]} is read by its encoder, {names[1]} by its decoder",)
     tokens = torch.ones(2, 5, dtype=torch.long)
     returned = guarded(target, tokens, **({start: 0} if (start := _start(module)) else {}))
-    out = _place(returned, 5)
+    out = _output_place(returned, 5)
     if out is _NOWHERE and not two:
         argument = named(inspect.signature(module.forward).parameters, ("targets", "labels", "target", "y"))
         if argument is not None:
             target = WithTargets(module, argument).eval()
-            out = _place(guarded(target, tokens), 5)
+            out = _output_place(guarded(target, tokens), 5)
             assumed = (f"every position's logits come only with {argument}=: the tokens themselves are given",)
     if out is _NOWHERE:
         raise Undecided(f"{type(module).__name__} gives no output (batch, length, ...) for token numbers")
@@ -350,7 +350,7 @@ def _start(module: nn.Module) -> str | None:
     return next((name for name in _STARTS if name in taken and taken[name].default is _EMPTY), None)
 
 
-def _place(returned: Any, length: int) -> int | str | None:
+def _output_place(returned: Any, length: int) -> int | str | None:
     """Where in what was returned the output for each position is; `_NOWHERE` if it is not."""
 
     def fits(one: Any) -> bool:

@@ -212,7 +212,7 @@ def _tokens(source: Source) -> list[tokenize.TokenInfo]:
         return []
 
 
-def _spoken(source: Source) -> Iterator[tokenize.TokenInfo]:
+def _prose(source: Source) -> Iterator[tokenize.TokenInfo]:
     quiet = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT)
     before, depth = tokenize.NEWLINE, 0
     for token in _tokens(source):
@@ -226,7 +226,7 @@ def _spoken(source: Source) -> Iterator[tokenize.TokenInfo]:
 def _without_code(source: Source) -> set[int]:
     """Places of lines that are all comment or docstring."""
     lines: set[int] = set()
-    for token in _spoken(source):
+    for token in _prose(source):
         if token.type == tokenize.STRING or not token.line.partition("#")[0].strip():
             lines |= set(range(token.start[0] - 1, token.end[0]))
     return lines

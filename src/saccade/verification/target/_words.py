@@ -81,10 +81,10 @@ _MEANING = {"attend": "True = attend", "ignore": "True = ignore", "additive": "a
 
 def masks_in_words(reading: Reading) -> str:
     """ "; mask (batch, queries, keys) True = attend", for each mask argument."""
-    return _of(reading.masks, _MASK_AXES) + _of(reading.own_masks, _MASK_AXES | {"K": "queries"})
+    return _each_mask(reading.masks, _MASK_AXES) + _each_mask(reading.own_masks, _MASK_AXES | {"K": "queries"})
 
 
-def _of(masks: tuple[MaskReading, ...], axes: dict[str, str]) -> str:
+def _each_mask(masks: tuple[MaskReading, ...], axes: dict[str, str]) -> str:
     arguments = dict.fromkeys(str(mask.argument) for mask in masks)
     return "".join(f"; {name} {_mask_shapes(masks, name, axes)}" for name in arguments)
 

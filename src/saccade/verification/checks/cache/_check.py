@@ -69,7 +69,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     # found once, as every copy would find it again
     promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=is_causal(subject))
     plain = replace(exact(subject), promise=promise)
-    for way in _ways(plain):
+    for way in _splits(plain):
         inputs = _inputs(plain, sum(way.sizes))
         expected = _at_once(plain, inputs)
         try:
@@ -84,9 +84,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
             return
         found = _difference(plain, inputs, expected, got, way)
         if found is not None:
-            yield from _explained(plain, found)
+            yield from _explanation(plain, found)
             return
-    yield from _beyond(plain)
+    yield from _past_capacity(plain)
     yield from _second_sequence(plain)
 
 
@@ -104,7 +104,7 @@ def _at_once(subject: Subject, inputs: NamedInputs) -> Tensor:
     return steady(subject, inputs, pairs=triangle).out
 
 
-def _ways(subject: Subject) -> Iterator[_SequenceSplit]:
+def _splits(subject: Subject) -> Iterator[_SequenceSplit]:
     yield _SequenceSplit("one position at a time", (1,) * _LENGTH)
     yield _SequenceSplit("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
     # a mask that must be given is made for the piece alone, which several positions of it would not go with
@@ -153,8 +153,8 @@ def _raises(way: _SequenceSplit, error: TargetError) -> Finding:
 # --- what a difference comes from
 
 
-def _explained(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
-    seen, expected = _seen(subject, found)
+def _explanation(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
+    seen, expected = _positions_seen(subject, found)
     missing = sorted(set(expected) - set(seen))
     extra = sorted(set(seen) - set(expected))
     start, stop = found.piece
@@ -169,7 +169,7 @@ def _explained(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
         if where is not None and re.search(_PLACED, where.code) and (joined := _line(subject, _JOINED)) is not None:
             where, mend = joined, _IN_FRONT
     elif missing and start > 0 and set(missing) >= set(expected) - set(range(start, stop)):
-        what = f"it depends on positions {_list(seen)} alone: nothing of the {start} positions before reaches it"
+        what = f"it depends on positions {_listed(seen)} alone: nothing of the {start} positions before reaches it"
         where = _line(subject, _JOINED, _WRITTEN)
         mend = _IN_FRONT
     elif missing and start > 0 and seen == [0]:
@@ -177,7 +177,7 @@ def _explained(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
         where = _line(subject, ("tril", "triu"), _MASKED)
         mend = "With one query use no causal mask, or tril(diagonal=Lk - Lq): the query stands at the last key."
     elif missing:
-        what = f"it depends on positions {_list(seen)}, not on {_list(missing)}, which the whole sees"
+        what = f"it depends on positions {_listed(seen)}, not on {_listed(missing)}, which the whole sees"
         where = _line(subject, _WRITTEN)
         mend = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
         if where is None and (cut := _cutting(subject, found.position, len(seen))) is not None:
@@ -196,7 +196,7 @@ def _explained(subject: Subject, found: _CacheDifference) -> Iterator[Finding]:
     yield _finding(subject, found, what, mend, {"sees": seen, "expected": expected}, _NAME, where)
 
 
-def _seen(subject: Subject, found: _CacheDifference) -> tuple[list[int], list[int]]:
+def _positions_seen(subject: Subject, found: _CacheDifference) -> tuple[list[int], list[int]]:
     """The positions that the output depends on, in pieces and at once."""
     inputs = _inputs(subject, sum(found.way.sizes))
     rows: tuple[list[int], list[int]] = ([], [])
@@ -260,7 +260,7 @@ def _order_is_lost(subject: Subject, found: _CacheDifference) -> bool:
     return same == [True, False]
 
 
-def _list(positions: Sequence[int]) -> str:
+def _listed(positions: Sequence[int]) -> str:
     if len(positions) > 2 and list(positions) == list(range(positions[0], positions[-1] + 1)):
         return f"{positions[0]} to {positions[-1]}"
     return ", ".join(map(str, positions)) or "none"
@@ -285,11 +285,11 @@ def _finding(
         "says so.",
         mend,
         {"position": found.position, "item": found.item, "by": found.by, "pieces": list(found.way.sizes), **evidence},
-        where or _stored(subject),
+        where or _storing_line(subject),
     )
 
 
-def _stored(subject: Subject) -> Location | None:
+def _storing_line(subject: Subject) -> Location | None:
     """The line that writes what is kept inside."""
     inside = subject.reading.cache is not None and subject.reading.cache.kind == "inside"
     return written_line(subject, _inputs(subject, 1)) if inside else None
@@ -365,7 +365,7 @@ def _line_of(subject: Subject, side: str) -> Location | None:
 # --- longer sequences, and a second one
 
 
-def _beyond(subject: Subject) -> Iterator[Finding]:
+def _past_capacity(subject: Subject) -> Iterator[Finding]:
     """Past the point where a window or a cache made beforehand is full."""
     length = _full_at(subject)
     if length <= _LENGTH:
@@ -386,7 +386,7 @@ def _beyond(subject: Subject) -> Iterator[Finding]:
         )
         return
     if found is not None:
-        yield from _explained(subject, found)
+        yield from _explanation(subject, found)
 
 
 def _full_at(subject: Subject) -> int:
@@ -410,7 +410,7 @@ def _second_sequence(subject: Subject) -> Iterator[Finding]:
             "A second sequence continues the first.",
             "def reset(self): self.cache = None",
             {},
-            _stored(subject),
+            _storing_line(subject),
         )
         return
     decoder.reset()

@@ -54,7 +54,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
             continue
         alone = replace(part, reading=replace(part.reading, masks=(mask,)))
         try:
-            new = [one for one in _judged(alone, mask) if not any(_are_alike(one, other) for other in told)]
+            new = [one for one in _findings_of(alone, mask) if not any(_are_alike(one, other) for other in told)]
         except Inapplicable as reason:
             reasons.append(str(reason))
             continue
@@ -73,7 +73,7 @@ def _are_alike(one: Finding, other: Finding) -> bool:
     return one.severity == other.severity and one.message == other.message
 
 
-def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
+def _findings_of(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
     try:
         probe = _probe(subject, mask)
     except TargetError as error:
@@ -84,9 +84,9 @@ def _judged(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
             return
         probe = other
     if probe.fits(probe.given):
-        yield from _alike_sizes(probe) or [*_conventions(probe), *(_cast(probe) or _finite_values(probe))]
+        yield from _equal_sizes(probe) or [*_conventions(probe), *(_cast(probe) or _finite_values(probe))]
     else:
-        yield from _misfit(probe)
+        yield from _not_obeyed(probe)
 
 
 def _with_other_sizes(subject: Subject, mask: MaskReading) -> MaskArgumentProbe | None:
@@ -102,7 +102,7 @@ def _with_other_sizes(subject: Subject, mask: MaskReading) -> MaskArgumentProbe 
     return None
 
 
-def _misfit(probe: MaskArgumentProbe) -> Iterator[Finding]:
+def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
     """The finding of a mask that is not kept."""
     subject, mask = probe.subject, probe.mask
     inner = inside(probe)
@@ -135,22 +135,22 @@ def _probe(
     known = ~torch.eye(inputs.length, dtype=torch.bool) if one_input else everything
     side = "both" if one_input else "key"
     steady = influence.steady(
-        subject, inputs, **masks_of(mask, _shaped(everything[None, None], mask, inputs, subject), inputs)
+        subject, inputs, **masks_of(mask, _expanded(everything[None, None], mask, inputs, subject), inputs)
     )
-    own = _without(steady, mask, inputs, side)  # type: ignore[arg-type]
+    own = _unmasked(steady, mask, inputs, side)  # type: ignore[arg-type]
     given = _random(subject, mask, inputs, own, seed)
     masks = masks_of(mask, given, inputs)
     seen = influence.effects(steady, inputs, **masks, side=side) > 0  # type: ignore[arg-type]
     return MaskArgumentProbe(subject, mask, inputs, given, own.cpu(), seen.cpu(), known)
 
 
-def _without(steady: influence.SteadySubject, mask: MaskReading, inputs: NamedInputs, side: Side) -> Tensor:
+def _unmasked(steady: influence.SteadySubject, mask: MaskReading, inputs: NamedInputs, side: Side) -> Tensor:
     """(B, H', Lq, Lk) what outputs depend on under a mask that shows everything."""
     whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
     own = torch.zeros(())
     # where showing everything leaves nothing (NaN), the polarity is the other one
     for shown in (whole, ~whole):
-        masks = masks_of(mask, _shaped(shown, mask, inputs, steady.subject), inputs)
+        masks = masks_of(mask, _expanded(shown, mask, inputs, steady.subject), inputs)
         own = influence.effects(steady, inputs, **masks, side=side) > 0
         if influence.off_diagonal(own).any():
             break
@@ -171,7 +171,7 @@ def _inputs(subject: Subject, batch: int, square: bool) -> NamedInputs:
     return inputs
 
 
-def _shaped(whole: Tensor, mask: MaskReading, inputs: NamedInputs, subject: Subject) -> Tensor:
+def _expanded(whole: Tensor, mask: MaskReading, inputs: NamedInputs, subject: Subject) -> Tensor:
     """Expanded along the argument's own axes."""
     sizes = {"B": inputs.batch, "H": subject.reading.heads or 1, "Q": inputs.length, "K": inputs.key_length}
     shape = [sizes[letter] if letter in mask.axes else 1 for letter in "BHQ"]
@@ -182,7 +182,7 @@ def _random(subject: Subject, mask: MaskReading, inputs: NamedInputs, own: Tenso
     """About half hidden. Each query keeps a key that it sees without the mask, and loses one where it can."""
     generator = torch.Generator().manual_seed(seed)
     whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
-    shape = _shaped(whole, mask, inputs, subject).shape
+    shape = _expanded(whole, mask, inputs, subject).shape
     given = torch.rand(shape, generator=generator) < 0.5
     sees = own.flatten(0, 1).all(0)  # (Lq, Lk)
     if "Q" in mask.axes:
@@ -200,7 +200,7 @@ def _random(subject: Subject, mask: MaskReading, inputs: NamedInputs, own: Tenso
     return given
 
 
-def _alike_sizes(probe: MaskArgumentProbe) -> list[Finding]:
+def _equal_sizes(probe: MaskArgumentProbe) -> list[Finding]:
     """The same with as many items as heads, and as queries: a mask broadcast along the wrong axis passes otherwise."""
     if "B" not in probe.mask.axes:
         return []

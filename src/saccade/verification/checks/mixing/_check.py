@@ -28,11 +28,11 @@ _error = partial(Finding, _NAME, _NAME, "error")
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    random = _draws(subject)
+    random = _is_random(subject)
     axis = _axis(subject)
     if axis == "batch":
         raise Inapplicable("its softmax runs over the batch, which mixes all that this looks at")
-    found = [*_items(subject), *([] if random else _alone(subject))]
+    found = [*_items(subject), *([] if random else _single_item(subject))]
     if found and subject.form == "tokens":
         raise Inapplicable("its samples meet, as the model check says")
     yield from found[:1]
@@ -45,7 +45,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     yield from _structure(subject)
 
 
-def _draws(subject: Subject) -> bool:
+def _is_random(subject: Subject) -> bool:
     """Whether its output depends on random numbers that it draws.
 
     Raises:
@@ -78,7 +78,7 @@ def _items(subject: Subject) -> Iterator[Finding]:
                 raise
             continue
         if moved is not None:
-            yield _influenced(subject, inputs, *moved, training)
+            yield _items_meet(subject, inputs, *moved, training)
             return
 
 
@@ -103,7 +103,7 @@ def _outputs(subject: Subject, inputs: NamedInputs, training: bool) -> Tensor:
         return copy(inputs).out
 
 
-def _influenced(subject: Subject, inputs: NamedInputs, item: int, other: int, by: float, training: bool) -> Finding:
+def _items_meet(subject: Subject, inputs: NamedInputs, item: int, other: int, by: float, training: bool) -> Finding:
     mode = "in training mode " if training else ""
     severity: Severity = "warning" if training and _has_batch_norm(subject) else "error"
     why = "; it has batch normalisation, which does this" if severity == "warning" else ""
@@ -127,7 +127,7 @@ def _has_batch_norm(subject: Subject) -> bool:
     return subject.module is not None and any(isinstance(one, _BatchNorm) for one in subject.module.modules())
 
 
-def _alone(subject: Subject) -> Iterator[Finding]:
+def _single_item(subject: Subject) -> Iterator[Finding]:
     """An item in a batch of one is what it is in a batch of three."""
     copy = exact(subject)
     inputs = copy.inputs(3, 5)
@@ -155,7 +155,7 @@ def _alone(subject: Subject) -> Iterator[Finding]:
 
 
 def _structure(subject: Subject) -> Iterator[Finding]:
-    for one in _readings(subject):
+    for one in _variants(subject):
         length = _length(one)
         try:
             found = wiring(exact(one), length)
@@ -169,7 +169,7 @@ def _structure(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _readings(subject: Subject) -> Iterator[Subject]:
+def _variants(subject: Subject) -> Iterator[Subject]:
     """The target as it is; a function of heads also with several of them, and with fewer key and value heads."""
     yield subject
     reading = subject.reading
@@ -185,10 +185,10 @@ def _length(subject: Subject) -> int:
     reading = subject.reading
     channels = reading.width * (reading.heads or 1 if subject.form == "attention" else 1)
     unlike = [length for length in (5, 7, 11, 13) if channels % length]
-    return next((length for length in (*unlike, 17, 7, 5) if _takes(subject, length)), 17)
+    return next((length for length in (*unlike, 17, 7, 5) if _accepts(subject, length)), 17)
 
 
-def _takes(subject: Subject, length: int) -> bool:
+def _accepts(subject: Subject, length: int) -> bool:
     try:
         steady(subject, subject.inputs(1, length))
     except TargetError:

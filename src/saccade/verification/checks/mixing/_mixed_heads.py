@@ -41,13 +41,13 @@ def mixed(found: AttentionWiring, length: int) -> Iterator[Finding]:
 
 def _positions(found: AttentionWiring, length: int) -> Iterator[Finding]:
     if (torn := scattered(found, length)) is not None:
-        yield _torn(found, torn, length)
+        yield _wrong_split(found, torn, length)
     for row in found.rows:
         if (stray := strayed(row)) is not None:
-            yield _stray(found, stray)
+            yield _wrong_merge(found, stray)
 
 
-def _torn(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding:
+def _wrong_split(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding:
     place = torn.index[torn.axis]
     head = max(torn.index[: torn.axis], default=0)
     return _error(
@@ -62,7 +62,7 @@ def _torn(found: AttentionWiring, torn: ScatteredFactor, length: int) -> Finding
     )
 
 
-def _stray(found: AttentionWiring, stray: MisplacedRow) -> Finding:
+def _wrong_merge(found: AttentionWiring, stray: MisplacedRow) -> Finding:
     where = "what enters the output projection" if found.merged else "the output"
     return _error(
         f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "

@@ -31,11 +31,11 @@ _ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w
 
 def projections(found: AttentionWiring, structure: HeadLayout | None) -> Iterator[Finding]:
     """What is shared, unused, dead or missing, worst first: one error at most."""
-    unused, twice = _unused(found), _twice(found)
+    unused, twice = _unused(found), _used_twice(found)
     if twice:
         yield _shared(found, twice, unused)
     elif found.merged is None and found.subject.form != "attention" and _heads_known(found, structure) > 1:
-        yield _missing(found, _heads_known(found, structure), unused)
+        yield _no_output(found, _heads_known(found, structure), unused)
     elif unused:
         yield _never_used(unused)
     elif (dead := _dead(found)) is not None:
@@ -74,7 +74,7 @@ def _parent(module: nn.Module, name: str) -> str:
     return ".".join(path)
 
 
-def _twice(found: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
+def _used_twice(found: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
     """Projections whose weights serve more than one of them, with every name that these weights have."""
     seen: dict[tuple[int, tuple[int, ...]], list[PositionwiseMap]] = {}
     for one in found.projections:
@@ -115,7 +115,7 @@ def _shared(found: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]
     )
 
 
-def _missing(found: AttentionWiring, count: int, unused: list[str]) -> Finding:
+def _no_output(found: AttentionWiring, count: int, unused: list[str]) -> Finding:
     declared = f" ({', '.join(unused)} is declared and never used)" if unused else ""
     return Finding(
         _NAME,
@@ -173,7 +173,7 @@ def _without(found: AttentionWiring, one: PositionwiseMap, channels: Tensor, *, 
 def _dead_channels(found: AttentionWiring, one: PositionwiseMap, channels: list[int]) -> Finding:
     return _error(
         f"Channels {spans(channels)} ({len(channels)} of {one.slots.shape[1]}) of {one.name} reach no output"
-        + (": queries and keys are the same numbers." if _twins(found)[0] == "scores" else "."),
+        + (": queries and keys are the same numbers." if _same_operands(found)[0] == "scores" else "."),
         "A part of the projection is computed and thrown away; another part serves in its place, as queries and keys "
         "or keys and values at once.",
         "q, k, v = self.qkv(x).chunk(3, dim=-1), each used once.",
@@ -202,7 +202,7 @@ def _dropped(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> 
     changed = _without(found, one, channels, every=True).steps
     moved = [bool((a.out != b.out).any()) for a, b in zip(steps, changed, strict=False)]
     alone = any(bool((a.out != b.out).all()) for a, b in zip(steps, changed, strict=False))
-    twins = _twins(found)[1]
+    twins = _same_operands(found)[1]
     if alone:
         return twins
     first = next((at for at, held in enumerate(moved) if held), len(moved))
@@ -214,7 +214,7 @@ def _dropped(found: AttentionWiring, one: PositionwiseMap, channels: Tensor) -> 
     return next((step.location for step in taking if step.location is not None), twins)
 
 
-def _twins(found: AttentionWiring) -> tuple[str, Location | None]:
+def _same_operands(found: AttentionWiring) -> tuple[str, Location | None]:
     """ "scores" where keys are multiplied by keys, "values" where values are keys or queries, and the line of that
     product."""
     try:

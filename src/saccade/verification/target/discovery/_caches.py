@@ -44,7 +44,7 @@ def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
     if found is None:
         return replace(reading, unread_cache=search.why_not())
     found = search.numbered(found)
-    told = (*reading.assumed, _told(found))
+    told = (*reading.assumed, _in_words(found))
     told = tuple(one for one in told if one != f"{found.flag}=False in every call")
     return replace(reading, cache=found, assumed=told)
 
@@ -185,7 +185,7 @@ class _CacheSearch:
     def _inside(self, flag: str | None) -> CacheReading | None:
         target, start = self.clues.target, self._start()
         step = _step(target)
-        if step is None and not (_keeps(self.clues) and (flag is not None or start is not None)):
+        if step is None and not (_has_state(self.clues) and (flag is not None or start is not None)):
             return None
         out = self._first_call({flag: True})[1] if flag else None
         where = None if out is None else out.out
@@ -250,7 +250,7 @@ def _copy(target: nn.Module) -> nn.Module:
         return target
 
 
-def _keeps(clues: TargetClues) -> bool:
+def _has_state(clues: TargetClues) -> bool:
     """Whether the module keeps something: by the names of what it holds, or of what its source says that it will."""
     held = (name for part in clues.target.modules() for name in (*vars(part), *part._buffers))
     words = r"cache|past|kept|history"
@@ -320,7 +320,7 @@ def _step(target: nn.Module) -> str | None:
     return None
 
 
-def _told(cache: CacheReading) -> str:
+def _in_words(cache: CacheReading) -> str:
     switched = f", with {cache.flag}=True" if cache.flag else ""
     if cache.kind == "passed":
         return f"{cache.argument} takes what an earlier call returned at {cache.returned!r}{switched}"

@@ -66,13 +66,15 @@ def discover(
         wrapped = (*wrapped, *guessed(target, given, hints, promise))
         target, given = construct(target, given, hints, promise)
     if isinstance(target, nn.Module):
-        target = _own(target)
+        target = _eval_copy(target)
     with unnoticed():
         if isinstance(how, Reading):
             return Subject(target, how, promise, again=again)
         if callable(how):
             return Subject(target, adapted(target, how, hints), promise, again=again)
-        subject = _known(target, hints, promise) or Subject(target, _found(target, hints, promise, given), promise)
+        subject = _known_kind(target, hints, promise) or Subject(
+            target, _found_reading(target, hints, promise, given), promise
+        )
         assumed = (*wrapped, *subject.reading.assumed)
         return replace(subject, reading=replace(subject.reading, assumed=assumed), again=again)
 
@@ -83,7 +85,7 @@ def _another(target: type, given: Mapping[str, Any], hints: Hints, promise: Prom
     return made
 
 
-def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
+def _known_kind(target: Any, hints: Hints, promise: Promise) -> Subject | None:
     """A whole model, or a layer of one of transformers' models; None for all else."""
     scripted = isinstance(target, torch.jit.ScriptModule)
     if hints.form in (None, "tokens") and not scripted and takes_tokens(target):
@@ -93,7 +95,7 @@ def _known(target: Any, hints: Hints, promise: Promise) -> Subject | None:
     return None
 
 
-def _found(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
+def _found_reading(target: Any, hints: Hints, promise: Promise, given: Mapping[str, Any]) -> Reading:
     trials = TargetTrials(target)
     _check_taken(target, given)
     clues, assumed = settled(
@@ -131,7 +133,7 @@ def _with_flag(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
     return reading if trials.returned(flagged) is None else replace(reading, causal_flag=flag)
 
 
-def _own(module: nn.Module) -> nn.Module:
+def _eval_copy(module: nn.Module) -> nn.Module:
     """A copy in eval mode; the module itself where it cannot be copied."""
     try:
         module = copied(module)

@@ -73,12 +73,12 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
         for reading in _candidates(clues, form):
             found = _working(trials, clues, reading)
             if found is not None:
-                return _settled(trials, clues, found)
+                return _completed(trials, clues, found)
     if packed is not None:
         return _packed(trials, clues, *packed)
     found = _with_required_masks(trials, clues)
     if found is not None:
-        return _settled(trials, clues, found)
+        return _completed(trials, clues, found)
     raise (
         _own_fault(trials, clues)
         or _of_a_square(trials, clues)
@@ -230,7 +230,7 @@ def input_names(clues: TargetClues, form: Form) -> tuple[str, ...]:
 def _candidates(clues: TargetClues, form: Form) -> Iterator[Reading]:
     names, heads = input_names(clues, form), _heads(clues)
     if form == "attention":
-        yield from _proper(clues, names)
+        yield from _attentions(clues, names)
         return
     for width in _sizes.widths(clues.target, clues.hints.embed_dim):
         others = (
@@ -258,7 +258,7 @@ def _heads(clues: TargetClues) -> int | None:
     return clues.hints.num_heads or own or next(iter([*given, *told, *needed]), None)
 
 
-def _proper(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]:
+def _attentions(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]:
     """Attention proper: four axes before three, because what takes four is said to be of heads.
 
     A module that is known to have several heads and takes three axes splits them itself.
@@ -313,11 +313,11 @@ def _working(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Read
     return with_returns(reading, returned, inputs, clues.source, clues.hints)
 
 
-def _settled(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
+def _completed(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with the layout that its behaviour shows, and what it takes besides."""
-    reading = _by_behaviour(trials, clues, reading)
+    reading = _with_layout(trials, clues, reading)
     if reading.form == "attention" and "H" in reading.layout:
-        reading = _grouped(trials, clues, reading)
+        reading = _with_groups(trials, clues, reading)
     if reading.form == "attention":
         told = replace(clues, given={**clues.given, **reading.constants})
         narrow = _working(trials, told, replace(reading, value_width=VALUE_WIDTH))
@@ -327,7 +327,7 @@ def _settled(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Read
     return replace(reading, max_length=longest, assumed=(*reading.assumed, *_assumptions(clues, reading)))
 
 
-def _grouped(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
+def _with_groups(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """With fewer key heads than query heads where the target takes them: two for six, which no broadcasting lets by."""
     heads = 6 if reading.heads == 3 else reading.heads or 1
     kv_heads = (_sizes.kv_heads(clues.target) if clues.is_module else None) or KV_HEADS
@@ -340,7 +340,7 @@ def _grouped(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Read
     return _working(trials, told, few) or reading
 
 
-def _by_behaviour(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
+def _with_layout(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """Another order of the same axes where values move along another axis and nothing says otherwise."""
     first = reading.names[0] if reading.names else ""
     told = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout

@@ -44,7 +44,7 @@ def with_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, readi
             masks = [replace(mask, required=True) for mask in masks]
             reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != one.name))
         reading = replace(
-            reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_told(one, masks, promised))
+            reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_in_words(one, masks, promised))
         )
     return reading
 
@@ -89,17 +89,17 @@ def _of_argument(
                 merged = trial.of(axes, merged=reading.heads or 0)[0] if (reading.heads or 0) > 1 else None
                 mask = merged if merged is not None and merged.behaves is not None else None
             if mask is not None:
-                meaning = promised or said or mask.behaves or nearest or _usual(argument)
+                meaning = promised or said or mask.behaves or nearest or _usual_meaning(argument)
                 # PyTorch's documentation says of all of its boolean masks that True is ignored.
                 known = "ignore" if silent and mask.behaves == "ignore" else said
                 found.append(replace(mask, meaning=meaning, documented=known, words=words[:200]))
         if found:
             break
     clear = [mask for mask in found if mask.behaves is not None]
-    return _kept(clear if argument.is_open else clear or found, shape)
+    return _shapes_kept(clear if argument.is_open else clear or found, shape)
 
 
-def _kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
+def _shapes_kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
     """The documented shape and others of its rank; else one plain shape by pair, the richest by pair,
     and one by key."""
     if shape is not None and any(mask.axes == shape for mask in masks):
@@ -139,7 +139,7 @@ def _is_bias(argument: TargetArgument) -> bool:
     return re.search("bias|alibi", argument.name.lower()) is not None
 
 
-def _usual(argument: TargetArgument) -> Meaning:
+def _usual_meaning(argument: TargetArgument) -> Meaning:
     """PyTorch's `key_padding_mask` is True at the padding; most others call `mask` what may be seen."""
     if _is_bias(argument):
         return "additive"
@@ -292,7 +292,7 @@ def _nearest(moved: list[tuple[MaskReading, _OutputMovement]]) -> Meaning | None
     return ordered[0][1] if len(ordered) > 1 and ordered[0][0] < 0.25 * ordered[1][0] else None
 
 
-def _told(argument: TargetArgument, masks: list[MaskReading], promised: Meaning | None) -> Iterator[str]:
+def _in_words(argument: TargetArgument, masks: list[MaskReading], promised: Meaning | None) -> Iterator[str]:
     if not masks:
         return
     first = masks[0]

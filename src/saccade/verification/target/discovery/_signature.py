@@ -98,17 +98,19 @@ def arguments_of(target: Any) -> tuple[TargetArgument, ...]:
     target = getattr(target, "_orig_mod", target)  # what torch.compile made of a module
     function = target.forward if isinstance(target, nn.Module) else target
     if hasattr(function, "schema"):
-        return _agreed([_scripted(one) for one in function.schema.arguments if one.name != "self"])
+        return _resolved([_of_schema(one) for one in function.schema.arguments if one.name != "self"])
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = _from_text(function)
     named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    arguments = list(_agreed([_argument(one, at) for at, one in enumerate(named)]))
-    return tuple([*arguments, *_open(parameters, arguments, function)])
+    arguments = list(_resolved([_argument(one, at) for at, one in enumerate(named)]))
+    return tuple([*arguments, *_open_arguments(parameters, arguments, function)])
 
 
-def _open(parameters: list[inspect.Parameter], named: list[TargetArgument], function: Any) -> Iterator[TargetArgument]:
+def _open_arguments(
+    parameters: list[inspect.Parameter], named: list[TargetArgument], function: Any
+) -> Iterator[TargetArgument]:
     """A mask among `*args`, and those that the source takes out of `**kwargs` by name."""
     takes_masks = any(one.role == "mask" for one in named)
     for one in parameters:
@@ -117,12 +119,12 @@ def _open(parameters: list[inspect.Parameter], named: list[TargetArgument], func
                 one.name, "mask", required=False, by_place=True, place=len(named) or None, is_open=True
             )
         elif one.kind is one.VAR_KEYWORD:
-            for name in _taken_out(function, one.name):
+            for name in _keywords_read(function, one.name):
                 if role_of(name) in ("mask", "lengths", "flag") and all(name != other.name for other in named):
                     yield TargetArgument(name, role_of(name), required=False)
 
 
-def _taken_out(function: Any, keywords: str) -> list[str]:
+def _keywords_read(function: Any, keywords: str) -> list[str]:
     """The names in `kwargs["name"]`, `kwargs.get("name")` and `kwargs.pop("name")`."""
     try:
         text = parsed_by(inspect.getsource, function)
@@ -170,13 +172,13 @@ def _argument(parameter: inspect.Parameter, at: int) -> TargetArgument:
     )
 
 
-def _scripted(argument: Any) -> TargetArgument:
+def _of_schema(argument: Any) -> TargetArgument:
     """Of TorchScript's schema."""
     required = not argument.has_default_value()
     return TargetArgument(argument.name, role_of(argument.name), required, None if required else argument.default_value)
 
 
-def _agreed(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
+def _resolved(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
     """Names that mean something else beside others: `src` is the context of `tgt`, `h` no input beside `x`."""
     roles = [one.role for one in arguments]
     names = [one.name.lower() for one in arguments]
