@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..._seeding import seeded
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Location
 from ..target._source import line_with
 from ..target._subject import Subject
 from ..tracing._trace import measured
+from ..tracing._visible import attentions_of
 
 # For inputs of variance 1, logits of a usual initialisation have a standard deviation of 0.01 to 3. Above 12 the
 # largest weight is 0.9 on average, and passes less than a tenth of the gradient: p (1 - p) < 0.1.
@@ -38,12 +39,7 @@ def at_the_start(subject: Subject) -> Iterator[Finding]:
 
 def _of_logits(subject: Subject) -> Iterator[Finding]:
     """Softmaxes that are one-hot for inputs of variance 1, and logits that are all 0."""
-    try:
-        with torch.no_grad():
-            seen = measured(subject, subject.inputs(2, 7))
-    except (Inapplicable, TargetError):
-        return
-    for one in seen:
+    for one in attentions_of(subject, subject.inputs(2, 7)):
         if one.logits is None or one.normalised != "key" or one.source == "probed":
             continue
         weights = one.weights.float()

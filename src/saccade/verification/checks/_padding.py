@@ -19,9 +19,9 @@ from ..target import _influence as influence
 from ..target._check import Check
 from ..target._inputs import NamedInputs, Side
 from ..target._subject import Subject
-from ..tracing._trace import TracedAttention, measured
-from ..tracing._visible import line_over_sequence, masking_line, steps_of
-from ._missing_mask import no_mask
+from ..target._words import no_mask
+from ..tracing._trace import TracedAttention
+from ..tracing._visible import attentions_of, line_over_sequence, masking_line, steps_of
 
 _LENGTHS = (7, 4, 5)  # real positions of each batch item; the first has no padding
 _PADDED = 7
@@ -408,11 +408,7 @@ def _is_hidden(padded: _PaddedSubject) -> bool:
 
 
 def _attentions(padded: _PaddedSubject) -> list[TracedAttention]:
-    try:
-        with seeded(influence.SEED), torch.no_grad():
-            found = measured(padded.subject.fresh(), padded.inputs, **padded.masks)
-    except (Inapplicable, TargetError):
-        return []
+    found = attentions_of(padded.subject, padded.inputs, **padded.masks)
     items, length = padded.real.shape
     return [one for one in found if one.weights.shape[-1] == length and one.weights.shape[0] == items]
 

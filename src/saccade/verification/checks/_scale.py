@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ..._numbers import significant
-from ..findings._finding import Finding, Inapplicable, Location, TargetError
+from ..findings._finding import Finding, Inapplicable, Location
 from ..findings._words import spans
 from ..target._check import Check
 from ..target._inputs import NamedInputs
 from ..target._steady import first_taken
 from ..target._subject import Subject
 from ..tracing._trace import TracedAttention, measured
+from ..tracing._visible import attentions_of
 from ._scale_indifferent import ScaleIndifference, indifferent
 
 _error = partial(Finding, "scale", "scale", "error")
@@ -264,10 +265,7 @@ def _batch_factor(subject: Subject, inputs: NamedInputs) -> float:
     """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
     number that may come from elsewhere."""
     more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
-    try:
-        factors = [_factors(subject, seen) for seen in measured(subject.fresh(), more)]
-    except (Inapplicable, TargetError):
-        return math.nan
+    factors = [_factors(subject, seen) for seen in attentions_of(subject, more)]
     moved = (abs(found * more.batch**0.5 - 1) < _WRONG for one in factors for found in one.found)
     return inputs.batch**-0.5 if any(moved) else math.nan
 

@@ -19,6 +19,7 @@ from ..target._inputs import NamedInputs
 from ..target._steady import first_taken
 from ..target._subject import Subject
 from ..tracing._trace import TracedAttention, measured, traced
+from ..tracing._visible import attentions_of
 
 _error = partial(Finding, "softmax", "softmax", "error")
 _note = partial(Finding, "softmax", "softmax", "note")
@@ -243,10 +244,7 @@ def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttenti
     if subject.form == "tokens":
         return None
     for spread in _SPREADS:
-        try:
-            found = measured(subject, inputs.map(lambda one, by=spread: one * by))  # type: ignore[misc]
-        except (Inapplicable, TargetError):
-            return None
+        found = attentions_of(subject, inputs.map(lambda one, by=spread: one * by))  # type: ignore[misc]
         if len(found) != len(common):
             return None
         tops = [_largest_logit(seen) for seen in found]

@@ -12,6 +12,7 @@ from ._kinds import name_of
 from ._reading import MaskReading, Reading
 from ._subject import Subject
 from .discovery._needed import FilledCall, PositionalCall
+from .discovery._signature import arguments_of
 
 _AXES = {"B": "batch", "H": "heads", "L": "length"}
 _INPUTS = {
@@ -115,3 +116,18 @@ def returned_in_words(reading: Reading) -> str:
     if set(parts) == {0, 1}:
         return f"; returns ({parts[0]}, {parts[1]})"
     return "; of what it returns, " + " and ".join(f"{where!r} is the {what}" for where, what in parts.items())
+
+
+def no_mask(subject: Subject) -> str:
+    """ "it takes no mask", and the optional arguments of unknown purpose that were left at their None."""
+    reading = subject.reading
+    used = {*reading.names, *reading.constants, reading.causal_flag, reading.cache and reading.cache.argument}
+    names = [
+        one.name
+        for one in (() if reading.call is not None else arguments_of(subject.target))
+        if not one.role and not one.required and one.default is None and one.name not in used
+    ]
+    if not names:
+        return "it takes no mask"
+    which = f"argument {names[0]} was" if len(names) == 1 else f"arguments {', '.join(names)} were"
+    return f"it takes no mask that was recognised: the {which} left out; if one is a mask, say --mask {names[0]}"

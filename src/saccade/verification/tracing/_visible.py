@@ -63,20 +63,21 @@ def attends(seen: TracedAttention) -> Tensor:
     return (seen.weights != 0) | ((below > _UNDERFLOW) & (seen.logits > _HIDDEN))
 
 
-def self_attentions(
-    subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
-) -> tuple[VisibleAttention, ...]:
-    """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
+def attentions_of(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[TracedAttention, ...]:
+    """Those of one call; none where nothing was seen."""
     try:
         with seeded(SEED), torch.no_grad():
             # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
-            found = measured(subject.fresh(), inputs, pairs=pairs, padding=padding)
+            return measured(subject.fresh(), inputs, **masks)
     except (Inapplicable, TargetError):
         return ()
-    length = inputs.length
-    return tuple(
-        VisibleAttention(one, at) for at, one in enumerate(found) if one.weights.shape[-2:] == (length, length)
-    )
+
+
+def self_attentions(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[VisibleAttention, ...]:
+    """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
+    shape = (inputs.length, inputs.length)
+    found = enumerate(attentions_of(subject, inputs, **masks))
+    return tuple(VisibleAttention(one, at) for at, one in found if one.weights.shape[-2:] == shape)
 
 
 def steps_of(

@@ -20,7 +20,7 @@ from ...target._inputs import NamedInputs, Side
 from ...target._reading import MaskReading
 from ...target._source import line_with
 from ...target._subject import Subject
-from .._missing_mask import no_mask
+from ...target._words import no_mask
 from ._defects import (
     MEND,
     MaskArgumentProbe,

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...._seeding import seeded
-from ...findings._finding import Inapplicable, Location, Severity, TargetError
+from ...findings._finding import Location, Severity
 from ...target import _influence as influence
 from ...target._inputs import NamedInputs
 from ...target._reading import MaskReading
 from ...target._subject import Subject
-from ...tracing._trace import TracedAttention, measured
-from ...tracing._visible import attends, masking_line, steps_of
+from ...tracing._trace import TracedAttention
+from ...tracing._visible import attends, attentions_of, masking_line, steps_of
 
 MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
 _FINITE = -1.5  # a bias that changes weights and hides nothing
@@ -214,20 +213,11 @@ def _weights(probe: MaskArgumentProbe) -> tuple[TracedAttention, TracedAttention
     """The attention that the mask goes to, without and with it."""
     open_ = masks_of(probe.mask, torch.ones_like(probe.given), probe.inputs)
     masks = masks_of(probe.mask, probe.given, probe.inputs)
-    try:
-        with seeded(influence.SEED), torch.no_grad():
-            # on copies: what a target keeps of a call with gradients cannot be copied afterwards
-            before = measured(probe.subject.fresh(), probe.inputs, **open_)
-            after = measured(probe.subject.fresh(), probe.inputs, **masks)
-    except (Inapplicable, TargetError):
-        return None
+    before, after = (attentions_of(probe.subject, probe.inputs, **each) for each in (open_, masks))
     shape = (probe.inputs.length, probe.inputs.key_length)
     for one, other in zip(before, after, strict=False):
-        if (
-            one.weights.shape == other.weights.shape
-            and one.weights.shape[-2:] == shape
-            and not one.weights.equal(other.weights)
-        ):
+        same = one.weights.shape == other.weights.shape and one.weights.shape[-2:] == shape
+        if same and not one.weights.equal(other.weights):
             return one, other
     return None
 

@@ -19,7 +19,7 @@ from ...target._inputs import NamedInputs
 from ...target._steady import exact, steady, tolerance
 from ...target._subject import Subject
 from ...tracing._batch_mixing import batch_mixing_line
-from ...tracing._trace import measured
+from ...tracing._visible import attentions_of
 from ...tracing._wiring import wiring
 from ._mixed_heads import mixed
 
@@ -59,10 +59,8 @@ def _is_random(subject: Subject) -> bool:
 
 
 def _axis(subject: Subject) -> str:
-    try:
-        return measured(subject, subject.inputs(2, 5))[0].normalised
-    except (Inapplicable, TargetError, IndexError):
-        return "unknown"
+    found = attentions_of(subject, subject.inputs(2, 5))
+    return found[0].normalised if found else "unknown"
 
 
 # --- batch items
