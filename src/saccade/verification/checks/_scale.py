@@ -322,12 +322,9 @@ def _effect(times: float) -> str:
 
 
 def _fix(seen: TracedAttention) -> str:
-    return _MEND_FUSED if seen.source == "F.scaled_dot_product_attention" or _is_fused(seen) else _MEND
-
-
-def _is_fused(seen: TracedAttention) -> bool:
     line = seen.lines.get("scores")
-    return line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
+    fused = line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
+    return _MEND_FUSED if fused or seen.source == "F.scaled_dot_product_attention" else _MEND
 
 
 def _line(seen: TracedAttention) -> Location | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._seeding import seeded
 from ..findings._finding import Inapplicable, UnreadableResult
-from ._calling import guarded
+from ._calling import guarded, picked
 from ._influence import is_causal
 from ._inputs import NamedInputs
 from ._subject import Subject
@@ -132,18 +132,16 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
     """What stands at `where` of what was returned.
 
     Raises:
-        Unreadable: nothing stands there.
+        UnreadableResult: nothing stands there.
     """
     if where is None:
         raise UnreadableResult("what it keeps is not among what it returns", None)
     if isinstance(where, tuple):
         return tuple(picked_state(returned, one) for one in where)
     try:
-        if isinstance(where, str) and not isinstance(returned, dict):
-            return getattr(returned, where)
-        return returned[where]
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise UnreadableResult(f"what it keeps is not among what it returns: {error}", None) from error
+        return picked(returned, where)
+    except UnreadableResult as error:
+        raise UnreadableResult(f"what it keeps is not among what it returns: {error.__cause__}", None) from error
 
 
 def in_pieces(decoder: CachedDecoder, inputs: NamedInputs, sizes: Sequence[int]) -> Tensor:

@@ -129,8 +129,5 @@ def _may_be(found: Any, name: str, module: ModuleType) -> bool:
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     inputs = [one for one in inspect.signature(found).parameters.values() if one.kind in kinds]
-    return ("att" in name.lower() and len(inputs) > 0) or [one.name[:1].lower() for one in inputs[:3]] == [
-        "q",
-        "k",
-        "v",
-    ]
+    first = "".join(one.name[:1].lower() for one in inputs[:3])
+    return ("att" in name.lower() and len(inputs) > 0) or first == "qkv"

@@ -93,9 +93,8 @@ def scattered(found: AttentionWiring, length: int) -> ScatteredFactor | None:
         if (rows != rows[:, :1]).any():
             first = _first_along(position, axes[0])
             index = tuple((position != first).nonzero()[0].tolist())
-            return ScatteredFactor(
-                factor.role, index, int(position[index]), int(first[index]), axes[0], factor.location
-            )
+            places = int(position[index]), int(first[index])
+            return ScatteredFactor(factor.role, index, *places, axes[0], factor.location)
     return None
 
 

@@ -56,7 +56,7 @@ def _unused(found: AttentionWiring) -> list[str]:
     """Matrices that stand beside the projections and take no part in the call."""
     module = found.subject.module
     assert module is not None
-    beside = {_parent(module, name) for name in (one.name for one in found.projections)}
+    beside = {_parent(module, one.name) for one in found.projections}
     return [
         name
         for name, parameter in module.named_parameters()

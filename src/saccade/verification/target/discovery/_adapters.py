@@ -38,9 +38,8 @@ def adapted(target: Any, adapter: Callable[..., Any], hints: Hints) -> Reading:
         reading = replace(reading, call=adapter)
         given = trials.inputs(reading)
         returned = trials.returned(reading, given, f"width {reading.width}")
-        found = (
-            None if returned is None else with_returns(reading, returned, given, DocumentedSource.of(adapter), hints)
-        )
+        source = DocumentedSource.of(adapter)
+        found = None if returned is None else with_returns(reading, returned, given, source, hints)
         if found is not None:
             masks = (MaskReading("mask", "BHQK", "attend"),) if "mask" in names else ()
             return replace(found, masks=masks, assumed=("it is called through the adapter",))

@@ -214,16 +214,8 @@ def input_names(clues: TargetClues, form: Form) -> tuple[str, ...]:
     if form in ("attention", "qkv"):
         return clues.names("query", "key", "value")
     if form == "cross":
-        for pair in (
-            ("x", "context"),
-            ("query", "context"),
-            ("query", "key_value"),
-            ("x", "key_value"),
-            ("query", "key"),
-        ):
-            if names := clues.names(*pair):
-                return names
-        return ()
+        pairs = ("x", "context"), ("query", "context"), ("query", "key_value"), ("x", "key_value"), ("query", "key")
+        return next((names for pair in pairs if (names := clues.names(*pair))), ())
     return clues.names("x") or clues.names("query")
 
 
@@ -233,14 +225,11 @@ def _candidates(clues: TargetClues, form: Form) -> Iterator[Reading]:
         yield from _attentions(clues, names)
         return
     for width in _sizes.widths(clues.target, clues.hints.embed_dim):
-        others = (
-            _sizes.context_widths(clues.target, width) if form in ("cross", "qkv") and clues.is_module else iter([None])
-        )
-        for other in others:
+        two_sided = form in ("cross", "qkv") and clues.is_module
+        for other in _sizes.context_widths(clues.target, width) if two_sided else iter([None]):
             for layout in _layouts(clues, names, "LBD" if _sequence_first(clues) else "BLD", "LD"):
-                yield Reading(
-                    form, layout, width, heads, _sizes.kv_heads(clues.target), _values(clues, form), other, names
-                )
+                kv_heads, values = _sizes.kv_heads(clues.target), _values(clues, form)
+                yield Reading(form, layout, width, heads, kv_heads, values, other, names)
 
 
 def _values(clues: TargetClues, form: Form) -> int | None:

@@ -19,16 +19,8 @@ from ._signature import TargetArgument
 WIDTH, HEADS = 16, 4  # unlike the number of what is packed
 # the layout of each of the three, and the axis along which they are stacked
 _STACKED = (
-    ("BLHD", 2),
-    ("BHLD", 2),
-    ("BHLD", 0),
-    ("BHLD", 1),
-    ("BLHD", 0),
-    ("BLHD", 3),
-    ("BLHD", 1),
-    ("BLD", 2),
-    ("BLD", 0),
-    ("BLD", 1),
+    *(("BLHD", 2), ("BHLD", 2), ("BHLD", 0), ("BHLD", 1), ("BLHD", 0), ("BLHD", 3), ("BLHD", 1)),
+    *(("BLD", 2), ("BLD", 0), ("BLD", 1)),
 )
 
 
@@ -71,9 +63,8 @@ def packed_in(arguments: tuple[TargetArgument, ...], has_matrices: bool) -> tupl
 def packings(count: int, heads: int | None, layout: str | None) -> Iterator[Reading]:
     for axes, at in _STACKED:
         if layout is None or layout.upper() == axes:
-            yield Reading(
-                "attention", axes, WIDTH, (heads or HEADS) if "H" in axes else 1, call=PackedInputs(count, at), names=()
-            )
+            known = (heads or HEADS) if "H" in axes else 1
+            yield Reading("attention", axes, WIDTH, known, call=PackedInputs(count, at))
     if layout is None or layout.upper() == "BLD":
         form, known = ("qkv", heads) if heads else ("attention", 1)
         yield Reading(form, "BLD", 24, known, call=PackedInputs(count, 2, is_stacked=False))  # type: ignore[arg-type]

@@ -19,9 +19,7 @@ from ._documentation import DocumentedSource
 from ._trials import tensors_in
 
 # What has the shape of weights and is none; "scores" is often what people call the weights.
-_OTHERS = (
-    r".*(bias|biases|logits?|lse|logsumexp|raw|mask|cache|past|state|positions?|pre_softmax|dots|similarity|sim).*"
-)
+_OTHERS = r".*(bias(es)?|logits?|lse|logsumexp|raw|mask|cache|past|state|positions?|pre_softmax|dots|similarity|sim).*"
 _WEIGHTS = r".*(attn|attention|weight|prob|alpha|score).*|p|w|a|att"
 
 
@@ -37,9 +35,7 @@ def with_returns(
     if hints.weights is not None:
         axes = _axes(found[hints.weights], inputs, reading) if hints.weights in found else None
         return replace(reading, weights=hints.weights, weights_axes=axes or "BHQK")
-    names = (
-        {at: name for at, name in enumerate(source.returned_names(len(found)))} if isinstance(returned, tuple) else {}
-    )
+    names = dict(enumerate(source.returned_names(len(found)))) if isinstance(returned, tuple) else {}
     for where, tensor in found.items():
         name = where if isinstance(where, str) else names.get(where or 0, "")
         axes = _axes(tensor, inputs, reading)

@@ -115,9 +115,8 @@ def _open_arguments(
     takes_masks = any(one.role == "mask" for one in named)
     for one in parameters:
         if one.kind is one.VAR_POSITIONAL and not takes_masks:
-            yield TargetArgument(
-                one.name, "mask", required=False, by_place=True, place=len(named) or None, is_open=True
-            )
+            place = len(named) or None
+            yield TargetArgument(one.name, "mask", required=False, by_place=True, place=place, is_open=True)
         elif one.kind is one.VAR_KEYWORD:
             for name in _keywords_read(function, one.name):
                 if role_of(name) in ("mask", "lengths", "flag") and all(name != other.name for other in named):
@@ -197,11 +196,8 @@ def _resolved(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
         if one.role == "context" and not any(role in ("x", "query") for role in roles) and at == 0:
             arguments[at] = replace(one, role="x")
             roles[at] = "x"
-    if (
-        arguments
-        and not any(role in ("x", "query", "packed") for role in roles)
-        and arguments[0].role in ("", "key_value")
-    ):
+    has_input = any(role in ("x", "query", "packed") for role in roles)
+    if arguments and not has_input and arguments[0].role in ("", "key_value"):
         arguments[0] = replace(arguments[0], role="x")
     return tuple(arguments)
 
