@@ -10,12 +10,13 @@ All options of `saccade bench` are taken, and its exit statuses are given.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from typing import Annotated
 
+import kernel_targets
 import typer
 
-from saccade.benchmark.attention.targets import PerformanceTarget, TargetPreset, targets
 from saccade.cli import _run, bench
 from saccade.cli._bench_options import BenchMeasuringOptions, BenchOutputOptions, CaseOptions, ContenderOptions
 from saccade.cli._options import GroupedCommand, flattened
@@ -49,15 +50,17 @@ def main(
 ) -> None:
     """Time attention on this machine as `saccade bench` does."""
 
-    def chosen(cache: int) -> list[PerformanceTarget]:
+    def chosen(cache: int) -> tuple[int, bench.Measuring]:
         subject, *rest = contenders.backend.split(",")
         lower = (contenders.instruction_set or "avx2").split(",")[0]
-        preset = TargetPreset(subject, rest[0] if rest else subject, lower, cache, measuring.quick)
+        preset = kernel_targets.TargetPreset(subject, rest[0] if rest else subject, lower, cache, measuring.quick)
         wanted = [word for words in kernels.only or [] for word in words.split()]
-        found = [target for target in targets(preset) if all(word in target.title.split() for word in wanted)]
+        found = [
+            target for target in kernel_targets.targets(preset) if all(word in target.title.split() for word in wanted)
+        ]
         if not found:
             raise ValueError(f"only: no target has the words {' '.join(wanted)}")
-        return found
+        return len(found), functools.partial(kernel_targets.hold_to, found)
 
     setup = bench.Setup("python benchmarks/attention.py", kernels.clock, chosen if kernels.targets else None)
     bench.run(cases, contenders, measuring, output, setup)

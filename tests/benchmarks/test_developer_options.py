@@ -21,6 +21,7 @@ def load(monkeypatch):
     """A script of this name as a function of its arguments."""
 
     def loaded(name: str):
+        monkeypatch.syspath_prepend(FOLDER)
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up by name
@@ -32,8 +33,10 @@ def load(monkeypatch):
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 3), (0.0, 0)])
 def test_targets_are_judged(monkeypatch, capsys, load, factor, status):
-    from saccade.benchmark.attention import Case, Entry, SaccadeAttention, SdpaAttention, targets
-    from saccade.benchmark.attention.requirements import SpeedupRequirement
+    from saccade.benchmark.attention import Case, Entry, SaccadeAttention, SdpaAttention
+
+    monkeypatch.syspath_prepend(FOLDER)
+    import kernel_targets
 
     case = Case(32, 32)
 
@@ -41,11 +44,11 @@ def test_targets_are_judged(monkeypatch, capsys, load, factor, status):
         assert (preset.subject, preset.choice, preset.lower) == ("chunked", "auto", "avx2")
         entries = (Entry(case, SaccadeAttention(preset.subject)), Entry(case, SdpaAttention()))
         return [
-            targets.PerformanceTarget("one thing", entries, (SpeedupRequirement(99.0 * factor),)),
-            targets.PerformanceTarget("other thing", entries, ()),
+            kernel_targets.PerformanceTarget("one thing", entries, (kernel_targets.SpeedupRequirement(99.0 * factor),)),
+            kernel_targets.PerformanceTarget("other thing", entries, ()),
         ]
 
-    monkeypatch.setattr(targets, "targets", two)
+    monkeypatch.setattr(kernel_targets, "targets", two)
     assert load("attention")(*TINY, "--targets", "--only", "one", "--backend", "chunked,auto") == status
     out = capsys.readouterr().out
     assert "other thing" not in out

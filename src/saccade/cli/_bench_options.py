@@ -146,7 +146,7 @@ def cases_of(given: CaseOptions, cache: int, *, quick: bool) -> list[Case]:
 
 def _lengths(given: CaseOptions, cache: int, quick: bool, shape: Shape) -> list[Case]:
     from ..benchmark.attention import Case
-    from ..benchmark.attention.targets import decoding
+    from ..benchmark.attention.cases import decoding
 
     decode = shape[1] == "decode"
     usual = ("1x" if quick else "1x,4x") if decode else ("512,2k" if quick else "512,2k,8k")

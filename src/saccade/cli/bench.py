@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -26,8 +27,10 @@ from ._errors import require
 from ._options import GroupedCommand, flattened
 
 if TYPE_CHECKING:
-    from ..benchmark.attention import BenchmarkReport, MeasurementGroup
-    from ..benchmark.attention.targets import PerformanceTarget
+    from ..benchmark.attention import BenchmarkReport, MeasurementGroup, MeasurementSettings
+
+    Told = Callable[[MeasurementGroup], None]
+    Measuring = Callable[[BenchmarkReport, MeasurementSettings, Told], None]
 
 EPILOG = """
 Exit status: 0 measured, 1 a result was wrong (it is shown without a speed), 2 bad input, 3 a target was missed, 130
@@ -87,12 +90,12 @@ class Setup:
     Attributes:
         program: the command whose arguments these are, for reports.
         clock: "wall", or "cpu" for one thread's own time.
-        targets: by the size of the last-level cache, what is measured in place of the cases.
+        targets: by the size of the last-level cache, how many groups are measured in place of the cases, and how.
     """
 
     program: str = "saccade"
     clock: str = "wall"
-    targets: Callable[[int], list[PerformanceTarget]] | None = None
+    targets: Callable[[int], tuple[int, Measuring]] | None = None
 
 
 class _BenchmarkStopped(Exception):
@@ -131,13 +134,16 @@ def _measured(
 ) -> BenchmarkReport:
     from ..benchmark.attention import BenchmarkReport
     from ..benchmark.attention.machine import describe, last_level_cache
-    from ..benchmark.attention.running import hold_to, sweep
+    from ..benchmark.attention.running import sweep
 
     settings = settings_of(measuring, memory=output.plot is not None, clock=setup.clock)
     cache = last_level_cache() or 32 * 2**20
-    chosen = None if setup.targets is None else setup.targets(cache)
-    swept = cases_of(cases, cache, quick=measuring.quick) if chosen is None else []
     who = contenders_of(contenders, quick=measuring.quick)
+    if setup.targets is not None:
+        groups, measure = setup.targets(cache)
+    else:
+        swept = cases_of(cases, cache, quick=measuring.quick)
+        groups, measure = len(swept), functools.partial(sweep, swept, who)
     machine = describe(__version__, settings.threads)
     report = BenchmarkReport(
         machine,
@@ -147,7 +153,7 @@ def _measured(
             **vars(settings.budget),
         },
     )
-    with _progress(len(swept) if chosen is None else len(chosen)) as advance:
+    with _progress(groups) as advance:
 
         def told(group: MeasurementGroup) -> None:
             advance(group.title)
@@ -155,10 +161,7 @@ def _measured(
                 _write(files["json"], report.as_json())
 
         try:
-            if chosen is None:
-                sweep(report, swept, who, settings, told)
-            else:
-                hold_to(report, chosen, settings, told)
+            measure(report, settings, told)
         except KeyboardInterrupt:
             raise _BenchmarkStopped(report) from None
     return report

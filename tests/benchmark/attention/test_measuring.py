@@ -26,7 +26,6 @@ from saccade.benchmark.attention import (
 )
 from saccade.benchmark.attention.cases import CaseInputs
 from saccade.benchmark.attention.limits import in_cpu_time, limit_of
-from saccade.benchmark.attention.measuring import weigh
 
 CASE = Case(17, 17, "causal", heads=6, kv_heads=3, width=5, value_width=5)
 QUICK = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
@@ -282,18 +281,8 @@ def test_what_is_no_setting_is_refused(given, words):
         MeasurementSettings(**given)
 
 
-def test_memory_is_weighed_without_times(monkeypatch):
-    weighed = PeakMemory(700, 200, "peak")
-    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)
-    row = weigh("", [Entry(CASE, DenseAttention())], QUICK).rows[0]
-    assert (row.status, row.readings, row.memory) == ("measured", (), weighed)
+def test_memory_is_measured_where_it_is_asked_for(monkeypatch):
+    found = PeakMemory(700, 200, "peak")
+    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: found)
     timed = measure("", [Entry(CASE, DenseAttention()), Entry(CASE, Lying())], replace(QUICK, memory=True)).rows
-    assert [row.memory for row in timed] == [weighed, None]
-    huge = weigh("", [Entry(Case(1024, 1024), DenseAttention())], replace(QUICK, most_memory=2**20)).rows[0]
-    assert (huge.status, huge.memory) == ("none", None)
-
-
-def test_memory_that_cannot_be_measured_is_told(monkeypatch):
-    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: "no luck")
-    row = weigh("", [Entry(CASE, DenseAttention())], QUICK).rows[0]
-    assert (row.memory, row.note) == (None, "no luck")
+    assert [row.memory for row in timed] == [found, None]

@@ -5,7 +5,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D wi
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -169,3 +169,10 @@ class CaseInputs:
             bias = normal(1, case.heads, case.length_q, case.length_k)
         query, key, value = (leaf.requires_grad_(case.records) for leaf in (query, key, value))
         return cls(case, query, key, value, upstream, bias)
+
+
+def decoding(size: int, like: Case) -> Case:
+    """The case with a cache whose keys and values take at least `size` bytes, in whole thousands of tokens."""
+    token = like.batch * like.kv_heads * (like.width + like.value_width) * like.torch_dtype.itemsize
+    length = -(-size // (token * 1024)) * 1024
+    return replace(like, length_k=max(length, like.length_q))

@@ -70,7 +70,7 @@ def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings)
         torch.set_num_threads(before)
     rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _CheckedEntry) else made for made in prepared]
     if settings.memory:
-        rows = [_with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
+        rows = [with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
     return MeasurementGroup(title, tuple(rows), tuple(limits))
 
 
@@ -118,14 +118,6 @@ class _SharedInputs:
         return self._inputs[case]
 
 
-def weigh(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
-    """The peak memory of each entry, without times: for cases whose times are of no interest."""
-    rows = [
-        _with_memory(Measurement(entry.case, entry.contender.name, "measured"), entry, settings) for entry in entries
-    ]
-    return MeasurementGroup(title, tuple(rows))
-
-
 def _timed(
     runners: list[_CheckedEntry], settings: MeasurementSettings
 ) -> tuple[list[list[float]], list[LimitReadings]]:
@@ -148,7 +140,8 @@ def _measured(runner: _CheckedEntry, readings: tuple[float, ...]) -> Measurement
     return Measurement(case, contender.name, "measured", "", readings, limit, runner.setup, runner.error)
 
 
-def _with_memory(row: Measurement, entry: Entry, settings: MeasurementSettings) -> Measurement:
+def with_memory(row: Measurement, entry: Entry, settings: MeasurementSettings) -> Measurement:
+    """The row with the peak memory of its call, or with the reason why there is none."""
     if row.status != "measured":
         return row
     needs = entry.contender.needs(row.case)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from saccade.benchmark.attention import Case, Measurement, MeasurementGroup, PeakMemory
-from saccade.benchmark.attention.cases import DTYPES
-from saccade.benchmark.attention.requirements import (
-    ExtraMemory,
-    LimitShare,
-    RelativeTime,
-    SpeedupRequirement,
-    TimeGrowth,
+from saccade.benchmark.attention import (
+    Budget,
+    Case,
+    DenseAttention,
+    Entry,
+    Measurement,
+    MeasurementGroup,
+    MeasurementSettings,
+    PeakMemory,
+    measuring,
 )
+from saccade.benchmark.attention.cases import DTYPES, decoding
 from saccade.benchmark.attention.results import LimitReadings
-from saccade.benchmark.attention.targets import TargetPreset, decoding, targets
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "kernel_targets.py"
+spec = importlib.util.spec_from_file_location("kernel_targets", PATH)
+kernel_targets = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = kernel_targets  # dataclasses look their module up
+spec.loader.exec_module(kernel_targets)
+ExtraMemory, LimitShare = kernel_targets.ExtraMemory, kernel_targets.LimitShare
+RelativeTime, SpeedupRequirement = kernel_targets.RelativeTime, kernel_targets.SpeedupRequirement
+TargetPreset, targets, weigh = kernel_targets.TargetPreset, kernel_targets.targets, kernel_targets.weigh
 
 CASE = Case(100, 100, heads=2, kv_heads=1, width=5, value_width=5)  # 400,000 operations
 LIMIT = LimitReadings("float32 multiply-adds (avx2)", "FLOP/s", (8e9, 8e9, 8e9))
@@ -48,11 +62,16 @@ def test_outcomes(ask, asked, measured, shown, met):
 def test_growth(power, met):
     cases = [replace(CASE, length_q=1024 * n, length_k=1024 * n) for n in (8, 16, 64)]
     rows = [Measurement(case, "native", "measured", readings=(1e-6 * case.length_k**power,)) for case in cases]
-    found = TimeGrowth(1.05, (0, 1, 2)).outcome("", MeasurementGroup("", tuple(rows)))
+    found = kernel_targets.TimeGrowth(1.05, (0, 1, 2)).outcome("", MeasurementGroup("", tuple(rows)))
     assert found.asked == "at most L^1.050 from L=8k to 64k"
     assert found.measured == pytest.approx(power)
     assert found.met is met
-    assert TimeGrowth(1.05, (0, 1)).value(MeasurementGroup("", (rows[0], Measurement(CASE, "native", "none")))) is None
+    assert (
+        kernel_targets.TimeGrowth(1.05, (0, 1)).value(
+            MeasurementGroup("", (rows[0], Measurement(CASE, "native", "none")))
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(("bytes_extra", "met"), [(15_000, True), (18_001, False)])
@@ -188,3 +207,21 @@ def test_a_cache_is_filled(dtype):
     assert case.length_k % 1024 == 0
     token = 2 * 3 * (5 + 7) * DTYPES[dtype].itemsize
     assert 10**7 <= case.bytes_read < 10**7 + 1024 * token
+
+
+QUICK = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))
+
+
+def test_memory_is_weighed_without_times(monkeypatch):
+    weighed = PeakMemory(700, 200, "peak")
+    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: weighed)
+    row = weigh("", [Entry(CASE, DenseAttention())], QUICK).rows[0]
+    assert (row.status, row.readings, row.memory) == ("measured", (), weighed)
+    huge = weigh("", [Entry(Case(1024, 1024), DenseAttention())], replace(QUICK, most_memory=2**20)).rows[0]
+    assert (huge.status, huge.memory) == ("none", None)
+
+
+def test_memory_that_cannot_be_measured_is_told(monkeypatch):
+    monkeypatch.setattr(measuring, "peak_memory", lambda case, contender, threads: "no luck")
+    row = weigh("", [Entry(CASE, DenseAttention())], QUICK).rows[0]
+    assert (row.memory, row.note) == (None, "no luck")

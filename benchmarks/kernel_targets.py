@@ -1,23 +1,155 @@
 """The speeds that the native kernels are held to: each target is a group of measurements and what is asked of them.
 
-B = 1, H = 8, D = 64 and 128, unless a target says otherwise.
+A requirement is a share of the limit, a speed-up, a ratio of times, a growth or an amount of memory; it names rows by
+their place in the group. B = 1, H = 8, D = 64 and 128, unless a target says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ... import _numbers
-from .cases import Case
-from .contenders import FlexAttention, SaccadeAttention, SdpaAttention
-from .measuring import Entry
-from .requirements import ExtraMemory, LimitShare, RelativeTime, Requirement, SpeedupRequirement, TimeGrowth
+from saccade import _numbers
+from saccade.benchmark.attention.cases import Case, decoding
+from saccade.benchmark.attention.contenders import FlexAttention, SaccadeAttention, SdpaAttention
+from saccade.benchmark.attention.measuring import Entry, MeasurementSettings, measure, with_memory
+from saccade.benchmark.attention.results import BenchmarkReport, Measurement, MeasurementGroup, RequirementOutcome
+from saccade.benchmark.attention.running import Told
+from saccade.benchmark.attention.statistics import Quartiles, exponent
 
 WIDTHS = (64, 128)
 LONG = (2048, 4096, 8192, 16384)
 SETTLED = 4096  # from here on a share of the limit is asked of a forward
 WINDOW = "window:256"
+
+
+class Requirement(ABC):
+    """bound: what is asked for, at least or at most by `upward`."""
+
+    bound: float
+    upward = True
+
+    @abstractmethod
+    def value(self, group: MeasurementGroup) -> Quartiles | float | None:
+        """What was measured; None where it could not be."""
+
+    @abstractmethod
+    def shown(self, value: float) -> str: ...
+
+    @abstractmethod
+    def words(self, group: MeasurementGroup) -> str:
+        """What is asked, after "at least" and the bound."""
+
+    def outcome(self, target: str, group: MeasurementGroup) -> RequirementOutcome:
+        value = self.value(group)
+        asked = f"{'at least' if self.upward else 'at most'} {self.shown(self.bound)} {self.words(group)}"
+        if value is None:
+            reasons = [f"{row.contender}: {row.note}" for row in group.rows if row.status != "measured" and row.note]
+            return RequirementOutcome(target, asked, None, reasons[0] if reasons else "not known", False)
+        middle = value.median if isinstance(value, Quartiles) else value
+        text = self.shown(middle)
+        if isinstance(value, Quartiles):
+            text += f" ({self.shown(value.low)} to {self.shown(value.high)})"
+        return RequirementOutcome(
+            target, asked, middle, text, middle >= self.bound if self.upward else middle <= self.bound
+        )
+
+
+@dataclass(frozen=True)
+class LimitShare(Requirement):
+    """The rate as a part of the machine's limit."""
+
+    bound: float
+    row: int = 0
+
+    def value(self, group: MeasurementGroup) -> Quartiles | None:
+        return group.share(group.rows[self.row])
+
+    def shown(self, value: float) -> str:
+        return _numbers.tenths_of_percent(value)
+
+    def words(self, group: MeasurementGroup) -> str:
+        return f"of {group.rows[self.row].limit or 'the limit'}"
+
+
+@dataclass(frozen=True)
+class SpeedupRequirement(Requirement):
+    """How many times faster one row is than another, round by round."""
+
+    bound: float
+    row: int = 0
+    over: int = 1
+
+    def value(self, group: MeasurementGroup) -> Quartiles | None:
+        return group.speedup(group.rows[self.row], group.rows[self.over])
+
+    def shown(self, value: float) -> str:
+        return f"{value:.2f}x"
+
+    def words(self, group: MeasurementGroup) -> str:
+        return f"the speed of {group.rows[self.over].contender}"
+
+
+@dataclass(frozen=True)
+class RelativeTime(Requirement):
+    """The time of one row in units of another's."""
+
+    bound: float
+    of: str
+    row: int = 0
+    unit: int = 1
+    upward = False
+
+    def value(self, group: MeasurementGroup) -> Quartiles | None:
+        return group.speedup(group.rows[self.unit], group.rows[self.row])
+
+    def shown(self, value: float) -> str:
+        return f"{value:.2f}x"
+
+    def words(self, group: MeasurementGroup) -> str:
+        return self.of
+
+
+@dataclass(frozen=True)
+class TimeGrowth(Requirement):
+    """The exponent of time in length, over rows that differ in length."""
+
+    bound: float
+    rows: tuple[int, ...]
+    upward = False
+
+    def value(self, group: MeasurementGroup) -> float | None:
+        rows = [group.rows[place] for place in self.rows]
+        seconds = [row.seconds for row in rows]
+        medians = [found.median for found in seconds if found is not None]
+        return exponent([row.case.length_k for row in rows], medians) if len(medians) == len(rows) else None
+
+    def shown(self, value: float) -> str:
+        return f"L^{value:.3f}"
+
+    def words(self, group: MeasurementGroup) -> str:
+        ends = group.rows[self.rows[0]].case, group.rows[self.rows[-1]].case
+        return f"from L={_numbers.length(ends[0].length_k)} to {_numbers.length(ends[1].length_k)}"
+
+
+@dataclass(frozen=True)
+class ExtraMemory(Requirement):
+    """Peak memory above inputs and gradients, in units of the bytes of query, key, value and output."""
+
+    bound: float
+    row: int = 0
+    upward = False
+
+    def value(self, group: MeasurementGroup) -> float | None:
+        row = group.rows[self.row]
+        return None if row.memory is None else row.memory.extra / row.case.bytes_in_and_out
+
+    def shown(self, value: float) -> str:
+        return f"{value:.2f}x"
+
+    def words(self, group: MeasurementGroup) -> str:
+        return "the bytes of q, k, v and out"
 
 
 @dataclass(frozen=True)
@@ -164,13 +296,6 @@ def _decoding(preset: TargetPreset) -> Iterator[PerformanceTarget]:
             yield _against_sdpa(case, preset.subject, LimitShare(0.80), SpeedupRequirement(1.0))
 
 
-def decoding(size: int, like: Case) -> Case:
-    """The case with a cache whose keys and values take at least `size` bytes, in whole thousands of tokens."""
-    token = like.batch * like.kv_heads * (like.width + like.value_width) * like.torch_dtype.itemsize
-    length = -(-size // (token * 1024)) * 1024
-    return replace(like, length_k=max(length, like.length_q))
-
-
 def _small(preset: TargetPreset) -> Iterator[PerformanceTarget]:
     lengths = (16, 64, 256) if preset.quick else (16, 32, 64, 128, 256)
     for dtype in ("float32", "bfloat16"):
@@ -193,3 +318,23 @@ def _memory(preset: TargetPreset) -> Iterator[PerformanceTarget]:
                 yield PerformanceTarget(
                     title, (Entry(case, SaccadeAttention(preset.subject)),), (ExtraMemory(1.5),), weighed=True
                 )
+
+
+def hold_to(
+    targets: Iterable[PerformanceTarget], report: BenchmarkReport, settings: MeasurementSettings, told: Told
+) -> None:
+    """Measure targets and judge them."""
+    for target in targets:
+        take = weigh if target.weighed else measure
+        group = take(target.title, target.entries, settings)
+        report.groups.append(group)
+        report.outcomes += [ask.outcome(target.title, group) for ask in target.asks]
+        told(group)
+
+
+def weigh(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
+    """The peak memory of each entry, without times: for cases whose times are of no interest."""
+    rows = [
+        with_memory(Measurement(entry.case, entry.contender.name, "measured"), entry, settings) for entry in entries
+    ]
+    return MeasurementGroup(title, tuple(rows))
