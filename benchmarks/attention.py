@@ -12,28 +12,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from typing import Annotated
 
 import kernel_targets
 import typer
 
 from saccade.cli import _run, bench
 from saccade.cli._bench_options import BenchMeasuringOptions, BenchOutputOptions, CaseOptions, ContenderOptions
-from saccade.cli._options import GroupedCommand, flattened
+from saccade.cli._options import GroupedCommand, flattened, option
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelOptions:
     """Work on the kernels"""
 
-    clock: Annotated[str, typer.Option(help="wall, or cpu: one thread's own time, for a machine in use.")] = "wall"
-    targets: Annotated[
-        bool, typer.Option("--targets", help="Measure what the native kernels are held to, not the cases above.")
-    ] = False
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WORDS", help="Only the targets whose name has all of these words; may be given again."),
-    ] = None
+    clock: str = option("wall", "wall, or cpu: one thread's own time, for a machine in use.")
+    targets: bool = option(False, "Measure what the native kernels are held to, not the cases above.", "--targets")
+    only: list[str] | None = option(
+        None, "Only the targets whose name has all of these words; may be given again.", metavar="WORDS"
+    )
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Annotated
 
 import typer
 
@@ -17,16 +16,14 @@ from saccade.benchmark.tasks import ModelShape
 from saccade.cli import _run
 from saccade.cli._compare_options import ComparedOptions, CompareMeasuringOptions, CompareOutputOptions, TaskOptions
 from saccade.cli._compare_tasks import compare_tasks
-from saccade.cli._options import GroupedCommand, flattened
+from saccade.cli._options import GroupedCommand, flattened, option
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionOptions:
     """Model"""
 
-    taps: Annotated[int, typer.Option(help="Tokens that a short convolution before the layers sees; 0: none.")] = (
-        ModelShape().taps
-    )
+    taps: int = option(ModelShape().taps, "Tokens that a short convolution before the layers sees; 0: none.")
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
+from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 
 from . import printable, uncleaned
@@ -24,3 +25,9 @@ class Console(rich.console.Console):
         """Every text passes here; what moves the cursor is marked as control."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def progress_bar(*columns: ProgressColumn, quiet: bool = False) -> Progress:
+    """A bar on standard error where that is a terminal; it is gone when its block ends."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from .._numbers import counted, two_decimals
-from .._terminal._console import Console
+from .._terminal._console import Console, progress_bar
 from ._compare import ModelComparison, ScoreChange
 from ._coreference import Coreference
 from ._corpus import ROLES, THIRDS, CorpusScores, deviation, mean
@@ -33,19 +33,10 @@ WAYS = dict(zip(DIRECTIONS, ("dep→head", "head→dep"), strict=True))
 @contextmanager
 def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error where that is a terminal; what it gives is told how many of how many are done."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-        transient=True,
-    )
-    with bar:
+    left = TextColumn("left"), TimeRemainingColumn()
+    with progress_bar(
+        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *left, quiet=quiet
+    ) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
+from ._options import option
+from ._outputs import budget_of
 
 if TYPE_CHECKING:
     from ..benchmark.attention import Case, Contender, MeasurementSettings
@@ -21,103 +22,75 @@ Shape = tuple[str, str, str, int, int, int, int, int]  # of a `Case`, from its m
 class CaseOptions:
     """Cases: every combination is measured; lists are written 1,2,3"""
 
-    length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Tokens: 1000, 4k, or 4x (keys and values fill 4 last-level caches).  "
-            "[default: 512,2k,8k; decode: 1x,4x]",
-        ),
-    ] = None
-    queries: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Query rows.  [default: as many as keys; decode: 1]")
-    ] = None
-    batch: Annotated[str, typer.Option(metavar="LIST", help="Sequences.")] = "1"
-    heads: Annotated[str, typer.Option(metavar="LIST", help="Query heads.")] = "8"
-    kv_heads: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Key/value heads.  [default: as many as query heads]")
-    ] = None
-    width: Annotated[str, typer.Option(metavar="LIST", help="Columns of query and key.")] = "64"
-    value_width: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Columns of value.  [default: as many as of query and key]")
-    ] = None
-    dtype: Annotated[str, typer.Option(metavar="LIST", help="float32, bfloat16, float16 or float64.")] = "float32"
-    mask: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST",
-            help="full, causal, window:W, padding:half, documents:N, prefix:N, alibi, bias; joined by +.",
-        ),
-    ] = "causal"
-    stage: Annotated[
-        str,
-        typer.Option(
-            "--pass",
-            metavar="LIST",
-            help="forward, backward, forward+backward, recorded (a forward that a backward may follow) or decode.",
-        ),
-    ] = "forward"
+    length: str | None = option(
+        None,
+        "Tokens: 1000, 4k, or 4x (keys and values fill 4 last-level caches).  [default: 512,2k,8k; decode: 1x,4x]",
+        metavar="LIST",
+    )
+    queries: str | None = option(None, "Query rows.  [default: as many as keys; decode: 1]", metavar="LIST")
+    batch: str = option("1", "Sequences.", metavar="LIST")
+    heads: str = option("8", "Query heads.", metavar="LIST")
+    kv_heads: str | None = option(None, "Key/value heads.  [default: as many as query heads]", metavar="LIST")
+    width: str = option("64", "Columns of query and key.", metavar="LIST")
+    value_width: str | None = option(None, "Columns of value.  [default: as many as of query and key]", metavar="LIST")
+    dtype: str = option("float32", "float32, bfloat16, float16 or float64.", metavar="LIST")
+    mask: str = option(
+        "causal",
+        "full, causal, window:W, padding:half, documents:N, prefix:N, alibi, bias; joined by +.",
+        metavar="LIST",
+    )
+    stage: str = option(
+        "forward",
+        "forward, backward, forward+backward, recorded (a forward that a backward may follow) or decode.",
+        "--pass",
+        metavar="LIST",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class ContenderOptions:
     """Contenders"""
 
-    backend: Annotated[str, typer.Option(metavar="LIST", help="Saccade's backends.")] = "native,auto"
-    instruction_set: Annotated[
-        str | None,
-        typer.Option("--set", metavar="LIST", help="Instruction sets to force for native: avx2, for example."),
-    ] = None
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="sdpa, flex (compiles each shape), dense; or none.  [default: all; quick: not flex]",
-        ),
-    ] = None
+    backend: str = option("native,auto", "Saccade's backends.", metavar="LIST")
+    instruction_set: str | None = option(
+        None, "Instruction sets to force for native: avx2, for example.", "--set", metavar="LIST"
+    )
+    against: str | None = option(
+        None, "sdpa, flex (compiles each shape), dense; or none.  [default: all; quick: not flex]", metavar="LIST"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchMeasuringOptions:
     """Measuring"""
 
-    threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
-    seconds: Annotated[float | None, typer.Option(help="Time for each case.  [default: 3; quick: 0.3]")] = None
-    rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 5; quick: 3]")] = None
-    memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory, too; --plot does.")] = False
-    most_memory: Annotated[float, typer.Option(help="GiB of weights or masks beyond which one is left out.")] = 4.0
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, lengths and contenders.")] = False
+    threads: int | None = option(None, "Threads.  [default: as many as PyTorch takes]")
+    seconds: float | None = option(None, "Time for each case.  [default: 3; quick: 0.3]")
+    rounds: int | None = option(None, "Rounds at least.  [default: 5; quick: 3]")
+    memory: bool = option(False, "Measure the peak memory, too; --plot does.", "--memory")
+    most_memory: float = option(4.0, "GiB of weights or masks beyond which one is left out.")
+    quick: bool = option(False, "Fewer rounds, lengths and contenders.", "--quick")
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchOutputOptions:
     """Output: files are replaced"""
 
-    as_json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Every reading, for programs; - prints it.")
-    ] = None
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The results as a page.")] = None
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Time and memory against length: .png or .svg (matplotlib).")
-    ] = None
-    read: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Measure nothing: show the results of a --json FILE.")
-    ] = None
+    as_json: str | None = option(None, "Every reading, for programs; - prints it.", "--json", metavar="FILE")
+    markdown: Path | None = option(None, "The results as a page.", metavar="FILE")
+    plot: Path | None = option(None, "Time and memory against length: .png or .svg (matplotlib).", metavar="FILE")
+    read: Path | None = option(None, "Measure nothing: show the results of a --json FILE.", "--from", metavar="FILE")
 
 
 def settings_of(measuring: BenchMeasuringOptions, *, memory: bool, clock: str) -> MeasurementSettings:
     import torch
 
-    from ..benchmark.attention import Budget, MeasurementSettings
+    from ..benchmark.attention import MeasurementSettings
 
     quick = measuring.quick
-    seconds = measuring.seconds if measuring.seconds is not None else (0.3 if quick else 3.0)
-    rounds = measuring.rounds if measuring.rounds is not None else (3 if quick else 5)
-    if rounds < 1:
-        raise ValueError(f"rounds: must be at least 1, got {rounds}")
     return MeasurementSettings(
         torch.get_num_threads() if measuring.threads is None else measuring.threads,
-        Budget(seconds, rounds, max(100, rounds)),
+        budget_of(measuring, seconds=0.3 if quick else 3.0, rounds=3 if quick else 5),
         clock,
         int(measuring.most_memory * 2**30),
         memory or measuring.memory,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ._bench_options import listed
+from ._options import option
+from ._outputs import budget_of
 
 if TYPE_CHECKING:
     from ..benchmark.variants.measuring import ComparisonSettings
@@ -18,121 +18,82 @@ if TYPE_CHECKING:
 class DataOptions:
     """Data: one of random numbers, a file, or a model that reads a text"""
 
-    random: Annotated[
-        str | None, typer.Option(metavar="B,H,D", help="Normal numbers: batch, heads, width of a head.")
-    ] = None
-    tensors: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="query, key and value (B, H, L, D) in a .safetensors or .pt file."),
-    ] = None
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR_OR_HUB_ID",
-            help="Those of this model, a folder or a name on the Hugging Face hub.  [default: the embedded model]",
-        ),
-    ] = None
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The text it reads.  [default: the start of a novel]")
-    ] = None
-    layer: Annotated[
-        int | None, typer.Option(metavar="N", help="Its layer, counted from 0.  [default: the middle one]")
-    ] = None
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--bidirectional",
-            help="Whether no token sees a later one.  [default: as the model; otherwise causal]",
-            show_default=False,
-        ),
-    ] = None
+    random: str | None = option(None, "Normal numbers: batch, heads, width of a head.", metavar="B,H,D")
+    tensors: Path | None = option(
+        None, "query, key and value (B, H, L, D) in a .safetensors or .pt file.", metavar="FILE"
+    )
+    model: str | None = option(
+        None,
+        "Those of this model, a folder or a name on the Hugging Face hub.  [default: the embedded model]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    text: Path | None = option(None, "The text it reads.  [default: the start of a novel]", metavar="FILE")
+    layer: int | None = option(None, "Its layer, counted from 0.  [default: the middle one]", metavar="N")
+    causal: bool | None = option(
+        None,
+        "Whether no token sees a later one.  [default: as the model; otherwise causal]",
+        "--causal/--bidirectional",
+        show_default=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedOptions:
     """What is compared"""
 
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:SETTING]",
-            help="Only this one and exact attention: linear, or linear:feature_map=relu; may be given again.",
-        ),
-    ] = None
-    layers: Annotated[
-        bool, typer.Option("--layers/--no-layers", help="LSTM, GRU, convolutions and a connected layer, too.")
-    ] = True
-    lengths: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Tokens: 1000 or 4k.  [default: 256,1k,4k,8k; quick: 256,1k,2k]"),
-    ] = None
-    abilities: Annotated[
-        bool, typer.Option("--list", help="Measure nothing: show what each mechanism can and cannot do.")
-    ] = False
+    mechanism: list[str] | None = option(
+        None,
+        "Only this one and exact attention: linear, or linear:feature_map=relu; may be given again.",
+        metavar="NAME[:SETTING]",
+    )
+    layers: bool = option(True, "LSTM, GRU, convolutions and a connected layer, too.", "--layers/--no-layers")
+    lengths: str | None = option(None, "Tokens: 1000 or 4k.  [default: 256,1k,4k,8k; quick: 256,1k,2k]", metavar="LIST")
+    abilities: bool = option(False, "Measure nothing: show what each mechanism can and cannot do.", "--list")
 
 
 @dataclasses.dataclass(frozen=True)
 class CompareMeasuringOptions:
     """Measuring"""
 
-    threads: Annotated[int | None, typer.Option(help="Threads.  [default: as many as PyTorch takes]")] = None
-    seconds: Annotated[
-        float | None, typer.Option(help="Time for each length and kind of call.  [default: 1; quick: 0.1]")
-    ] = None
-    rounds: Annotated[int | None, typer.Option(help="Rounds at least.  [default: 3; quick: 2]")] = None
-    most_memory: Annotated[float, typer.Option(help="GiB beyond which something is left out.")] = 4.0
-    longest_call: Annotated[float, typer.Option(help="Seconds of a call beyond which something is left out.")] = 10.0
-    tolerance: Annotated[float, typer.Option(help="Relative error up to which the advice takes an approximation.")] = (
-        0.1
+    threads: int | None = option(None, "Threads.  [default: as many as PyTorch takes]")
+    seconds: float | None = option(None, "Time for each length and kind of call.  [default: 1; quick: 0.1]")
+    rounds: int | None = option(None, "Rounds at least.  [default: 3; quick: 2]")
+    most_memory: float = option(4.0, "GiB beyond which something is left out.")
+    longest_call: float = option(10.0, "Seconds of a call beyond which something is left out.")
+    tolerance: float = option(0.1, "Relative error up to which the advice takes an approximation.")
+    seed: int = option(0, "Of everything that is drawn.")
+    quick: bool = option(
+        False, "Fewer rounds and lengths: about a minute on two idle cores, two or more on busy ones.", "--quick"
     )
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="Fewer rounds and lengths: about a minute on two idle cores, two or more on busy ones."
-        ),
-    ] = False
 
 
 @dataclasses.dataclass(frozen=True)
 class CompareOutputOptions:
     """Output: files are replaced"""
 
-    as_json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Every reading, for programs; - prints it.")
-    ] = None
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="The results as a page.")] = None
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The trade-offs as a figure: .png or .svg (matplotlib).")
-    ] = None
-    read: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measure nothing: show a --json FILE, or for tasks --records.")
-    ] = None
+    as_json: str | None = option(None, "Every reading, for programs; - prints it.", "--json", metavar="FILE")
+    markdown: Path | None = option(None, "The results as a page.", metavar="FILE")
+    plot: Path | None = option(None, "The trade-offs as a figure: .png or .svg (matplotlib).", metavar="FILE")
+    read: Path | None = option(None, "Measure nothing: show a --json FILE, or for tasks --records.", metavar="FILE")
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
     """Tasks: train a small model with each mechanism instead"""
 
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="copy, duplication, recall, induction, needle, or all; several with commas, or given again.",
-        ),
-    ] = None
-    steps: Annotated[int | None, typer.Option(help="Of training, at most, for each learning rate.  [default: 600]")] = (
-        None
+    task: list[str] | None = option(
+        None,
+        "copy, duplication, recall, induction, needle, or all; several with commas, or given again.",
+        metavar="NAME",
     )
-    rates: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Learning rates, tried in turn until one solves.  [default: .01,.003]"),
-    ] = None
-    seeds: Annotated[int, typer.Option(help="Runs of each; the table has their median.")] = 1
-    records: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Append each run to this .jsonl; those that stand there are not repeated."),
-    ] = None
+    steps: int | None = option(None, "Of training, at most, for each learning rate.  [default: 600]")
+    rates: str | None = option(
+        None, "Learning rates, tried in turn until one solves.  [default: .01,.003]", metavar="LIST"
+    )
+    seeds: int = option(1, "Runs of each; the table has their median.")
+    records: Path | None = option(
+        None, "Append each run to this .jsonl; those that stand there are not repeated.", metavar="FILE"
+    )
 
 
 def refuse_beside(why: str, *given: object) -> None:
@@ -149,21 +110,17 @@ def refuse_beside(why: str, *given: object) -> None:
 def settings_of(measuring: CompareMeasuringOptions) -> ComparisonSettings:
     import torch
 
-    from ..benchmark.attention import Budget
     from ..benchmark.variants.measuring import ComparisonSettings
     from ..benchmark.variants.weighing import WeighingLimits
 
     quick = measuring.quick
-    seconds = measuring.seconds if measuring.seconds is not None else (0.1 if quick else 1.0)
-    rounds = measuring.rounds if measuring.rounds is not None else (2 if quick else 3)
-    if rounds < 1:
-        raise ValueError(f"rounds: must be at least 1, got {rounds}")
+    budget = budget_of(measuring, seconds=0.1 if quick else 1.0, rounds=2 if quick else 3)
     for name in ("most_memory", "longest_call", "tolerance"):
         if not getattr(measuring, name) > 0:
             raise ValueError(f"{name.replace('_', '-')}: must be positive, got {getattr(measuring, name)}")
     return ComparisonSettings(
         torch.get_num_threads() if measuring.threads is None else measuring.threads,
-        Budget(seconds, rounds, max(100, rounds)),
+        budget,
         WeighingLimits(int(measuring.most_memory * 2**30), measuring.longest_call),
         measuring.seed,
     )

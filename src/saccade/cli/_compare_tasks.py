@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import typer
 
 from ._bench_options import listed
 from ._compare_options import ComparedOptions, CompareMeasuringOptions, CompareOutputOptions, TaskOptions, refuse_beside
-from ._errors import require
+from ._outputs import checked_files, write_files, write_plot
 
 if TYPE_CHECKING:
     from ..benchmark.tasks import FinishedRun, ModelShape, Task, TrainingCase
@@ -32,7 +33,7 @@ def compare_tasks(
     """
     kept = replace(measuring, threads=None, seed=0, quick=False)  # what is left has no meaning here
     refuse_beside("tasks are of one length, and trained, not timed", replace(chosen, mechanism=None, layers=True), kept)
-    files = _checked(output)
+    files = checked_files(output)
     wanted = _tasks(tasks.task or [])
     if output.read is not None:
         _show(_read(output.read, wanted, chosen.mechanism), output, files)
@@ -81,22 +82,6 @@ class _TaskSession:
         self.rows.append(row)
         if self.records is not None:
             append(self.records, row)
-
-
-def _checked(output: CompareOutputOptions) -> dict[str, Path]:
-    """The files to write, by kind: what is wrong with them is said before minutes of work."""
-    from ..viewer import check_target
-
-    if output.plot is not None:
-        require("matplotlib", "plot")
-        if output.plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
-    wanted = {
-        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
-        "markdown": output.markdown,
-        "plot": output.plot,
-    }
-    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
 
 
 def _tasks(names: Sequence[str]) -> list[Task]:
@@ -148,13 +133,12 @@ def _progress(
     total: int, steps: int
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None], Callable[[], None]]]:
     """Two bars on the terminal's standard error: runs, and the steps of the one that goes on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from .._terminal._console import Console
+    from .._terminal._console import progress_bar
 
-    console = Console(stderr=True)
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with progress_bar(*columns) as progress:
         runs, own = progress.add_task("runs", total=total), progress.add_task("", total=steps)
         yield (
             lambda title: progress.reset(own, description=title),
@@ -164,8 +148,7 @@ def _progress(
 
 
 def _show(rows: list[FinishedRun], output: CompareOutputOptions, files: dict[str, Path]) -> None:
-    from ..benchmark.tasks import as_dict, refused_contenders, tables
-    from ..viewer import write_whole
+    from ..benchmark.tasks import as_dict, figure, refused_contenders, tables
 
     as_json = json.dumps({"tasks": 1, "runs": [as_dict(row) for row in rows]}, indent=1) + "\n"
     lines = tables.page(rows, refused_contenders())
@@ -173,12 +156,6 @@ def _show(rows: list[FinishedRun], output: CompareOutputOptions, files: dict[str
         typer.echo(as_json, nl=False)
     else:
         typer.echo("\n".join(lines))
-    if "json" in files:
-        write_whole(files["json"], as_json.encode("utf-8"))
-    if "markdown" in files:
-        write_whole(files["markdown"], "\n".join([*tables.head(rows), *lines, ""]).encode("utf-8"))
-    if "plot" in files:
-        from ..benchmark.tasks import figure
-
-        task = "recall" if any(row.task == "recall" for row in rows) else rows[0].task
-        write_whole(files["plot"], figure.draw(rows, task, files["plot"].suffix.lower()[1:]))
+    write_files(files, json=lambda: as_json, markdown=lambda: "\n".join([*tables.head(rows), *lines, ""]))
+    task = "recall" if any(row.task == "recall" for row in rows) else rows[0].task
+    write_plot(files, functools.partial(figure.draw, rows, task))

@@ -6,16 +6,18 @@ import csv
 import dataclasses
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ._errors import UserError, require
+from ._options import option
+from ._outputs import result_console
 
 if TYPE_CHECKING:
+    from .._terminal._console import Console
     from ..inspection import TextModel
 
 
@@ -23,30 +25,24 @@ if TYPE_CHECKING:
 class CorpusOptions:
     """Studies of many texts"""
 
-    corpus: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILES", help="Score every head over text files, or folders of .txt files."),
-    ] = None
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="DIR_OR_HUB_ID", help="With --corpus: what changed from --model to this checkpoint."),
-    ] = None
-    syntax: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Heads against the relations of a treebank in CoNLL-U.")
-    ] = None
-    coreference: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Heads against antecedents: JSON lines, or CoNLL-U of CorefUD."),
-    ] = None
-    probe: Annotated[
-        Path | None,
-        typer.Option(metavar="LABELS", help="What each layer knows: lines of word, tab, label; or a .conllu."),
-    ] = None
-    column: Annotated[str, typer.Option(help="The column of a .conllu to probe for: upos or deprel.")] = "upos"
-    texts: Annotated[int, typer.Option(help="Pieces of the corpus at most, spread evenly over it.")] = 64
-    tokens: Annotated[int, typer.Option(help="Tokens of a piece at most.")] = 256
-    words: Annotated[int, typer.Option(help="Words at most that a probe takes.")] = 10_000
-    seed: Annotated[int, typer.Option(help="Of random repeats, splits and intervals.")] = 0
+    corpus: list[Path] | None = option(
+        None, "Score every head over text files, or folders of .txt files.", metavar="FILES"
+    )
+    against: str | None = option(
+        None, "With --corpus: what changed from --model to this checkpoint.", metavar="DIR_OR_HUB_ID"
+    )
+    syntax: Path | None = option(None, "Heads against the relations of a treebank in CoNLL-U.", metavar="FILE")
+    coreference: Path | None = option(
+        None, "Heads against antecedents: JSON lines, or CoNLL-U of CorefUD.", metavar="FILE"
+    )
+    probe: Path | None = option(
+        None, "What each layer knows: lines of word, tab, label; or a .conllu.", metavar="LABELS"
+    )
+    column: str = option("upos", "The column of a .conllu to probe for: upos or deprel.")
+    texts: int = option(64, "Pieces of the corpus at most, spread evenly over it.")
+    tokens: int = option(256, "Tokens of a piece at most.")
+    words: int = option(10_000, "Words at most that a probe takes.")
+    seed: int = option(0, "Of random repeats, splits and intervals.")
 
     @property
     def asked(self) -> bool:
@@ -179,12 +175,9 @@ def _write(target: Path, found: dict[str, Any]) -> None:
 
 
 def _print(found: dict[str, Any], out: Path | None) -> None:
-    from .._terminal._console import Console
     from ..analysis import tables
 
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
-    console = Console(highlight=False)
+    console = result_console()
     printers: dict[str, Callable[[Console, Any], None]] = {
         "corpus": tables.print_corpus,
         "against": tables.print_corpus,

@@ -7,9 +7,21 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import typer
 from typer.core import TyperCommand
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str, *names: str, **settings: Any) -> T:
+    """A field of a group of options: its default, its help, and what else `typer.Option` takes.
+
+    The field's name gives the option's, unless `names` are given.
+    """
+    field: Any = dataclasses.field(default=default, metadata={"option": typer.Option(*names, help=help, **settings)})
+    return field
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,10 +37,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             groups[name] = annotation
             parameters += _options(annotation)
         else:
-            default = defaults[name].default
-            parameters.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-            )
+            parameters.append(_parameter(name, annotation, defaults[name].default))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -42,17 +51,17 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(group: type) -> list[inspect.Parameter]:
-    hints = typing.get_type_hints(group, include_extras=True)
+    hints = typing.get_type_hints(group)
     made = []
     for field in dataclasses.fields(group):
-        _, option = typing.get_args(hints[field.name])
-        option.rich_help_panel = group.__doc__
-        made.append(
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=field.default
-            )
-        )
+        info = field.metadata["option"]
+        info.rich_help_panel = group.__doc__
+        made.append(_parameter(field.name, Annotated[hints[field.name], info], field.default))
     return made
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 class GroupedCommand(TyperCommand):

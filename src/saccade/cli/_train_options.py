@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import require
+from ._options import option
 
 if TYPE_CHECKING:
     from ..training import Settings
@@ -22,29 +23,25 @@ Text = Annotated[
 class FileOptions:
     """Files and folders"""
 
-    out: Annotated[Path, typer.Option(help="The folder to write the model into.")] = Path("runs/lm")
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model in --out.")] = False
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out; one that is over, with more --steps.")
-    ] = False
-    initial: Annotated[
-        Path | None,
-        typer.Option("--from", help="Start from this model's weights and tokenizer.  [default: random weights]"),
-    ] = None
+    out: Path = option(Path("runs/lm"), "The folder to write the model into.")
+    overwrite: bool = option(False, "Replace the model in --out.", "--overwrite")
+    resume: bool = option(False, "Go on with the run in --out; one that is over, with more --steps.", "--resume")
+    initial: Path | None = option(
+        None, "Start from this model's weights and tokenizer.  [default: random weights]", "--from"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
     """Text and tokens"""
 
-    hold_out: Annotated[
-        list[Path] | None,
-        typer.Option(help="Validate on this file, do not train on it; may be given again.  [default: the last tenth]"),
-    ] = None
-    characters: Annotated[bool, typer.Option("--characters", help="Tokens are characters, not BPE pieces.")] = False
-    vocabulary: Annotated[int, typer.Option(help="Size of the BPE vocabulary.")] = 2048
-    repeats: Annotated[float, typer.Option(help="Share of windows that say something twice (teaches copying).")] = 0.0
-    copying: Annotated[int, typer.Option(help="Steps on repeated random tokens before the text (the same).")] = 0
+    hold_out: list[Path] | None = option(
+        None, "Validate on this file, do not train on it; may be given again.  [default: the last tenth]"
+    )
+    characters: bool = option(False, "Tokens are characters, not BPE pieces.", "--characters")
+    vocabulary: int = option(2048, "Size of the BPE vocabulary.")
+    repeats: float = option(0.0, "Share of windows that say something twice (teaches copying).")
+    copying: int = option(0, "Steps on repeated random tokens before the text (the same).")
 
     @property
     def pieces(self) -> int | None:
@@ -56,20 +53,18 @@ class TextOptions:
 class ModelOptions:
     """Model"""
 
-    layers: Annotated[int, typer.Option(help="Decoder blocks.")] = 4
-    heads: Annotated[int, typer.Option(help="Query heads of each block.")] = 8
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads.  [default: as many]")] = None
-    width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 256
-    hidden: Annotated[int | None, typer.Option(help="Width inside feed-forward.  [default: 8/3 of --width]")] = None
-    context: Annotated[int, typer.Option(help="Tokens the model sees at once.")] = 256
-    dropout: Annotated[float, typer.Option(help="Dropout on embedding and residual stream.")] = 0.1
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            help="What takes the place of softmax attention: linear, performer, ... or with settings of its own, "
-            "linear:feature_map=relu.  [default: softmax attention]"
-        ),
-    ] = None
+    layers: int = option(4, "Decoder blocks.")
+    heads: int = option(8, "Query heads of each block.")
+    kv_heads: int | None = option(None, "Key/value heads.  [default: as many]")
+    width: int = option(256, "Width of the residual stream.")
+    hidden: int | None = option(None, "Width inside feed-forward.  [default: 8/3 of --width]")
+    context: int = option(256, "Tokens the model sees at once.")
+    dropout: float = option(0.1, "Dropout on embedding and residual stream.")
+    mechanism: str | None = option(
+        None,
+        "What takes the place of softmax attention: linear, performer, ... or with settings of its own, "
+        "linear:feature_map=relu.  [default: softmax attention]",
+    )
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -85,28 +80,28 @@ class ModelOptions:
 class LearningOptions:
     """Learning"""
 
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2000
-    batch: Annotated[int, typer.Option(help="Windows in each step, over all processes.")] = 16
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3
-    warmup: Annotated[int, typer.Option(help="Steps up to it.")] = 100
-    decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.1
-    beta2: Annotated[float, typer.Option(help="AdamW's second beta.")] = 0.98
-    clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = 1.0
-    seed: Annotated[int, typer.Option(help="Of windows, weights and dropout.")] = 0
+    steps: int = option(2000, "Optimizer steps.")
+    batch: int = option(16, "Windows in each step, over all processes.")
+    rate: float = option(1e-3, "Highest learning rate.")
+    warmup: int = option(100, "Steps up to it.")
+    decay: float = option(0.1, "Weight decay.")
+    beta2: float = option(0.98, "AdamW's second beta.")
+    clip: float = option(1.0, "Largest gradient norm.")
+    seed: int = option(0, "Of windows, weights and dropout.")
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeTestOptions:
     """Rates and learning"""
 
-    low: Annotated[float, typer.Option(help="The lowest rate.")] = 1e-6
-    high: Annotated[float, typer.Option(help="The highest rate.")] = 1.0
-    steps: Annotated[int, typer.Option(help="How many rates are tried, a step with each.")] = 100
-    batch: Annotated[int, typer.Option(help="Windows in each step.")] = LearningOptions.batch
-    decay: Annotated[float, typer.Option(help="Weight decay.")] = LearningOptions.decay
-    beta2: Annotated[float, typer.Option(help="AdamW's second beta.")] = LearningOptions.beta2
-    clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = LearningOptions.clip
-    seed: Annotated[int, typer.Option(help="Of windows, weights and dropout.")] = LearningOptions.seed
+    low: float = option(1e-6, "The lowest rate.")
+    high: float = option(1.0, "The highest rate.")
+    steps: int = option(100, "How many rates are tried, a step with each.")
+    batch: int = option(LearningOptions.batch, "Windows in each step.")
+    decay: float = option(LearningOptions.decay, "Weight decay.")
+    beta2: float = option(LearningOptions.beta2, "AdamW's second beta.")
+    clip: float = option(LearningOptions.clip, "Largest gradient norm.")
+    seed: int = option(LearningOptions.seed, "Of windows, weights and dropout.")
 
     @property
     def learning(self) -> LearningOptions:
@@ -119,38 +114,31 @@ class RangeTestOptions:
 class MachineOptions:
     """Memory and speed"""
 
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="bf16 (autocast), fp16 (GPUs only), no (float32), or auto: bf16 where this machine is fast at it."
-        ),
-    ] = "auto"
-    accumulate: Annotated[int, typer.Option(help="Micro-batches a step is split into.")] = 1
-    checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Recompute blocks in the backward pass instead of keeping them.")
-    ] = False
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the model (needs a C++ compiler).")] = False
+    precision: str = option(
+        "auto", "bf16 (autocast), fp16 (GPUs only), no (float32), or auto: bf16 where this machine is fast at it."
+    )
+    accumulate: int = option(1, "Micro-batches a step is split into.")
+    checkpointing: bool = option(
+        False, "Recompute blocks in the backward pass instead of keeping them.", "--checkpointing"
+    )
+    compile: bool = option(False, "Compile the model (needs a C++ compiler).", "--compile")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationOptions:
     """Looking and keeping"""
 
-    every: Annotated[int, typer.Option(help="Steps between looks at the validation text.")] = 250
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.  [default: --every]")] = None
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after so many looks without an improvement.  [default: never]")
-    ] = None
-    improvement: Annotated[float, typer.Option(help="What counts as one, in nats per token.")] = 0.0
-    tensorboard: Annotated[
-        bool | None,
-        typer.Option("--tensorboard/--no-tensorboard", help="Write a log for TensorBoard.  [default: if installed]"),
-    ] = None
-    log_every: Annotated[int, typer.Option(help="Steps between its entries.")] = 10
-    watch: Annotated[
-        int | None,
-        typer.Option(help="Steps between looks at every head's attention, for the log and alarms.  [default: never]"),
-    ] = None
+    every: int = option(250, "Steps between looks at the validation text.")
+    checkpoint_every: int | None = option(None, "Steps between checkpoints.  [default: --every]")
+    patience: int | None = option(None, "Stop after so many looks without an improvement.  [default: never]")
+    improvement: float = option(0.0, "What counts as one, in nats per token.")
+    tensorboard: bool | None = option(
+        None, "Write a log for TensorBoard.  [default: if installed]", "--tensorboard/--no-tensorboard"
+    )
+    log_every: int = option(10, "Steps between its entries.")
+    watch: int | None = option(
+        None, "Steps between looks at every head's attention, for the log and alarms.  [default: never]"
+    )
 
     @property
     def log(self) -> bool:

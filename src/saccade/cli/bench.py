@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,8 @@ from ._bench_options import (
     contenders_of,
     settings_of,
 )
-from ._errors import require
 from ._options import GroupedCommand, flattened
+from ._outputs import checked_files, piece_bar, read_results, write_files, write_plot
 
 if TYPE_CHECKING:
     from ..benchmark.attention import BenchmarkReport, MeasurementGroup, MeasurementSettings
@@ -62,14 +61,12 @@ def run(
     setup: Setup | None = None,
 ) -> None:
     """Measure, show, write, and exit with what came of it."""
-    if output.plot is not None:
-        require("matplotlib", "plot")
-        if output.plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
-    files = _checked(output)
+    from ..benchmark.attention import BenchmarkReport
+
+    files = checked_files(output)
     try:
         report = (
-            _read(output.read)
+            read_results(output.read, BenchmarkReport.from_json)
             if output.read
             else _measured(cases, contenders, measuring, output, setup or Setup(), files)
         )
@@ -103,27 +100,6 @@ class _BenchmarkStopped(Exception):
         self.report = report
 
 
-def _checked(output: BenchOutputOptions) -> dict[str, Path]:
-    """The files to write, by kind: what is wrong with them is said before minutes of work."""
-    from ..viewer import check_target
-
-    wanted = {
-        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
-        "markdown": output.markdown,
-        "plot": output.plot,
-    }
-    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
-
-
-def _read(path: Path) -> BenchmarkReport:
-    from ..benchmark.attention import BenchmarkReport
-
-    try:
-        return BenchmarkReport.from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
 def _measured(
     cases: CaseOptions,
     contenders: ContenderOptions,
@@ -153,12 +129,11 @@ def _measured(
             **vars(settings.budget),
         },
     )
-    with _progress(groups) as advance:
+    with piece_bar("checking and timing", groups) as advance:
 
         def told(group: MeasurementGroup) -> None:
             advance(group.title)
-            if "json" in files:
-                _write(files["json"], report.as_json())
+            write_files(files, json=report.as_json)
 
         try:
             measure(report, settings, told)
@@ -167,37 +142,11 @@ def _measured(
     return report
 
 
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on the terminal's standard error; what it gives is told of each group that is done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from .._terminal._console import Console
-
-    console = Console(stderr=True)
-    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("checking and timing", total=total)
-        yield lambda title: progress.update(task, advance=1, description=title)
-
-
 def _show(report: BenchmarkReport, output: BenchOutputOptions, files: dict[str, Path]) -> None:
-    from ..benchmark.attention import tables
+    from ..benchmark.attention import figure, tables
 
-    if "json" in files:
-        _write(files["json"], report.as_json())
+    write_files(files, json=report.as_json)
     typer.echo(report.as_json() if output.as_json == "-" else "\n".join(tables.text(report)), nl=output.as_json != "-")
-    if "markdown" in files:
-        command = report.settings.get("command", "saccade bench")
-        _write(files["markdown"], tables.page(report, "Speed and memory of attention", command))
-    if "plot" in files:
-        from ..benchmark.attention.figure import draw
-        from ..viewer import write_whole
-
-        write_whole(files["plot"], draw(report, files["plot"].suffix.lower()[1:]))
-
-
-def _write(path: Path, text: str) -> None:
-    from ..viewer import write_whole
-
-    write_whole(path, text.encode("utf-8"))
+    command = report.settings.get("command", "saccade bench")
+    write_files(files, markdown=lambda: tables.page(report, "Speed and memory of attention", command))
+    write_plot(files, functools.partial(figure.draw, report))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ from ._compare_options import (
     refuse_beside,
     settings_of,
 )
-from ._errors import UserError, require
+from ._errors import UserError
 from ._options import GroupedCommand, flattened
+from ._outputs import checked_files, piece_bar, read_results, write_files, write_plot
 
 if TYPE_CHECKING:
     from ..benchmark.variants import ComparisonData, VariantComparison
@@ -61,13 +63,11 @@ def compare(
     if chosen.abilities:
         _list()
         return
-    if output.plot is not None:
-        require("matplotlib", "plot")
-        if output.plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
-    files = _checked(output)
+    files = checked_files(output)
+    from ..benchmark.variants import VariantComparison
+
     if output.read is not None:
-        comparison, stopped = _read(output.read), False
+        comparison, stopped = read_results(output.read, VariantComparison.from_json), False
     else:
         comparison, stopped = _measured(source, chosen, measuring, files)
     _show(comparison, output, files)
@@ -91,27 +91,6 @@ def _list() -> None:
         typer.echo(capabilities())
 
 
-def _checked(output: CompareOutputOptions) -> dict[str, Path]:
-    """The files to write, by kind: what is wrong with them is said before minutes of work."""
-    from ..viewer import check_target
-
-    wanted = {
-        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
-        "markdown": output.markdown,
-        "plot": output.plot,
-    }
-    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
-
-
-def _read(path: Path) -> VariantComparison:
-    from ..benchmark.variants import VariantComparison
-
-    try:
-        return VariantComparison.from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
 def _measured(
     source: DataOptions, chosen: ComparedOptions, measuring: CompareMeasuringOptions, files: dict[str, Path]
 ) -> tuple[VariantComparison, bool]:
@@ -129,7 +108,7 @@ def _measured(
     told |= {"seed": settings.seed, **vars(settings.budget)}
     comparison = VariantComparison(describe(__version__, settings.threads), told, data.as_json())
     length = min(max(lengths), 256 if measuring.quick else 1024)
-    with _progress(2 * len(who) + len(lengths)) as advance, contextlib.suppress(KeyboardInterrupt):
+    with piece_bar("weighing, timing", 2 * len(who) + len(lengths)) as advance, contextlib.suppress(KeyboardInterrupt):
         work.measure(comparison, who, data, lengths, settings, _telling(advance, comparison, files))
         comparison.paths = paths(who, data.sizes._replace(length=length), settings.seed, advance)
         return comparison, False
@@ -159,42 +138,22 @@ def _telling(
 
     def told(what: str) -> None:
         advance(what)
-        if "json" in files and what.endswith("tokens"):
-            _write(files["json"], comparison.as_json())
+        if what.endswith("tokens"):
+            write_files(files, json=comparison.as_json)
 
     return told
 
 
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on the terminal's standard error; what it gives is told of each piece that is done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from .._terminal._console import Console
-
-    console = Console(stderr=True)
-    columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("weighing, timing", total=total)
-        yield lambda what: progress.update(task, advance=1, description=what)
-
-
 def _show(comparison: VariantComparison, output: CompareOutputOptions, files: dict[str, Path]) -> None:
-    from ..benchmark.variants import tables
+    from ..benchmark.variants import figure, tables
 
-    if "json" in files:
-        _write(files["json"], comparison.as_json())
+    write_files(files, json=comparison.as_json)
     if output.as_json == "-":
         typer.echo(comparison.as_json(), nl=False)
     else:
         _print(comparison)
-    if "markdown" in files:
-        _write(files["markdown"], tables.page(comparison))
-    if "plot" in files:
-        from ..benchmark.variants.figure import draw
-        from ..viewer import write_whole
-
-        write_whole(files["plot"], draw(comparison, files["plot"].suffix.lower()[1:]))
+    write_files(files, markdown=lambda: tables.page(comparison))
+    write_plot(files, functools.partial(figure.draw, comparison))
 
 
 def _print(comparison: VariantComparison) -> None:
@@ -213,9 +172,3 @@ def _print(comparison: VariantComparison) -> None:
     for line in tables.text(comparison):
         style = "bold" if line in titles or line == advice(comparison) else ""
         console.print(Text(line, style), soft_wrap=True)
-
-
-def _write(path: Path, text: str) -> None:
-    from ..viewer import write_whole
-
-    write_whole(path, text.encode("utf-8"))

@@ -16,7 +16,8 @@ import typer
 from .. import __version__
 from ._errors import UserError, require
 from ._look_corpus import CorpusOptions, study
-from ._options import GroupedCommand, flattened
+from ._options import GroupedCommand, flattened, option
+from ._outputs import result_console
 
 if TYPE_CHECKING:
     from ..inspection import Look, TextModel
@@ -47,24 +48,17 @@ class MapOptions(NamedTuple):
 class LookOptions:
     """A look at one text"""
 
-    head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LAYER.HEAD", help="The head to map, as 2.5: layer 2 head 5.  [default: the most telling]"
-        ),
-    ] = None
-    first: Annotated[
-        int | None, typer.Option("--from", metavar="N", help="The first word to read, counted from 1.")
-    ] = None
-    last: Annotated[int | None, typer.Option("--to", metavar="N", help="The last word to read.")] = None
-    rows: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N-M",
-            help="Of what is read, the words to map, with all the rest around them.  [default: all; of a text of more "
-            "than 1,000 words, those around what tells most]",
-        ),
-    ] = None
+    head: str | None = option(
+        None, "The head to map, as 2.5: layer 2 head 5.  [default: the most telling]", metavar="LAYER.HEAD"
+    )
+    first: int | None = option(None, "The first word to read, counted from 1.", "--from", metavar="N")
+    last: int | None = option(None, "The last word to read.", "--to", metavar="N")
+    rows: str | None = option(
+        None,
+        "Of what is read, the words to map, with all the rest around them.  [default: all; of a text of more "
+        "than 1,000 words, those around what tells most]",
+        metavar="N-M",
+    )
 
 
 def register(app: typer.Typer) -> None:
@@ -295,12 +289,9 @@ def _write(seen: Look, report: Path, figure: Path | None) -> None:
 def _print(seen: Look, given: InputText, model: str | None, report: Path, figure: Path | None) -> None:
     from rich.text import Text
 
-    from .._terminal._console import Console
     from ..viewer import print_look
 
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
-    console = Console(highlight=False)
+    console = result_console()
     print_look(console, seen)
     console.print()
     for name, path in (("Report", report), ("Figure", figure)):

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import difflib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +15,8 @@ import typer
 
 from .. import __version__
 from ._errors import UserError
-from ._options import GroupedCommand, flattened
+from ._options import GroupedCommand, flattened, option
+from ._outputs import result_console
 
 if TYPE_CHECKING:
     from ..verification import Report, Undecided
@@ -33,92 +33,72 @@ CHECKS = (
 class PromiseOptions:
     """What its author promises (what is not said is found out, and told)"""
 
-    causal: Annotated[
-        bool | None,
-        typer.Option("--causal/--bidirectional", help="No output depends on a later input, or each may depend on all."),
-    ] = None
-    window: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="An output sees N inputs before its own and no earlier one.")
-    ] = None
-    positions: Annotated[
-        bool | None, typer.Option("--positions/--no-positions", help="It knows the order of its input, or not.")
-    ] = None
-    scale: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Logits are X q.k; 0: averages, on purpose.  [default: 1 / sqrt(head width)]"),
-    ] = None
-    mask_meaning: Annotated[
-        Literal["attend", "ignore", "additive"] | None,
-        typer.Option(help="What True in its mask says; additive: the mask is added to the logits."),
-    ] = None
-    kv_order: Annotated[
-        Literal["repeat_interleave", "repeat"] | None,
-        typer.Option(help="How fewer key heads are repeated: each several times (0 0 1 1), or all in turn (0 1 0 1)."),
-    ] = None
+    causal: bool | None = option(
+        None, "No output depends on a later input, or each may depend on all.", "--causal/--bidirectional"
+    )
+    window: int | None = option(None, "An output sees N inputs before its own and no earlier one.", metavar="N", min=0)
+    positions: bool | None = option(None, "It knows the order of its input, or not.", "--positions/--no-positions")
+    scale: float | None = option(
+        None, "Logits are X q.k; 0: averages, on purpose.  [default: 1 / sqrt(head width)]", metavar="X"
+    )
+    mask_meaning: Literal["attend", "ignore", "additive"] | None = option(
+        None, "What True in its mask says; additive: the mask is added to the logits."
+    )
+    kv_order: Literal["repeat_interleave", "repeat"] | None = option(
+        None, "How fewer key heads are repeated: each several times (0 0 1 1), or all in turn (0 1 0 1)."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
     """How to call it (what is not said is found out, and told)"""
 
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="An argument of its constructor, or of every call, as embed_dim=64; the value is a Python literal, "
-            "else a string. Repeat it for more.",
-        ),
-    ] = None
-    embed_dim: Annotated[int | None, typer.Option(metavar="N", min=1, help="The width of its input.")] = None
-    num_heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Its heads.")] = None
-    form: Annotated[
-        Literal["attention", "self", "cross", "qkv", "tokens"] | None,
-        typer.Option(
-            help="attention: (q, k, v) without projections; self: (x); cross: (x, context); qkv: (query, key, value), "
-            "projected inside; tokens: a whole model."
-        ),
-    ] = None
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="AXES", help="The axes of its input, as BHLD or LBD: batch, heads, length, width."),
-    ] = None
-    mask: Annotated[str | None, typer.Option(metavar="NAME", help="The argument that takes the mask.")] = None
-    adapter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:NAME",
-            help="A function (target, query, key, value, mask=None), (target, x, mask=None) or "
-            "(target, x, context, mask=None) that calls it. query, key, value: (batch, heads, length, width); x: "
-            "(batch, length, width); mask: boolean, True = attend.",
-        ),
-    ] = None
+    arg: list[str] | None = option(
+        None,
+        "An argument of its constructor, or of every call, as embed_dim=64; the value is a Python literal, "
+        "else a string. Repeat it for more.",
+        metavar="NAME=VALUE",
+    )
+    embed_dim: int | None = option(None, "The width of its input.", metavar="N", min=1)
+    num_heads: int | None = option(None, "Its heads.", metavar="N", min=1)
+    form: Literal["attention", "self", "cross", "qkv", "tokens"] | None = option(
+        None,
+        "attention: (q, k, v) without projections; self: (x); cross: (x, context); qkv: (query, key, value), "
+        "projected inside; tokens: a whole model.",
+    )
+    layout: str | None = option(
+        None, "The axes of its input, as BHLD or LBD: batch, heads, length, width.", metavar="AXES"
+    )
+    mask: str | None = option(None, "The argument that takes the mask.", metavar="NAME")
+    adapter: str | None = option(
+        None,
+        "A function (target, query, key, value, mask=None), (target, x, mask=None) or "
+        "(target, x, context, mask=None) that calls it. query, key, value: (batch, heads, length, width); x: "
+        "(batch, length, width); mask: boolean, True = attend.",
+        metavar="FILE.py:NAME",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
     """What is run, and how long"""
 
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CHECK", help=f"Run these checks alone; repeat it for more. Checks: {CHECKS}."),
-    ] = None
-    skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these checks out.")] = None
-    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="For each check, and for importing it.")] = 60.0
-    memory_limit: Annotated[
-        float, typer.Option(metavar="GIB", help="Memory for it, above what Python and PyTorch take (on Linux).")
-    ] = 4.0
+    only: list[str] | None = option(
+        None, f"Run these checks alone; repeat it for more. Checks: {CHECKS}.", metavar="CHECK"
+    )
+    skip: list[str] | None = option(None, "Leave these checks out.", metavar="CHECK")
+    time_limit: float = option(60.0, "For each check, and for importing it.", metavar="SECONDS")
+    memory_limit: float = option(4.0, "Memory for it, above what Python and PyTorch take (on Linux).", metavar="GIB")
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
     """What is written"""
 
-    as_numbers: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for programs.")] = False
-    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write it as JUnit XML, for CI systems.")] = (
-        None
-    )
-    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write it as a web page.")] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False
+    as_numbers: bool = option(False, "Print the report as JSON, for programs.", "--json")
+    junit: Path | None = option(None, "Write it as JUnit XML, for CI systems.", metavar="FILE.xml")
+    out: Path | None = option(None, "Write it as a web page.", metavar="FILE.html")
+    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
 
 
 def register(app: typer.Typer) -> None:
@@ -213,12 +193,12 @@ def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
     from ..verification.checks import CHECKS as every
 
     known = CHECKS.split(", ")
-    for option, names in (("--only", only), ("--skip", skip)):
+    for given, names in (("--only", only), ("--skip", skip)):
         for name in names or []:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 meant = f"did you mean {near[0]}?" if near else f"expected one of {CHECKS}"
-                raise UserError(f"{option} {name}: there is no such check; {meant}")
+                raise UserError(f"{given} {name}: there is no such check; {meant}")
     wanted, unwanted = set(only or known), set(skip or [])
     chosen = [one for one in every if {one.name, one.family} & wanted and not {one.name, one.family} & unwanted]
     if not chosen:
@@ -249,21 +229,12 @@ def _checked(outputs: OutputOptions, target: str) -> dict[str, Path]:
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on standard error where that is a terminal, with what is being done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from .._terminal._console import Console
+    from .._terminal._console import progress_bar
 
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description:<18}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-        transient=True,
-    )
-    with bar:
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with progress_bar(*columns, quiet=quiet) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
 
@@ -285,12 +256,9 @@ def _write(report: Report, files: dict[str, Path], *, is_told: bool) -> None:
 def _print(report: Report) -> None:
     from rich.text import Text
 
-    from .._terminal._console import Console
     from ..verification import report_lines
 
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
-    console = Console(highlight=False)
+    console = result_console()
     width = min(console.width, 110) if console.is_terminal else 100
     for line in report_lines(report, width):
         text = Text.assemble(*((piece.text, piece.rich) for piece in line))

@@ -1,0 +1,109 @@
+"""What measuring commands share: files checked before the work, a bar while it goes on, rounds by the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ._errors import require
+
+if TYPE_CHECKING:
+    from .._terminal._console import Console
+    from ..benchmark.attention import Budget
+
+T = TypeVar("T")
+
+
+class OutputOptions(Protocol):
+    """The options that name files."""
+
+    @property
+    def as_json(self) -> str | None: ...
+    @property
+    def markdown(self) -> Path | None: ...
+    @property
+    def plot(self) -> Path | None: ...
+
+
+class RoundOptions(Protocol):
+    """The options that say how long and how often something is measured."""
+
+    @property
+    def seconds(self) -> float | None: ...
+    @property
+    def rounds(self) -> int | None: ...
+
+
+def checked_files(output: OutputOptions) -> dict[str, Path]:
+    """The files to write, by kind: what is wrong with them is said before minutes of work."""
+    from ..viewer import check_target
+
+    if output.plot is not None:
+        require("matplotlib", "plot")
+        if output.plot.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"plot: expected a file that ends in .png or .svg, got {output.plot}")
+    wanted = {
+        "json": None if output.as_json in (None, "-") else Path(str(output.as_json)),
+        "markdown": output.markdown,
+        "plot": output.plot,
+    }
+    return {kind: check_target(path, force=True) for kind, path in wanted.items() if path is not None}
+
+
+def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
+    """Write what each kind's function makes into its file, where there is one."""
+    from ..viewer import write_whole
+
+    for kind, make in made.items():
+        if kind in files:
+            write_whole(files[kind], make().encode("utf-8"))
+
+
+def write_plot(files: dict[str, Path], draw: Callable[[str], bytes]) -> None:
+    """Write the figure, which `draw` makes as "png" or "svg", where there is a file for it."""
+    from ..viewer import write_whole
+
+    if "plot" in files:
+        write_whole(files["plot"], draw(files["plot"].suffix.lower()[1:]))
+
+
+def read_results(path: Path, from_json: Callable[[str], T]) -> T:
+    """What `from_json` reads in a file. ValueError names the file."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def budget_of(measuring: RoundOptions, *, seconds: float, rounds: int) -> Budget:
+    """The time and the rounds that are given; where none are, these."""
+    from ..benchmark.attention import Budget
+
+    rounds = rounds if measuring.rounds is None else measuring.rounds
+    if rounds < 1:
+        raise ValueError(f"rounds: must be at least 1, got {rounds}")
+    return Budget(seconds if measuring.seconds is None else measuring.seconds, rounds, max(100, rounds))
+
+
+@contextlib.contextmanager
+def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on the terminal's standard error; what it gives is called with the name of each piece that is done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    from .._terminal._console import progress_bar
+
+    with progress_bar(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}")) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda what: bar.update(task, advance=1, description=what)
+
+
+def result_console() -> Console:
+    """The console for results; a terminal that lacks a character shows a question mark."""
+    from .._terminal._console import Console
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False)
