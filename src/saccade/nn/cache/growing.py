@@ -8,10 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._biases import Bias
-from ..._masks import Mask, Padding
 from .fitting import bias_in_order, in_order
-from .layer import CachedInputs, LayerCache, joined, put, slots
+from .layer import CachedInputs, LayerCache, NewTokens, joined, put, slots
 
 _FEWEST = 16  # slots of a first buffer
 
@@ -29,22 +27,15 @@ class GrowingLayer(LayerCache):
         super().__init__()
         self._owned = False  # whether the tensors are buffers of our own, which nobody's graph holds
 
-    def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None = None,
-        padding: Padding | None = None,
-    ) -> CachedInputs:
-        """As `LayerCache.append`; there is always room."""
-        arriving = self._arriving(key, value, padding)
+    def _append(self, new: NewTokens) -> CachedInputs:
+        key, value, mask, _, _ = new
+        arriving = self._arriving(new)
         before = self._host
         after = before + arriving.count
         held = int(after.max(initial=0))
         question = ("in order", mask, key.shape[0], before.tobytes(), *arriving.summary)
         fitted = self._latest.of(question, lambda: in_order(mask, before, arriving, held, key.shape[0]))
-        bias = bias_in_order(bias, before, arriving, held)
+        bias = bias_in_order(new.bias, before, arriving, held)
         if torch.is_grad_enabled():
             self._key = joined(self._key, key, before, arriving)
             self._value = joined(self._value, value, before, arriving)

@@ -30,6 +30,16 @@ class CachedInputs(NamedTuple):
     bias: Tensor | Bias | None
 
 
+class NewTokens(NamedTuple):
+    """The arguments of `LayerCache.append`."""
+
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    bias: Tensor | Bias | None
+    padding: Padding | None
+
+
 class LayerCache(ABC):
     """The keys and values of the tokens one layer has seen; keys are already turned by their positions. Abstract.
 
@@ -45,7 +55,6 @@ class LayerCache(ABC):
         self._host = np.zeros(1, np.int64)
         self._latest = LastAnswer()
 
-    @abstractmethod
     def append(
         self,
         key: Tensor,
@@ -67,9 +76,16 @@ class LayerCache(ABC):
             Keys and values of all that may be attended to, with mask and bias fitted to them.
 
         Raises:
+            TypeError: a `RecurrentLayer`, which holds neither keys nor values.
             ValueError: tensors of another batch, number of heads, width, dtype or device than those held, padding that
-                does not fit, a mask or bias that is placed already or too short, no room. Nothing is added then.
+                does not fit, a mask or bias that is placed already or too short; gradients that would be recorded, in
+                any layer but a `GrowingLayer`; no room in a `StaticLayer`; in a `StreamingLayer` a bias given as a
+                tensor, which names places in the text. Nothing is added then.
         """
+        return self._append(NewTokens(key, value, mask, bias, padding))
+
+    @abstractmethod
+    def _append(self, new: NewTokens) -> CachedInputs: ...
 
     def offset(self, length: int, padding: Padding | None = None) -> Offset:
         """Position of row 0 of `length` new rows: an int, or int64 (B,) where items differ; negative if left-padded."""
@@ -164,11 +180,11 @@ class LayerCache(ABC):
             return self._key.device
         return torch.device("cpu") if padding is None else padding.keys.table.values.device
 
-    def _arriving(self, key: Tensor, value: Tensor, padding: Padding | None) -> NewRows:
+    def _arriving(self, new: NewTokens) -> NewRows:
         """The rows that are tokens, once everything about them has been checked."""
-        check_new(key, value, self._key, self._value)
-        arriving = NewRows.of(padding, key.shape[2])
-        arriving.check_batch(key.shape[0], padding)
+        check_new(new.key, new.value, self._key, self._value)
+        arriving = NewRows.of(new.padding, new.key.shape[2])
+        arriving.check_batch(new.key.shape[0], new.padding)
         return arriving
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._biases import Bias
 from ..._masks import Causal, Mask, Padding
 from ...variants import Recurrent
-from .layer import CachedInputs, LayerCache, checked_items
+from .layer import CachedInputs, LayerCache, NewTokens, checked_items
 from .new_rows import NewRows
 
 
@@ -67,15 +66,7 @@ class RecurrentLayer(LayerCache):
             return state
         return type(state)(*(part.clone() for part in state))
 
-    def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None = None,
-        padding: Padding | None = None,
-    ) -> CachedInputs:
-        """TypeError: a state holds neither keys nor values."""
+    def _append(self, new: NewTokens) -> CachedInputs:
         raise TypeError("cache: a RecurrentLayer holds a state, not keys and values, so there is nothing to attend to")
 
     @property

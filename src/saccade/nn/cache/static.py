@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._biases import Bias
 from ..._masks import FromTensor, Mask, Padding
 from ..._masks._data import bounded
 from ...positions import Offset
 from .fitting import bias_at, bias_in_order, in_order
 from .key_positions import check_reach, standing
-from .layer import CachedInputs, LayerCache, check_new, fits, lasting, put, refuse_gradients, slots
+from .layer import CachedInputs, LayerCache, NewTokens, check_new, fits, lasting, put, refuse_gradients, slots
 from .new_rows import alike
 
 
@@ -41,33 +40,22 @@ class StaticLayer(LayerCache):
         self._stale = False  # whether a compiled step has changed the lengths without telling the host
         self._empty = True  # since the start, or a reset: tensors of another shape may come
 
-    def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None = None,
-        padding: Padding | None = None,
-    ) -> CachedInputs:
-        """As `LayerCache.append`.
-
-        Raises:
-            ValueError: also where the capacity is exceeded, or gradients would be recorded.
-        """
+    def _append(self, new: NewTokens) -> CachedInputs:
+        key, value, mask, bias, _ = new
         refuse_gradients("StaticLayer", key, value)
         if self._empty:
             self._allocate(key, value)
         if torch.compiler.is_compiling():
             check_new(key, value, self._key, self._value)
             self._empty, self._stale = False, True
-            return self._append_tensors(key, value, mask, bias, padding, self.capacity)
-        arriving = self._arriving(key, value, padding)
+            return self._append_tensors(new, self.capacity)
+        arriving = self._arriving(new)
         before = self._lengths()
         after = before + arriving.count
         self._check_room(before, after)
         held = int(after.max(initial=0))
         if self._keeps_shapes(key):
-            seen = self._append_tensors(key, value, mask, bias, padding, held)
+            seen = self._append_tensors(new, held)
             self._host, self._empty = alike(after)[0], False
             return seen
         question = ("in order", mask, key.shape[0], before.tobytes(), *arriving.summary)
@@ -98,16 +86,9 @@ class StaticLayer(LayerCache):
         self._empty = True
         self._set_lengths(np.zeros(1, np.int64))
 
-    def _append_tensors(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None,
-        padding: Padding | None,
-        reach: int,
-    ) -> CachedInputs:
+    def _append_tensors(self, new: NewTokens, reach: int) -> CachedInputs:
         """`append` by tensor arithmetic alone, no shape of which depends on how many tokens there are."""
+        key, value, mask, bias, padding = new
         held_key, held_value, counts = self._key, self._value, self._counts
         assert held_key is not None and held_value is not None and counts is not None
         place, real, after = _places(counts, padding, key.shape[2])

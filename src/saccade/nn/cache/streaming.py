@@ -20,9 +20,9 @@ from ...positions import Offset
 from ...variants.patterns import streaming
 from .fitting import bias_at, checked_bias, placed
 from .key_positions import KeysAtPositions, both, refuse_placed, standing
-from .layer import CachedInputs, refuse_gradients
+from .layer import CachedInputs, NewTokens, refuse_gradients
 from .new_rows import NewRows
-from .window import WindowLayer, looked_at
+from .window import WindowLayer, looked_at, side_by_side
 
 Turn = Callable[[Tensor, Offset], Tensor]
 
@@ -62,22 +62,10 @@ class StreamingLayer(WindowLayer):
         """One past the furthest position that any of `rows` more rows gets: never more than S + W."""
         return min(super().reach(rows), self.sinks + self.window)
 
-    def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None = None,
-        padding: Padding | None = None,
-    ) -> CachedInputs:
-        """As `WindowLayer.append`, of keys that no position turns.
-
-        Raises:
-            ValueError: also a bias given as a tensor, which names places in the text.
-        """
-        if checked_bias(bias) is None:
-            return super().append(key, value, mask, bias, padding)
-        return self.turned(None, key, value, mask, bias, padding, lambda tensor, places: tensor)[1]
+    def _append(self, new: NewTokens) -> CachedInputs:
+        if checked_bias(new.bias) is None:
+            return super()._append(new)
+        return self.turned(None, *new, lambda tensor, places: tensor)[1]
 
     def turned(
         self,
@@ -103,29 +91,22 @@ class StreamingLayer(WindowLayer):
         Raises:
             ValueError: as in `append`.
         """
+        new = NewTokens(key, value, mask, bias, padding)
         refuse_gradients("StreamingLayer", key, value)
         refuse_placed(mask)
         known = checked_bias(bias)
         if not (known is None or isinstance(known, RelativeScores)):
             raise ValueError("bias: a tensor names places in the text, and in a StreamingLayer tokens change theirs")
-        arriving = self._arriving(key, value, padding)
+        arriving = self._arriving(new)
         before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
         after = before + arriving.count
         top = np.maximum(top, after)
         if (after <= self.sinks + self.window).all() and (top <= self.sinks + self.ring).all():
             at = self.offset(arriving.rows, padding)
-            seen = self._plain(key, value, mask, bias, arriving, top)
+            seen = self._plain(new, arriving, top)
             return key if query is None else turn(query, at), seen._replace(key=turn(seen.key, 0))
-        question = (
-            "stream",
-            self._own,
-            self.slack,
-            mask,
-            key.shape[0],
-            key.device,
-            before.tobytes(),
-            *arriving.summary,
-        )
+        whose = "stream", self._own, self.slack, mask, key.shape[0], key.device
+        question = (*whose, before.tobytes(), *arriving.summary)
         fit = self._latest.of(question, lambda: self._fitted(mask, arriving, key))
         old, bounds = self._kept(), int(after.max(initial=0))
         keys, values = self._behind(old, key, value) if old.size else (key, value)
@@ -141,8 +122,8 @@ class StreamingLayer(WindowLayer):
         at = (before - arriving.left)[:, None] + np.arange(rows)  # places in the text
         new = np.where(arriving.real(), at, -1)
         old = self._kept()
-        size = max(len(old), len(new))
-        held = np.concatenate([np.broadcast_to(side, (size, side.shape[1])) for side in (old, new)], 1)
+        held = side_by_side(old, new)
+        size = len(held)
         at = np.broadcast_to(at, (size, rows))
         dropped = np.maximum(at - (self.sinks + self.window - 1), 0)  # by each row
         base = np.maximum(before - (self.sinks + self.window - 1), 0)[:, None]  # by the first that is a token

@@ -15,7 +15,7 @@ from ..._masks import FromTensor, Global, Mask, Padding, Window
 from ..._masks._data import bounded
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
 from .key_positions import KeysAtPositions, both, refuse_placed, standing
-from .layer import CachedInputs, LayerCache, joined, refuse_gradients, scatter, slots
+from .layer import CachedInputs, LayerCache, NewTokens, joined, refuse_gradients, scatter, slots
 from .new_rows import NewRows, alike
 
 _DIRECT = 1 << 16  # pairs whose mask is looked at at once, not tile by tile
@@ -61,45 +61,26 @@ class WindowLayer(LayerCache):
         """R, slots that are used in turn."""
         return self.window + self.slack
 
-    def append(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None = None,
-        padding: Padding | None = None,
-    ) -> CachedInputs:
-        """As `LayerCache.append`; there is always room.
-
-        Raises:
-            ValueError: also where gradients would be recorded.
-        """
-        refuse_gradients("WindowLayer", key, value)
-        refuse_placed(mask)
-        arriving = self._arriving(key, value, padding)
+    def _append(self, new: NewTokens) -> CachedInputs:
+        refuse_gradients("WindowLayer", new.key, new.value)
+        refuse_placed(new.mask)
+        arriving = self._arriving(new)
         before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
         top = np.maximum(top, before + arriving.count)
         if (top <= self.sinks + self.ring).all():
-            return self._plain(key, value, mask, bias, arriving, top)
+            return self._plain(new, arriving, top)
         if arriving.rows <= self.slack + 1:
-            return self._turning(key, value, mask, bias, arriving, top)
-        return self._long(key, value, mask, bias, arriving, top)
+            return self._turning(new, arriving, top)
+        return self._long(new, arriving, top)
 
     def reset(self) -> None:
         """Forget everything; another batch may come."""
         super().reset()
         self._top = np.zeros(1, np.int64)
 
-    def _plain(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None,
-        arriving: NewRows,
-        top: np.ndarray,
-    ) -> CachedInputs:
+    def _plain(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
         """Nothing has been overwritten, nor will be: slots are positions."""
+        key, value, mask, bias, _ = new
         before, batch = self._host, key.shape[0]
         held = int((before + arriving.count).max(initial=0))
         question = ("in order", self._own, mask, batch, before.tobytes(), *arriving.summary)
@@ -108,16 +89,9 @@ class WindowLayer(LayerCache):
         held_key, held_value = self._write(key, value, arriving, top)
         return CachedInputs(held_key[:, :, :held], held_value[:, :, :held], fitted, bias)
 
-    def _turning(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None,
-        arriving: NewRows,
-        top: np.ndarray,
-    ) -> CachedInputs:
+    def _turning(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
         """The ring once the new tokens are in it, in the order of its slots."""
+        key, value, mask, bias, _ = new
         before, batch = self._host, key.shape[0]
         question = ("ring", self._own, self.slack, mask, batch, before.tobytes(), *arriving.summary, top.tobytes())
 
@@ -131,22 +105,15 @@ class WindowLayer(LayerCache):
         held_key, held_value = self._write(key, value, arriving, top)
         return CachedInputs(held_key, held_value, fitted, bias)
 
-    def _long(
-        self,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | Bias | None,
-        arriving: NewRows,
-        top: np.ndarray,
-    ) -> CachedInputs:
+    def _long(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
         """A chunk that would overwrite what its own first rows see: it is answered first, then written."""
+        key, value, mask, bias, _ = new
         before, batch, rows = self._host, key.shape[0], arriving.rows
         whole = both(mask, self._own)
         old = self._kept()
         first = int(before[0]) - old.shape[1]
         if not before.any():  # an empty ring: the chunk alone, in order
-            keys, values = (joined(None, new, before, arriving) for new in (key, value))
+            keys, values = (joined(None, tensor, before, arriving) for tensor in (key, value))
             fitted: Mask | None = in_order(whole, before, arriving, keys.shape[2], batch)
             bias = bias_in_order(bias, before, arriving, keys.shape[2])
         elif arriving.whole and before.size == 1 and (old[0] == np.arange(first, before[0])).all():  # no gap
@@ -160,10 +127,8 @@ class WindowLayer(LayerCache):
             bias = bias if _of_distances(bias) else _dense(bias, before, arriving, np.arange(first, reach)[None], key)
         else:
             keys, values = self._behind(old, key, value)
-            new = np.where(arriving.real(), (before - arriving.left)[:, None] + np.arange(rows), -1)
-            batched = np.broadcast_shapes((old.shape[0], 1), (new.shape[0], 1))[0]
-            sides = [np.broadcast_to(side, (batched, side.shape[1])) for side in (old, new)]
-            places = np.concatenate(sides, 1)
+            added = np.where(arriving.real(), (before - arriving.left)[:, None] + np.arange(rows), -1)
+            places = side_by_side(old, added)
             fitted = _stored(whole, places, before, arriving, batch)
             bias = _dense(bias, before, arriving, places, key)
         self._write(key, value, arriving, top)
@@ -197,8 +162,7 @@ class WindowLayer(LayerCache):
         last = self.sinks + (lengths - self.sinks - 1 - slot) // self.ring * self.ring + slot
         held = np.where((last >= self.sinks) & (last >= top[:, None] - self.ring), last, -1)
         first = np.where(np.arange(self.sinks) < lengths, np.arange(self.sinks), -1)
-        first, held = (np.broadcast_to(x, (max(len(first), len(held)), x.shape[1])) for x in (first, held))
-        return np.concatenate((first, held), 1)
+        return side_by_side(first, held)
 
     def _slot(self, place: np.ndarray) -> np.ndarray:
         return np.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.ring)
@@ -239,6 +203,12 @@ class WindowLayer(LayerCache):
         super()._choose_lengths(items)
         if self._top.size > 1:
             (self._top,) = alike(self._top[items])
+
+
+def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Arrays (1 or B, n) and (1 or B, k) as one (1 or B, n + k)."""
+    items = max(len(left), len(right))
+    return np.concatenate([np.broadcast_to(side, (items, side.shape[1])) for side in (left, right)], 1)
 
 
 def _put(held: Tensor, new: Tensor, row: np.ndarray, slot: np.ndarray) -> None:
