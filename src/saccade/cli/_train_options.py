@@ -156,28 +156,11 @@ def settings_of(
     """The options as the training loop takes them."""
     from ..training import EvaluationSettings, Execution, Settings
 
-    looks = EvaluationSettings()
-    if keeping is not None:
-        looks = EvaluationSettings(
-            every=keeping.every,
-            checkpoint_every=keeping.checkpoint_every,
-            patience=keeping.patience,
-            improvement=keeping.improvement,
-            log_every=keeping.log_every,
-            tensorboard=keeping.log,
-            watch=keeping.watch,
-        )
+    looks = {} if keeping is None else {**vars(keeping), "tensorboard": keeping.log}
     return Settings(
-        steps=learning.steps,
-        batch=learning.batch,
-        rate=learning.rate,
-        warmup=learning.warmup,
-        decay=learning.decay,
-        beta2=learning.beta2,
-        clip=learning.clip,
-        seed=learning.seed,
+        **vars(learning),
         repeats=data.repeats,
         copying=data.copying,
-        execution=Execution(machine.precision, machine.accumulate, machine.compile, machine.checkpointing),
-        looks=looks,
+        execution=Execution(**vars(machine)),
+        looks=EvaluationSettings(**looks),
     )

@@ -61,6 +61,26 @@ class LookOptions:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class CommonOptions:
+    """Options"""
+
+    model: str | None = option(
+        None,
+        "A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
+        "[default: the embedded model]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    out: Path | None = option(
+        None,
+        "Where the report goes; a .png or .svg is drawn beside it for papers; the numbers of a study as .csv or .json."
+        f"  [default: {REPORT}]",
+        metavar="FILE",
+    )
+    force: bool = option(False, "Replace a file that Saccade did not make.", "--force")
+    as_numbers: bool = option(False, "Print the numbers, for programs.", "--json")
+
+
 def register(app: typer.Typer) -> None:
     app.command("look", cls=GroupedCommand, short_help="Show what a language model attends to in a text.")(
         flattened(look)
@@ -75,29 +95,13 @@ def look(
     ] = None,
     chosen: LookOptions,
     studies: CorpusOptions,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR_OR_HUB_ID",
-            help="A model folder, of Saccade's or of transformers, or a name on the Hugging Face hub (org/name).  "
-            "[default: the embedded model]",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Where the report goes; a .png or .svg is drawn beside it for papers; the numbers of a study as .csv "
-            f"or .json.  [default: {REPORT}]",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that Saccade did not make.")] = False,
-    as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers, for programs.")] = False,
+    common: CommonOptions,
 ) -> None:
     """Look at what a language model attends to in TEXT: sentences, a map, the role of every head, and a report.
 
     Words are counted with their punctuation. Standard input is read only for - or when no TEXT is given.
     """
+    model, out, force, as_numbers = common.model, common.out, common.force, common.as_numbers
     if studies.asked:
         if chosen != LookOptions():
             raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")

@@ -155,14 +155,9 @@ def tensors(layer: Any) -> dict[str, Tensor]:
         parts, output = layer.matrices(), layer.output
     else:
         return dict(layer.named_parameters())
-    named = {}
-    for name, (weight, bias) in zip(
-        ("query", "key", "value", "output"), [*parts, (output.weight, output.bias)], strict=True
-    ):
-        named[f"{name}.weight"] = weight
-        if bias is not None:
-            named[f"{name}.bias"] = bias
-    return named
+    both = zip(("query", "key", "value", "output"), [*parts, (output.weight, output.bias)], strict=True)
+    named = {f"{name}.{what}": tensor for name, of in both for what, tensor in zip(("weight", "bias"), of, strict=True)}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 # From theirs: what each is made of, as a configuration.

@@ -23,13 +23,9 @@ DROPOUT: Kinds = (nn.Dropout,)
 
 _LAYER = {
     "self_attn": ATTENTION,
-    "norm1": NORM,
-    "norm2": NORM,
-    "linear1": LINEAR,
-    "linear2": LINEAR,
-    "dropout": DROPOUT,
-    "dropout1": DROPOUT,
-    "dropout2": DROPOUT,
+    **dict.fromkeys(("norm1", "norm2"), NORM),
+    **dict.fromkeys(("linear1", "linear2"), LINEAR),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), DROPOUT),
 }
 PARTS: dict[type[nn.Module], dict[str, Kinds]] = {
     nn.MultiheadAttention: {"out_proj": LINEAR},
@@ -41,16 +37,9 @@ LAYERS: dict[type[nn.Module], Kinds] = {
     nn.TransformerEncoder: (nn.TransformerEncoderLayer,),
     nn.TransformerDecoder: (nn.TransformerDecoderLayer,),
 }
+_IN_PROJECTIONS = "in_proj_weight q_proj_weight k_proj_weight v_proj_weight in_proj_bias bias_k bias_v"
 OWN: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.MultiheadAttention: (
-        "in_proj_weight",
-        "q_proj_weight",
-        "k_proj_weight",
-        "v_proj_weight",
-        "in_proj_bias",
-        "bias_k",
-        "bias_v",
-    ),
+    nn.MultiheadAttention: tuple(_IN_PROJECTIONS.split()),
     **dict.fromkeys((*LINEAR, *NORM), ("weight", "bias")),
 }
 

@@ -19,7 +19,7 @@ from .._biases import Bias
 from .._call import ObservedCall
 from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
-from .._weights import attention_weights
+from .._weights import Chosen, attention_weights
 from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
@@ -47,13 +47,9 @@ class Observation(ObservedCall):
 Observer = Callable[[Observation], None]
 
 
-def weights_of(observed: Observation) -> Tensor:
-    """The exact weights (B, Hq, Lq, Lk) of a call of softmax attention, before dropout."""
-    return attention_weights(
-        observed.query,
-        observed.key,
-        **observed.scoring(),
-    )
+def weights_of(observed: Observation, rows: Chosen = None) -> Tensor:
+    """The exact weights (B, Hq, Lq or rows, Lk) of a call of softmax attention, before dropout."""
+    return attention_weights(observed.query, observed.key, rows=rows, **observed.scoring())
 
 
 def check_weights(config: AttentionConfig, x: object) -> None:

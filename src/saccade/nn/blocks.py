@@ -86,20 +86,10 @@ class EncoderBlock(nn.Module):
         return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Any]:
         """x (B, L, E) to (B, L, E); all else as in `MultiHeadAttention`, in self-attention."""
+        given: dict[str, Any] = dict(bias=bias, padding=padding, offset=offset, cache=cache, positions=positions)
         if return_weights:
             check_weights(self.config.attention, x)
-            return self._weighed(
-                x,
-                mask,
-                observe,
-                dict(
-                    bias=bias,
-                    padding=padding,
-                    offset=offset,
-                    cache=cache,
-                    positions=positions,
-                ),
-            )
+            return self._weighed(x, mask, observe, given)
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset, cache=cache)
             return through_nested(self, x, mask, self.config.attention, bias=bias, positions=positions, observe=observe)
@@ -107,9 +97,7 @@ class EncoderBlock(nn.Module):
         x = x if padding is None else fill_padding(x, padding)
 
         def attend(x: Tensor) -> Tensor:
-            return self.attention(
-                x, mask, bias=bias, padding=padding, offset=offset, cache=cache, positions=positions, observe=observe
-            )
+            return self.attention(x, mask, observe=observe, **given)
 
         if self.config.placement == "parallel":
             normed = self.attention_norm(x)
@@ -193,25 +181,12 @@ class DecoderBlock(EncoderBlock):
         `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; all else is as in
         `MultiHeadAttention`, in self-attention. `return_weights` gives with a context two, (own, of the context).
         """
+        given: dict[str, Any] = dict(bias=bias, padding=padding, offset=offset, cache=cache, positions=positions)
         if return_weights:
             for config in filter(None, (self.config.attention, self.config.cross)):
                 check_weights(config, x)
-            return self._weighed(
-                x,
-                mask,
-                observe,
-                dict(
-                    context=context,
-                    bias=bias,
-                    padding=padding,
-                    offset=offset,
-                    cache=cache,
-                    positions=positions,
-                ),
-            )
-        given: dict[str, Any] = dict(
-            bias=bias, padding=padding, offset=offset, cache=cache, positions=positions, observe=observe
-        )
+            return self._weighed(x, mask, observe, {**given, "context": context})
+        given["observe"] = observe
         if (context is None) != (self.config.cross is None):
             has = "has no cross-attention" if self.config.cross is None else "needs one"
             raise ValueError(f"context: this block {has} (BlockConfig.cross)")

@@ -130,15 +130,8 @@ class Encoder(Stack):
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset)
             return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
-        return self._run(
-            x,
-            lambda layer: {"observe": _of_layer(observe, layer)},
-            return_weights,
-            mask=mask,
-            bias=bias,
-            padding=padding,
-            offset=offset,
-        )
+        given: dict[str, Any] = dict(mask=mask, bias=bias, padding=padding, offset=offset)
+        return self._run(x, lambda layer: {"observe": _of_layer(observe, layer)}, return_weights, **given)
 
 
 class Decoder(Stack):

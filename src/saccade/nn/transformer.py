@@ -6,6 +6,7 @@ Shape legend: B batch, Ls / Lt lengths of source and target, E model width.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -79,17 +80,10 @@ class Transformer(nn.Module):
         Returns:
             (B, Lt, E).
         """
-        _check_paddings(source_padding=source_padding, target_padding=target_padding)
+        paddings: dict[str, Any] = dict(source_padding=source_padding, target_padding=target_padding)
+        _check_paddings(**paddings)
         memory = self.encode(source, source_mask, padding=source_padding)
-        return self.decode(
-            target,
-            memory,
-            target_mask,
-            context_mask,
-            source_padding=source_padding,
-            target_padding=target_padding,
-            observe=observe,
-        )
+        return self.decode(target, memory, target_mask, context_mask, observe=observe, **paddings)
 
     def encode(self, source: Tensor, mask: Mask | Tensor | None = None, *, padding: Padding | None = None) -> Tensor:
         """The memory (B, Ls, E) that `decode` reads."""
@@ -112,15 +106,8 @@ class Transformer(nn.Module):
         across = across_padding(source_padding, target_padding, memory)
         if across is not None:
             context_mask = across if context_mask is None else across & as_mask(context_mask)
-        return self.decoder(
-            target,
-            mask,
-            context=memory,
-            context_mask=context_mask,
-            padding=target_padding,
-            cache=cache,
-            observe=observe,
-        )
+        read: dict[str, Any] = dict(context=memory, context_mask=context_mask, padding=target_padding)
+        return self.decoder(target, mask, cache=cache, observe=observe, **read)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, as they were drawn at first."""

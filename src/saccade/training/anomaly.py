@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .._checks import make_call
 from .._tiles import NEGATIVE, TileProblem, logits_of, look
-from .._weights import attention_weights
 from ..nn import MultiHeadAttention, Observation
+from ..nn.attention import weights_of
 from ..positions import Rotary
 
 ROWS = 64  # of attention weights at once
@@ -219,17 +219,8 @@ def _attention(trail: _TensorTrail, layer: int, seen: Observation) -> None:
 
 def _logits(seen: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Tiles (B, Hq, r, c) of the logits, and which entries are seen: not masked, by a mask or by a bias of -inf."""
-    call = make_call(
-        seen.query,
-        seen.key,
-        seen.value,
-        seen.mask,
-        bias=seen.bias,
-        scale=seen.scale,
-        softcap=seen.softcap,
-        sink=None,
-        dropout=0.0,
-    )
+    options: dict[str, Any] = {name: getattr(seen, name) for name in ("bias", "scale", "softcap")}
+    call = make_call(seen.query, seen.key, seen.value, seen.mask, sink=None, dropout=0.0, **options)
     problem = replace(TileProblem.of(call), guarded=False)  # query and key are finite, or we would not be here
     parameter = None if call.bias is None else call.bias.parameter
     key_spans = problem.key_spans()
@@ -251,16 +242,7 @@ def _weights(seen: Observation) -> Iterator[tuple[Tensor, None]]:
     """The weights (B, Hq, r, Lk) by blocks of rows."""
     length = seen.query.shape[2]
     for start in range(0, length, ROWS):
-        rows = range(start, min(start + ROWS, length))
-        yield (
-            attention_weights(
-                seen.query,
-                seen.key,
-                rows=rows,
-                **seen.scoring(),
-            ),
-            None,
-        )
+        yield weights_of(seen, range(start, min(start + ROWS, length))), None
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------

@@ -76,16 +76,9 @@ def read_causally(
     """
     if not (known_finite or finite(queries, keys, values)):
         taint = NonFiniteTokens.of(queries, keys, values)
-        read = read_causally(
-            *taint.without(queries, keys, values),
-            state,
-            normalise=normalise,
-            log_scale=log_scale,
-            state_scale=state_scale,
-            known_finite=True,
-            least=least,
-        )
-        return taint.over(*read)
+        scales: dict[str, Any] = dict(log_scale=log_scale, state_scale=state_scale, least=least)
+        given = taint.without(queries, keys, values)
+        return taint.over(*read_causally(*given, state, normalise=normalise, known_finite=True, **scales))
     sums = _joined(state, keys, values.shape[-1])
     if log_scale is not None:
         first = log_scale.new_full(log_scale.shape[:2], -torch.inf) if state_scale is None else state_scale
@@ -181,15 +174,12 @@ class NonFiniteTokens(NamedTuple):
     keys: Tensor  # (B, Hkv, L): NaN where a key or its value was not
 
     @classmethod
-    @torch.no_grad()
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> NonFiniteTokens:
-        rows, keys, values = ((x * 0).sum(-1) for x in (query, key, value))
-        return cls(rows, keys + values)
+        return cls(poison_of(query), poison_of(key) + poison_of(value))
 
     def without(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """With 0 in the place of such tokens."""
-        rows, keys = (poison.isnan()[..., None] for poison in self)
-        return query.masked_fill(rows, 0.0), key.masked_fill(keys, 0.0), value.masked_fill(keys, 0.0)
+        return unpoisoned(query, self.rows), unpoisoned(key, self.keys), unpoisoned(value, self.keys)
 
     def over(self, out: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
         """What was read causally, (B, H, L, Dv), and the state: NaN where such a token is seen or summed."""
@@ -197,6 +187,17 @@ class NonFiniteTokens(NamedTuple):
         summed = self.keys.sum(-1)[..., None].to(state.weights)
         sums, weights = state.sums + summed[..., None], state.weights + summed
         return out + (self.rows + seen)[..., None].to(out), LinearState(sums, weights)
+
+
+@torch.no_grad()
+def poison_of(tensor: Tensor) -> Tensor:
+    """(B, H, L, n) to (B, H, L): NaN where something is not finite, otherwise 0."""
+    return (tensor * 0).sum(-1)
+
+
+def unpoisoned(tensor: Tensor, poison: Tensor) -> Tensor:
+    """With 0 in rows of poison: in a chunk's product 0 * NaN would reach rows that do not see it."""
+    return tensor.masked_fill(poison.isnan()[..., None], 0.0)
 
 
 def finite(*tensors: Tensor) -> bool:

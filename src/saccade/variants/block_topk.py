@@ -19,8 +19,7 @@ are merged by their logarithms. Gradients reach query, key and value through the
 Time O(L k m d + L^2 d / m), m tokens in a block; memory O(L k d), forward and backward. A decoding step reads all keys
 once, for the means, and the values of k blocks.
 
-Choose it for long contexts in models that may be trained with it, or switched between it and dense attention, which has
-the same weights. Avoid it below some thousands of tokens, and where queries need many scattered keys.
+Dense attention has the same weights, so that a model may be switched between the two.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, G = Hq / Hkv, N = B Hkv, Lq / Lk lengths, n blocks,
 P = (k - 1) G Lq pairs of a query and a block, D key width, Dv value width.

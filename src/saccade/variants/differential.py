@@ -14,9 +14,7 @@ FlashAttention, which they recommend; their naive one pairs maps otherwise where
 
 Time O(L^2 d), twice that of softmax attention of h heads of width d and as much as that of 2 h of them, memory O(L d).
 
-Choose it for models that are trained anew and have to find little in much: retrieval from long contexts, many examples
-in context. Avoid it for weights that were trained with softmax attention, and where single maps are to be read as
-probabilities: the difference of two is none.
+A single map is no probability: it is the difference of two.
 
 Shape legend: B batch, H heads, Hkv key-value heads, Lq / Lk lengths, d width of a query or key, Dv value width (2 d).
 """
@@ -182,10 +180,6 @@ class DifferentialConfig(MechanismConfig):
             raise TypeError(f"depth: expected an int, got {self.depth!r}")
         if self.depth < 0:
             raise ValueError(f"depth: counts layers from 0, got {self.depth}")
-
-    @classmethod
-    def usual(cls, length: int) -> DifferentialConfig:
-        return cls()
 
     def build(self, heads: HeadSizes) -> DifferentialAttention:
         return DifferentialAttention(self, heads)

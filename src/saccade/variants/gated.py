@@ -9,8 +9,7 @@ for each column of each head, or headwise, one for each head.
 
 Time O(L^2 D + L E H Dv), memory O(L D); headwise the gate costs O(L E H).
 
-Choose it for models that are trained anew: more stable, and without tokens that only serve as sinks. Avoid it for
-weights that were trained without a gate. `AttentionConfig(gate=True)` is the elementwise one too, around any mechanism.
+`AttentionConfig(gate=True)` is the elementwise one too, around any mechanism.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D key width, Dv value width, E model width.
 """
@@ -107,7 +106,8 @@ class GatedConfig(MechanismConfig):
     """`gated_attention` as the mechanism of `saccade.nn`.
 
     Args:
-        headwise: one number for each head; otherwise one for each column of each head.
+        headwise: one number for each head; otherwise one for each column of each head, which the paper's section 3
+            finds best.
     """
 
     headwise: bool = False
@@ -130,11 +130,6 @@ class GatedConfig(MechanismConfig):
     def __post_init__(self) -> None:
         if not isinstance(self.headwise, bool):
             raise TypeError(f"headwise: expected True or False, got {self.headwise!r}")
-
-    @classmethod
-    def usual(cls, length: int) -> GatedConfig:
-        """Elementwise, which the paper's section 3 finds best."""
-        return cls()
 
     def build(self, heads: HeadSizes) -> GatedAttention:
         return GatedAttention(self, heads)

@@ -9,10 +9,6 @@ product of features stands for exp(q . k).
 Time O(L M (Dv + C)) and memory O(L (M + Dv)) for chunks of C = 64 tokens, forward and backward; a decode step O(M Dv),
 with a state of M x Dv + M numbers a head (M features, see feature_maps.py).
 
-Choose it for long sequences, or many tokens to generate, where a summary of the past is enough. Avoid it where single
-tokens must be found again exactly (copying, recall): the state holds about M associations, and its weights are
-flatter than softmax's.
-
 Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
 width, Dv value width, M features.
 """
@@ -226,10 +222,6 @@ class LinearConfig(MechanismConfig):
         named(self.feature_map)
         if not isinstance(self.normalise, bool):
             raise TypeError(f"normalise: expected True or False, got {type(self.normalise).__name__}")
-
-    @classmethod
-    def usual(cls, length: int) -> LinearConfig:
-        return cls()
 
     def build(self, heads: HeadSizes) -> LinearAttention:
         return LinearAttention(self, heads)

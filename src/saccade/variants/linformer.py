@@ -18,9 +18,6 @@ attention, with error rank^-1/2. And the identity gives exact attention.
 
 Time O(L rank D), memory O(L D + rank D) besides E and F, which are `rank length` numbers each.
 
-Choose it for encoders of one known, long length, where E and F can be trained. Avoid it in causal models, which
-it cannot be (each projected key mixes all positions), and in place of softmax without training.
-
 Padding is removed before the projection: an item's real tokens are counted from its first, they meet columns 0, 1, ...
 of E and F, and no column meets what is padded. So a padded item gives what it gives alone, on whichever side it was
 padded. A sequence shorter than `length` uses the first columns.
@@ -222,15 +219,8 @@ class LinformerAttention(Mechanism):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """As `linformer_attention`, which takes the options `scale`, `softcap`, `sink` and `dropout`."""
-        return linformer_attention(
-            query,
-            key,
-            value,
-            mask,
-            key_projection=self.key_projection,
-            value_projection=self.value_projection,
-            **options,
-        )
+        both: dict[str, Any] = dict(key_projection=self.key_projection, value_projection=self.value_projection)
+        return linformer_attention(query, key, value, mask, **both, **options)
 
     def extra_repr(self) -> str:
         return f"length={self.config.length}, rank={self.config.rank}, shared={self.config.shared!r}"

@@ -16,9 +16,6 @@ mask and the pattern show.
 Time O(L (w + g) D) for a window w and g global tokens, and O(L E D) for their projections; memory O(L D), forward and
 backward: the operator walks over the tiles that the pattern visits, d times as many where the window is dilated by d.
 
-Choose it for long documents of which one or a few tokens must gather everything (classification, question answering).
-Avoid it where each token needs any other at any distance; a model that was trained with full attention has to learn it.
-
 Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
 width, Dv value width, E model width.
 """

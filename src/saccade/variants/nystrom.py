@@ -25,10 +25,6 @@ The first and the last factor are the operator: attention(q, k~, Z attention(q~,
 
 Time O(L m D + m^3), memory O(L D + m^2).
 
-Choose it for long encoders, where attention is smooth enough for means to stand for their tokens. Avoid it in causal
-models, which it cannot be (landmarks are means over the whole sequence), and where single tokens must be found, which
-means wash out.
-
 Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, m
 landmarks, D key width, Dv value width.
 """
@@ -109,22 +105,21 @@ def nystrom_attention(
     wide = torch.promote_types(query.dtype, torch.float32)
     with without_autocast(query.device):
         given = zero_padding(query.to(wide), seen.rows), key.to(wide), value.to(wide)
-        out = _attended(*given, seen, landmarks, iterations, scale)
+        out = _attended(given, seen, landmarks, iterations, scale)
         if convolution is not None and length_k:
             out = out + _convolved(given[2], convolution.to(wide), seen.keys)
     return zero_padding(out, seen.rows).to(query.dtype)
 
 
 def _attended(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    given: tuple[Tensor, Tensor, Tensor],
     seen: CausalPadding,
     landmarks: int,
     iterations: int | None,
     scale: float | None,
 ) -> Tensor:
     """The three factors times the values, from the right."""
+    query, key, value = given
     of_query, of_key = _landmarks(query, seen.rows, landmarks), _landmarks(key, seen.keys, landmarks)
     padding = None if seen.keys is None else Padding(seen.keys)
     read = attention(of_query.means, key, value, padding, scale=scale)
@@ -285,10 +280,6 @@ class NystromConfig(MechanismConfig):
         if self.convolution is not None and whole(self.convolution, "convolution", least=1) % 2 == 0:
             raise ValueError(f"convolution: must be odd, so that it has a middle, got {self.convolution}")
 
-    @classmethod
-    def usual(cls, length: int) -> NystromConfig:
-        return cls()
-
     def build(self, heads: HeadSizes) -> NystromAttention:
         return NystromAttention(self, heads)
 
@@ -310,17 +301,8 @@ class NystromAttention(Mechanism):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """As `nystrom_attention`, which takes the option `scale`."""
-        return nystrom_attention(
-            query,
-            key,
-            value,
-            mask,
-            landmarks=self.config.landmarks,
-            iterations=self.config.iterations,
-            convolution=self.convolution,
-            **options,
-        )
+        given = {**vars(self.config), "convolution": self.convolution, **options}
+        return nystrom_attention(query, key, value, mask, **given)
 
     def extra_repr(self) -> str:
-        config = self.config
-        return f"landmarks={config.landmarks}, iterations={config.iterations}, convolution={config.convolution}"
+        return ", ".join(f"{name}={value}" for name, value in vars(self.config).items())

@@ -8,9 +8,7 @@ Attention with Performers" (2020), sections 2.2 to 2.4 and algorithm 1; causally
 Time O(L r (D + Dv)), memory O(L (r + Dv)), for r features; decoding keeps r (Dv + 1) + 1 numbers per head. Neither
 L x L nor L x r x D is formed.
 
-Choose it where a model of softmax attention must read further than L^2 allows and its logits are small, or to train one
-at such lengths. Avoid it where weights are sharp (finding one token among many): the relative error of a weight grows
-as exp(|x + y|^2 / 2).
+The relative error of a weight grows as exp(|x + y|^2 / 2).
 
 Nothing overflows. Scales are taken out of the exponentials where they cancel between numerator and denominator:
 
@@ -43,7 +41,17 @@ from .._checks import _scale, check_inputs
 from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
-from ._causal import LinearState, finite, read_all, read_causally, read_state, summed, within
+from ._causal import (
+    LinearState,
+    NonFiniteTokens,
+    finite,
+    read_all,
+    read_causally,
+    read_state,
+    summed,
+    unpoisoned,
+    within,
+)
 from ._causal_padding import CausalPadding, causal_padding_of, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
 from .random_features import (
@@ -141,11 +149,11 @@ class _WideInputs(NamedTuple):
         if within(most / max(root, 1), query, key) and finite(value):  # what is below would change no bit
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             return cls(query * (root if scale >= 0 else -root), key * root, value, seen.keys, None)
-        rows, keys = _poison(query), _poison(key) + _poison(value)
+        rows, keys = NonFiniteTokens.of(query, key, value)
         return cls(
-            _without(query, rows).to(dtype).mul(root if scale >= 0 else -root).clamp(-most, most),
-            _without(key, keys).to(dtype).mul(root).clamp(-most, most),
-            _without(value, keys).to(dtype),
+            unpoisoned(query, rows).to(dtype).mul(root if scale >= 0 else -root).clamp(-most, most),
+            unpoisoned(key, keys).to(dtype).mul(root).clamp(-most, most),
+            unpoisoned(value, keys).to(dtype),
             seen.keys,
             (rows.to(dtype), keys.to(dtype)),
         )
@@ -214,17 +222,6 @@ class _Estimate:
 def _grouped(query: Tensor, kv_heads: int) -> Tensor:
     """(B, Hq, L, D) with the queries of one key-value head below each other: (B, Hkv, G L, D)."""
     return query.unflatten(1, (kv_heads, -1)).flatten(2, 3)
-
-
-@torch.no_grad()
-def _poison(tensor: Tensor) -> Tensor:
-    """(B, H, L, n) to (B, H, L): NaN where something is not finite, otherwise 0."""
-    return (tensor * 0).sum(-1)
-
-
-def _without(tensor: Tensor, poison: Tensor) -> Tensor:
-    """With 0 in rows of poison: in a chunk's product 0 * NaN would reach rows that do not see it."""
-    return tensor.masked_fill(poison.isnan()[..., None], 0.0)
 
 
 def _hidden(exponents: Tensor, kept: Tensor | None) -> Tensor:
@@ -345,11 +342,6 @@ class PerformerConfig(MechanismConfig):
             raise TypeError(f"orthogonal: expected True or False, got {type(self.orthogonal).__name__}")
         if self.redraw_every is not None:
             whole(self.redraw_every, "redraw_every", least=1)
-
-    @classmethod
-    def usual(cls, length: int) -> PerformerConfig:
-        """256 positive features at D = 64, whatever the length."""
-        return cls()
 
     def build(self, heads: HeadSizes) -> PerformerAttention:
         """With vectors drawn for each key-value head."""

@@ -24,9 +24,6 @@ Time O(R L (m d + c d + log L)), c = buckets / 2 or, beyond 128 buckets, the roo
 then combined. Memory O(R L + L d), forward and backward: scores are formed a slab at a time, and again in the backward
 pass, from the hashes of the forward pass. First derivatives only.
 
-Choose it for long sequences where attention is concentrated on keys near the query in direction, and queries and keys
-may be one. Avoid it where keys must differ from queries, below some thousands of tokens, and where attention is broad.
-
 Shape legend: B batch, H query heads, Hv heads of values (head h reads h // (H // Hv)), L tokens, Lq queries (the last
 tokens), R rounds, D key width, Dv value width.
 """
@@ -351,17 +348,8 @@ class ReformerAttention(Mechanism):
                 "decoding needs a number"
             )
         seed = _drawn() if self.training and config.redraw else self.seed
-        return lsh_attention(
-            query,
-            value,
-            mask,
-            buckets=config.buckets,
-            rounds=config.rounds,
-            chunk=config.chunk,
-            seed=int(seed),
-            key=key,
-            **options,
-        )
+        numbers: dict[str, Any] = dict(buckets=config.buckets, rounds=config.rounds, chunk=config.chunk)
+        return lsh_attention(query, value, mask, seed=int(seed), key=key, **numbers, **options)
 
     def extra_repr(self) -> str:
         config = self.config

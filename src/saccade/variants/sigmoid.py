@@ -13,9 +13,6 @@ it never sees. A key whose bias is -inf is not shown and does not count.
 
 Time O(L^2 D), less what the mask hides in whole tiles; memory O(L D), forward and backward: tiles are recomputed.
 
-Choose it where heads should be able to attend to nothing, or to many keys at once, without one taking from another.
-Avoid it where speed at length is wanted (it is quadratic), and in place of softmax in a model that was trained with it.
-
 Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths, D key
 width, Dv value width, r x c a tile of rows by keys.
 """
@@ -292,10 +289,6 @@ class SigmoidConfig(MechanismConfig):
     def __post_init__(self) -> None:
         if self.length is not None:
             whole(self.length, "length", least=1)
-
-    @classmethod
-    def usual(cls, length: int) -> SigmoidConfig:
-        return cls()
 
     def build(self, heads: HeadSizes) -> SigmoidAttention:
         return SigmoidAttention(self)

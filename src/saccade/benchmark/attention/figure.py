@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 from ... import _numbers
+from .._figures import MARKS, new_figure, rendered, style, without_zeros
 from .growth import Series, series
 from .results import BenchmarkReport
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LABELS = {"time": "time of a call", "memory": "extra memory at the peak"}
-MARKS = "osD^vP*X"
 
 
 def draw(report: BenchmarkReport, kind: str) -> bytes:
@@ -22,24 +21,15 @@ def draw(report: BenchmarkReport, kind: str) -> bytes:
     Raises:
         ValueError: no contender was measured at two lengths or more.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     found = series(report)
     if not found:
         raise ValueError("a plot needs measurements at two lengths or more")
     panels = [what for what in LABELS if any(one.points(what)[0] for one in found)]
-    figure = Figure(figsize=(5.2 * len(panels), 4.2 + 0.16 * len(found)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(5.2 * len(panels), 4.2 + 0.16 * len(found)), layout="constrained")
     for axes, what in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _panel(axes, found, what)
     figure.suptitle(_title(found, report), fontsize=9)
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
-        # No date: the same results are drawn as the same file.
-        figure.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
-    return out.getvalue()
+    return rendered(figure, kind)
 
 
 def _panel(axes: Axes, found: list[Series], what: str) -> None:
@@ -60,9 +50,7 @@ def _panel(axes: Axes, found: list[Series], what: str) -> None:
     axes.set_xlabel("length (tokens)", fontsize=8)
     axes.set_ylabel(LABELS[what], fontsize=8)
     _mark_amounts(axes, what)
-    axes.tick_params(labelsize=7)
-    axes.grid(True, which="major", lw=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
@@ -77,14 +65,9 @@ def _mark_amounts(axes: Axes, what: str) -> None:
         locator = LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,), numticks=24)
     told = _numbers.size if what == "memory" else _numbers.duration
     axes.yaxis.set_major_locator(locator)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda amount, _: _whole(told(amount))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda amount, _: without_zeros(told(amount))))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _whole(text: str) -> str:
-    """`2.00 ms` as `2 ms`."""
-    return text.replace(".00 ", " ").replace(".0 ", " ")
 
 
 def _common(found: list[Series]) -> set[str]:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import torch
-
 from .cases import Case, CaseInputs
-from .checking import CaseJudge, Verdict, staged
+from .checking import CaseJudge, staged
 from .contenders import Contender
 from .limits import Limit, in_cpu_time, limit_of
 from .memory import peak_memory
 from .results import LimitReadings, Measurement, MeasurementGroup
-from .timing import Budget, Clock, Stopwatch, quiet, take_turns
+from .timing import Budget, Clock, Stopwatch, first_line, quiet, take_turns, thread_count
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
@@ -60,14 +58,10 @@ class _CheckedEntry:
 def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:
     """Check and time the entries against each other; one row each, in their order."""
     shared = _SharedInputs(settings)
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
+    with thread_count(settings.threads):
         prepared = [shared.prepare(entry) for entry in entries]
         runners = [made for made in prepared if isinstance(made, _CheckedEntry)]
         readings, limits = _timed(runners, settings)
-    finally:
-        torch.set_num_threads(before)
     rows = [_measured(made, tuple(readings.pop(0))) if isinstance(made, _CheckedEntry) else made for made in prepared]
     if settings.memory:
         rows = [with_memory(row, entry, settings) for row, entry in zip(rows, entries, strict=True)]
@@ -91,7 +85,7 @@ class _SharedInputs:
             return self._runner(entry)
         except Exception as error:
             # Whatever a contender raises is its own answer to the case; the others still run.
-            return Measurement(case, contender.name, "none", _first_line(error))
+            return Measurement(case, contender.name, "none", first_line(error))
 
     def _runner(self, entry: Entry) -> _CheckedEntry | Measurement:
         case, contender = entry
@@ -102,7 +96,8 @@ class _SharedInputs:
             verdict = self._judges[case].verdict(forward)
             first = time.perf_counter() - start
             if not verdict.right:
-                return Measurement(case, contender.name, "wrong", _wrong(verdict), error=verdict.error)
+                note = f"WRONG: {verdict.worst} is off by {verdict.error:.3g} times what is allowed"
+                return Measurement(case, contender.name, "wrong", note, error=verdict.error)
             stopwatch = Stopwatch(staged(forward, inputs), contender.around, CLOCKS[self._settings.clock])
         setup = 0.0
         if contender.compiles or first < LONG * self._settings.budget.block:
@@ -149,12 +144,3 @@ def with_memory(row: Measurement, entry: Entry, settings: MeasurementSettings) -
         return replace(row, status="none", note=f"would form {needs / 2**30:.1f} GiB")
     found = peak_memory(entry.case, entry.contender, settings.threads)
     return replace(row, note=found) if isinstance(found, str) else replace(row, memory=found)
-
-
-def _wrong(verdict: Verdict) -> str:
-    return f"WRONG: {verdict.worst} is off by {verdict.error:.3g} times what is allowed"
-
-
-def _first_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .statistics import quartiles
 
 Clock = Callable[[], float]  # seconds
@@ -122,3 +124,20 @@ def quiet() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def thread_count(threads: int) -> Iterator[None]:
+    """PyTorch computes on so many threads within, and on as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, as a note in a table: one line, not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .._figures import MARKS, new_figure, rendered, style
 from .records import FinishedRun
 from .tables import TaskLine, lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-MARKS = "osD^vP*X"
 
 
 def draw(rows: Sequence[FinishedRun], task: str, kind: str) -> bytes:
@@ -22,16 +20,11 @@ def draw(rows: Sequence[FinishedRun], task: str, kind: str) -> bytes:
     Raises:
         ValueError: no run of the task has a state of fixed size.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     own = [line for line in lines(rows) if line.task == task]
     if all(line.grows for line in own):
         raise ValueError(f"a plot needs runs of {task} by something with a state of fixed size")
     groups = own[0].rows[0].groups
-    figure = Figure(figsize=(3.4 * len(groups) + 0.4, 3.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(3.4 * len(groups) + 0.4, 3.9), layout="constrained")
     panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
     for place, (axes, group) in enumerate(zip(panels, groups, strict=True)):
         _panel(axes, own, place)
@@ -39,11 +32,7 @@ def draw(rows: Sequence[FinishedRun], task: str, kind: str) -> bytes:
     panels[0].set_ylabel("right answers", fontsize=8)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower center", ncols=4)
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
-        # No date: the same results are drawn as the same file.
-        figure.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
-    return out.getvalue()
+    return rendered(figure, kind)
 
 
 def _panel(axes: Axes, own: Sequence[TaskLine], place: int) -> None:
@@ -66,9 +55,7 @@ def _panel(axes: Axes, own: Sequence[TaskLine], place: int) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-0.02, 1.04)
     axes.set_xlabel("numbers kept", fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(True, lw=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
 
 
 def _median(line: TaskLine, place: int) -> float:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-import torch
+from collections.abc import Callable, Iterable, Sequence
 
 from ..._seeding import seeded
+from ..attention.timing import thread_count
 from .catalogue import contender_named, usual_contenders
 from .examples import Task
 from .model import ModelShape
@@ -58,16 +56,6 @@ def measure(case: TrainingCase, tell: Tell | None = None) -> FinishedRun:
 
 def go_through(found: Iterable[TrainingCase], begin: Begin, end: End, threads: int = 1) -> None:
     """Run the cases in this order, on so many threads."""
-    with _held_to(threads):
+    with thread_count(threads):
         for case in found:
             end(measure(case, begin(case)))
-
-
-@contextlib.contextmanager
-def _held_to(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..._numbers import percent_rounded_down
+from ..attention.tables import markdown
 from .copying import Copy, Duplication
 from .examples import Task
 from .model import ModelShape
@@ -72,20 +73,15 @@ def command(rows: Sequence[FinishedRun]) -> str:
     """What makes runs like these, were there none."""
     names = tasks_of(lines(rows))
     first, usual = rows[0].case, (ModelShape(), TrainingBudget())
-    given = {
-        "task": "all" if len(names) == len(TASKS) else ",".join(names),
-        "seeds": len({row.case["seed"] for row in rows}),
-        "steps": first["budget"]["steps"],
-        "rates": ",".join(f"{rate:g}" for rate in first["budget"]["rates"]),
-        "taps": first["shape"]["taps"],
+    budget, taps = first["budget"], first["shape"]["taps"]
+    given = {  # what is asked for, and what is usual
+        "task": ("all" if len(names) == len(TASKS) else ",".join(names), None),
+        "seeds": (len({row.case["seed"] for row in rows}), 1),
+        "steps": (budget["steps"], usual[1].steps),
+        "rates": tuple(",".join(f"{rate:g}" for rate in rates) for rates in (budget["rates"], usual[1].rates)),
+        "taps": (taps, usual[0].taps),
     }
-    default = {
-        "seeds": 1,
-        "steps": usual[1].steps,
-        "rates": ",".join(f"{rate:g}" for rate in usual[1].rates),
-        "taps": usual[0].taps,
-    }
-    asked = " ".join(f"--{name} {value}" for name, value in given.items() if value != default.get(name))
+    asked = " ".join(f"--{name} {value}" for name, (value, default) in given.items() if value != default)
     program = "python benchmarks/compare_tasks.py" if "--taps" in asked else "saccade compare"
     return f"{program} {asked}"
 
@@ -141,13 +137,9 @@ def summary(found: Sequence[TaskLine]) -> list[str]:
         cells = [by_case.get((task, name)) for task in tasks]
         if sum(cell is not None for cell in cells) > 1:
             body.append([name, *("" if cell is None else _share(cell) for cell in cells)])
-    body.append(
-        [
-            "guessing",
-            *(percent_rounded_down(next(line for line in found if line.task == task).rows[0].chance) for task in tasks),
-        ]
-    )
-    return _table(heads, body)
+    chances = (next(line for line in found if line.task == task).rows[0].chance for task in tasks)
+    body.append(["guessing", *map(percent_rounded_down, chances)])
+    return markdown((heads, body))
 
 
 def detail(found: Sequence[TaskLine], task: str) -> list[str]:
@@ -166,7 +158,7 @@ def detail(found: Sequence[TaskLine], task: str) -> list[str]:
         parameters = f"{line.rows[0].outcome.parameters:,}"
         shares = [percent_rounded_down(share) for share in each]
         body.append([line.mechanism, kept, parameters, _share(line), *shares, f"{steps:g}", f"{seconds:.0f}"])
-    return _table(heads, body)
+    return markdown((heads, body))
 
 
 def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
@@ -210,8 +202,3 @@ def _share(line: TaskLine) -> str:
 def _named(what: str, found: Sequence[TaskLine], more: str = "") -> str:
     names = ", ".join(line.mechanism for line in found) if found else "nothing"
     return f"{what}: {names}{more}."
-
-
-def _table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    rule = "|---" * len(heads) + "|"
-    return [f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(cells)} |" for cells in body)]

@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._seeding import seeded
+from ..attention.timing import first_line
 from .contenders import VariantContender
 from .data import ProblemSizes
 from .layers import AttentionLayer, LayerMaker
 from .readings import ExactAttention, MaskedAttention, VariantAttention
 from .results import GradientReach
-from .weighing import first_line
 
 Told = Callable[[str], None]
 NUMBERS = 2**20  # in the tokens of a draw

@@ -5,11 +5,11 @@ Colours are of families and safe for the colour-blind (Okabe and Ito 2008); ever
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ... import _numbers
+from .._figures import new_figure, rendered, style, without_zeros
 from .advice import advice
 from .results import LAYER, READING, ContenderResults, GradientReach, VariantComparison
 from .trends import growth, sound
@@ -46,14 +46,9 @@ def draw(comparison: VariantComparison, kind: str) -> bytes:
     Raises:
         ValueError: nothing was timed.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if not any(line.amounts(CALL)[0] for line in comparison.lines):
         raise ValueError("a plot needs measurements, and this comparison has none")
-    figure = Figure(figsize=(11.5, 10.2))
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(11.5, 10.2))
     figure.subplots_adjust(left=0.065, right=0.855, top=0.885, bottom=0.055, wspace=0.58, hspace=0.27)
     (trade, times), (memory, gradient) = figure.subplots(2, 2)
     _trade(trade, comparison)
@@ -61,11 +56,7 @@ def draw(comparison: VariantComparison, kind: str) -> bytes:
     _growing(memory, comparison, "memory", "peak memory of training", _numbers.size)
     _gradients(gradient, comparison)
     _explain(figure, comparison)
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
-        # No date: the same results are drawn as the same file.
-        figure.savefig(out, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
-    return out.getvalue()
+    return rendered(figure, kind)
 
 
 def family(line: ContenderResults) -> str:
@@ -241,18 +232,11 @@ def _style(axes: Axes, across: Callable[[float], str] | None, up: Callable[[floa
     for axis, told in ((axes.xaxis, across), (axes.yaxis, up)):
         axis.set_minor_locator(NullLocator())
         if told is not None:
-            axis.set_major_formatter(FuncFormatter(lambda amount, _, told=told: _whole(told(amount))))
+            axis.set_major_formatter(FuncFormatter(lambda amount, _, told=told: without_zeros(told(amount))))
     if across is not None:
         low, high = axes.get_xlim()
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,), numticks=12))
-    axes.tick_params(labelsize=7)
-    axes.grid(True, which="major", lw=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _whole(text: str) -> str:
-    """`2.00 ms` as `2 ms`."""
-    return text.replace(".00 ", " ").replace(".0 ", " ")
+    style(axes)
 
 
 def _at_ends(axes: Axes, labels: Sequence[LineLabel]) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..attention.timing import Budget, Clock, Stopwatch, quiet, repeat_noisy, take_turns
+from ..attention.timing import Budget, Clock, Stopwatch, first_line, quiet, repeat_noisy, take_turns, thread_count
 from .contenders import ContenderRunner, Decoding, VariantContender
 from .data import ComparisonData
 from .results import READING, ApproximationError, ContenderResults, LengthResult, VariantComparison
-from .weighing import CallWeight, WeighingLimits, first_line, weigh
+from .weighing import CallWeight, WeighingLimits, weigh
 
 Told = Callable[[str], None]
 ROWS = 256  # of a long problem that are held against exact attention
@@ -76,9 +76,7 @@ def measure(
     for _ in range(len(who) - len(taking)):
         told("")
     weighed = _weighed_all(taking, data, lengths, settings, told)
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
+    with thread_count(settings.threads):
         for length in sorted(lengths):
             weights = {name: found[length] for name, found in weighed.items()}
             points = _at(length, taking, weights, data, settings, clock)
@@ -87,8 +85,6 @@ def measure(
                 for line in comparison.lines
             ]
             told(f"{length} tokens")
-    finally:
-        torch.set_num_threads(before)
 
 
 def _weighed_all(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..attention.memory import WARM_UP, environment, growth
+from ..attention.timing import first_line
 from .contenders import VariantContender
 from .data import ProblemSizes, normal
 
@@ -166,11 +167,6 @@ def _weighed(contender: VariantContender, sizes: ProblemSizes, seed: int) -> Cal
 def _now() -> tuple[float, float]:
     """On the wall, and of this process alone: what others take on a busy machine is not the call's."""
     return time.perf_counter(), time.process_time()
-
-
-def first_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def answer(question: str) -> Iterator[str]:
