@@ -6,7 +6,7 @@ Shape legend: T texts, layers, heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -61,18 +61,9 @@ class ModelComparison:
             before, after = mean(self.before.scores[name]), mean(self.after.scores[name])
             for layer, head in zip(*(axis.tolist() for axis in np.nonzero(known)), strict=True):
                 at = layer, head
-                found.append(
-                    ScoreChange(
-                        layer,
-                        head,
-                        name,
-                        float(before[at]),
-                        float(after[at]),
-                        float(average[at]),
-                        float(wide[at]),
-                        bool(abs(average[at]) > strict[at]),
-                    )
-                )
+                one, other, change, width = (float(values[at]) for values in (before, after, average, wide))
+                certain = bool(abs(average[at]) > strict[at])
+                found.append(ScoreChange(layer, head, name, one, other, change, width, certain))
         return sorted(found, key=lambda change: (-abs(change.difference), change[:3]))
 
     def thirds(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -99,14 +90,13 @@ def _only(study: CorpusScores, names: list[str]) -> CorpusScores:
     """A text that is too short for one model is left out of both."""
     kept = [study.texts.index(name) for name in names]
     left_out = tuple(name for name in study.texts if name not in names)
-    return CorpusScores(
-        study.model,
-        study.heads,
-        tuple(names),
-        tuple(study.tokens[i] for i in kept),
-        {name: scores[kept] for name, scores in study.scores.items()},
-        {name: chance[kept] for name, chance in study.chance.items()},
-        (*study.skipped, *left_out),
+    return replace(
+        study,
+        texts=tuple(names),
+        tokens=tuple(study.tokens[i] for i in kept),
+        scores={name: scores[kept] for name, scores in study.scores.items()},
+        chance={name: chance[kept] for name, chance in study.chance.items()},
+        skipped=(*study.skipped, *left_out),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,18 +22,14 @@ COLUMNS = ("study", "model", "score", "layer", "head", "value", "deviation", "ch
 
 def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Probe) -> dict[str, Any]:
     """What `saccade look --json` prints of a study; docs/studying.md says what each entry is. None: not known."""
-    made: dict[str, Any]
-    if isinstance(study, CorpusScores):
-        made = _corpus(study)
-    elif isinstance(study, ModelComparison):
-        made = _comparison(study)
-    elif isinstance(study, Syntax):
-        made = _syntax(study)
-    elif isinstance(study, Coreference):
-        made = _coreference(study)
-    else:
-        made = _probe(study)
-    return plain_values(made)
+    makers: dict[type, Callable[[Any], dict[str, Any]]] = {
+        CorpusScores: _corpus,
+        ModelComparison: _comparison,
+        Syntax: _syntax,
+        Coreference: _coreference,
+        Probe: _probe,
+    }
+    return plain_values(makers[type(study)](study))
 
 
 def as_rows(study: CorpusScores | Syntax | Coreference | Probe) -> Iterator[tuple[Any, ...]]:
@@ -135,15 +131,13 @@ def _answer(answer: AnswerShare) -> dict[str, Any]:
     return {"right": answer.right, "cases": answer.cases, "share": answer.share, "interval": list(answer.interval)}
 
 
+def _named(study: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(study, name) for name in names}
+
+
 def _syntax(study: Syntax) -> dict[str, Any]:
     return {
-        "model": study.model,
-        "causal": study.causal,
-        "sentences": study.sentences,
-        "too_long": study.too_long,
-        "words": study.words,
-        "missing": study.missing,
-        "together": study.together,
+        **_named(study, "model", "causal", "sentences", "too_long", "words", "missing", "together"),
         "relations": [
             {"relation": name, "direction": way, "ahead": study.ahead[name, way], **_tally(tally)}
             for (name, way), tally in study.tallies.items()
@@ -153,12 +147,7 @@ def _syntax(study: Syntax) -> dict[str, Any]:
 
 def _coreference(study: Coreference) -> dict[str, Any]:
     return {
-        "model": study.model,
-        "documents": study.documents,
-        "pieces": study.pieces,
-        "words": study.words,
-        "missing": study.missing,
-        "out_of_reach": study.out_of_reach,
+        **_named(study, "model", "documents", "pieces", "words", "missing", "out_of_reach"),
         "kinds": [
             {
                 "kind": kind,

@@ -20,7 +20,7 @@ from ._corpus import ROLES, THIRDS, CorpusScores, deviation, mean
 from ._probe import Probe
 from ._scores import SCORES
 from ._syntax import ALL, DIRECTIONS, Syntax
-from ._tally import AnswerShare, AnswerTally
+from ._tally import AnswerTally
 
 CHANGES = 12  # of a comparison
 SHOWN = 0.005  # a difference that two decimals show
@@ -141,15 +141,9 @@ def print_comparison(console: Console, comparison: ModelComparison) -> None:
 
 
 def _change(change: ScoreChange) -> tuple[str, ...]:
-    mark = " *" if change.certain else ""
-    difference = _signed(change.difference, change.half_width) + mark
-    return (
-        f"{change.layer}.{change.head}",
-        change.score,
-        two_decimals(change.before),
-        two_decimals(change.after),
-        difference,
-    )
+    difference = _signed(change.difference, change.half_width) + (" *" if change.certain else "")
+    both = two_decimals(change.before), two_decimals(change.after)
+    return f"{change.layer}.{change.head}", change.score, *both, difference
 
 
 # Relations and antecedents
@@ -157,14 +151,10 @@ def _change(change: ScoreChange) -> tuple[str, ...]:
 
 def print_syntax(console: Console, study: Syntax) -> None:
     """For each frequent relation the head that finds it best, beside the best fixed offset."""
-    _title(
-        console, f"{study.model}: relations of {counted(study.sentences, 'sentence')}, {counted(study.words, 'word')}"
-    )
-    _note(
-        console,
-        "share of words whose most attended other word is the right one, and the\n"
-        "same of the word at the best fixed offset",
-    )
+    size = f"{counted(study.sentences, 'sentence')}, {counted(study.words, 'word')}"
+    _title(console, f"{study.model}: relations of {size}")
+    _note(console, "share of words whose most attended other word is the right one, and the")
+    _note(console, "same of the word at the best fixed offset")
     table = _table("relation", "", "cases", "head", "right", "95 %", "anew", "offset", "right", "anew")
     names = study.relations(LEAST)[: RELATIONS + 1] or study.relations()[: RELATIONS + 1]
     for name in names:
@@ -204,9 +194,8 @@ def _left_out(study: Syntax, shown: int) -> Iterator[str]:
 
 def print_coreference(console: Console, study: Coreference) -> None:
     """The head that looks from mentions to antecedents best, beside what takes no model."""
-    _title(
-        console, f"{study.model}: antecedents in {counted(study.documents, 'document')}, {counted(study.words, 'word')}"
-    )
+    size = f"{counted(study.documents, 'document')}, {counted(study.words, 'word')}"
+    _title(console, f"{study.model}: antecedents in {size}")
     _note(console, "share of mentions whose most attended other word belongs to an antecedent")
     table = _table("mention", "cases", "head", "right", "95 %", "anew", "offset", "right", "nearest", "same word")
     for kind, tally in sorted(study.tallies.items(), key=lambda entry: (-entry[1].total, entry[0])):
@@ -223,9 +212,8 @@ def print_coreference(console: Console, study: Coreference) -> None:
     _note(console, "anew: the best of one half of the texts, asked about the other half")
     _note(console, "nearest: the mention before; same word: the one before with the same head word")
     if study.out_of_reach:
-        _note(
-            console, f"left out, no antecedent that the model reads with it: {counted(study.out_of_reach, 'mention')}"
-        )
+        gone = counted(study.out_of_reach, "mention")
+        _note(console, f"left out, no antecedent that the model reads with it: {gone}")
     if study.missing:
         _note(console, f"without a token: {counted(study.missing, 'word')}")
 
@@ -234,17 +222,8 @@ def _best(tally: AnswerTally) -> tuple[str, ...]:
     """cases, head, right, 95 %, held out."""
     layer, head = tally.best
     answer = tally.of_head(layer, head)
-    return (
-        f"{tally.total:,}",
-        f"{layer}.{head}",
-        two_decimals(answer.share),
-        _interval(answer),
-        two_decimals(tally.held_out[0].share),
-    )
-
-
-def _interval(answer: AnswerShare) -> str:
-    return _range(*answer.interval)
+    held_out = two_decimals(tally.held_out[0].share)
+    return f"{tally.total:,}", f"{layer}.{head}", two_decimals(answer.share), _range(*answer.interval), held_out
 
 
 # Layers

@@ -148,9 +148,7 @@ def _verified(
     from ..verification import verify as verify_target
 
     hints = Hints(calls.form, calls.layout, calls.embed_dim, calls.num_heads, calls.mask)
-    promise = Promise(
-        promised.causal, promised.window, promised.positions, promised.scale, promised.mask_meaning, promised.kv_order
-    )
+    promise = Promise(*vars(promised).values())
     try:
         with _progress(quiet=outputs.as_numbers) as told:
             return verify_target(

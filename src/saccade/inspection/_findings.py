@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,24 +53,34 @@ class MapFinding:
         return self.layer or 0, self.head or 0
 
 
+class HeadHabits(NamedTuple):
+    """The averages of all heads on a text, what chance gives to them, and which heads are no more than random."""
+
+    total: int
+    means: dict[str, np.ndarray]  # (layers, heads) by name
+    chance: dict[str, ChanceMean]
+    at_random: np.ndarray  # (layers, heads)
+
+
 def find(seen: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
     """The most telling findings, the first about a head whenever any head stands out; never an empty list.
 
     ``roles`` is what ``measure_roles`` returned: only a head with a measured role is said to have a habit of copying.
     """
     gain = telling(seen.weights, seen.causal, seen.alike)
-    habits, chance = here(seen), by_chance(seen)
     # Layer by layer: of a large model on a long text one map more would be too much.
     layers = zip(seen.weights, seen.alike, strict=True)
     at_random = ~np.stack([uneven(w, even > 0, seen.count, different(seen)) for w, even in layers])
+    heads = HeadHabits(seen.count, here(seen), by_chance(seen), at_random)
     copies = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
     candidates = [
         *_links(seen, gain, at_random),
         *_copies(seen, gain, copies, at_random),
-        *_habits(seen, habits, chance),
+        # With fewer words an average is no habit.
+        *(habits_of(heads, "word") if len(seen.ordinary) >= 4 else ()),
         *_delimiters(seen, at_random),
     ]
-    sink = _sink(seen, habits, chance, at_random)
+    sink = _sink(seen, heads)
     chosen = [*diverse(candidates, limit - len(sink)), *sink]
     return chosen or [_nothing(seen, bool(at_random.all()))]
 
@@ -198,24 +208,20 @@ def _copy(
         yield MapFinding("copy", capital(sentence), value, worth, *at)
 
 
-HABITS = {
-    "previous": "looks one word back",
-    "next": "looks one word ahead",
-    "self": "stays on the word itself",
-}
+HABITS = {"previous": "looks one {} back", "next": "looks one {} ahead", "self": "stays on the {} itself"}
 
 
-def _habits(seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, ChanceMean]) -> Iterator[MapFinding]:
-    if len(seen.ordinary) < 4:  # with fewer words an average is no habit
-        return
+def habits_of(heads: HeadHabits, unit: str) -> Iterator[MapFinding]:
+    """For each habit the head that has it most, if one has it; ``unit`` is what averages are over, "word" say."""
+    habits, chance = heads.means, heads.chance
     for name, does in HABITS.items():
         if np.isnan(habits[name]).all():
             continue
-        least = largest_mean(chance[name], seen.count * len(HABITS))
+        least = largest_mean(chance[name], heads.total * len(HABITS))
         layer, head = largest_of(np.where(habits[name] > least, habits[name], 0))
         value = float(habits[name][layer, head])
         if value > max(MOST, least[layer, 0]):
-            text = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
+            text = f"Layer {layer} head {head} {does.format(unit)}: {short_number(value)} of its weight on average"
             worth = value * np.log(value / chance[name].value[layer, 0])
             yield MapFinding(name, text, value, float(worth), layer, head)
 
@@ -254,33 +260,33 @@ def _delimiters(seen: AttentionMap, at_random: np.ndarray) -> Iterator[MapFindin
         yield best
 
 
-def _sink(
-    seen: AttentionMap, habits: dict[str, np.ndarray], chance: dict[str, ChanceMean], at_random: np.ndarray
-) -> list[MapFinding]:
-    """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides."""
+def _sink(seen: AttentionMap, heads: HeadHabits) -> list[MapFinding]:
     if (seen.ordinary > 0).sum() < 3:
         return []
-    first = seen.words[0]
-    kind = "token" if first.special else "word"
-    where = f"on the first {kind}: {name_of(seen, 0)} gets"
-    out = resting(seen.count, habits["sink"], chance["sink"], at_random, "sink", where)
-    others = [i for i, word in enumerate(seen.words) if word.special and i]
+    names = {i: name_of(seen, i) for i, word in enumerate(seen.words) if word.special or not i}
+    return sinks_of(heads, names, seen.words[0].special)
+
+
+def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -> list[MapFinding]:
+    """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides.
+
+    ``names``: of the first token and of the special ones, by their places.
+    """
+    kind = "token" if first_is_special else "word"
+    out = _resting(heads, "sink", f"on the first {kind}: {names[0]} gets")
+    others = [name for i, name in names.items() if i]
     if others:
-        named = len(others) == 1
-        where = (
-            f"on {name_of(seen, others[0])}: it gets" if named else "on the special tokens after the first: they get"
-        )
-        out += resting(seen.count, habits["special"], chance["special"], at_random, "special", where)
+        where = f"on {others[0]}: it gets" if len(others) == 1 else "on the special tokens after the first: they get"
+        out += _resting(heads, "special", where)
     return out
 
 
-def resting(
-    count: int, means: np.ndarray, chance: ChanceMean, at_random: np.ndarray, kind: str, where: str
-) -> list[MapFinding]:
+def _resting(heads: HeadHabits, kind: str, where: str) -> list[MapFinding]:
     """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more.
 
     Nothing where all those heads are ``at_random`` and such as luck that rows have in common would give.
     """
+    count, means, chance, at_random = heads.total, heads.means[kind], heads.chance[kind], heads.at_random
     least = max(MOST, float(np.max(np.nan_to_num(largest_mean(chance, count)))))
     least = max(MOST, hundredths(least) / 100)  # the number in the sentence, to which a reader can compare
     lucky = at_random & (means <= largest_mean(chance, count, shared=SHARED))

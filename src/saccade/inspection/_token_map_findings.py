@@ -12,14 +12,19 @@ import numpy as np
 
 from .._numbers import hundredths, short_number
 from ._chance import CLEAR_OF, SHARED, above_chance, averaged, largest_mean, largest_weight, mean_of
-from ._findings import MAIN, MOST, NOTHING_BUT_CHANCE, MapFinding, capital, diverse, largest_of, looks, resting
+from ._findings import (
+    MAIN,
+    NOTHING_BUT_CHANCE,
+    HeadHabits,
+    MapFinding,
+    capital,
+    diverse,
+    habits_of,
+    largest_of,
+    looks,
+    sinks_of,
+)
 from ._token_map import TokenMap, WordLink, WordRow, WordWeights
-
-HABITS = {
-    "previous": "looks one token back",
-    "next": "looks one token ahead",
-    "self": "stays on the token itself",
-}
 
 
 def find_in_whole(
@@ -82,17 +87,7 @@ def _link(whole: TokenMap, link: WordLink, row: WordRow, copying: set[tuple[int,
 
 
 def _habits(whole: TokenMap) -> Iterator[MapFinding]:
-    for name, does in HABITS.items():
-        if np.isnan(whole.habits[name]).all():
-            continue
-        chance = whole.chance[name]
-        least = largest_mean(chance, whole.count * len(HABITS))
-        layer, head = largest_of(np.where(whole.habits[name] > least, whole.habits[name], 0))
-        value = float(whole.habits[name][layer, head])
-        if value > max(MOST, least[layer, 0]):
-            sentence = f"Layer {layer} head {head} {does}: {short_number(value)} of its weight on average"
-            worth = value * float(np.log(value / chance.value[layer, 0]))
-            yield MapFinding(name, sentence, value, worth, layer, head)
+    yield from habits_of(_heads(whole), "token")
     words, shares, least = whole.gathers
     layer, head = largest_of(np.where(shares > least, shares, 0))
     value, k = float(shares[layer, head]), int(words[layer, head])
@@ -102,6 +97,10 @@ def _habits(whole: TokenMap) -> Iterator[MapFinding]:
         share = f"{short_number(value)} of the weight of {whose}"
         sentence = f"Layer {layer} head {head} gathers at {name_in_whole(whole, k)}: {share}"
         yield MapFinding("gathers", sentence, value, value * float(np.log(value / chance_of_one)), layer, head, None, k)
+
+
+def _heads(whole: TokenMap) -> HeadHabits:
+    return HeadHabits(whole.count, whole.habits, whole.chance, whole.at_random)
 
 
 def _received(whole: TokenMap) -> list[MapFinding]:
@@ -124,12 +123,5 @@ def _luckily_received(whole: TokenMap) -> np.ndarray:
 
 
 def _sink(whole: TokenMap) -> list[MapFinding]:
-    kind = "token" if whole.words[0].special else "word"
-    where = f"on the first {kind}: {name_in_whole(whole, 0)} gets"
-    out = resting(whole.count, whole.habits["sink"], whole.chance["sink"], whole.at_random, "sink", where)
-    others = [i for i, word in enumerate(whole.words) if word.special and i]
-    if others:
-        one = f"on {name_in_whole(whole, others[0])}: it gets"
-        where = one if len(others) == 1 else "on the special tokens after the first: they get"
-        out += resting(whole.count, whole.habits["special"], whole.chance["special"], whole.at_random, "special", where)
-    return out
+    names = {i: name_in_whole(whole, i) for i, word in enumerate(whole.words) if word.special or not i}
+    return sinks_of(_heads(whole), names, whole.words[0].special)

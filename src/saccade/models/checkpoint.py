@@ -27,13 +27,8 @@ from .language_model import DecoderLM
 from .tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parent / "embedded"
-CONFIG, WEIGHTS, TOKENIZER, HEADS, CARD = (
-    "config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "heads.json",
-    "README.md",
-)
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+HEADS, CARD = "heads.json", "README.md"
 
 
 @dataclasses.dataclass

@@ -177,20 +177,8 @@ class Alarms:
             del self._open[at]
 
     def _fire(self, finding: RuleMatch, record: CallRecord | GradientRecord, step: int) -> _OpenAlarm:
-        alarm = Alarm(
-            finding.kind,
-            finding.severity,
-            record.name,
-            record.path,
-            record.layer,
-            finding.head,
-            step,
-            finding.message,
-            ADVICE[finding.kind],
-            finding.numbers,
-            finding.limits,
-            last_step=step,
-        )
+        place: dict[str, Any] = {name: getattr(record, name) for name in ("name", "path", "layer")}
+        alarm = Alarm(**vars(finding), **place, step=step, advice=ADVICE[finding.kind], last_step=step)
         case = _OpenAlarm(alarm)
         self._cases.append(case)
         if self._told is not None:

@@ -54,14 +54,8 @@ def not_finite(place: NonFiniteEntry) -> RuleMatch:
     """NaN or an infinity, where it entered."""
     entry = "" if place.at is None else f", first at item {place.item}, {_axes(place)}"
     head = f"key-value head {place.head}" if place.what in ("key", "value") else f"head {place.head}"
-    return RuleMatch(
-        NOT_FINITE,
-        "error",
-        place.head,
-        f"{place.what} of {head} is not finite{entry}",
-        {"share": place.share},
-        {},
-    )
+    message = f"{place.what} of {head} is not finite{entry}"
+    return RuleMatch(NOT_FINITE, "error", place.head, message, {"share": place.share}, {})
 
 
 def _axes(place: NonFiniteEntry) -> str:
@@ -83,19 +77,16 @@ def entropy_collapse(reading: CallReading, past: Sequence[HeadHistory], limits: 
         return
     for head, (evenness, own) in enumerate(zip(reading.evenness, past, strict=True)):
         if evenness <= limits.evenness:
+            numbers = {"evenness": evenness, "highest_evenness": own.highest_evenness, "layer_evenness": mean}
+            numbers["logit"] = reading.logit[head]
             yield RuleMatch(
                 ENTROPY_COLLAPSE,
                 "warning",
                 head,
                 f"entropy is down to {evenness:.2g} of the greatest possible, from {own.highest_evenness:.2g}; the "
                 f"layer's mean to {mean:.2g}, from {before:.2g}; the largest logit is {reading.logit[head]:.3g}",
-                {
-                    "evenness": evenness,
-                    "highest_evenness": own.highest_evenness,
-                    "layer_evenness": mean,
-                    "logit": reading.logit[head],
-                },
-                {"evenness": limits.evenness, "fallen": limits.fallen, "learned": limits.learned},
+                numbers,
+                _of(limits, "evenness", "fallen", "learned"),
             )
 
 
@@ -130,7 +121,7 @@ def logit_growth(reading: CallReading, past: Sequence[HeadHistory], limits: Thre
                 head,
                 f"the largest logit is {logit:.4g}" + (f", and was as low as {own.lowest_logit:.3g}" if grown else ""),
                 {"logit": logit, "lowest_logit": own.lowest_logit},
-                {"logit": limits.logit, "grown": limits.grown, "diverging": limits.diverging},
+                _of(limits, "logit", "grown", "diverging"),
             )
 
 
@@ -149,7 +140,7 @@ def uniform_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thre
                 head,
                 f"it looks at all keys alike (entropy is {evenness:.4f} of the greatest possible), {why}",
                 {"evenness": evenness, "span": span, "lowest_evenness": lowest},
-                {"uniform": limits.uniform, "formed": limits.formed, "flat": limits.flat},
+                _of(limits, "uniform", "formed", "flat"),
             )
 
 
@@ -158,27 +149,25 @@ def dead_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresho
     loudest = max((norm for norm in reading.out if not math.isnan(norm)), default=math.nan)
     for head, (place, weight) in enumerate(_pull(reading)):
         numbers = {"weight": weight, "out": reading.out[head], "largest_out": loudest}
-        allowed = {"dead": limits.dead, "silent": limits.silent}
         if weight >= limits.dead:
             message = f"{weight:.4f} of the weight is on {place} in every row"
-            yield RuleMatch(DEAD, "warning", head, message, numbers, allowed)
         elif reading.out[head] <= limits.silent * loudest:
             message = f"its output has norm {reading.out[head]:.2g}, that of the layer's strongest head {loudest:.2g}"
-            yield RuleMatch(DEAD, "warning", head, message, numbers, allowed)
+        else:
+            continue
+        yield RuleMatch(DEAD, "warning", head, message, numbers, _of(limits, "dead", "silent"))
 
 
 def sink(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """Most attention goes to one key whatever the row, but not all of it: that would be a dead head."""
     for head, (place, weight) in enumerate(_pull(reading)):
         if limits.sink <= weight < limits.dead:
-            yield RuleMatch(
-                SINK,
-                "note",
-                head,
-                f"{weight:.2f} of the weight is on {place}, whatever the row",
-                {"weight": weight},
-                {"sink": limits.sink},
-            )
+            message = f"{weight:.2f} of the weight is on {place}, whatever the row"
+            yield RuleMatch(SINK, "note", head, message, {"weight": weight}, _of(limits, "sink"))
+
+
+def _of(limits: Thresholds, *names: str) -> dict[str, float]:
+    return {name: getattr(limits, name) for name in names}
 
 
 def _pull(reading: CallReading) -> Iterator[tuple[str, float]]:
@@ -217,12 +206,8 @@ def vanishing_gradients(
                 f"hardly any gradient comes through the softmax: norm {gradients['out'][head]:.2g} at the output, "
                 f"{gradients['query'][head]:.2g} at the queries and {gradients['key'][head]:.2g} at the keys "
                 f"(gains of {query:.1g} and {key:.1g})",
-                {
-                    "gain_query": query,
-                    "gain_key": key,
-                    **{f"gradient_{name}": numbers[head] for name, numbers in gradients.items()},
-                },
-                {"gain": limits.gain},
+                {"gain_query": query, "gain_key": key, **{f"gradient_{n}": g[head] for n, g in gradients.items()}},
+                _of(limits, "gain"),
             )
 
 

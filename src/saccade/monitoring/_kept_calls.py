@@ -6,7 +6,8 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D wi
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,18 +35,8 @@ class KeptCall:
 
     def weights(self, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
         """(B, rows, keys) of one head, or (B, heads, rows, keys); rows that are padding or see nothing are 0."""
-        found = attention_weights(
-            self.query,
-            self.key,
-            self.mask,
-            rows=rows,
-            keys=keys,
-            heads=head,
-            bias=self.bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sink=self.sink,
-        )
+        logits: dict[str, Any] = {name: getattr(self, name) for name in ("bias", "scale", "softcap", "sink")}
+        found = attention_weights(self.query, self.key, self.mask, rows=rows, keys=keys, heads=head, **logits)
         one = head is not None and hasattr(head, "__index__") and not (isinstance(head, Tensor) and head.dim() > 0)
         return found[:, 0] if one and whole(head, "head") is not None else found
 
@@ -56,17 +47,9 @@ class KeptCall:
 
     def to(self, device: torch.device | str) -> KeptCall:
         """The same on `device`."""
-        return KeptCall(
-            self.step,
-            self.query.to(device),
-            self.key.to(device),
-            self.lse.to(device),
-            None if self.mask is None else self.mask.to(device),
-            _bias_to(self.bias, device),
-            self.scale,
-            self.softcap,
-            None if self.sink is None else self.sink.to(device),
-        )
+        held = {name: getattr(self, name) for name in ("query", "key", "lse", "mask", "sink")}
+        moved: dict[str, Any] = {name: None if one is None else one.to(device) for name, one in held.items()}
+        return replace(self, **moved, bias=_bias_to(self.bias, device))
 
 
 def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:

@@ -71,15 +71,10 @@ def row_samples(seen: Statistics, heads: tuple[int, ...]) -> RunningSums:
 def step_samples(seen: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> RunningSums:
     """One sample for each head: extremes of the logits, norms, shares of what is not finite."""
     held = seen.heads
-    values = {
-        "logits.max": held["logits"]["max"],
-        "logits.min": held["logits"]["min"],
-        "query.norm": held["query"]["norm"],
-        "key.norm": held["key"]["norm"],
-        "value.norm": held["value"]["norm"],
-        "out.norm": out_norm,
-        **{f"{what}.nonfinite": held[what]["nonfinite"] for what in ("query", "key", "value", "logits")},
-    }
+    vectors = ("query", "key", "value")
+    values = {f"logits.{end}": held["logits"][end] for end in ("max", "min")}
+    values |= {f"{what}.norm": held[what]["norm"] for what in vectors} | {"out.norm": out_norm}
+    values |= {f"{what}.nonfinite": held[what]["nonfinite"] for what in (*vectors, "logits")}
     if seen.received is not None:
         rows = seen.counted.sum(2, keepdim=True).clamp(min=1)
         values["received.max"] = (seen.received / rows).amax((0, 2))

@@ -36,6 +36,10 @@ def _mean(name: str) -> Callable[[Head], float | None]:
     return lambda head: head[name].mean if name in head and head[name].count else None
 
 
+def _largest(name: str) -> Callable[[Head], float | None]:
+    return lambda head: head[name].max if name in head and head[name].count else None
+
+
 def _sink(head: Head) -> float | None:
     parts = [_mean(name)(head) for name in ("mass.first", "mass.sink")]
     return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
@@ -48,16 +52,12 @@ COLUMNS = (
     TableColumn("self", "weight on the row's own key", _mean("mass.self")),
     TableColumn("previous", "weight on the key before", _mean("mass.previous")),
     TableColumn("distance", "mean distance of a row to what it looks at, in tokens", _mean("distance")),
-    TableColumn("max logit", "largest logit of all steps", lambda head: _extreme(head, "logits.max")),
+    TableColumn("max logit", "largest logit of all steps", _largest("logits.max")),
     TableColumn("out", "norm of the output", _mean("out.norm")),
     TableColumn("grad q", "norm of the gradient of the queries", _mean("query.gradient")),
     TableColumn("grad k", "norm of the gradient of the keys", _mean("key.gradient")),
     TableColumn("grad out", "norm of the gradient of the output", _mean("out.gradient")),
 )
-
-
-def _extreme(head: Head, name: str) -> float | None:
-    return head[name].max if name in head and head[name].count else None
 
 
 class CallLine(NamedTuple):
@@ -116,7 +116,7 @@ def text(seen: CallObservations) -> str:
             rows.append([str(line.layer), _clipped(line.name), str(line.heads), *map(_range, line.numbers)])
         parts += [*_blocks(rows), "", "Each cell: least to greatest over the heads, of the mean over all rows."]
         parts += _extremes(columns, lines)
-    return "\n".join([*parts, *_wrapped(_unobserved(seen)), *_wrapped(_unknown(seen))])
+    return "\n".join([*parts, *(line for lines in _not_seen(seen) for line in _wrapped(lines))])
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
@@ -169,12 +169,9 @@ def _alarms(seen: CallObservations) -> list[str]:
     return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
 
 
-def _unobserved(seen: CallObservations) -> list[str]:
-    return _counted("Not observed:", seen.unobserved, ".unobserved")
-
-
-def _unknown(seen: CallObservations) -> list[str]:
-    return _counted("Not known:", seen.unknown, ".unknown")
+def _not_seen(seen: CallObservations) -> list[list[str]]:
+    """What was not observed, and what is not known: a title and its lines each."""
+    return [_counted("Not observed:", seen.unobserved, ".unobserved"), _counted("Not known:", seen.unknown, ".unknown")]
 
 
 def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[str]:
@@ -263,7 +260,7 @@ def html(seen: CallObservations) -> str:
         parts.append(f'<div style="overflow-x:auto">{table}</div>')
     if len(lines) > MOST_CALLS:
         parts.append(f"<p>... and {len(lines) - MOST_CALLS} calls more; <code>.table()</code> has all</p>")
-    return "".join([*parts, *_list(_unobserved(seen)[1:]), *_list(_unknown(seen)[1:])])
+    return "".join([*parts, *(item for lines in _not_seen(seen) for item in _list(lines[1:]))])
 
 
 def _cells(line: CallLine) -> list[str]:

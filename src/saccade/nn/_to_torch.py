@@ -79,13 +79,7 @@ def _theirs(config: AttentionConfig, positions: object) -> nn.MultiheadAttention
         softcap=(config.softcap, None),
     )
     return nn.MultiheadAttention(
-        config.width,
-        config.heads,
-        config.dropout,
-        config.bias,
-        kdim=shape.context,
-        vdim=shape.values,
-        batch_first=True,
+        config.width, config.heads, config.dropout, config.bias, kdim=shape.context, vdim=shape.values, batch_first=True
     )
 
 

@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 
 from .._biases import Bias, RelativeScores, as_bias
-from .._masks import (
-    Causal,
-    Mask,
-    Padding,
-)
+from .._masks import Causal, Mask, Padding
 from .._masks._algebra import And
 from .._masks._placement import At
 from ..batching import fill_padding

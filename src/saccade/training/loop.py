@@ -292,10 +292,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     """AdamW; vectors have no weight decay."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, settings.beta2), fused=True)
 
 

@@ -42,10 +42,7 @@ def accelerator_for(settings: Settings) -> Accelerator:
             f"batch: {settings.batch} windows cannot be split among {state.num_processes} processes with "
             f"{execution.accumulate} micro-batches each"
         )
-    return Accelerator(
-        mixed_precision=execution.precision,
-        dynamo_backend="inductor" if execution.compile else None,
-    )
+    return Accelerator(mixed_precision=execution.precision, dynamo_backend="inductor" if execution.compile else None)
 
 
 def is_sharded(accelerator: Accelerator) -> bool:

@@ -69,23 +69,9 @@ def check_same(asked: dict[str, Any], state: dict[str, Any], path: Path) -> None
         differ.remove("steps")
     if not differ:
         return
-    files = [name for name in differ if name.endswith(" text") or name == "from"]
-    listed = [
-        f"{name} {_short(asked.get(name))} (asked for) / {_short(stored.get(name))} (in the checkpoint)"
-        for name in differ
-        if name not in files
-    ]
-    listed += [
-        f"the {name} is not the one it was trained with (SHA-256 {_short(asked.get(name))}, "
-        f"was {_short(stored.get(name))})"
-        for name in files
-        if name != "from"
-    ]
-    listed += [
-        f"from {_short(asked['from'])} (asked for) / {_short(stored['from'])} (in the checkpoint)"
-        for name in files
-        if name == "from"
-    ]
+    # Numbers first, then the files that the run read.
+    differ.sort(key=lambda name: (name == "from", name.endswith(" text")))
+    listed = [_difference(name, _short(asked.get(name)), _short(stored.get(name))) for name in differ]
     raise ValueError(f"resume: {path} is of another run: {'; '.join(listed)}")
 
 
@@ -132,6 +118,12 @@ def _sha256(parts: Iterable[bytes]) -> str:
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
     return "sha256:" + whole.hexdigest()
+
+
+def _difference(name: str, asked: str, stored: str) -> str:
+    if name.endswith(" text"):
+        return f"the {name} is not the one it was trained with (SHA-256 {asked}, was {stored})"
+    return f"{name} {asked} (asked for) / {stored} (in the checkpoint)"
 
 
 def _short(value: Any) -> str:

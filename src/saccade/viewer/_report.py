@@ -105,15 +105,8 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
     entropy = f"{look.habits['entropy'][layer, head]:.2f}"
     out = {"layer": layer, "head": head, "name": f"{layer}.{head}", "entropy": entropy, "mixed": role is None}
     if role is None:
-        return {
-            **out,
-            "role": "",
-            "short": "",
-            "decided_by": "",
-            "measured": "",
-            "here": "",
-            "about": f"Entropy {entropy} nats in this text",
-        }
+        unknown = dict.fromkeys(("role", "short", "decided_by", "measured", "here"), "")
+        return {**out, **unknown, "about": f"Entropy {entropy} nats in this text"}
     value = look.above(role["decided_by"], layer, head)
     here = "" if value is None else short_number(value)
     measured, decided_by = short_number(look.deciding(role)), ROLE_NAMES[role["decided_by"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +111,8 @@ def _row(line: str, where: str) -> FinishedRun:
     try:
         found = json.loads(line)
         case = {name: found[name] for name in ("task", "mechanism", "seed", "sizes", "shape", "budget")}
-        outcome = TrainingOutcome(
-            found["right"],
-            tuple(found["by_group"]),
-            found["rate"],
-            found["steps"],
-            found["parameters"],
-            found["seconds"],
-            found["cpu_seconds"],
-        )
+        outcome = TrainingOutcome(**{each.name: found[each.name] for each in fields(TrainingOutcome)})
+        outcome = replace(outcome, by_group=tuple(outcome.by_group))
         return FinishedRun(case, tuple(found["groups"]), found["chance"], found["remembers"], found["a_token"], outcome)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where}: not a run of `saccade compare --task`: {error}") from None

@@ -176,7 +176,7 @@ def notes(comparison: VariantComparison) -> list[str]:
     told = [
         "training: forward and backward. is: how many times as fast as the first line trains. keeps: bytes that "
         "decoding keeps of the past. memory: at the peak of training, above inputs and parameters, without gradients "
-        "of inputs.",
+        "of inputs."
     ]
     if any(line.points for line in comparison.lines if line.kind == READING):
         told.append(
