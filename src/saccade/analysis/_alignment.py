@@ -9,7 +9,7 @@ Shape legend: Hq query heads, L tokens with the special ones, U units, N words t
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +97,18 @@ def _most(call: ObservedCall, aligned: AlignedText, asked: Sequence[int]) -> np.
     words[:, torch.arange(len(asked)), torch.tensor(asked)] = 0
     best = words.numpy().argmax(-1)  # averaging over the query's tokens does not change which is largest
     return np.where(words.numpy().max(-1) > 0, best, -1)
+
+
+def align_all(
+    model: TextModel, texts: Iterable[tuple[str, str, Sequence[tuple[int, int]], Sequence[str]]], source: str
+) -> tuple[list[AlignedText], UnmatchedWords]:
+    """`align` of each (name, text, words, forms), and the words without a token; ValueError where those are many."""
+    missing, aligned = UnmatchedWords(source, model.name), []
+    for name, text, words, forms in texts:
+        aligned.append(align(model, text, words))
+        missing.add(name, forms, aligned[-1])
+    missing.check()
+    return aligned, missing
 
 
 class UnmatchedWords:

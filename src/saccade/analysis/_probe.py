@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ..inspection import TextModel
-from ._alignment import AlignedText, UnmatchedWords, align
+from ._alignment import AlignedText, align_all
 from ._hidden import hidden_states
 from ._labels import LabelledSentence
 from ._uncertainty import over_groups
@@ -89,7 +89,7 @@ def study_probe(
     Raises:
         ValueError: words that do not match the model's tokens, or too few sentences that it can read.
     """
-    aligned = _aligned(model, sentences, source)
+    aligned, _ = align_all(model, ((one.name, one.text, one.words, one.forms) for one in sentences), source)
     order = np.random.default_rng(seed).permutation(len(sentences)).tolist()
     fits = [i for i in order if model.context is None or len(aligned[i].ids) <= model.context]
     taken = _first_words(fits, sentences, most)
@@ -125,15 +125,6 @@ def study_probe(
         words - len(examples.labels),
         len(fits) - len(taken),
     )
-
-
-def _aligned(model: TextModel, sentences: Sequence[LabelledSentence], source: str) -> list[AlignedText]:
-    missing = UnmatchedWords(source, model.name)
-    aligned = [align(model, sentence.text, sentence.words) for sentence in sentences]
-    for sentence, its in zip(sentences, aligned, strict=True):
-        missing.add(sentence.name, sentence.forms, its)
-    missing.check()
-    return aligned
 
 
 def _first_words(order: Sequence[int], sentences: Sequence[LabelledSentence], most: int) -> list[int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .._call import ObservedCall
 from .._statistics import Statistics, statistics
 from ..inspection import TextModel
-from ..inspection._chance import UniformCalls
+from ..inspection._chance import UniformStatistics
 from ._pairs import pair_weights
 
 FEW = 8  # rows that see no more keys are left out: everything looks like a habit there
@@ -97,16 +97,16 @@ def measure_text(model: TextModel, tokens: MarkedText, draw: np.random.Generator
 def _on_text(model: TextModel, tokens: MarkedText) -> TextScores:
     pairs = {name: _earlier(tokens, shift) for name, shift in (("induction", 1), ("duplicate", 0))}
     taken = _LayerScores(model)
-    alike = _UniformChance()
+    evens = UniformStatistics(lambda call: _seen(call, tokens.groups))
 
     def visit(layer: int, call: ObservedCall) -> None:
-        seen, even = _seen(call, tokens.groups), alike.of(call, tokens.groups)
+        seen, (even_call, even) = _seen(call, tokens.groups), evens.of(call)
         rows = _rows(seen, tokens.is_text.to(seen.counted.device))
         for name in ON_TEXT[:6]:
-            taken.add(name, layer, seen.mass[name][0], even.seen.mass[name][0], rows)
+            taken.add(name, layer, seen.mass[name][0], even.mass[name][0], rows)
         for name, (of_row, keys) in pairs.items():
-            on_pairs = pair_weights(call, seen.lse, of_row, keys), even.on_pairs(of_row, keys)
-            weights = [_by_row(on_pair, of_row, rows.shape[1]) for on_pair in on_pairs]
+            both = (pair_weights(one, its.lse, of_row, keys) for one, its in ((call, seen), (even_call, even)))
+            weights = [_by_row(on_pair, of_row, rows.shape[1]) for on_pair in both]
             taken.add(name, layer, weights[0], weights[1], rows)
         taken.keep("broad", layer, _mean(seen.evenness[0], rows), 0.0)
         taken.keep("dormant", layer, _dormant(call, rows), 0.0)
@@ -162,12 +162,14 @@ def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator)
     copy = draw.choice(known, length, replace=False).tolist()
     rows = torch.arange(length) + len(tokens.before) + length
     targets = {"repeat induction": rows - length + 1, "repeat duplicate": rows - length}
-    alike = _UniformChance()
+    evens = UniformStatistics(lambda call: _seen(call, {}))
 
     def visit(layer: int, call: ObservedCall) -> None:
-        seen, even = _seen(call, {}), alike.of(call, {})
+        seen, (even_call, even) = _seen(call, {}), evens.of(call)
         for name, keys in targets.items():
-            weights, expected = pair_weights(call, seen.lse, rows, keys), even.on_pairs(rows, keys)
+            weights, expected = (
+                pair_weights(one, its.lse, rows, keys) for one, its in ((call, seen), (even_call, even))
+            )
             taken.add(name, layer, weights, expected, torch.ones_like(weights, dtype=torch.bool))
 
     model.run(torch.tensor([[*tokens.before, *copy, *copy, *tokens.after]]), visit)
@@ -196,30 +198,6 @@ def _rows(seen: Statistics, is_text: Tensor) -> Tensor:
 def _mean(values: Tensor, rows: Tensor) -> Tensor:
     """(Hq,) averages of (Hq, L) over the rows that count; NaN for a head without any."""
     return torch.where(rows, values, 0.0).sum(-1) / rows.sum(-1)
-
-
-class _UniformHead(NamedTuple):
-    """A head that looks at all it may see alike."""
-
-    call: ObservedCall
-    seen: Statistics
-
-    def on_pairs(self, rows: Tensor, keys: Tensor) -> Tensor:
-        return pair_weights(self.call, self.seen.lse, rows, keys)
-
-
-class _UniformChance:
-    """Chance of each layer; layers that show the same pairs share it."""
-
-    def __init__(self) -> None:
-        self._calls = UniformCalls()
-        self._known: dict[int, _UniformHead] = {}
-
-    def of(self, call: ObservedCall, groups: dict[str, Tensor]) -> _UniformHead:
-        even = self._calls.of(call)  # which keeps it, so its id stays its own
-        if id(even) not in self._known:
-            self._known[id(even)] = _UniformHead(even, _seen(even, groups))
-        return self._known[id(even)]
 
 
 class _LayerScores:

@@ -19,7 +19,7 @@ import torch
 
 from .._call import ObservedCall
 from ..inspection import TextModel
-from ._alignment import AlignedText, UnmatchedWords, align, most_attended
+from ._alignment import AlignedText, align_all, most_attended
 from ._tally import AnswerTally
 from ._treebank import Sentence
 
@@ -61,11 +61,12 @@ def study_syntax(
     Raises:
         ValueError: no sentence with a relation that the model can read, or words that do not match its tokens.
     """
-    found = _RelationTallies(model, source)
-    aligned = [_aligned(model, sentence) for sentence in sentences]
-    for sentence, its in zip(sentences, aligned, strict=True):
-        found.missing.add(sentence.name, [word.form for word in sentence.words], its)
-    found.missing.check()
+    texts = (
+        (one.name, one.text, [(word.start, word.stop) for word in one.words], [word.form for word in one.words])
+        for one in sentences
+    )
+    aligned, missing = align_all(model, texts, source)
+    found = _RelationTallies(model)
     for number, (sentence, its) in enumerate(zip(sentences, aligned, strict=True)):
         if model.context is not None and len(its.ids) > model.context:
             found.too_long += 1
@@ -73,19 +74,28 @@ def study_syntax(
             found.ask(number, sentence, its)
         if progress is not None:
             progress(number + 1, len(sentences))
-    return found.result(len(sentences))
-
-
-def _aligned(model: TextModel, sentence: Sentence) -> AlignedText:
-    return align(model, sentence.text, [(word.start, word.stop) for word in sentence.words])
+    if not found.tallies:
+        why = f"{found.too_long} of {len(sentences)} sentences are too long for it" if found.too_long else "it has none"
+        raise ValueError(f"{source}: no relation that {model.name} could be asked about: {why}")
+    return Syntax(
+        model.name,
+        model.causal,
+        model.heads,
+        len(sentences) - found.too_long,
+        found.too_long,
+        missing.words,
+        missing.missing,
+        found.together,
+        found.tallies,
+        found.ahead,
+    )
 
 
 class _RelationTallies:
     """What has been asked so far."""
 
-    def __init__(self, model: TextModel, source: str):
-        self.model, self.source = model, source
-        self.missing = UnmatchedWords(source, model.name)
+    def __init__(self, model: TextModel):
+        self.model = model
         self.tallies: dict[tuple[str, str], AnswerTally] = {}
         self.ahead: Counter[tuple[str, str]] = Counter()
         self.too_long = self.together = 0
@@ -131,23 +141,6 @@ class _RelationTallies:
 
     def _tally(self, relation: str, direction: str) -> AnswerTally:
         return self.tallies.setdefault((relation, direction), AnswerTally(self.model.heads))
-
-    def result(self, sentences: int) -> Syntax:
-        if not self.tallies:
-            why = f"{self.too_long} of {sentences} sentences are too long for it" if self.too_long else "it has none"
-            raise ValueError(f"{self.source}: no relation that {self.model.name} could be asked about: {why}")
-        return Syntax(
-            self.model.name,
-            self.model.causal,
-            self.model.heads,
-            sentences - self.too_long,
-            self.too_long,
-            self.missing.words,
-            self.missing.missing,
-            self.together,
-            self.tallies,
-            self.ahead,
-        )
 
 
 class _RelationCase(NamedTuple):

@@ -12,6 +12,7 @@ Shape legend: H heads, L tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from .._call import ObservedCall
 from .._masks import FromTensor, Mask, as_mask
+from .._statistics import Statistics
 
 SPREAD = 1.25  # of random logits in a row
 SHARED = 0.2  # of the variance of a weight on one key, by all rows of a head
@@ -60,6 +62,20 @@ class UniformCalls:
                 return even
         self._known.append((mask, even_call(call, mask)))
         return self._known[-1][1]
+
+
+class UniformStatistics:
+    """The even call of each layer and its statistics, which `measure` takes; the layers of one even call share them."""
+
+    def __init__(self, measure: Callable[[ObservedCall], Statistics]):
+        self._measure, self._calls = measure, UniformCalls()
+        self._known: dict[int, Statistics] = {}
+
+    def of(self, call: ObservedCall) -> tuple[ObservedCall, Statistics]:
+        even = self._calls.of(call)  # which keeps it, so its id stays its own
+        if id(even) not in self._known:
+            self._known[id(even)] = self._measure(even)
+        return even, self._known[id(even)]
 
 
 def above_chance(score: np.ndarray, chance: np.ndarray | float) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._call import ObservedCall
 from .._statistics import Statistics, statistics
-from ._chance import SHARED, ChanceMean, UniformCalls, averaged, largest_mean, mean_of, uneven
+from ._chance import SHARED, ChanceMean, UniformCalls, UniformStatistics, averaged, largest_mean, mean_of, uneven
 from ._collect import check_finite
 from ._models import TextModel, weights_of
 from ._words import Word
@@ -137,11 +137,11 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
     received, by_chance = np.zeros((2, about.length))
     chance: dict[str, list[ChanceMean]] = {}
     at_random = np.ones((model.layers, most), bool)
-    evens = _UniformStatistics(about)
+    evens = UniformStatistics(lambda call: _statistics(call, about))
     best: dict[str, list[WordLink]] = {"look": [], "same": [], "copy": []}
 
     def visit(layer: int, call: ObservedCall) -> None:
-        found, (even, even_call) = _statistics(call, about), evens.of(call)
+        found, (even_call, even) = _statistics(call, about), evens.of(call)
         check_finite(layer, found.largest)
         heads = call.query.shape[1]
         for name, values in _habits(found, about).items():
@@ -175,20 +175,6 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
         by_chance,
         at_random,
     )
-
-
-class _UniformStatistics:
-    """The even call of each layer and its statistics; layers that show the same pairs share them."""
-
-    def __init__(self, about: _TokensToWords):
-        self._about, self._calls = about, UniformCalls()
-        self._known: dict[int, tuple[Statistics, ObservedCall]] = {}
-
-    def of(self, call: ObservedCall) -> tuple[Statistics, ObservedCall]:
-        even = self._calls.of(call)  # which keeps it, so its id stays its own
-        if id(even) not in self._known:
-            self._known[id(even)] = _statistics(even, self._about), even
-        return self._known[id(even)]
 
 
 def _uneven(call: ObservedCall, even: ObservedCall, about: _TokensToWords, count: int) -> np.ndarray:

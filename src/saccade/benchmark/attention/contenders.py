@@ -78,7 +78,7 @@ class SdpaAttention(Contender):
     def forward(self, inputs: CaseInputs) -> Forward:
         case = inputs.case
         query, key, value = inputs.leaves
-        causal = case.pattern.is_causal and case.length_q == case.length_k and case.pattern.bias is None
+        causal = self._takes_causal(case)
         mask = None if causal or not _constrains(case) else dense_scores(inputs)
         grouped = case.heads != case.kv_heads
         return lambda: F.scaled_dot_product_attention(
@@ -86,15 +86,17 @@ class SdpaAttention(Contender):
         )
 
     def needs(self, case: Case) -> int:
-        if not _constrains(case) or (
-            case.pattern.is_causal and case.length_q == case.length_k and not case.pattern.bias
-        ):
+        if not _constrains(case) or self._takes_causal(case):
             return 0
-        pairs = case.length_q * case.length_k
+        pairs = case.length_q * case.length_k * (case.batch if case.pattern.by_item else 1)
         if case.pattern.bias:
-            return pairs * case.heads * (case.batch if case.pattern.by_item else 1) * case.torch_dtype.itemsize
+            return pairs * case.heads * case.torch_dtype.itemsize
         # The booleans, and the numbers that the kernel makes of them.
-        return pairs * (case.batch if case.pattern.by_item else 1) * (1 + case.torch_dtype.itemsize)
+        return pairs * (1 + case.torch_dtype.itemsize)
+
+    @staticmethod
+    def _takes_causal(case: Case) -> bool:
+        return case.pattern.is_causal and case.length_q == case.length_k and not case.pattern.bias
 
 
 class FlexAttention(Contender):
