@@ -6,6 +6,7 @@ Shape legend: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model wid
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -211,15 +212,21 @@ def _as(reading: Reading, dtype: torch.dtype | None, device: torch.device | str 
     return replace(reading, constants=constants)
 
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
 def copied(module: nn.Module) -> nn.Module:
     """A copy. What a module keeps with a graph (the weights of its last call, say) is copied without it.
 
     A function that a module keeps, and that reaches the module's parts as its variables, reaches the copy's:
     `copy.deepcopy` leaves functions as they are, and the copy would compute with parts of the original.
     """
-    held = [value for one in module.modules() for value in tree_leaves(dict(vars(one)))]
-    bound = [one for one in held if isinstance(one, Tensor) and not one.is_leaf]
-    memo: dict[int, Any] = {id(one): one.detach().clone() for one in bound}
+    kept = [value for one in module.modules() for value in vars(one).values() if type(value) not in _PLAIN]
+    # Most of a module is hooks that it does not have: copying those one by one takes longer than copying the rest.
+    empty = [one for one in kept if type(one) in (dict, OrderedDict) and not one]
+    memo: dict[int, Any] = {id(one): type(one)() for one in empty}
+    held = tree_leaves([one for one in kept if id(one) not in memo])
+    memo |= {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
     new = copy.deepcopy(module, memo)
     for part in new.modules():
         for name, value in list(vars(part).items()):

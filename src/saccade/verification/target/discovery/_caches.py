@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...._seeding import set_seed
 from ...findings._finding import Inapplicable, TargetError, Undecided
 from .._construct import construct
 from .._decoder import CachedDecoder, numbered
@@ -231,7 +232,7 @@ class _CacheSearch:
         inputs = self.trials.inputs(self.reading)
         first = self.trials.inputs(self.reading, seed=seed).cut(slice(0, -last), side)
         then = inputs.cut(slice(-last, None), side)
-        torch.manual_seed(0)
+        set_seed(0)
         decoder = CachedDecoder(Subject(_copy(self.trials.target), replace(self.reading, cache=cache)))
         decoder(first)
         return decoder(then)

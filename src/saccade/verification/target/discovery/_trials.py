@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from ...._seeding import seeded
+from ...._seeding import seeded, set_seed
 from ...findings._finding import Inapplicable, TargetError
 from .._calling import CallRequest, arguments_of, entered, invoke, picked
 from .._inputs import NamedInputs
@@ -50,7 +50,7 @@ class TargetTrials:
     def returned(self, reading: Reading, inputs: NamedInputs | None = None, tried: str = "") -> Any:
         """What a call gives, or None where it raised."""
         inputs = inputs or self.inputs(reading)
-        torch.manual_seed(0)  # so that dropout, if it is active, is the same in every trial
+        set_seed(0)  # so that dropout, if it is active, is the same in every trial
         try:
             if "B" not in reading.layout:
                 inputs = inputs.items([0])
@@ -66,7 +66,7 @@ class TargetTrials:
 
     def out(self, reading: Reading, inputs: NamedInputs, **given: Any) -> Tensor | None:
         """The output in our layout, or None where the call raised."""
-        torch.manual_seed(0)
+        set_seed(0)
         try:
             return Subject(self.target, reading)(inputs, **given).out
         except Inapplicable:
