@@ -8,7 +8,8 @@ from unittest import mock
 
 import nbformat
 from nbclient import NotebookClient
-from pages import ROOT, pythonpath
+from pages import ROOT
+from warm import pythonpath
 
 
 def execute(path: Path, folder: Path) -> nbformat.NotebookNode:

@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import symtable
-import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import warm
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -23,7 +24,7 @@ _NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
 _SMALLER = "--steps 4 --batch 2 --layers 1 --heads 2 --width 16 --context 32 --warmup 1"
 _SACCADE = f"""#!/bin/bash
 if [ "$1 $2" = "train lm" ]; then set -- "$@" {_SMALLER}; fi
-exec "{sys.executable}" -m saccade "$@"
+exec "${{0%/*}}/warm/saccade" "$@"
 """
 
 
@@ -77,15 +78,15 @@ def run_shell(command: str, folder: Path) -> str:
     `saccade verify` may end with 1, as it does when it has found something.
     """
     programs = folder / ".programs"
-    programs.mkdir(exist_ok=True)
+    (programs / "warm").mkdir(parents=True, exist_ok=True)
+    warm.program(programs / "warm")
     (programs / "saccade").write_text(_SACCADE)
     (programs / "saccade").chmod(0o755)
     novel = folder / "my-novel.txt"
     if not novel.exists():
         novel.write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
     path = f"{programs}:{os.environ['PATH']}"
-    # One thread: on models this small, two mostly wait for each other.
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": warm.pythonpath(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
@@ -99,11 +100,6 @@ def run_shell(command: str, folder: Path) -> str:
         f"{command}\n{done.stdout}\n{done.stderr}"
     )
     return done.stdout
-
-
-def pythonpath() -> str:
-    """PYTHONPATH with this checkout first."""
-    return os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def console(block: Block) -> tuple[str, str]:
