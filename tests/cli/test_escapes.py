@@ -160,7 +160,10 @@ def test_the_streams_come_back(capsys):
 
 def test_no_other_console_is_made():
     for path in Path(saccade.__file__).parent.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if "Console" not in text:
+            continue
+        tree = ast.parse(text)
         theirs = [
             node
             for node in ast.walk(tree)

@@ -229,6 +229,15 @@ def test_force_and_a_second_report(bpe, capsys, tmp_path):
     assert "Another" in (tmp_path / "saccade-report.html").read_text(encoding="utf-8")
 
 
+def test_a_stream_without_unicode_still_works(bpe, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert cli.main(["look", "na\u00efve cat", "--model", str(bpe)]) == 0
+    sys.stdout.flush()
+    assert b"na?ve" in written.getvalue()
+
+
+@pytest.mark.slow
 def test_a_pipe_without_unicode_still_works(bpe, tmp_path):
     done = subprocess.run(
         [sys.executable, "-X", "utf8=0", "-m", "saccade", "look", "na\u00efve cat", "--model", str(bpe)],

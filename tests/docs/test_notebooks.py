@@ -7,12 +7,11 @@ import pytest
 from notebooks import NOTEBOOKS, execute, printed, stored
 from pages import same_output
 
-from slowly import slow_but
-
 LARGEST = 40_000  # bytes
 
 
-@pytest.mark.parametrize("path", slow_but(NOTEBOOKS, NOTEBOOKS[1]), ids=lambda path: path.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_print_what_is_stored(path, tmp_path):
     before = stored(path)
     nbformat.validate(before)

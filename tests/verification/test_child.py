@@ -75,7 +75,9 @@ def line_in(function, words):
             misbehaving.loops, "did not finish within 2 seconds", "while True", marks=pytest.mark.slow, id="loops"
         ),
         (misbehaving.sleeps, "did not finish within 2 seconds", "time.sleep"),
-        (misbehaving.floods, "did not finish within 2 seconds", "os.write"),
+        pytest.param(
+            misbehaving.floods, "did not finish within 2 seconds", "os.write", marks=pytest.mark.slow, id="floods"
+        ),
         (misbehaving.leaves, "ended the process with status 7", None),
         (misbehaving.exits, "exit(3)", "sys.exit"),
         (misbehaving.is_greedy, "more memory than the limit", "torch.zeros"),
@@ -332,7 +334,13 @@ def file_of(folder, code):
     [
         ("import torch\n\nraise KeyError('weights')\n", "KeyError: 'weights'", 3),
         ("import sys\n\n\nsys.exit('no')\n", "exit('no')", 4),
-        ("import time\nwhile True:\n    time.sleep(1)\n", "did not finish within 2 seconds", 3),
+        pytest.param(
+            "import time\nwhile True:\n    time.sleep(1)\n",
+            "did not finish within 2 seconds",
+            3,
+            marks=pytest.mark.slow,
+            id="hangs",
+        ),
         ("import os\nos.abort()\n", "aborted", 2),
         ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package'", 1),
         ("import torch\nx = torch.zeros(2, device='cuda:97')\n", "a device that this machine lacks", 2),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import html.parser
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -409,15 +407,6 @@ def test_a_notebook_shows_a_part_of_a_page():
 def test_in_a_list_a_report_is_one_line():
     assert repr(REPORT).startswith(f"<Report on {REPORT.target}: ") and "\n" not in repr(REPORT)
     assert len(repr(REPORT)) < 300
-
-
-def test_text_needs_none_of_what_colours_and_pages_need():
-    code = (
-        "import sys, saccade.verification as v; print(v.Report('a', '', (), None, (), ()));"
-        "print(sorted({'rich', 'jinja2', 'typer'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_each_promise_fits_its_row_of_the_table():
