@@ -53,6 +53,15 @@ def uninitialised_memory_is_poison():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def seeding_is_cheap():
+    """Without an accelerator `torch.manual_seed` keeps each seed for one that may come, with a stack trace: 1 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.accelerator.is_available():
+            patch.setattr(torch, "manual_seed", lambda seed: torch.default_generator.manual_seed(int(seed)))
+        yield
+
+
 @pytest.fixture
 def meta_device(monkeypatch):
     """`torch.device("meta")` as it is: poisoned functions are not among those it knows, and take memory."""
