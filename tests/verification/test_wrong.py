@@ -12,8 +12,8 @@ from wrong.fault import STYLES
 from saccade.verification.findings._finding import FAMILIES
 
 FAULTS = harness.every_fault()
-# Quick ones, of different families and styles.
-SAMPLE = ("over the heads", "window one short", "kv heads tiled", "wraps to the wrong slot", "softmax's gradient")
+# Quick ones, of different families and styles; each check has tests of its own.
+SAMPLE = ("over the heads", "wraps to the wrong slot")
 
 
 def cases(faults):
