@@ -196,10 +196,10 @@ def source_of(one: Any) -> Source | None:
     """The source of one class or function of the target's own."""
     try:
         path = inspect.getsourcefile(one) or inspect.getfile(one)
+        if not is_own(path):  # before its file is parsed
+            return None
         lines, first = parsed_by(inspect.getsourcelines, one)
     except (OSError, TypeError, IndentationError):
-        return None
-    if not is_own(path):
         return None
     return Source(path, max(1, first), tuple(line.rstrip("\n") for line in lines), getattr(one, "__qualname__", ""))
 

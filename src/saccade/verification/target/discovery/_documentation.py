@@ -57,6 +57,11 @@ class DocumentedSource:
         except SyntaxError:
             return None
 
+    @cached_property
+    def words(self) -> str:
+        """Its comments and docstrings."""
+        return "\n".join([*comments(self.text), *docstrings(self.text), *docstrings(self.whole)])
+
     def returned_names(self, count: int) -> tuple[str, ...]:
         """The names of the tuple that the last `return` gives."""
         returns = [node.value for node in ast.walk(self.tree) if isinstance(node, ast.Return)] if self.tree else []
@@ -91,9 +96,8 @@ class DocumentedSource:
     def _described(self, argument: str) -> list[list[str]]:
         """`x: (batch, length, width)` in a docstring or comment, or the first shape there."""
         shape = r"[\(\[]\s*([A-Za-z_]\w*(?:\s*[,x]\s*[A-Za-z_]\w*)+)\s*,?\s*[\)\]]"
-        words = "\n".join([*comments(self.text), *docstrings(self.text), *docstrings(self.whole)])
-        own = re.findall(rf"(?<!\w){re.escape(argument)}(?!\w)[^\n(\[]{{0,40}}{shape}", words)
-        return [re.split(r"\s*,\s*|\s+x\s+", one) for one in [*own, *re.findall(shape, words)]]
+        own = re.findall(rf"(?<!\w){re.escape(argument)}(?!\w)[^\n(\[]{{0,40}}{shape}", self.words)
+        return [re.split(r"\s*,\s*|\s+x\s+", one) for one in [*own, *re.findall(shape, self.words)]]
 
 
 def letters(names: list[str]) -> str | None:
