@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 
 import hypothesis
-import numpy as np
 import pytest
 import torch
+
+import looped
 
 # The same examples on every run; `pytest --hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
@@ -74,10 +74,7 @@ def meta_device(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeds():
-    random.seed(0)
-    np.random.seed(0)
-    # torch.manual_seed also seeds other devices. Without one it queues the seed together with a stack trace: 1 ms.
-    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(0)
+    looped.seed()
 
 
 @pytest.fixture

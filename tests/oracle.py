@@ -1,7 +1,8 @@
-"""Attention straight from its formula, in float64, one query at a time: the judge of every backend.
+"""Attention straight from its formula, in float64, one set of keys at a time: the judge of every backend.
 
 Nothing here comes from saccade. A query sees a *set* of keys; the sums run over that set and nothing else is read,
 so a NaN where a query may not look cannot arrive, forward or backward. Everything but `see` is differentiable.
+Queries that see the same set stand beside each other in one tensor, and share nothing else: no product sums over them.
 
 B batch, Hq/Hkv query/kv heads, Lq/Lk lengths, D key width, Dv value width.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,39 +38,54 @@ def attend(query, key, value, see=None, *, bias=None, scale=None, softcap=None, 
     bias = torch.zeros(full, dtype=torch.float64) if bias is None else bias.double().expand(full)
     seen = see & (bias.detach().numpy() != -math.inf)
     scale = width**-0.5 if scale is None else scale
-    out, lse, weights = [], [], []
-    for b in range(batch):
-        for h in range(heads):
-            g = h // (heads // kv_heads)
-            extra = None if sink is None else sink[h].double()
-            for i in range(rows):
-                js = torch.from_numpy(np.flatnonzero(seen[b, h, i]))
-                logits = scale * (key[b, g][js] * query[b, h, i]).sum(-1) if len(js) else key.new_zeros(0)
-                if softcap is not None:
-                    logits = softcap * torch.tanh(logits / softcap)
-                logits = logits + bias[b, h, i][js]
-                shares, total = _softmax(logits, extra)
-                kept = shares if factor is None else shares * factor[b, h, i][js]
-                out.append((kept[:, None] * value[b, g][js]).sum(0))
-                lse.append(total)
-                weights.append(torch.zeros(keys, dtype=torch.float64).index_put((js,), shares))
+    group, flat = heads // kv_heads, batch * heads * rows
+    queries, biases = query.reshape(flat, width), bias.reshape(flat, keys)
+    factors = None if factor is None else factor.expand(full).reshape(flat, keys)
+    sinks = None if sink is None else sink.double()[None, :, None].expand(full[:3]).reshape(flat)
+    order, out, lse, weights = [], [], [], []
+    for own, js in _sets(seen.reshape(flat, keys)):
+        theirs = own // (heads * rows), own // rows % heads // group  # the item and the key head of each query
+        logits = scale * (queries[own][:, None] * key[theirs][:, js]).sum(-1)  # (queries, keys of the set)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        logits = logits + biases[own][:, js]
+        shares, total = _softmax(logits, None if sinks is None else sinks[own])
+        kept = shares if factors is None else shares * factors[own][:, js]
+        order.append(own)
+        out.append((kept[:, :, None] * value[theirs][:, js]).sum(1))
+        lse.append(total)
+        weights.append(torch.zeros(len(own), keys, dtype=torch.float64).index_copy(1, js, shares))
+    place = torch.cat(order).argsort() if order else None
     return Attended(
-        _grid(out, (batch, heads, rows, value.shape[-1])), _grid(lse, (batch, heads, rows)), _grid(weights, full)
+        _grid(out, place, (batch, heads, rows, value.shape[-1])),
+        _grid(lse, place, (batch, heads, rows)),
+        _grid(weights, place, full),
     )
 
 
+def _sets(seen: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    """Queries that see the same keys, and those keys, of a bool array (queries, Lk)."""
+    queries: dict[bytes, list[int]] = {}
+    for n, sees in enumerate(seen):
+        queries.setdefault(sees.tobytes(), []).append(n)
+    for sees, own in queries.items():
+        js = torch.from_numpy(np.flatnonzero(np.frombuffer(sees, dtype=bool)))
+        for some in torch.tensor(own).split(max(1, 2**14 // (len(js) + 1))):  # so that their products stay in the cache
+            yield some, js
+
+
 def _softmax(logits: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The logits' shares of `sum exp(logits) + exp(sink)`, and its logarithm."""
-    terms = logits if sink is None else torch.cat([logits, sink[None]])
-    if len(terms) == 0:
-        return logits, torch.tensor(-math.inf, dtype=torch.float64)
-    top = terms.detach().max()
-    total = torch.exp(terms - top).sum()
-    return torch.exp(logits - top) / total, top + torch.log(total)
+    """The shares of each row's logits in `sum exp(logits) + exp(sink)`, and its logarithm."""
+    terms = logits if sink is None else torch.cat([logits, sink[:, None]], 1)
+    if terms.shape[1] == 0:
+        return logits, torch.full((len(logits),), -math.inf, dtype=torch.float64)
+    top = terms.detach().amax(1, keepdim=True)
+    total = torch.exp(terms - top).sum(1, keepdim=True)
+    return torch.exp(logits - top) / total, (top + torch.log(total))[:, 0]
 
 
-def _grid(entries: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    return torch.stack(entries).reshape(shape) if entries else torch.zeros(shape, dtype=torch.float64)
+def _grid(parts: list[Tensor], place: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64) if place is None else torch.cat(parts)[place].reshape(shape)
 
 
 # Who sees whom, from the definitions. Position of query i: i + offset, offset Lk - Lq (bottom-right) unless placed.
