@@ -22,7 +22,7 @@ def seed() -> None:
 def looped(names, values):
     """As `pytest.mark.parametrize(names, values)`, in one test. A failure names its case; the rest is not run then."""
     names = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
-    cases = [dict(zip(names, value if len(names) > 1 else (value,), strict=True)) for value in values]
+    cases = [dict(zip(names, value, strict=True)) for value in _present(values, len(names))]
     assert cases, f"no cases of {names}"
 
     def decorate(test):
@@ -42,3 +42,12 @@ def looped(names, values):
         return every_case
 
     return decorate
+
+
+def _present(values, count):
+    """Tuples of `count`, less what is skipped on this machine."""
+    for value in values:
+        marks = getattr(value, "marks", ())
+        assert all(mark.name == "skipif" for mark in marks), f"{value} is for parametrize"
+        if not any(mark.args[0] for mark in marks):
+            yield value.values if marks else value if count > 1 else (value,)

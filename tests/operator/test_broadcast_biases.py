@@ -31,6 +31,12 @@ SHAPES = [
     for sizes in (FULL, FULL[2:])
     for axes in itertools.product((False, True), repeat=len(sizes))
 ]
+# Of four axes, whole or of size 1, an even number is whole: every three of them meet in each way there is. The other
+# shapes say no more of any three: with -m slow.
+EVEN = [shape for shape in SHAPES if sum(size > 1 for size in shape) % 2 == (len(shape) == 2)]
+every_shape = pytest.mark.parametrize(
+    "shapes", [EVEN, pytest.param([s for s in SHAPES if s not in EVEN], marks=pytest.mark.slow)], ids=["even", "odd"]
+)
 KINDS = ("-inf and a NaN value", "a NaN value", "a NaN key", "nan", "+inf", "all -inf and NaN")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 # Of every kind is what takes the most time with -m slow alone: these three have a NaN in key and value, and -inf.
@@ -89,8 +95,9 @@ def assert_all(got, want, what, *, poisoned=False):
 
 
 @some_kinds
-def test_results_and_derivatives(kind, exact):
-    for shape in SHAPES:
+@every_shape
+def test_results_and_derivatives(kind, exact, shapes):
+    for shape in shapes:
         leaves = problems.leaves({n: t.to(problems.DTYPE) for n, t in tensors(shape, kind).items()})
         out, lse = problems.Problem(leaves).ours(backend=exact)
         (results, second), _ = truth(shape, kind)
@@ -100,8 +107,9 @@ def test_results_and_derivatives(kind, exact):
 
 
 @some_kinds
-def test_forward_mode_and_torch_func(kind, small_tiles):
-    for shape in SHAPES:
+@every_shape
+def test_forward_mode_and_torch_func(kind, small_tiles, shapes):
+    for shape in shapes:
         named = tensors(shape, kind)
         (results, second), _ = truth(shape, kind)
 
@@ -125,8 +133,9 @@ def test_forward_mode_and_torch_func(kind, small_tiles):
 
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_attention_weights(kind, dtype):
-    for shape in SHAPES:
+@every_shape
+def test_attention_weights(kind, dtype, shapes):
+    for shape in shapes:
         named, (_, want) = {n: t.to(dtype) for n, t in tensors(shape, kind).items()}, truth(shape, kind)
         for rows, keys in ((None, None), ([4, 0], [0, 6, 3])):
             got = saccade.attention_weights(named["query"], named["key"], bias=named["bias"], rows=rows, keys=keys)
@@ -136,8 +145,9 @@ def test_attention_weights(kind, dtype):
 
 @every_kind
 @pytest.mark.parametrize("backend", ["reference", "chunked", NATIVE])
-def test_statistics(kind, backend):
-    for shape in SHAPES:
+@every_shape
+def test_statistics(kind, backend, shapes):
+    for shape in shapes:
         named, ((results, _), weights) = tensors(shape, kind), truth(shape, kind)
         query, key, bias = (named[n].float() for n in ("query", "key", "bias"))
         got = saccade.statistics(query, key, bias=bias, top=1, backend=backend)
@@ -149,8 +159,9 @@ def test_statistics(kind, backend):
 
 
 @pytest.mark.parametrize("kind", ["-inf", "nan"])
-def test_fused_kernels_of_pytorch(kind):
-    for shape in SHAPES:
+@every_shape
+def test_fused_kernels_of_pytorch(kind, shapes):
+    for shape in shapes:
         named, ((results, _), _) = tensors(shape, kind), truth(shape, kind)
         assert_all([problems.Problem(named).out(backend="sdpa")], results[:1], f"{shape}: sdpa")
         single = {n: t.float() for n, t in named.items()}
@@ -161,8 +172,9 @@ def test_fused_kernels_of_pytorch(kind):
 
 
 @every_kind
-def test_parts_of_the_keys_merge_to_the_whole(kind):
-    for shape in SHAPES:
+@every_shape
+def test_parts_of_the_keys_merge_to_the_whole(kind, shapes):
+    for shape in shapes:
         named, ((results, _), _) = tensors(shape, kind), truth(shape, kind)
         parts = []
         for keys in (slice(0, 1), slice(1, 3), slice(3, 7)):
