@@ -7,6 +7,7 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 from recording import Largest
 
@@ -23,7 +24,7 @@ def weights(problem, **slices):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_whole(name):
     problem = CASES[name]()
     got = weights(problem)
@@ -42,10 +43,8 @@ SLICES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", ["grouped_heads", "everything", "sink_with_empty_rows", "alibi", "boolean_matrix", "cache"]
-)
-@pytest.mark.parametrize("slices", SLICES, ids=str)
+@looped("name", ["grouped_heads", "everything", "sink_with_empty_rows", "alibi", "boolean_matrix", "cache"])
+@looped("slices", SLICES)
 def test_slices_are_those_of_the_whole(name, slices):
     problem = CASES[name]()
     want = problem.truth().weights
@@ -116,8 +115,8 @@ def test_empty_slices():
     assert weights(CASES["plain"](), keys=slice(4, 4)).shape == (2, 3, 11, 0)
 
 
-@pytest.mark.parametrize("constant", [torch.finfo(torch.float32).min, -1e9, -3e4, 1e9])
-@pytest.mark.parametrize("sink", [False, True])
+@looped("constant", [torch.finfo(torch.float32).min, -1e9, -3e4, 1e9])
+@looped("sink", [False, True])
 def test_rows_of_huge_logits_are_as_exact_as_others(constant, sink):
     """Beside such a number the log of the count is lost in a float32 lse; adding it to a row changes no weight."""
     torch.manual_seed(5)

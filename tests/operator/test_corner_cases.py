@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 import saccade
+from looped import looped
 from saccade import ALiBi, Causal, FromTensor, Padding, RelativeBias, _tiles
 
 NAN, INF = float("nan"), float("inf")
@@ -70,8 +71,8 @@ def test_a_poisoned_lse_cotangent_stays_with_its_row():
     assert clean(grads["chunked"][1][:, :, 1:])
 
 
-@pytest.mark.parametrize("dirty", [0, 1, 2])
-@pytest.mark.parametrize("mask", [Padding([3, 5]), Causal()], ids=str)
+@looped("dirty", [0, 1, 2])
+@looped("mask", [Padding([3, 5]), Causal()])
 def test_poisoned_tangents_reach_what_sees_them_and_nothing_else(mask, dirty):
     """Forward mode, eager and under torch.func: NaN where the reference has NaN, no NaN lost and none spread."""
     primals = [tensor.detach() for tensor in tensors()]
@@ -127,8 +128,8 @@ def test_one_offset_for_the_whole_batch_in_batch_groups(monkeypatch, place):
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [lambda: ALiBi(torch.rand(H)), lambda: RelativeBias(torch.randn(8, H))])
-@pytest.mark.parametrize("offset", [1.5, True, [1.7, 2.2], torch.tensor([1.5]), "2", None])
+@looped("make", [lambda: ALiBi(torch.rand(H)), lambda: RelativeBias(torch.randn(8, H))])
+@looped("offset", [1.5, True, [1.7, 2.2], torch.tensor([1.5]), "2", None])
 def test_bias_offsets_that_are_no_ints(make, offset):
     with pytest.raises(TypeError, match=r"bias\.at: offset must be an int"):
         make().at(offset)
@@ -253,8 +254,8 @@ def test_half_precision_biases_are_cut_before_they_are_widened():
     assert largest <= _tiles.ROWS * max(_tiles.KEYS, 16)
 
 
-@pytest.mark.parametrize("placement", [3, torch.tensor([2, 0])])
-@pytest.mark.parametrize("make", [ALiBi, RelativeBias])
+@looped("placement", [3, torch.tensor([2, 0])])
+@looped("make", [ALiBi, RelativeBias])
 def test_diagonals_are_the_distances(make, placement):
     """Tiles laid out from r + c - 1 scores equal each pair's own score, and `pull` is the transpose of `tile`."""
     from saccade._biases import Span

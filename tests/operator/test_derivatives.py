@@ -11,6 +11,7 @@ import torch.autograd.forward_ad as fwd
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 # Cases small enough to differentiate twice by finite differences, of every kind of input there is.
@@ -42,7 +43,7 @@ def small(kind: str) -> problems.Problem:
 
 
 KINDS = ("plain", "causal softcap", "bias", "slopes", "table", "sink and empty rows", "padding")
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = looped("kind", KINDS)
 
 
 def results(problem, backend):
@@ -137,7 +138,7 @@ def pulled_by_oracle(name):
     return cotangents, problems.pull(results, leaves, cotangents)
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_jvp_is_the_transpose_of_the_oracles_gradient(name, differentiable):
     # <c, J t> = <J^T c, t> for random c and t, with J^T from the oracle.
     problem = CASES[name]()
@@ -152,7 +153,7 @@ def test_jvp_is_the_transpose_of_the_oracles_gradient(name, differentiable):
     assert_close(got, want, terms=c_out.numel())
 
 
-@pytest.mark.parametrize("which", ["query", "key", "value", "bias", "sink"])
+@looped("which", ["query", "key", "value", "bias", "sink"])
 def test_a_single_dual_input_gives_its_tangent(which, differentiable):
     # one dual input among plain ones is how a forward-mode rule gets lost
     problem = CASES["everything"]()

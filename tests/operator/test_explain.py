@@ -8,6 +8,7 @@ import torch
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 BACKENDS = ("reference", "chunked", "native", "sdpa", "flex")
@@ -27,7 +28,7 @@ def explained(problem, tensors=None, **more):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_the_plan_is_what_runs(name):
     problem = CASES[name]()
     plan = explained(problem)
@@ -37,8 +38,8 @@ def test_the_plan_is_what_runs(name):
     assert torch.equal(problem.out(backend="auto"), problem.out(backend=plan.backend))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@looped("name", CASES)
+@looped("backend", BACKENDS)
 def test_a_named_backend_does_the_call_or_explains(name, backend):
     problem = CASES[name]()
     try:
@@ -52,13 +53,13 @@ def test_a_named_backend_does_the_call_or_explains(name, backend):
     assert_close(problem.out(backend=backend), problem.truth().out)
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_reference_and_chunked_do_every_call(name):
     for backend in ("reference", "chunked"):
         assert explained(CASES[name](), backend=backend).backend == backend
 
 
-@pytest.mark.parametrize("name", ["plain", "grouped_heads", "one_kv_head", "square_causal", "bias_matrix"])
+@looped("name", ["plain", "grouped_heads", "one_kv_head", "square_causal", "bias_matrix"])
 def test_sdpa_does_what_it_means(name):
     assert_close(CASES[name]().out(backend="sdpa"), CASES[name]().truth().out)
 
@@ -66,7 +67,7 @@ def test_sdpa_does_what_it_means(name):
 REFUSED = {"softcap": "softcap", "sink": "sink", "window": "mask", "causal_documents": "mask"}
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@looped("name", REFUSED)
 def test_sdpa_refuses_and_says_why(name):
     problem = CASES[name]()
     with pytest.raises(ValueError, match=f"(?is)sdpa.*{REFUSED[name]}"):
@@ -86,7 +87,7 @@ def test_flex_is_refused_without_cuda():
 
 
 @pytest.mark.skipif(not problems.CUDA, reason="flex needs CUDA")
-@pytest.mark.parametrize("name", ["square_causal", "window", "causal_documents", "alibi", "softcap"])
+@looped("name", ["square_causal", "window", "causal_documents", "alibi", "softcap"])
 def test_flex_on_cuda(name):
     problem = CASES[name]()
     named = {k: t.float().cuda() for k, t in problem.tensors.items()}

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import looped
 from masks.mask_sets import table
 from saccade import Causal, Columns, Dilated, Edges, Fixed, FromTensor, Global, RandomBlocks, Strided, Window, attention
 from saccade._backends.native._lowering import is_structured, lower
@@ -63,8 +64,8 @@ def test_tokens_and_edges_far_away(tokens, edges, offset, key, causal):
     check(mask, table(meaning, LQ, LK, BATCH, 1))
 
 
-@pytest.mark.parametrize("far", [2**20, 2**30 + 1, 2**52 + 3])
-@pytest.mark.parametrize("whole", ["slice", "slice of at"])
+@looped("far", [2**20, 2**30 + 1, 2**52 + 3])
+@looped("whole", ["slice", "slice of at"])
 def test_patterns_of_remainders_in_a_slice_far_away(whole, far):
     shown = {
         Strided(3): lambda p, j: p - j >= 0 and (p - j <= 3 or (p - j) % 3 == 0),

@@ -13,6 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import saccade
+from looped import looped
 from saccade._backends import flex
 from saccade._checks import make_call
 from slowly import slow_but
@@ -71,7 +72,7 @@ def test_keys_nobody_sees_are_never_read():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention is used on CUDA only")
-@pytest.mark.parametrize("mask", MASKS)
+@looped("mask", MASKS)
 def test_compiled_flex_is_the_reference(mask):
     torch.manual_seed(5)
     shapes = ((B, HQ, 230, 64), (B, HKV, 290, 64), (B, HKV, 290, 64))

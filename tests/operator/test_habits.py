@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import saccade
+from looped import looped
 from saccade import Causal, FromTensor, Padding, variants
 from saccade._checks import _looks_like_a_mask
 from saccade.nn import (
@@ -31,11 +32,11 @@ CALLS = {
     "explain": lambda **given: saccade.explain(QUERY, KEY, KEY, **given),
     "statistics": lambda **given: saccade.statistics(QUERY, KEY, **given),
 }
-every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+every_call = looped("call", CALLS.values())
 
 
 @every_call
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@looped("dtype", [torch.float32, torch.bfloat16])
 def test_a_float_mask_of_0_and_1_is_told_of_bool_first(call, dtype):
     with pytest.raises(TypeError) as error:
         call(mask=TUTORIAL.to(dtype))
@@ -64,7 +65,7 @@ def test_wherever_a_mask_is_made():
 
 
 @every_call
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@looped("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_bias_of_0_and_1_warns_at_the_line_of_the_caller(call, dtype):
     for bias in (TUTORIAL, TUTORIAL[None, None], TUTORIAL[2][None, None, None]):
         with pytest.warns(UserWarning, match=r"mask=bias\.bool\(\)") as caught:
@@ -92,7 +93,7 @@ SCORES = {
 
 
 @every_call
-@pytest.mark.parametrize("name", SCORES)
+@looped("name", SCORES)
 def test_scores_do_not_warn(call, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -129,8 +130,8 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize(("given", "told"), FOREIGN, ids=[f"{given}" for given, _ in FOREIGN])
-@pytest.mark.parametrize("name", CALLS)
+@looped(("given", "told"), FOREIGN)
+@looped("name", CALLS)
 def test_arguments_of_others_are_told_what_to_write(name, given, told):
     with pytest.raises(TypeError) as error:
         CALLS[name](**given)
@@ -148,7 +149,7 @@ def test_dropout_where_there_is_none(call):
     assert "mask=Causal()" in str(error.value), "each of several is told"
 
 
-@pytest.mark.parametrize("name", CALLS)
+@looped("name", CALLS)
 def test_the_signature_shows_what_is_taken(name):
     shown = inspect.signature(getattr(saccade, name)).parameters
     assert not any(one.kind is one.VAR_KEYWORD for one in shown.values())
@@ -172,7 +173,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "given", "told"),
     [
         *((name, {"is_causal": True}, "write mask=Causal()") for name in WRAPPED if name[0] not in "DTm"),
@@ -214,7 +215,7 @@ def test_an_error_from_within_stays_what_it_is():
         MultiHeadAttention(CONFIG)(X, mask=3, return_weights=True)
 
 
-@pytest.mark.parametrize("one", [SelfAttention.forward, Decoder.forward, saccade.merge, variants.sigmoid_attention])
+@looped("one", [SelfAttention.forward, Decoder.forward, saccade.merge, variants.sigmoid_attention])
 def test_what_is_wrapped_shows_its_own_signature(one):
     shown = inspect.signature(one).parameters
     assert not any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in shown.values())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 
@@ -36,7 +36,7 @@ def test_permuting_a_sequence_with_its_mask_permutes_everything(exact):
     assert_close(saccade.attention(*given, bits[order][:, order], backend=exact), want)
 
 
-@pytest.mark.parametrize("mask", ["causal", "window", "boolean"])
+@looped("mask", ["causal", "window", "boolean"])
 def test_the_past_does_not_depend_on_the_future(mask, backend):
     leaves = problems.leaves(problems.tensors(rows=13))
     masks = {"causal": saccade.Causal(), "window": saccade.Window(4, 0), "boolean": torch.ones(13, 13).tril().bool()}

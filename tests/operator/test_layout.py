@@ -10,10 +10,11 @@ import torch
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import NATIVE, assert_close
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (6, 2), (6, 1), (3, 3)])
+@looped(("heads", "kv_heads"), [(6, 3), (6, 2), (6, 1), (3, 3)])
 def test_query_head_reads_its_own_kv_head(heads, kv_heads, backend):
     # Values name their head: head h must answer h // (Hq // Hkv) whatever the weights.
     named = problems.tensors(heads=heads, kv_heads=kv_heads)
@@ -53,7 +54,7 @@ LAYOUTS = (
 )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@looped("layout", LAYOUTS)
 def test_any_strides(layout, backend):
     problem = problems.CASES["wide_causal"]()
     want = problem.truth()
@@ -94,7 +95,7 @@ def test_gradient_of_an_expanded_tensor_sums_over_it(backend):
         assert_close(one, other)
 
 
-@pytest.mark.parametrize("stride", [0, 1, 997])
+@looped("stride", [0, 1, 997])
 def test_strides_of_size_one_axes_mean_nothing(stride, backend):
     named = problems.tensors(batch=1, heads=1, kv_heads=1, rows=1, keys=13, width=1, value_width=1)
     want = oracle.attend(*named.values()).out
@@ -109,8 +110,8 @@ def test_strides_of_size_one_axes_mean_nothing(stride, backend):
     assert_close(saccade.attention(*odd.values(), backend=backend), want)
 
 
-@pytest.mark.parametrize("zero", ["batch", "rows", "keys"])
-@pytest.mark.parametrize("masked", [False, True])
+@looped("zero", ["batch", "rows", "keys"])
+@looped("masked", [False, True])
 def test_empty_inputs_forward_and_backward(zero, masked, backend):
     problem = problems.Problem(problems.tensors(**{zero: 0}) | {"sink": torch.randn(6, dtype=problems.DTYPE)})
     problem.mask = saccade.Causal() if masked else None
@@ -126,8 +127,8 @@ def test_empty_inputs_forward_and_backward(zero, masked, backend):
         assert gradient.shape == ours[name].shape and (gradient == 0).all()
 
 
-@pytest.mark.parametrize("zero", ["batch", "rows", "keys"])
-@pytest.mark.parametrize("kind", ["tensor", "alibi", "relative"])
+@looped("zero", ["batch", "rows", "keys"])
+@looped("kind", ["tensor", "alibi", "relative"])
 def test_empty_inputs_with_a_bias(zero, kind, exact):
     named = problems.tensors(**{zero: 0})
     b, r, k = named["query"].shape[0], named["query"].shape[2], named["key"].shape[2]
@@ -140,9 +141,9 @@ def test_empty_inputs_with_a_bias(zero, kind, exact):
     assert gradient.shape == parameter.shape and (gradient == 0).all()
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(3, 0), (0, 3), (0, 0)])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("backend", ["auto", "reference", "chunked", "sdpa", NATIVE])
+@looped(("rows", "keys"), [(3, 0), (0, 3), (0, 0)])
+@looped("kv_heads", [4, 2, 1])
+@looped("backend", ["auto", "reference", "chunked", "sdpa", NATIVE])
 def test_empty_inputs_with_masks_and_biases_of_every_shape(rows, keys, kv_heads, backend):
     dtype = torch.float32 if backend == "native" else torch.float64
     named = problems.tensors(2, 4, kv_heads, rows, keys, 16, 16, dtype=dtype)

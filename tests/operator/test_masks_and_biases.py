@@ -10,6 +10,7 @@ import torch
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import assert_close
 
 
@@ -19,9 +20,7 @@ def test_true_means_attend(backend):
     assert_close(out, named["value"].repeat_interleave(2, 1))
 
 
-@pytest.mark.parametrize(
-    "shape", [(11, 13), (1, 1, 11, 13), (2, 1, 1, 13), (1, 6, 11, 1), (2, 6, 11, 13), (2, 1, 11, 13)]
-)
+@looped("shape", [(11, 13), (1, 1, 11, 13), (2, 1, 1, 13), (1, 6, 11, 1), (2, 6, 11, 13), (2, 1, 11, 13)])
 def test_boolean_shapes(shape, backend):
     named = problems.tensors()
     bits = torch.rand(shape) < 0.6
@@ -29,33 +28,33 @@ def test_boolean_shapes(shape, backend):
     assert_close(out, oracle.attend(*named.values(), bits.numpy()).out)
 
 
-@pytest.mark.parametrize("shape", [(13,), (2, 11, 13), (6, 11, 13), (1, 2, 6, 11, 13), ()])
+@looped("shape", [(13,), (2, 11, 13), (6, 11, 13), (1, 2, 6, 11, 13), ()])
 def test_other_ranks_are_refused(shape, backend):
     with pytest.raises(ValueError, match=r"(?s)mask.*\(Lq, Lk\)") as error:
         saccade.attention(*problems.tensors().values(), torch.ones(shape, dtype=torch.bool), backend=backend)
     assert str(tuple(shape)) in str(error.value)
 
 
-@pytest.mark.parametrize("shape", [(13, 11), (11, 12), (3, 1, 11, 13), (2, 3, 11, 13), (2, 5, 1, 1)])
+@looped("shape", [(13, 11), (11, 12), (3, 1, 11, 13), (2, 3, 11, 13), (2, 5, 1, 1)])
 def test_shapes_that_do_not_fit_are_refused(shape, backend):
     with pytest.raises(ValueError, match="mask") as error:
         saccade.attention(*problems.tensors().values(), torch.ones(shape, dtype=torch.bool), backend=backend)
     assert any(str(n) in str(error.value) for n in (11, 13, 2, 6)), error.value
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@looped("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_float_mask_is_a_type_error_that_says_bias(dtype, backend):
     with pytest.raises(TypeError, match="bias="):
         saccade.attention(*problems.tensors().values(), torch.zeros(11, 13, dtype=dtype), backend=backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@looped("dtype", [torch.int64, torch.uint8])
 def test_an_integer_mask_is_a_type_error(dtype, backend):
     with pytest.raises(TypeError, match="(?i)mask.*bool"):
         saccade.attention(*problems.tensors().values(), torch.ones(11, 13, dtype=dtype), backend=backend)
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(1, 13), (11, 13), (13, 13), (17, 13)])
+@looped(("rows", "keys"), [(1, 13), (11, 13), (13, 13), (17, 13)])
 def test_causal_is_bottom_right(rows, keys, backend):
     named = problems.tensors(rows=rows, keys=keys)
     out, lse = saccade.attention_with_lse(*named.values(), saccade.Causal(), backend=backend)
@@ -65,14 +64,14 @@ def test_causal_is_bottom_right(rows, keys, backend):
     assert_close(lse, want.lse)
 
 
-@pytest.mark.parametrize("offset", [0, 2, -3, 5, -11, 29])
+@looped("offset", [0, 2, -3, 5, -11, 29])
 def test_at_places_the_queries(offset, backend):
     named = problems.tensors()
     out = saccade.attention(*named.values(), saccade.Causal().at(offset), backend=backend)
     assert_close(out, oracle.attend(*named.values(), oracle.causal(11, 13, offset)).out)
 
 
-@pytest.mark.parametrize("as_", [list, tuple, torch.tensor])
+@looped("as_", [list, tuple, torch.tensor])
 def test_at_places_each_item(as_, backend):
     named = problems.tensors(batch=3)
     mask = (saccade.Causal() & saccade.Window(4, None)).at(as_([-2, 0, 7]))
@@ -85,7 +84,7 @@ def test_at_must_fit_the_batch(backend):
         saccade.attention(*problems.tensors().values(), saccade.Causal().at([0, 1, 2]), backend=backend)
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (3, 0), (0, 2), (2, 3), (None, 1), (1, None), (None, None)])
+@looped(("left", "right"), [(0, 0), (3, 0), (0, 2), (2, 3), (None, 1), (1, None), (None, None)])
 def test_window_includes_both_ends(left, right, backend):
     named = problems.tensors()
     out = saccade.attention(*named.values(), saccade.Window(left, right), backend=backend)
@@ -135,7 +134,7 @@ def test_bias_shapes_and_their_gradients(shape, masked, backend):
     assert_close(got, torch.autograd.grad(want, [theirs["bias"]], cotangent)[0], terms=256)
 
 
-@pytest.mark.parametrize("shape", [(13,), (6, 11, 13), (2, 11, 13), (1, 2, 6, 11, 13)])
+@looped("shape", [(13,), (6, 11, 13), (2, 11, 13), (1, 2, 6, 11, 13)])
 def test_bias_of_another_rank_is_refused(shape, backend):
     with pytest.raises(ValueError, match="bias") as error:
         saccade.attention(*problems.tensors().values(), bias=torch.zeros(shape, dtype=problems.DTYPE), backend=backend)
@@ -155,7 +154,7 @@ def test_hidden_pairs_of_a_bias_get_no_gradient_and_no_say(exact):
     assert (gradient[hidden] == 0).all() and gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("offset", [None, 0, 4])
+@looped("offset", [None, 0, 4])
 def test_alibi_by_its_formula(offset, backend):
     named = problems.tensors()
     slopes = torch.tensor([2.0**-n for n in range(1, 7)], dtype=problems.DTYPE)
@@ -212,7 +211,7 @@ def test_relative_bias_against_transformers_by_lse(exact):
     assert_close(got[1], want.lse, terms=167)
 
 
-@pytest.mark.parametrize("bias", ["alibi", "relative_both_ways"])
+@looped("bias", ["alibi", "relative_both_ways"])
 def test_bias_values_take_other_lengths(bias, exact):
     # the same value serves any length: decoding with one query against 13 keys
     problem = problems.CASES[bias]()

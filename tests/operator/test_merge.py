@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 MERGED = (
@@ -76,7 +77,7 @@ def test_random_splits_are_the_whole(name, cuts, carrier):
     assert_close(lse, want_lse)
 
 
-@pytest.mark.parametrize("name", ["wide_causal", "everything", "sink_with_empty_rows", "alibi"])
+@looped("name", ["wide_causal", "everything", "sink_with_empty_rows", "alibi"])
 def test_splits_on_every_backend_against_the_oracle(name, backend):
     problem = CASES[name]()
     out, lse = merged(problem, problem.tensors, [4, 9], 1, backend)
@@ -166,7 +167,7 @@ def test_order_of_parts_matters_only_to_rounding():
     assert_close(got[1], want[1])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("parts", "words"),
     [
         ([], "(?i)parts|empty|at least one"),

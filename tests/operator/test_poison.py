@@ -16,6 +16,7 @@ import torch
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 # The third differs from the second in its sign, and stands in WHERE below, too.
@@ -45,7 +46,7 @@ def run(problem, tensors, backend, cotangent):
 
 
 @every_poison
-@pytest.mark.parametrize("name", PADDED)
+@looped("name", PADDED)
 def test_padding_and_unused_cache_are_never_read(name, bad, backend):
     problem = CASES[name]()
     keys, _ = hidden_places(problem)
@@ -60,8 +61,8 @@ def test_padding_and_unused_cache_are_never_read(name, bad, backend):
 
 
 @every_poison
-@pytest.mark.parametrize("name", ["queries_padded", "everything"])
-@pytest.mark.parametrize("where", ["query", "upstream", "both"])
+@looped("name", ["queries_padded", "everything"])
+@looped("where", ["query", "upstream", "both"])
 def test_padded_queries_and_their_upstream_gradients_are_never_read(name, where, bad, backend):
     problem = CASES[name]()
     _, rows = hidden_places(problem)
@@ -90,7 +91,7 @@ def test_padded_rows_with_poisoned_lse_cotangent(bad, exact):
 
 
 @every_poison
-@pytest.mark.parametrize("name", ["tall_causal_has_empty_rows", "no_keys_in_one_item", "boolean_matrix"])
+@looped("name", ["tall_causal_has_empty_rows", "no_keys_in_one_item", "boolean_matrix"])
 def test_empty_rows_never_pass_poison_on(name, bad, exact):
     problem = CASES[name]()
     _, rows = hidden_places(problem)
@@ -178,7 +179,7 @@ def assert_close_unless_nan(got, want):
 
 
 @every_poison
-@pytest.mark.parametrize("name", ["square_causal", "window", "causal_documents", "alibi", "sink_with_empty_rows"])
+@looped("name", ["square_causal", "window", "causal_documents", "alibi", "sink_with_empty_rows"])
 def test_poisoned_future_and_a_loss_on_the_past(name, bad, exact):
     # What a user does: a loss over early queries only, garbage in late keys and values.
     problem = CASES[name]()
@@ -212,7 +213,7 @@ def test_poison_and_second_derivatives(bad, exact):
 
 
 @every_poison
-@pytest.mark.parametrize("name", ["keys_padded", "square_causal"])
+@looped("name", ["keys_padded", "square_causal"])
 def test_poison_and_forward_mode(name, bad, differentiable):
     problem = CASES[name]()
     keys, _ = hidden_places(problem)
@@ -234,7 +235,7 @@ def test_poison_and_forward_mode(name, bad, differentiable):
 
 
 @every_poison
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_poison_in_other_dtypes(dtype, bad, backend):
     problem = CASES["cache"]()
     named = {name: tensor.to(dtype) for name, tensor in problem.tensors.items()}

@@ -9,14 +9,15 @@ import torch.nn.functional as F
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
-@pytest.mark.parametrize("name", ["wide_causal", "everything", "alibi"])
+@looped("dtype", [torch.float64, *DTYPES])
+@looped("name", ["wide_causal", "everything", "alibi"])
 def test_output_and_gradient_dtypes(dtype, name, backend):
     problem = problems.CASES[name]()
     leaves = problems.leaves({k: t.to(dtype) for k, t in problem.tensors.items()})
@@ -107,7 +108,7 @@ def test_float16_does_not_overflow_where_float32_would_not(backend):
     assert_close(lse, torch.full((1, 1, 7), 300.0 * 300 * 32))
 
 
-@pytest.mark.parametrize("inputs", ["fff", "bbb", "fbf", "bff", "fhb", "ddd", "fdd"])
+@looped("inputs", ["fff", "bbb", "fbf", "bff", "fhb", "ddd", "fdd"])
 def test_autocast_casts_as_sdpa_does(inputs, backend):
     named = problems.tensors(heads=3)
     of = {"f": torch.float32, "b": torch.bfloat16, "h": torch.float16, "d": torch.float64}
@@ -156,7 +157,7 @@ def test_autocast_switched_off_changes_nothing(backend):
         assert saccade.attention(*named.values(), backend=backend).dtype == torch.float32
 
 
-@pytest.mark.parametrize("odd", ["query", "key", "value"])
+@looped("odd", ["query", "key", "value"])
 def test_mixed_dtypes_are_refused(odd, backend):
     named = {k: t.float() for k, t in problems.tensors().items()}
     named[odd] = named[odd].bfloat16()
@@ -164,7 +165,7 @@ def test_mixed_dtypes_are_refused(odd, backend):
         saccade.attention(*named.values(), backend=backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.uint8], ids=str)
+@looped("dtype", [torch.int64, torch.bool, torch.complex64, torch.uint8])
 def test_other_dtypes_are_refused(dtype, backend):
     named = {k: t.to(dtype) for k, t in problems.tensors().items()}
     with pytest.raises(TypeError, match=f"(?s)query.*{str(dtype).split('.')[1]}"):

@@ -10,6 +10,7 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 
 
 def shaped(**shapes):
@@ -29,7 +30,7 @@ def words(error, *expected):
 RANKS = [("query", (6, 11, 5)), ("key", (3, 13, 5)), ("value", (13, 7)), ("query", (1, 2, 6, 11, 5)), ("key", ())]
 
 
-@pytest.mark.parametrize(("name", "shape"), RANKS)
+@looped(("name", "shape"), RANKS)
 def test_wrong_rank(name, shape, backend):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(**{name: shape}), backend=backend)
@@ -56,7 +57,7 @@ PLACES = {
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-@pytest.mark.parametrize("name", PLACES)
+@looped("name", PLACES)
 def test_tensors_that_are_not_dense(name):
     shape, dtype, call = PLACES[name]
     for other in ("to_sparse", "to_sparse_csr", "to_mkldnn"):
@@ -88,7 +89,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape", "expected"), SHAPES)
+@looped(("name", "shape", "expected"), SHAPES)
 def test_shapes_that_do_not_fit_each_other(name, shape, expected, backend):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(**{name: shape}), backend=backend)
@@ -102,8 +103,8 @@ def test_no_kv_heads(backend):
     words(error, ("Hkv", "head"), "0")
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value"])
-@pytest.mark.parametrize("came", [np.zeros((2, 3, 11, 5)), [[1.0]], None], ids=["numpy", "list", "None"])
+@looped("name", ["query", "key", "value"])
+@looped("came", [np.zeros((2, 3, 11, 5)), [[1.0]], None])
 def test_not_a_tensor(name, came, backend):
     given = dict(zip(("query", "key", "value"), shaped(), strict=True)) | {name: came}
     with pytest.raises(TypeError) as error:
@@ -111,7 +112,7 @@ def test_not_a_tensor(name, came, backend):
     words(error, name, "tensor", type(came).__name__)
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value"])
+@looped("name", ["query", "key", "value"])
 def test_devices_that_differ(name, backend):
     given = dict(zip(("query", "key", "value"), shaped(), strict=True))
     given[name] = given[name].to("meta")
@@ -120,7 +121,7 @@ def test_devices_that_differ(name, backend):
     words(error, "device", "meta", "cpu")
 
 
-@pytest.mark.parametrize("option", ["mask", "bias", "sink"])
+@looped("option", ["mask", "bias", "sink"])
 def test_devices_of_the_rest(option, backend):
     tensor = {
         "mask": torch.ones(11, 13, dtype=torch.bool, device="meta"),
@@ -132,14 +133,14 @@ def test_devices_of_the_rest(option, backend):
     words(error, option, "device", "meta")
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
+@looped("scale", [math.nan, math.inf, -math.inf])
 def test_scale_that_is_not_finite(scale, backend):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(), scale=scale, backend=backend)
     words(error, "scale", "finite", str(scale))
 
 
-@pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.ones(6), "0.5", True, 1j], ids=str)
+@looped("scale", [torch.tensor(0.5), torch.ones(6), "0.5", True, 1j])
 def test_scale_of_another_type(scale, backend):
     with pytest.raises(TypeError) as error:
         saccade.attention(*shaped(), scale=scale, backend=backend)
@@ -151,42 +152,42 @@ def test_a_learned_scale_is_told_where_to_go():
         saccade.attention(*shaped(), scale=torch.nn.Parameter(torch.tensor(0.5)))
 
 
-@pytest.mark.parametrize("softcap", [0.0, -1.0, math.nan, math.inf, -math.inf])
+@looped("softcap", [0.0, -1.0, math.nan, math.inf, -math.inf])
 def test_softcap_that_is_not_positive_and_finite(softcap, backend):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(), softcap=softcap, backend=backend)
     words(error, "softcap", str(softcap), ("positive", "> 0", "above 0", "greater", "finite"))
 
 
-@pytest.mark.parametrize("softcap", [torch.tensor(3.0), "3", True], ids=str)
+@looped("softcap", [torch.tensor(3.0), "3", True])
 def test_softcap_of_another_type(softcap, backend):
     with pytest.raises(TypeError) as error:
         saccade.attention(*shaped(), softcap=softcap, backend=backend)
     words(error, "softcap")
 
 
-@pytest.mark.parametrize("shape", [(3,), (5,), (1,), (), (6, 1), (2, 6)])
+@looped("shape", [(3,), (5,), (1,), (), (6, 1), (2, 6)])
 def test_sink_of_another_shape(shape, backend):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(), sink=torch.zeros(shape), backend=backend)
     words(error, "sink", str(tuple(shape)), ("(6,)", "Hq"))
 
 
-@pytest.mark.parametrize("sink", [0.5, [0.0] * 6, torch.zeros(6, dtype=torch.int64)], ids=["float", "list", "int64"])
+@looped("sink", [0.5, [0.0] * 6, torch.zeros(6, dtype=torch.int64)])
 def test_sink_of_another_type(sink, backend):
     with pytest.raises(TypeError) as error:
         saccade.attention(*shaped(), sink=sink, backend=backend)
     words(error, "sink")
 
 
-@pytest.mark.parametrize("shape", [(13, 11), (11, 12), (3, 1, 11, 13), (2, 3, 11, 13)])
+@looped("shape", [(13, 11), (11, 12), (3, 1, 11, 13), (2, 3, 11, 13)])
 def test_bias_that_does_not_fit(shape, backend):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(), bias=torch.zeros(shape), backend=backend)
     words(error, "bias", str(shape), ("11", "13"))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("bias", "expected"),
     [
         (torch.ones(11, 13, dtype=torch.bool), "mask"),
@@ -194,7 +195,6 @@ def test_bias_that_does_not_fit(shape, backend):
         (0.5, "float"),
         ("alibi", "str"),
     ],
-    ids=["bool", "int64", "float", "str"],
 )
 def test_bias_of_another_type(bias, expected, backend):
     with pytest.raises(TypeError) as error:
@@ -202,7 +202,7 @@ def test_bias_of_another_type(bias, expected, backend):
     words(error, "bias", expected)
 
 
-@pytest.mark.parametrize("heads", [3, 5, 1])
+@looped("heads", [3, 5, 1])
 def test_bias_values_for_other_heads(heads, backend):
     for bias in (saccade.ALiBi(torch.ones(heads)), saccade.RelativeBias(torch.zeros(8, heads))):
         with pytest.raises(ValueError) as error:
@@ -228,7 +228,7 @@ def test_bad_bias_values():
             saccade.RelativeBias(torch.zeros(buckets, 3))
 
 
-@pytest.mark.parametrize("mask", ["causal", 3, [[True]], np.ones((11, 13), dtype=bool), saccade.Causal])
+@looped("mask", ["causal", 3, [[True]], np.ones((11, 13), dtype=bool), saccade.Causal])
 def test_mask_of_another_type(mask, backend):
     with pytest.raises(TypeError) as error:
         saccade.attention(*shaped(), mask, backend=backend)
@@ -259,7 +259,7 @@ def test_negative_lengths():
         saccade.Padding(torch.tensor([3, -2]))
 
 
-@pytest.mark.parametrize("name", ["nativ", "", "flash", "SDPA"])
+@looped("name", ["nativ", "", "flash", "SDPA"])
 def test_unknown_backend(name):
     with pytest.raises(ValueError) as error:
         saccade.attention(*shaped(), backend=name)

@@ -7,10 +7,11 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, NATIVE
 
 DTYPES = [torch.float32, torch.bfloat16]
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_dtype = looped("dtype", DTYPES)
 
 # Sizes on both sides of where a matrix library changes its kernel: one query, odd ones, and several real tiles.
 SIZES = {
@@ -20,9 +21,9 @@ SIZES = {
     "usual": {"rows": 61, "keys": 61, "width": 64, "value_width": 64},
     "tiles": {"rows": 263, "keys": 269, "width": 16, "value_width": 16},
 }
-every_size = pytest.mark.parametrize("size", SIZES)
-every_backend = pytest.mark.parametrize("backend", ["auto", "reference", "chunked", NATIVE])
-exact_backends = pytest.mark.parametrize("exact", ["reference", "chunked", NATIVE])
+every_size = looped("size", SIZES)
+every_backend = looped("backend", ["auto", "reference", "chunked", NATIVE])
+exact_backends = looped("exact", ["reference", "chunked", NATIVE])
 
 
 def draw(size, dtype, batch=3, heads=2, kv_heads=1):
@@ -58,7 +59,7 @@ def test_twice_the_same(size, dtype, backend):
 
 @every_dtype
 @every_size
-@pytest.mark.parametrize("masked", [False, True])
+@looped("masked", [False, True])
 @every_backend
 def test_batch_mates_do_not_matter(size, dtype, masked, backend):
     named = draw(size, dtype)
@@ -78,7 +79,7 @@ def test_order_in_the_batch_does_not_matter(size, dtype, backend):
     assert_same_bits(everything({k: t[order] for k, t in named.items()}, backend), [x[order] for x in whole])
 
 
-@pytest.mark.parametrize("size", ["one query", "odd", "tiles"])
+@looped("size", ["one query", "odd", "tiles"])
 @exact_backends
 def test_batch_mates_with_other_lengths_do_not_matter(size, exact):
     named = draw(size, torch.float32)
@@ -91,7 +92,7 @@ def test_batch_mates_with_other_lengths_do_not_matter(size, exact):
         assert_same_bits(alone, [x[b : b + 1] for x in whole])
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5, 17])
+@looped("batch", [1, 2, 5, 17])
 @every_backend
 def test_large_batches_are_the_same_items(batch, backend):
     named = draw("odd", torch.float32, batch=17)
@@ -137,7 +138,7 @@ def test_threads_do_not_matter_to_auto(size, threads):
     assert_same_bits(*found)
 
 
-@pytest.mark.parametrize("name", ["everything", "alibi", "relative_both_ways", "bias_matrix", "sink_with_empty_rows"])
+@looped("name", ["everything", "alibi", "relative_both_ways", "bias_matrix", "sink_with_empty_rows"])
 @every_backend
 def test_gradients_of_shared_parameters_are_repeatable(name, backend, threads):
     problem = CASES[name]()

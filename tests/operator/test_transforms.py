@@ -8,10 +8,11 @@ from torch import func
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 NAMES = ("plain", "wide_causal", "keys_padded", "alibi", "relative_both_ways", "everything")
-every_name = pytest.mark.parametrize("name", NAMES)
+every_name = looped("name", NAMES)
 
 
 def loss_of(problem, backend):

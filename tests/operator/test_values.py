@@ -12,6 +12,7 @@ import torch
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 from saccade._backends.native import _kernels
 
@@ -117,7 +118,7 @@ def test_many_tiles_at_their_real_size():
         assert_close(got_gradients[leaf], want_gradients[leaf], terms=541)
 
 
-@pytest.mark.parametrize("name", ["tall_causal_has_empty_rows", "no_keys_in_one_item", "queries_padded"])
+@looped("name", ["tall_causal_has_empty_rows", "no_keys_in_one_item", "queries_padded"])
 def test_empty_rows_are_zero_exactly(name, backend):
     problem = CASES[name]()
     empty = torch.from_numpy(~problem.seen().any(-1))
@@ -158,7 +159,7 @@ def test_lowest_finite_bias_is_a_number_like_any_other(exact):
     assert_close(out[:, :, 4], average.double())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@looped("bad", [math.nan, math.inf])
 def test_bad_bias_propagates_to_its_row_only(bad, exact):
     problem = CASES["bias_matrix"]()
     clean, _ = problem.ours(backend=exact)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 
 
@@ -48,7 +49,7 @@ def test_a_fixed_seed_leaves_the_generator_alone(backend):
     assert not torch.equal(factor(saccade.Dropout(0.4, 8), backend=backend), one)
 
 
-@pytest.mark.parametrize("seed", [0, -1, 2**31, 2**63 - 1, -(2**63)])
+@looped("seed", [0, -1, 2**31, 2**63 - 1, -(2**63)])
 def test_every_64_bit_seed_serves_and_they_differ(seed, exact):
     found = factor(saccade.Dropout(0.5, seed), backend=exact)
     assert not torch.equal(found, factor(saccade.Dropout(0.5, seed ^ (1 << 40)), backend=exact))
@@ -99,7 +100,7 @@ def test_draws_do_not_resemble_each_other():
         assert (a * b).mean().abs() * math.sqrt(n) < 5, name
 
 
-@pytest.mark.parametrize("name", ["plain", "everything", "causal_documents", "one_kv_head", "keys_padded"])
+@looped("name", ["plain", "everything", "causal_documents", "one_kv_head", "keys_padded"])
 def test_the_same_draw_on_every_backend_and_any_tiles(name, backend):
     problem = CASES[name]()
     dropout = saccade.Dropout(0.35, 23)
@@ -139,7 +140,7 @@ def test_gradgradcheck_with_dropout(differentiable):
     assert torch.autograd.gradgradcheck(call, given)
 
 
-@pytest.mark.parametrize(("rows", "keys"), [((0, 4), (0, 13)), ((3, 11), (5, 12)), ((7, 8), (12, 13))])
+@looped(("rows", "keys"), [((0, 4), (0, 13)), ((3, 11), (5, 12)), ((7, 8), (12, 13))])
 def test_a_slice_draws_by_absolute_indices(rows, keys, exact):
     dropout = saccade.Dropout(0.45, 37)
     whole = factor(dropout, backend=exact)
@@ -186,7 +187,7 @@ def test_the_draw_of_one_item_or_row_does_not_depend_on_the_size_of_the_call():
     assert_close(factor(dropout, keys=7), whole[..., :7])
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@looped("reentrant", [False, True])
 def test_checkpointing_draws_the_same_again(reentrant, backend):
     problem = CASES["square_causal"]()
     found = []
@@ -217,7 +218,7 @@ def test_sdpa_refuses_dropout_it_cannot_reproduce():
             saccade.attention(*problems.tensors().values(), dropout=dropout, backend="sdpa")
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, math.nan, math.inf])
+@looped("p", [-0.1, 1.0, 1.5, math.nan, math.inf])
 def test_p_outside_its_range_is_refused(p, backend):
     with pytest.raises(ValueError, match=r"(?i)(dropout|p).*\[0, 1\)"):
         saccade.attention(*problems.tensors().values(), dropout=p, backend=backend)
@@ -225,7 +226,7 @@ def test_p_outside_its_range_is_refused(p, backend):
         saccade.Dropout(p, 3)
 
 
-@pytest.mark.parametrize("bad", ["0.1", True, None, torch.tensor(0.1), np.ones(2)])
+@looped("bad", ["0.1", True, None, torch.tensor(0.1), np.ones(2)])
 def test_dropout_of_another_type_is_refused(bad):
     with pytest.raises(TypeError, match="dropout"):
         saccade.attention(*problems.tensors().values(), dropout=bad)
