@@ -1,4 +1,5 @@
 """The backends a contract test runs on. `chunked` runs twice: as it is, and in tiles so small that there are many.
+`auto` is `chunked` in float64 and `native` in float32, to the bit in every case (test_values.py), and not asked again.
 
 `native` has no float64: its problems are stated in float32, and the tolerances, which are derived from the dtype of the
 result, follow. (Its instruction sets are the environment's: SACCADE_INSTRUCTIONS=avx2 runs all of this on that one.)
@@ -13,12 +14,9 @@ import torch
 
 import problems
 from problems import NATIVE
-from saccade._backends.native import _kernels
 
 DIFFERENTIABLE = ("reference", "chunked", "chunked in small tiles")  # in every mode and order, and in float64
 EXACT = (*DIFFERENTIABLE, NATIVE)  # they promise every line of the contract
-# In float32 `auto` is `native`, to the bit in every case (test_values.py): it is asked only where there is no build.
-AUTO = ("auto",) if _kernels.module is not None else ("auto", "auto in float32")
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def small_tiles(monkeypatch):
 def _prepare(request) -> str:
     if request.param == "chunked in small tiles":
         request.getfixturevalue("small_tiles")
-    if request.param in ("native", "auto in float32"):
+    if request.param == "native":
         request.getfixturevalue("monkeypatch").setattr(problems, "DTYPE", torch.float32)
     return request.param.split(" ")[0]
 
@@ -46,7 +44,7 @@ def exact(request) -> str:
     return _prepare(request)
 
 
-@pytest.fixture(params=("auto", *DIFFERENTIABLE))
+@pytest.fixture(params=DIFFERENTIABLE)
 def differentiable(request) -> str:
     """For forward mode and gradients of gradients, checked by finite differences."""
     return _prepare(request)
@@ -58,7 +56,7 @@ def real_tiles(request) -> str:
     return _prepare(request)
 
 
-@pytest.fixture(params=(*AUTO, *EXACT))
+@pytest.fixture(params=EXACT)
 def backend(request) -> str:
     return _prepare(request)
 

@@ -115,7 +115,7 @@ def second_of_oracle(name):
     return second(lambda t: problem.truth(t)[:2], problem)
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_second_derivatives_are_the_oracles(name, twice_differentiated):
     problem = CASES[name]()
     found = second(lambda t: problem.ours(t, twice_differentiated), problem)
@@ -194,7 +194,7 @@ def test_forward_mode_through_sdpa_is_right_or_refused(name):
         assert_close(got, want)
 
 
-@pytest.mark.parametrize("wanted", [("query",), ("key",), ("value",), ("query", "value"), ("bias",), ("sink",)])
+@looped("wanted", [("query",), ("key",), ("value",), ("query", "value"), ("bias",), ("sink",)])
 def test_gradients_of_some_inputs_only(wanted, backend):
     problem = CASES["everything"]()
     some = {name: t.clone().requires_grad_(name in wanted) for name, t in problem.tensors.items()}

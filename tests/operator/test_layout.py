@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 import oracle
@@ -64,7 +63,7 @@ def test_any_strides(layout, backend):
     assert_close(lse, want.lse)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@looped("layout", LAYOUTS)
 def test_gradients_through_any_strides(layout, backend):
     problem = problems.CASES["wide_causal"]()
     ours, theirs = problems.leaves(problem.tensors), problems.leaves(problem.tensors)

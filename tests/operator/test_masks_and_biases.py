@@ -119,8 +119,8 @@ BIAS_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", BIAS_SHAPES)
-@pytest.mark.parametrize("masked", [False, True])
+@looped("shape", BIAS_SHAPES)
+@looped("masked", [False, True])
 def test_bias_shapes_and_their_gradients(shape, masked, backend):
     named = problems.tensors() | {"bias": torch.randn(shape, dtype=problems.DTYPE)}
     problem = problems.Problem(named)
@@ -173,15 +173,15 @@ def test_alibi_follows_positions_per_item(exact):
     assert_close(out, oracle.attend(*named.values(), oracle.causal(11, 13, offsets), bias=dense).out)
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (32, 64), (6, 50)])
-def test_relative_bias_buckets_are_those_of_t5(bidirectional, buckets, max_distance, backend):
+@looped("bidirectional", [True, False])
+@looped(("buckets", "max_distance"), [(32, 128), (8, 20), (32, 64), (6, 50)])
+def test_relative_bias_buckets_are_those_of_t5(bidirectional, buckets, max_distance, real_tiles):
     # q = 0, so the logits are the bias alone, at every distance from -198 to 198.
     named = problems.tensors(batch=1, heads=2, kv_heads=1, rows=199, keys=199, width=2, value_width=1)
     named["query"] = torch.zeros_like(named["query"])
     table = torch.randn(buckets, 2, dtype=problems.DTYPE)
     bias = saccade.RelativeBias(table, bidirectional=bidirectional, max_distance=max_distance)
-    out = saccade.attention(*named.values(), bias=bias, backend=backend)
+    out = saccade.attention(*named.values(), bias=bias, backend=real_tiles)
     dense = oracle.relative_bias(table, 199, 199, bidirectional, max_distance)
     weights = torch.softmax(dense, -1)
     assert_close(out, weights @ named["value"].double().expand(1, 2, 199, 1), terms=199)

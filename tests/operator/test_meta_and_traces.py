@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import saccade
+from looped import looped
 from saccade import Causal, Padding, Window
 
 MASKS = [None, Causal(), Window(2, 0), Padding([3, 5]), Causal() & Padding([3, 5])]
 TRACING = ("ignore:Converting a tensor", "ignore:`torch.jit", "ignore:Tracer")
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
-@pytest.mark.parametrize("backend", ["auto", "chunked", "reference"])
+@looped("mask", MASKS)
+@looped("backend", ["auto", "chunked", "reference"])
 def test_on_meta_a_call_has_its_shapes(mask, backend):
     query, key = torch.zeros(2, 4, 5, 8, device="meta"), torch.zeros(2, 2, 5, 8, device="meta")
     assert saccade.attention(query, key, key[..., :3], mask, backend=backend).shape == (2, 4, 5, 3)

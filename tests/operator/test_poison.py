@@ -159,7 +159,7 @@ def poisoned_results(name, where, bad, dtype):
 
 
 @pytest.mark.parametrize(("where", "bad"), WHERE, ids=str)
-@pytest.mark.parametrize("name", PAIRWISE)
+@looped("name", PAIRWISE)
 def test_poison_in_a_key_reaches_only_those_who_see_it(name, where, bad, exact):
     problem = CASES[name]()
     ours = dirty(problem, where, bad)

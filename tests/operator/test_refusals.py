@@ -13,6 +13,12 @@ import saccade
 from looped import looped
 
 
+@pytest.fixture(params=("auto", "chunked"))
+def backend(request) -> str:
+    """What is wrong is found before a backend is chosen. `auto` goes the short way to the compiled kernels, too."""
+    return request.param
+
+
 def shaped(**shapes):
     """query (2, 6, 11, 5), key (2, 3, 13, 5), value (2, 3, 13, 7), but for what is given."""
     usual = {"query": (2, 6, 11, 5), "key": (2, 3, 13, 5), "value": (2, 3, 13, 7)}

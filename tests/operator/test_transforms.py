@@ -121,7 +121,7 @@ def test_vmap_is_a_loop(name, transformed):
         assert_close(got[1][n], want.lse)
 
 
-@pytest.mark.parametrize("which", ["query", "key", "value", "bias", "sink"])
+@looped("which", ["query", "key", "value", "bias", "sink"])
 def test_vmap_over_one_input_alone(which, transformed):
     problem = CASES["everything"]()
     many = stacked(problem)[which].movedim(0, -1)

@@ -16,7 +16,7 @@ from looped import looped
 from problems import CASES, assert_close
 from saccade._backends.native import _kernels
 
-every_case = pytest.mark.parametrize("name", CASES)
+every_case = looped("name", CASES)
 
 
 @functools.cache
@@ -72,13 +72,16 @@ def test_gradient_without_lse(name, backend):
         assert_close(one, other, terms=256)
 
 
-@pytest.mark.skipif(_kernels.module is None, reason="no native build")
+SAME = [(torch.float64, "chunked"), (torch.float32, "chunked" if _kernels.module is None else "native")]
+
+
+@pytest.mark.parametrize(("dtype", "same"), SAME)
 @every_case
-def test_auto_in_float32_is_native_to_the_bit(name, monkeypatch):
+def test_auto_is_another_to_the_bit(name, dtype, same, monkeypatch):
     # Therefore only one of the two is asked in the tests of every backend.
-    monkeypatch.setattr(problems, "DTYPE", torch.float32)
+    monkeypatch.setattr(problems, "DTYPE", dtype)
     found = []
-    for backend in ("auto", "native"):
+    for backend in ("auto", same):
         problem = CASES[name]()
         leaves = problems.leaves(problem.tensors)
         out, lse = problem.ours(leaves, backend)
