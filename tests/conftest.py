@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import hypothesis
@@ -24,6 +25,13 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         # One of several processes: together they take as many threads as there are cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.workerinput["workercount"]))
+
+
+def pytest_collection_finish():
+    # Modules and tests stay until the end: a collection of garbage, of which a benchmark begins each group with one,
+    # need not look at them again.
+    gc.collect()
+    gc.freeze()
 
 
 def _poisoned(make):
