@@ -18,6 +18,7 @@ from torch import Tensor
 
 import oracle
 import saccade
+from looped import looped
 from saccade._backends.native import _kernels
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(_kernels.module is None, reason="no native build"))
@@ -297,7 +298,7 @@ def everything():
     return Problem(named, see, mask, {"scale": -0.7, "softcap": 2.1})
 
 
-every_case = pytest.mark.parametrize("name", CASES)
+every_case = looped("name", CASES)
 
 
 def assert_close(got: Tensor, want: Tensor, *, terms: int = 64, size: float | None = None, equal_nan=False):

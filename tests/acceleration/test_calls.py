@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import saccade
+from looped import looped
 
 pytestmark = pytest.mark.usefixtures("every_size")
 
@@ -89,7 +90,7 @@ def test_every_combination_of_arguments_is_taken_and_exact_to_rounding(call):
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("kind", ["none", "causal", "boolean", "added"])
+@looped("kind", ["none", "causal", "boolean", "added"])
 def test_gradients_of_every_input(kind):
     options = {"none": {}, "causal": {"is_causal": True}}.get(kind)
     tensors = [torch.randn(2, 6, 13, 8), torch.randn(2, 6, 17, 8), torch.randn(2, 6, 17, 5)]
@@ -192,8 +193,8 @@ def test_inference_mode():
         assert not torch.allclose(first.double(), full)
 
 
-@pytest.mark.parametrize("heads_first", [True, False])
-@pytest.mark.parametrize("grad", [True, False])
+@looped("heads_first", [True, False])
+@looped("grad", [True, False])
 def test_memory_is_laid_out_as_by_pytorch(heads_first, grad):
     """So that callers who merge the heads by a view still can."""
     tensors = [torch.randn((2, 3, 53, 8) if heads_first else (2, 53, 3, 8)) for _ in range(3)]

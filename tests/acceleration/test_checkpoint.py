@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import saccade
+from looped import looped
 
 pytestmark = pytest.mark.usefixtures("every_size")
 
@@ -26,8 +27,8 @@ def forward(model, x, dropout=0.0):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).sin().sum()
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@looped("reentrant", [True, False])
+@looped("dropout", [0.0, 0.4])
 def test_inside_the_block(model, reentrant, dropout):
     x = torch.randn(2, 5, 8, requires_grad=True)
     with saccade.accelerate():

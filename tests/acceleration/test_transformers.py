@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import saccade
+from looped import looped
 
 transformers = pytest.importorskip("transformers")
 
@@ -69,9 +70,9 @@ def cast(given, dtype):
     return {key: value.to(dtype) if value.is_floating_point() else value for key, value in given.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", [*TEXT, "vit"])
+@looped("dtype", [torch.float32, torch.bfloat16])
+@looped("padded", [False, True])
+@looped("name", [*TEXT, "vit"])
 def test_forward(name, padded, dtype):
     model = {**TEXT, "vit": vit}[name]().eval()
     given, real = inputs(name, padded)
@@ -87,7 +88,7 @@ def test_forward(name, padded, dtype):
     assert float((ours.double() - exact).abs().max()) <= allowed
 
 
-@pytest.mark.parametrize("name", TEXT)
+@looped("name", TEXT)
 def test_a_step_of_training(name):
     model = TEXT[name]().eval()
     given, real = inputs(name, padded=True)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import looped
 from saccade import Causal, Dilated, PerHead, Strided, Window
 from saccade.batching import fill_padding, nested_like, pack, packed_nested, pad, unpack, unpad
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, DecoderBlock, Encoder, EncoderBlock, MultiHeadAttention
@@ -92,9 +93,9 @@ def close(came, expected):
             torch.testing.assert_close(got, right, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("kind", ["attention", "encoder block", "decoder block", "encoder", "decoder"])
+@looped("way", WAYS)
+@looped("positions", POSITIONS)
+@looped("kind", ["attention", "encoder block", "decoder block", "encoder", "decoder"])
 def test_all_ways_are_equal(kind, positions, way):
     check(way, module(kind, POSITIONS[positions]), LENGTHS, None)
 
@@ -114,8 +115,8 @@ def test_all_ways_are_equal_for_any_lengths(way, lengths):
     check(way, module("decoder", RotaryConfig()), lengths, None)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("kind", ["attention", "encoder", "decoder"])
+@looped("side", ["right", "left"])
+@looped("kind", ["attention", "encoder", "decoder"])
 def test_nan_in_padding_reaches_no_output_and_no_sequence(kind, side):
     layer = module(kind, RotaryConfig())
     came = results(padded(side, filled=False), layer, LENGTHS, None)
@@ -129,7 +130,7 @@ def test_nan_in_padding_reaches_no_weight(kind):
     close(came, results(one_by_one, layer, LENGTHS, None))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@looped("way", WAYS)
 def test_a_sequence_does_not_depend_on_its_batch_mates(way):
     layer = module("encoder", RotaryConfig())
     alone, *_ = results(WAYS[way], layer, [7], None)

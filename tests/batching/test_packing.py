@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import saccade
+from looped import looped
 from saccade import Causal, Documents, Padding, PerHead, Strided, Window
 from saccade.batching import pack, pack_padded, pad, unpack
 
@@ -111,7 +112,7 @@ def test_cross_attention_from_row_to_row(pairs):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
+@looped(
     "mask",
     [
         saccade.Prefix(2),
@@ -128,7 +129,6 @@ def test_cross_attention_from_row_to_row(pairs):
         ~saccade.Prefix(2),
         PerHead([Causal(), saccade.Prefix(2)]),
     ],
-    ids=repr,
 )
 def test_masks_that_name_positions_are_refused(mask):
     packed = pack(drawn([3, 2], WIDTH))
@@ -145,7 +145,7 @@ def test_a_mask_of_distances_is_the_same_everywhere():
         assert torch.equal(dense[1:, 1:], dense[:-1, :-1])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "error", "words"),
     [
         ({"mask": torch.ones(5, 5, dtype=torch.bool)}, TypeError, "mask: packed sequences take a Mask or None, got a"),
@@ -164,7 +164,7 @@ def test_masks_that_do_not_fit_are_refused(arguments, error, words):
         packed.mask(**arguments)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("row", "packed", "error", "words"),
     [
         (torch.zeros(1, 6, WIDTH), [3, 2], ValueError, "row: expected shape (1, 5, ...), 5 being the lengths' sum"),

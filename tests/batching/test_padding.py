@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 import saccade
+from looped import looped
 from saccade.batching import fill_padding, pad, positions_of, unpad
 
 WIDTH = 5
@@ -164,14 +165,14 @@ BAD_SEQUENCES = [
 ]
 
 
-@pytest.mark.parametrize(("sequences", "error", "words"), BAD_SEQUENCES)
+@looped(("sequences", "error", "words"), BAD_SEQUENCES)
 def test_sequences_that_do_not_fit_are_refused(sequences, error, words):
     with pytest.raises(error) as caught:
         pad(sequences)
     assert str(caught.value) == words
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "words"),
     [
         ({"side": "both"}, "side: must be one of 'right', 'left', got 'both'"),
@@ -193,7 +194,7 @@ def test_targets_take_the_value_that_the_loss_ignores():
     assert x.tolist() == [[7, -100], [8, 9]]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("x", "padding", "error", "words"),
     [
         (torch.zeros(2, 3), [3, 3], TypeError, "padding: must be a saccade.Padding, got a list"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from looped import looped
 from saccade.batching import LengthGrouped, pad
 
 lengths_of = st.lists(st.integers(0, 60), min_size=5, max_size=90)
@@ -174,7 +175,7 @@ def test_in_a_data_loader():
     assert sorted(seen) == sorted(lengths)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("lengths", "options", "error", "words"),
     [
         ([3], {}, ValueError, "batch, tokens: exactly one must be given, got batch=None and tokens=None"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from looped import looped
 from saccade.benchmark.attention import (
     Budget,
     Case,
@@ -41,7 +42,7 @@ ROWS = (
 GROUP = MeasurementGroup("", ROWS, (LIMIT,))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("ask", "asked", "measured", "shown", "met"),
     [
         (LimitShare(0.5), "at least 50.0 % of float32 multiply-adds (avx2)", 0.5, "50.0 % (50.0 % to 50.0 %)", True),
@@ -58,7 +59,7 @@ def test_outcomes(ask, asked, measured, shown, met):
     assert found.measured == pytest.approx(measured)
 
 
-@pytest.mark.parametrize(("power", "met"), [(1.0, True), (1.04, True), (1.06, False), (2.0, False)])
+@looped(("power", "met"), [(1.0, True), (1.04, True), (1.06, False), (2.0, False)])
 def test_growth(power, met):
     cases = [replace(CASE, length_q=1024 * n, length_k=1024 * n) for n in (8, 16, 64)]
     rows = [Measurement(case, "native", "measured", readings=(1e-6 * case.length_k**power,)) for case in cases]
@@ -109,8 +110,8 @@ def asked(**wanted):
     return found
 
 
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize(
+@looped("width", [64, 128])
+@looped(
     ("stage", "dtype", "mask", "share", "faster", "medium"),
     [
         ("forward", "float32", "full", 0.72, 2.1, 1.5),

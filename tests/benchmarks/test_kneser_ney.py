@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped import looped
 from saccade.models import DecoderLM, LanguageModel, ModelConfig
 from saccade.models.tokenizer import train_bpe
 
@@ -93,7 +94,7 @@ def lm():
     return LanguageModel(model, tokenizer)
 
 
-@pytest.mark.parametrize("length", [1, 4, 5, 9, 10, 11, 14, 15, 16, 37])
+@looped("length", [1, 4, 5, 9, 10, 11, 14, 15, 16, 37])
 def test_each_token_is_scored_once_from_at_least_half_a_context(lm, length):
     ids = torch.randint(1, lm.tokenizer.vocabulary, (length,)).tolist()
     losses = kneser_ney.token_losses(lm, ids, batch=2)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import saccade
+from looped import looped
 from problems import NATIVE
 from saccade import Causal, Documents, Mask, Padding, Window
 from saccade.models import DecoderLM, ModelConfig
@@ -210,7 +211,7 @@ def test_a_contender_that_goes_around_the_binding_is_refused(monkeypatch):
         contender.step(torch.zeros(2, 14, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(("ulps", "passes"), [(0, True), (2, True), (4, False), (float("nan"), False)])
+@looped(("ulps", "passes"), [(0, True), (2, True), (4, False), (float("nan"), False)])
 def test_native_is_allowed_twice_the_others_distance(ulps, passes):
     """Chunked is 1 unit of 2^-23 off and sdpa not at all: native may be 2, and the last bit of a loss in [2, 4)."""
     setting, exact = training.Setting(7, 1, 2, 2, layers=1, heads=1, width=4), [2.0, 3.0]

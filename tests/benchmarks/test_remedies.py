@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from looped import looped
+
 PATH = Path(__file__).parents[2] / "benchmarks" / "remedies.py"
 spec = importlib.util.spec_from_file_location("remedies", PATH)
 remedies = importlib.util.module_from_spec(spec)
@@ -20,7 +22,7 @@ spec.loader.exec_module(remedies)
 
 # Heads as wide as a 64-byte line, so that plain attention is PyTorch's kernel.
 TINY = remedies.Sizes(width=48, heads=3, layers=2, vocabulary=19, context=29, window=7, batch=5, items=11)
-each = pytest.mark.parametrize("configuration", remedies.CONFIGURATIONS, ids=lambda one: one.name)
+each = looped("configuration", remedies.CONFIGURATIONS)
 
 
 def arguments(sizes):

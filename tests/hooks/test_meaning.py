@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import saccade
+from looped import looped
 from saccade import Causal, FromTensor, Padding
 from saccade._hooks import SdpaCall
 
@@ -196,7 +197,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
+@looped("why", REFUSED)
 def test_what_has_no_meaning_says_why_and_is_refused_by_pytorch(why):
     call = REFUSED[why](*tensors())
     assert call.meaning() == why

@@ -8,6 +8,7 @@ import torch
 import saccade
 from integrations.transformers.families import BY_NAME, FAMILIES, batch, make
 from integrations.transformers.judge import judging
+from looped import looped
 from saccade import Causal, Documents, Padding, Predicate, Window
 from saccade._hooks.transformers import MaskTensor, UnknownAttention, functions_wrapped_by, meaning_of
 
@@ -63,8 +64,8 @@ def observed(model, given):
     return calls
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize(("name", "how"), IMPLEMENTED)
+@looped("side", ["right", "left"])
+@looped(("name", "how"), IMPLEMENTED)
 def test_the_meaning_of_every_call_gives_what_the_model_got(name, how, side):
     family = BY_NAME[name]
     with judging():
@@ -96,8 +97,8 @@ def rows_that_see(meant):
     return mask.any(-1)[:, 0].expand(batch_size, -1)
 
 
-@pytest.mark.parametrize("how", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "whisper"])
+@looped("how", ["eager", "sdpa"])
+@looped("name", ["bert", "llama", "t5", "whisper"])
 def test_padded_queries_are_known_for_what_they_are(name, how):
     family = BY_NAME[name]
     given = batch(family)

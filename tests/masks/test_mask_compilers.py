@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from saccade._masks import (
     Blocks,
     Causal,
@@ -61,7 +62,7 @@ def every_pair(mask):
 RANGES = [torch.arange(n) for n in (BATCH, HEADS, LENGTH, LENGTH)]
 
 
-@pytest.mark.parametrize("mask", masks(), ids=repr)
+@looped("mask", masks())
 def test_vmap(mask):
     expected = mask.dense(LENGTH, LENGTH).expand(BATCH, HEADS, LENGTH, LENGTH)
     assert torch.equal(every_pair(mask)(*RANGES), expected)

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from looped import looped
 from saccade import ALiBi
 from saccade._masks import (
     Blocks,
@@ -192,35 +193,35 @@ def check(error, words, call):
         call()
 
 
-@pytest.mark.parametrize(("error", "words", "call"), BUILDING, ids=[words for _, words, _ in BUILDING])
+@looped(("error", "words", "call"), BUILDING)
 def test_building(error, words, call):
     check(error, words, call)
 
 
-@pytest.mark.parametrize(("error", "words", "call"), COMBINING, ids=[words for _, words, _ in COMBINING])
+@looped(("error", "words", "call"), COMBINING)
 def test_combining(error, words, call):
     check(error, words, call)
 
 
-@pytest.mark.parametrize(("words", "mask"), FITTING, ids=[words for words, _ in FITTING])
+@looped(("words", "mask"), FITTING)
 def test_fitting(words, mask):
     device = torch.device("meta" if "meta" in words else "cpu")
     check(ValueError, words, lambda: mask.check(2, 3, 5, 7, device))
 
 
-@pytest.mark.parametrize("far", [FAR, 2**63 - 1, 2**63, 10**30])
-@pytest.mark.parametrize(("name", "make"), TOO_FAR + PLACED, ids=[name for name, _ in TOO_FAR + PLACED])
+@looped("far", [FAR, 2**63 - 1, 2**63, 10**30])
+@looped(("name", "make"), TOO_FAR + PLACED)
 def test_positions_and_lengths_have_one_bound(name, make, far):
     check(ValueError, f"{name} must lie between -2**53 and 2**53, got {far}", lambda: make(far))
 
 
-@pytest.mark.parametrize("far", [-FAR, -(2**63), -(2**63) - 1])
-@pytest.mark.parametrize(("name", "make"), PLACED)
+@looped("far", [-FAR, -(2**63), -(2**63) - 1])
+@looped(("name", "make"), PLACED)
 def test_positions_before_0_have_the_same_bound(name, make, far):
     check(ValueError, f"{name} must lie between -2**53 and 2**53, got {far}", lambda: make(far))
 
 
-@pytest.mark.parametrize("far", [-FAR, FAR, -(2**63), 2**63 - 1])
+@looped("far", [-FAR, FAR, -(2**63), 2**63 - 1])
 def test_tensors_have_the_bound_of_ints(far):
     numbers = torch.tensor([far, 0])
     check(ValueError, f"offset must lie between -2**53 and 2**53, got {far}", lambda: Causal().at(numbers))
@@ -265,7 +266,7 @@ def test_a_slice_is_only_for_its_own_sizes():
         check(ValueError, "a slice of (3, 4)", call)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "fn"),
     [
         ("h", lambda b, h, q, k: k <= q + h),

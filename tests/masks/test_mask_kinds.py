@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 import torch
 
+from looped import looped
 from masks.mask_sets import kind_of, tiles
 from saccade._masks import (
     Blocks,
@@ -60,8 +60,8 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize("mask", EXACT, ids=repr)
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (7, 5)])
+@looped("mask", EXACT)
+@looped("size", [(1, 1), (3, 2), (7, 5)])
 def test_exact_kinds(mask, size):
     """Interval arithmetic alone says what looking at every pair says."""
     Lq, Lk = mask.required_lengths() or (19, 23)

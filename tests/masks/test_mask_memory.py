@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +43,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@functools.cache
 def masks():
     layout = torch.rand(1024, 1024, generator=torch.Generator().manual_seed(0)) < 0.1
     ends = torch.arange(0, LENGTH + 1, 1009)

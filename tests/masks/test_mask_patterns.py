@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from saccade._masks import (
     Causal,
     Chunks,
@@ -50,7 +51,7 @@ def test_drawings_of_the_docstrings():
     assert drawn(Edges([0, 2, 2], [1, 0, 2]), 3, 3) == [".1.", "...", "1.1"]
 
 
-@pytest.mark.parametrize(
+@looped(
     "mask",
     [
         Causal(),
@@ -68,7 +69,6 @@ def test_drawings_of_the_docstrings():
         Causal() & Edges([9, 12, 15], [2, 11, 4]),
         Causal() & (Window(2, 2) | Global([1]) | RandomBlocks(1, 2, 1)),
     ],
-    ids=repr,
 )
 def test_decoding_token_by_token_sees_what_training_saw(mask):
     whole = mask.dense(17, 17)
@@ -78,7 +78,7 @@ def test_decoding_token_by_token_sees_what_training_saw(mask):
     assert torch.equal(mask.dense(5, 17), whole[..., 12:, :])
 
 
-@pytest.mark.parametrize("mask", [Strided(5), Strided(1), Fixed(5, 1), Fixed(5, 3), Fixed(1, 1)], ids=repr)
+@looped("mask", [Strided(5), Strided(1), Fixed(5, 1), Fixed(5, 3), Fixed(1, 1)])
 def test_two_hops_reach_every_earlier_position(mask):
     once = mask.dense(53, 53)[0, 0].float()
     assert torch.equal(once @ once > 0, Causal().dense(53, 53)[0, 0])

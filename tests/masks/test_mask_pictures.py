@@ -9,6 +9,7 @@ from html import escape
 import pytest
 import torch
 
+from looped import looped
 from saccade._masks import Causal, Edges, FromTensor, Global, Padding, PerHead, Predicate, RandomBlocks, Window
 
 
@@ -72,7 +73,7 @@ def test_a_notebook_shows_the_drawing_without_styles_that_reach_its_page():
     assert elements == alone - 1
 
 
-@pytest.mark.parametrize(
+@looped(
     ("mask", "sizes"),
     [
         (Causal(), (32, 32)),
@@ -88,7 +89,6 @@ def test_a_notebook_shows_the_drawing_without_styles_that_reach_its_page():
         (Global([5000]), (2**13, 2**13)),  # nothing is seen at a shorter length
         (Edges([5000], [4000]), (2**13, 2**13)),
     ],
-    ids=repr,
 )
 def test_a_mask_draws_itself_in_a_notebook(mask, sizes):
     root = ElementTree.fromstring(mask._repr_html_())
@@ -138,7 +138,7 @@ def test_images_without_matplotlib(tmp_path, monkeypatch):
     assert not (tmp_path / "mask.png").exists()
 
 
-@pytest.mark.parametrize("lengths", [(0, 0), (0, 5), (5, 0), (1, 1), (1, 100000), (100000, 1)])
+@looped("lengths", [(0, 0), (0, 5), (5, 0), (1, 1), (1, 100000), (100000, 1)])
 def test_odd_sizes(lengths):
     picture = Causal().picture(*lengths)
     assert picture.text() and ElementTree.fromstring(picture.svg()) is not None

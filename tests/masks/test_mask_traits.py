@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from looped import looped
 from saccade._masks import (
     Blocks,
     Causal,
@@ -83,14 +84,14 @@ def moved(mask, by, rows=9, keys=9):
     return mask.slice((by, by + rows), (by, by + keys), lengths=(L, L)).dense(rows, keys)
 
 
-@pytest.mark.parametrize("mask", [m for m in MADE if m.placement() in ("open", None)], ids=repr)
+@looped("mask", [m for m in MADE if m.placement() in ("open", None)])
 def test_masks_of_distances_are_those_that_are_the_same_wherever_both_stand(mask):
     same = all(torch.equal(moved(mask, by), moved(mask, 0)) for by in range(1, 12))
     # A mask that happens to be the same here may yet hold data about rows.
     assert same if mask.throughout("by_distance") else not same or mask.tables()
 
 
-@pytest.mark.parametrize("mask", MADE, ids=repr)
+@looped("mask", MADE)
 def test_what_else_they_say_is_so(mask):
     seen = dense(mask)
     if mask.sees_itself and seen.shape[-1] == seen.shape[-2] == L:

@@ -11,6 +11,7 @@ import torch
 from torch import func
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from looped import looped
 from saccade import _masks as masks
 from saccade import attention
 from saccade._masks import (
@@ -53,7 +54,7 @@ def sources():
     ]
 
 
-@pytest.mark.parametrize("number", range(len(sources())))
+@looped("number", range(len(sources())))
 def test_editing_the_source_changes_nothing(number):
     make, source = sources()[number]
     mask, twin = make(source), make(source.clone())
@@ -162,7 +163,7 @@ BUILDERS = {
     "tensor": lambda: FromTensor(torch.ones(7, 7, dtype=torch.bool).tril(1)),
     "heads": lambda: PerHead([Causal(), Padding([3, 7]).to("cpu")]),
 }
-every_mask = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+every_mask = looped("build", BUILDERS.values())
 
 
 def made_within(build, transform):
@@ -187,7 +188,7 @@ TRANSFORMS = {
 
 
 @every_mask
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@looped("transform", TRANSFORMS.values())
 def test_a_mask_outlives_the_transform_it_is_made_in(build, transform):
     mask = made_within(build, transform)
     assert mask == build() and pickle.loads(pickle.dumps(mask)) == mask
@@ -208,7 +209,7 @@ def test_a_mask_made_in_inference_mode_trains(build):
     assert not any(tensor.is_inference() for tensor in _tensors_of(mask))
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILDERS) - {"marked padding", "cumulative", "prefix", "edges", "tensor"}))
+@looped("name", sorted(set(BUILDERS) - {"marked padding", "cumulative", "prefix", "edges", "tensor"}))
 def test_lists_among_fake_tensors(name):
     with FakeTensorMode():
         mask = BUILDERS[name]()
@@ -221,7 +222,7 @@ def test_lists_under_a_default_device():
     assert {tensor.device.type for tensor in _tensors_of(mask)} == {"cpu"}
 
 
-@pytest.mark.parametrize("make", [Padding, Prefix, Documents, Causal().at, lambda t: Edges(t, t)])
+@looped("make", [Padding, Prefix, Documents, Causal().at, lambda t: Edges(t, t)])
 def test_values_that_differ_by_call_of_vmap_are_refused(make):
     with pytest.raises(ValueError, match=r"torch\.vmap runs over it, and a mask needs its values"):
         func.vmap(lambda t: (make(t), t)[1])(torch.tensor([[3, 5], [1, 2]]))

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from looped import looped
 from saccade.models import ModelConfig, checkpoint, load, save
 
 
@@ -174,7 +175,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("field", [*(field.name for field in dataclasses.fields(ModelConfig)), "x" * 10_000])
+@looped("field", [*(field.name for field in dataclasses.fields(ModelConfig)), "x" * 10_000])
 def test_whatever_a_field_holds_the_error_is_one_short_line(folder, field, meta_device):
     whole = (folder / "config.json").read_text()
     for value in [*HOSTILE, *(reduce(lambda inner, _: [inner], range(deep), []) for deep in (50, 300))]:
@@ -187,7 +188,7 @@ def test_whatever_a_field_holds_the_error_is_one_short_line(folder, field, meta_
             assert len(told) <= 300 and "\n" not in told and not re.search(r"\d{30}|x{300}", told)
 
 
-@pytest.mark.parametrize("field", ["vocabulary", "width", "layers", "heads", "kv_heads", "hidden", "context"])
+@looped("field", ["vocabulary", "width", "layers", "heads", "kv_heads", "hidden", "context"])
 def test_numbers_that_no_model_has_are_counted_in_digits(field):
     sizes = {"vocabulary": 300, "width": 24, "layers": 1, "heads": 2}
     with pytest.raises(ValueError, match=rf"^{field}: must be at most \d+, got \[401 digits\]$"):

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from looped import looped
 from saccade.models import Sampling, generate
 from saccade.models.generation import keep_top_k, keep_top_p, sample_tokens
 
@@ -29,9 +30,9 @@ def plain_distribution(logits, temperature, top_k, top_p) -> list[float]:
     return [scaled[i] / kept if i in ranked else 0.0 for i in range(len(scaled))]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("top_k", [None, 1, 4, 100])
-@pytest.mark.parametrize("top_p", [None, 0.05, 0.6, 0.97, 1.0])
+@looped("temperature", [0.5, 1.0, 3.0])
+@looped("top_k", [None, 1, 4, 100])
+@looped("top_p", [None, 0.05, 0.6, 0.97, 1.0])
 def test_distribution_is_the_plain_definition(temperature, top_k, top_p):
     logits = torch.randn(17) * 3
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -110,7 +111,7 @@ def test_a_prompt_that_fills_the_context_is_refused_at_once(lm):
         generate(lm, fits + "\n", 5)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         ({"temperature": -0.1}, "temperature: must be finite and not negative, got -0.1"),

@@ -9,6 +9,7 @@ import torch
 import torch._dynamo.testing
 
 import saccade
+from looped import looped
 from saccade.batching import pad, unpad
 from saccade.models import DecoderLM, ModelConfig
 from saccade.nn import KVCache
@@ -105,7 +106,7 @@ def test_config_round_trip():
     assert ModelConfig(31, 24, 2, 6).kv_heads == 6
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "message"),
     [
         ({"heads": 5}, "heads: must divide the width, got heads=5 and width=24"),

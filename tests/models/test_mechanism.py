@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from looped import looped
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, Sampling, generate, load, save
 from saccade.models.generation import sample_tokens
 from saccade.nn import RecurrentLayer
@@ -96,7 +97,7 @@ def test_the_configuration_on_disk():
     assert ModelConfig.from_dict(plain.to_dict()) == plain
 
 
-@pytest.mark.parametrize(
+@looped(
     ("mechanism", "message"),
     [
         ({"name": "liner"}, "mechanism: expected one of linear, .*; got 'liner'"),

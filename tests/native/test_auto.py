@@ -12,6 +12,7 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES
 from saccade import Causal, Dropout
 from saccade._backends import native
@@ -32,8 +33,8 @@ def explained(problem, dtype=torch.float32, **more):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("name", CASES)
 def test_native_takes_every_call_in_its_dtypes(name, dtype):
     for options in ({}, {"lse": True}, {"dropout": Dropout(0.3, 5)}):
         plan = explained(CASES[name](), dtype, **options)

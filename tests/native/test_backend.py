@@ -12,12 +12,13 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Dropout, Padding, RelativeBias, Window
 from saccade._backends import native
 from saccade._backends.native import _kernels
 
-every_case = pytest.mark.parametrize("name", CASES)
+every_case = looped("name", CASES)
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +54,8 @@ def test_every_set_gives_the_oracles_results_and_gradients(name, instructions):
         assert_close(one, other, terms=256)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["plain", "wide_causal", "everything", "relative_both_ways", "bias_with_hidden_pairs"])
+@looped("dtype", [torch.bfloat16, torch.float16])
+@looped("name", ["plain", "wide_causal", "everything", "relative_both_ways", "bias_with_hidden_pairs"])
 def test_half_precision_on_every_set(name, dtype, instructions):
     problem = CASES[name]()
     halves = {k: t.to(dtype) for k, t in problem.tensors.items()}
@@ -75,7 +76,7 @@ def test_half_precision_on_every_set(name, dtype, instructions):
 TWICE = ["grouped_heads", "wide_causal", "softcap", "sink_with_empty_rows", "alibi", "relative_backwards", "everything"]
 
 
-@pytest.mark.parametrize("name", TWICE)
+@looped("name", TWICE)
 def test_second_derivatives_are_those_of_chunked(name):
     problem, found = CASES[name](), {}
     for backend in ("native", "chunked"):
@@ -264,9 +265,9 @@ def full(query, key, value, mask=None, scale=None, **options):
     return saccade.attention(query, key, value, mask, scale=scale, backend="native", **options)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("mask", [None, Causal(), Window(3, 1), Padding([5, 13])], ids=repr)
-@pytest.mark.parametrize("scale", [None, 0.3])
+@looped("gradients", [False, True])
+@looped("mask", [None, Causal(), Window(3, 1), Padding([5, 13])])
+@looped("scale", [None, 0.3])
 def test_the_lean_way_gives_the_same_bits(mask, scale, gradients):
     query, key, value = (t.requires_grad_(gradients) for t in problems.tensors().values())
     lean, whole = native.quick(query, key, value, mask, scale), full(query, key, value, mask, scale)
@@ -298,12 +299,12 @@ def strange():
     yield "sparse", (query.to_sparse(), key, value, None, None)
 
 
-@pytest.mark.parametrize(("name", "given"), list(strange()))
+@looped(("name", "given"), list(strange()))
 def test_the_lean_way_leaves_the_rest_to_the_full_checks(name, given):
     assert native.quick(*given) is None
 
 
-@pytest.mark.parametrize(("name", "given"), list(strange()))
+@looped(("name", "given"), list(strange()))
 def test_what_it_leaves_is_answered_as_before(name, given):
     query, key, value, mask, scale = given
     answers = []

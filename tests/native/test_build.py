@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from looped import looped
+
 native = pytest.importorskip("saccade._native", reason="this installation has no native build")
 
 ORDER = ["baseline", "avx2", "avx512", "avx512_bf16"]
@@ -47,7 +49,7 @@ def test_the_processor_is_asked_for_what_the_system_reports():
     assert [name for name in COMPILED if needed.get(name, set()) <= flags] == SUPPORTED
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@looped("name", SUPPORTED)
 def test_a_supported_set_can_be_chosen_and_computes(name):
     native.use(name)
     assert native.active() == name
@@ -69,7 +71,7 @@ def test_auto_is_the_highest_supported_set_that_pays():
     assert native.active() == paying[-1]
 
 
-@pytest.mark.parametrize("name", ["sse9", "", "!", "AVX2", "auto!"])
+@looped("name", ["sse9", "", "!", "AVX2", "auto!"])
 def test_an_unknown_set_is_refused_by_name_and_the_choice_stays(name):
     before = native.active()
     with pytest.raises(

@@ -7,6 +7,7 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 from saccade import ALiBi, Causal, Documents, Dropout, Padding, PerHead, RelativeBias, Window
 from saccade._backends.native import _operator
@@ -180,7 +181,7 @@ def leaves_of(arguments, leaves):
     return [x if x is None else known.get(x.data_ptr(), x) for x in arguments[:5]]
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 2**64 + 7, -(2**63)])
+@looped("seed", [0, 1, -1, 2**63, 2**64 - 1, 2**64 + 7, -(2**63)])
 def test_seeds_pass_through_a_tensor(seed):
     signed = _operator._signed(seed)
     assert signed % 2**64 == seed % 2**64

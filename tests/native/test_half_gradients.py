@@ -8,11 +8,11 @@ passes on. The output's rounding is not among these: delta = sum_j p_ij dp_ij is
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import problems
 import saccade
+from looped import looped
 
 # B, Hq, Hkv, Lq, Lk, D, Dv; the first two are the sample inputs PyTorch tests its own function with.
 SHAPES = [
@@ -76,9 +76,9 @@ def truth_and_bounds(q, k, v, bias, c, seen, dtype, pairs):
     return {name: (g, u * g.abs() + more * (1 + u) + least) for name, (g, more) in found.items()}
 
 
-@pytest.mark.parametrize("spread", [1.0, 9.0])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@looped("spread", [1.0, 9.0])
+@looped("causal", [False, True])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_err_by_what_is_derived(dtype, causal, spread, instructions):
     pairs = instructions == "avx512_bf16" and dtype == torch.bfloat16
     for shape in SHAPES:
@@ -93,7 +93,7 @@ def test_gradients_err_by_what_is_derived(dtype, causal, spread, instructions):
             assert worst <= 1, f"{name} of {shape}: {worst:.2f} times the bound"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_every_way_to_a_logit_and_the_sinks_gradient(dtype, instructions):
     """Softcap, dropout, ALiBi, padding, a sink and a cotangent of the lse: as float64 has it, rounded once."""
     named = problems.tensors(2, 6, 3, 11, 13, 5, 7, dtype=dtype) | {"sink": torch.randn(6).to(dtype)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from saccade import Causal, Padding
 from saccade.variants import _causal_native as kernel
 from saccade.variants import linear_attention, linear_step
@@ -56,8 +57,8 @@ def errors(found, expected):
     return max(float((one - other).abs().max() / other.abs().max().clamp(min=1)) for one, other in pairs)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("normalise", [False, True])
+@looped("scaled", [False, True])
+@looped("normalise", [False, True])
 @pytest.mark.parametrize(
     "length, group, features, width",
     [(17, 1, 3, 1), (64, 2, 64, 64), (131, 3, 7, 37), slow(SPAN, 1, 16, 5), slow(SPAN + 67, 2, 33, 17)],

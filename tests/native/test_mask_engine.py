@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
+from looped import looped
 from masks import mask_sets
 from saccade._backends.native import _lowering
 from saccade._backends.native._lowering import MaskProgram, Opcode, built, is_structured, lower, native_mask
@@ -227,12 +228,12 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@looped("name", LARGE)
 def test_over_many_words_and_blocks(name):
     check(LARGE[name], LQ, LK, [(48, 48), (16, 96)])
 
 
-@pytest.mark.parametrize(
+@looped(
     "name",
     [
         "causal",
@@ -274,8 +275,8 @@ FAR_AWAY = [
 ]
 
 
-@pytest.mark.parametrize("place", [2**53, 2**53 - 10, -(2**53), -(2**53) + 1, 2**53 // 3])
-@pytest.mark.parametrize("mask, rule", FAR_AWAY, ids=[repr(mask) for mask, _ in FAR_AWAY])
+@looped("place", [2**53, 2**53 - 10, -(2**53), -(2**53) + 1, 2**53 // 3])
+@looped("mask, rule", FAR_AWAY)
 def test_as_far_away_as_a_query_can_stand(mask, rule, place):
     places = [place, 0, -place]
     expected = np.array([[[rule(i + at, j) for j in range(19)] for i in range(17)] for at in places])
@@ -284,8 +285,8 @@ def test_as_far_away_as_a_query_can_stand(mask, rule, place):
     check(moved, 17, 19, [(4, 6)])
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("size, count", [(1, 3), (4, 2), (3, 40), (2, 0)])
+@looped("symmetric", [False, True])
+@looped("size, count", [(1, 3), (4, 2), (3, 40), (2, 0)])
 def test_random_blocks_of_items_that_stand_far_apart(size, count, symmetric):
     """Time and memory of the rows and keys there are: before, a list for every block between them."""
     mask = RandomBlocks(5, size, count, symmetric=symmetric).at([2**53 - 20, 0, 9, 10**8, -(2**53), 7])
@@ -358,7 +359,7 @@ def test_nothing_sees_nothing():
         assert made.keys_of(0, 0, (0, Lq)) == (0, 0)
 
 
-@pytest.mark.parametrize(
+@looped(
     "mask, number",
     [
         (Causal() & Padding(list(range(17))), 1),
@@ -383,11 +384,7 @@ def test_the_object_is_remembered():
     assert other is not first and other.length_q == 7
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [Padding([3, 5]), Causal(), FromTensor(seeded(5, 7)), Documents([0] * 7), Causal() & Padding([3, 5])],
-    ids=repr,
-)
+@looped("mask", [Padding([3, 5]), Causal(), FromTensor(seeded(5, 7)), Documents([0] * 7), Causal() & Padding([3, 5])])
 def test_a_copy_does_not_carry_the_object(mask):
     native_mask(mask, 5, 7)
     copies = [copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))]
@@ -427,7 +424,7 @@ def test_tables_are_read_as_they_lie():
     assert [made.keys_of(b, 0, (0, 1)) for b in range(3)] == [(0, 7), (0, 3), (0, 5)]
 
 
-@pytest.mark.parametrize("mask", LARGE.values(), ids=LARGE)
+@looped("mask", LARGE.values())
 def test_only_predicates_are_worked_out(mask):
     program, tensors = lower(mask, LQ, LK)
     assert is_structured(mask) == ("Predicate" not in repr(mask))
@@ -503,7 +500,7 @@ def test_lists_built_by_several_threads_at_once():
         check_blocks(made, 2, 4, dense[2, 4], (48, 48), exact=False)
 
 
-@pytest.mark.parametrize(
+@looped(
     "program, tensors, message",
     [
         ([], [], "it ends too early"),

@@ -1,6 +1,6 @@
 """Memory that must not be touched: every operand ends, or begins, where a page begins that nobody may read.
 
-Calls run in a process of their own, which a read too far ends by a signal.
+Calls run in processes of their own, which a read too far ends by a signal.
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import os
-import subprocess
+import signal
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 import saccade
+from native.forks import in_forks
 from saccade import Causal, Padding, Window
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
@@ -118,46 +118,47 @@ HEADER = """import torch
 from native.fuzzing import each_set
 from native.test_memory_edges import *
 torch.manual_seed(0)
-torch.set_num_threads(2)
-for instructions in each_set():
-    print(instructions, flush=True)
 """
 
 
-def run(code: str) -> None:
-    """In a new process, which ends by a signal where something is read that may not be."""
-    header = f"import sys\nsys.path[:0] = {sys.path!r}\n{HEADER}    "
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", header + code],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ,
-    )
-    assert done.returncode == 0, f"after {done.stdout.split()}: {done.stderr[-3000:]}"
-
-
-def test_the_pages_around_are_protected():
-    with pytest.raises(AssertionError, match="Segmentation fault"):
-        run("x = guarded(7, torch.float32, True); print(torch.as_strided(x, (8,), (1,)).sum())")
-    with pytest.raises(AssertionError, match="Segmentation fault"):
-        run("x = guarded(7, torch.float32, False); print(ctypes.string_at(x.data_ptr() - 1, 1))")
-
-
-def in_each_dtype(*calls: str) -> None:
-    """All in one process, whose start takes longer than they do; the last that is printed is the one that ended it."""
+def in_each_dtype(*calls: str) -> str:
+    """The last that is printed is the one that ended it."""
     lines = [call.replace("dtype", f"torch.{dtype}") for dtype in ("float32", "bfloat16", "float16") for call in calls]
-    run("\n    ".join(f"print({line!r}, flush=True); {line}" for line in lines))
+    each = "torch.set_num_threads(2)\nfor instructions in each_set():\n    print(instructions, flush=True)\n    "
+    return each + "\n    ".join(f"print({line!r}, flush=True); {line}" for line in lines)
 
 
-def test_nothing_is_read_around_an_operand():
-    in_each_dtype(*[f"over_edges({size!r}, dtype)" for size in SIZES])
+PARTS = {
+    "past the end": "x = guarded(7, torch.float32, True); print(torch.as_strided(x, (8,), (1,)).sum())",
+    "before the start": "x = guarded(7, torch.float32, False); print(ctypes.string_at(x.data_ptr() - 1, 1))",
+    "around": in_each_dtype(*[f"over_edges({size!r}, dtype)" for size in SIZES]),
+    "padding of 64": in_each_dtype("over_unread(dtype, False, 64)", "over_unread(dtype, True, 64)"),  # read in place
+    "padded queries": in_each_dtype("over_unread_queries(dtype, 37)"),
+}
+SLOW_PARTS = {"padding of 37": in_each_dtype("over_unread(dtype, False, 37)", "over_unread(dtype, True, 37)")}  # copied
 
 
-@pytest.mark.parametrize("width", [64, pytest.param(37, marks=pytest.mark.slow)])  # read in place, copied
-def test_padding_is_never_read(width):
-    in_each_dtype(f"over_unread(dtype, False, {width})", f"over_unread(dtype, True, {width})")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    return in_forks(HEADER, PARTS, tmp_path_factory.mktemp("parts"))
 
 
-def test_padded_queries_are_never_read():
-    in_each_dtype("over_unread_queries(dtype, 37)")
+def assert_whole(part) -> None:
+    assert part.status == 0, f"after {part.out.split(chr(10))[-3:]}: {part.err[-3000:]}"
+
+
+@pytest.mark.parametrize("where", ["past the end", "before the start"])
+def test_the_pages_around_are_protected(where, ended):
+    assert "Segmentation fault" in ended[where].err
+    assert ended[where].status == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("part", ["around", "padding of 64", "padded queries"])
+def test_nothing_is_read_that_must_not_be(part, ended):
+    assert_whole(ended[part])
+
+
+@pytest.mark.slow
+def test_padding_is_never_read_where_rows_are_copied(tmp_path):
+    for part in in_forks(HEADER, SLOW_PARTS, tmp_path).values():
+        assert_whole(part)

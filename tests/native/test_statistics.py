@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from looped import looped
 from native import drawing
 from native.fuzzing import DTYPES, Draw, each_set
 from native.statistics_oracle import Question, apart, ask, assert_equal, dense
@@ -150,14 +151,14 @@ def test_mean_distance_over_a_million_keys(place, instructions):
     assert got.entropy.item() == pytest.approx(-(p * p.log()).sum().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("sink", [-math.inf, -200.0, 0.3, 90.0, 1e30])
+@looped("sink", [-math.inf, -200.0, 0.3, 90.0, 1e30])
 def test_sinks_of_any_size(sink, instructions):
     question = problem(11, 61, Causal())
     question.draw.leaves["sink"] = torch.tensor([sink, 0.0, sink, -1.0])
     assert_equal(question, ask(question), dense(question.draw), instructions)
 
 
-@pytest.mark.parametrize("number", [-3.4e38, -1e30])
+@looped("number", [-3.4e38, -1e30])
 def test_a_bias_of_the_smallest_number_is_a_number(number, instructions):
     """Rows of nothing else are uniform, in others such keys weigh 0; all of them are seen."""
     question = problem(7, 101)
@@ -173,8 +174,8 @@ def test_a_bias_of_the_smallest_number_is_a_number(number, instructions):
 # --- what is not finite ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@looped("dtype", DTYPES)
+@looped("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_key_is_counted_where_it_is_seen_and_reaches_nobody_else(bad, dtype, instructions):
     question = problem(103, 107, Causal(), dtype)
     question.draw.leaves["query"].abs_()  # an infinity times them is that infinity
@@ -255,8 +256,8 @@ def test_a_bias_of_nan_is_counted_and_one_of_minus_infinity_is_a_mask(instructio
     assert got.largest_at[:, :, 2].max() < 50 and torch.isfinite(got.lowest[:, :, 2]).all()
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@looped("bad", [math.nan, math.inf])
+@looped("dtype", DTYPES)
 def test_padding_leaves_no_trace(bad, dtype, instructions):
     """The very same bits; what padded keys receive is 0."""
     question = problem(97, 151, Padding([83, 151], [61, 97]), dtype)

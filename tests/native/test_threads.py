@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import saccade
+from native.forks import in_forks
 from saccade import Causal
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
@@ -36,10 +37,12 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
+HEADER = "import torch\nfrom native.test_threads import *\n"
+
+
 def in_a_new_process(code: str, **environment: str) -> str:
     """What it prints. The code finds `compute`, `same_bits` and `problem` here."""
-    header = f"import os, sys, torch\nsys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_threads import *\n"
-    command = [sys.executable, "-W", "ignore", "-c", header + code]
+    command = [sys.executable, "-W", "ignore", "-c", f"import sys\nsys.path[:0] = {sys.path!r}\n{HEADER}{code}"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -75,9 +78,7 @@ def test_a_team_smaller_than_asked_for_does_all_the_work(limit):
     assert in_a_new_process(code, OMP_THREAD_LIMIT=limit) == "True\n"
 
 
-@needs_linux
-def test_pytorch_s_team_is_used_and_no_second_runtime_is_loaded():
-    code = """
+TEAM = """
 torch.set_num_threads(2)
 x = torch.randn(600, 600)
 x @ x, x.exp().sum()
@@ -87,10 +88,6 @@ for seed in range(5):
 print(len(os.listdir("/proc/self/task")) - threads)
 print({line.split("/")[-1].strip() for line in open("/proc/self/maps") if "/" in line and "omp" in line.split("/")[-1]})
 """
-    grown, runtimes = in_a_new_process(code).splitlines()
-    assert int(grown) <= 1  # autograd's own thread for a device
-    assert runtimes.count("omp") <= 1
-
 
 FORK = """
 torch.set_num_threads(2)
@@ -106,16 +103,7 @@ signal.alarm(60)
 print(os.waitpid(child, 0)[1], same_bits(compute(1), expected))
 """
 
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_computes_though_its_parent_had_a_team():
-    """GNU libgomp waits forever there for the threads of the parent's team."""
-    assert in_a_new_process(FORK) == "0 True\n"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_data_loader_workers():
-    code = """
+LOADER = """
 class Set(torch.utils.data.Dataset):
     def __len__(self):
         return 4
@@ -126,13 +114,8 @@ expected = [compute(n)[0] for n in range(4)]
 loader = torch.utils.data.DataLoader(Set(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
 print(same_bits(list(loader), expected))
 """
-    assert in_a_new_process(code) == "True\n"
 
-
-@needs_linux
-def test_memory_that_is_not_there_is_a_memory_error():
-    """Keys that share their memory through a stride of 0 are packed one by one: 16 GiB, of which 2 may be had."""
-    code = """
+LITTLE_MEMORY = """
 import resource
 query, key = torch.randn(1, 1, 61, 64), torch.randn(1, 1, 1, 64).expand(1, 1, 2**25, 64)
 saccade.attention(query, key[:, :, :97], key[:, :, :97], backend="native")
@@ -144,4 +127,34 @@ except MemoryError as error:
     print(type(error).__name__)
 print(saccade.attention(query, key[:, :, :97], key[:, :, :97], backend="native").isfinite().all().item())
 """
-    assert in_a_new_process(code) == "MemoryError\nTrue\n"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    parts = {"team": TEAM, "fork": FORK, "loader": LOADER, "little memory": LITTLE_MEMORY}
+    return in_forks(HEADER, parts, tmp_path_factory.mktemp("parts"))
+
+
+@needs_linux
+def test_pytorch_s_team_is_used_and_no_second_runtime_is_loaded(ended):
+    assert ended["team"].status == 0, ended["team"].err
+    grown, runtimes = ended["team"].out.splitlines()
+    assert int(grown) <= 1  # autograd's own thread for a device
+    assert runtimes.count("omp") <= 1
+
+
+def test_a_forked_child_computes_though_its_parent_had_a_team(ended):
+    """GNU libgomp waits forever there for the threads of the parent's team."""
+    assert ended["fork"].out == "0 True\n", ended["fork"].err
+
+
+def test_data_loader_workers(ended):
+    assert ended["loader"].out == "True\n", ended["loader"].err
+
+
+@needs_linux
+def test_memory_that_is_not_there_is_a_memory_error(ended):
+    """Keys that share their memory through a stride of 0 are packed one by one: 16 GiB, of which 2 may be had."""
+    assert ended["little memory"].out == "MemoryError\nTrue\n", ended["little memory"].err

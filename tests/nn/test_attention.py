@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped import looped
 from saccade import Causal, Chunks, Columns, Dilated, Documents, Global, Padding, Prefix, Strided, Window
 from saccade.nn import (
     AttentionConfig,
@@ -75,7 +76,7 @@ def equal_with_gradients(out, expected, inputs):
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
+@looped(
     "options",
     [
         {},
@@ -89,7 +90,6 @@ def equal_with_gradients(out, expected, inputs):
         {"sink": True, "softcap": 1.3},
         {"window": Window(2, 1)},
     ],
-    ids=str,
 )
 def test_self_attention_is_its_formula(options):
     module, x = make(**options), tokens()
@@ -113,7 +113,7 @@ def test_rotary_positions_turn_normed_queries_and_keys():
     torch.testing.assert_close(module(x, offset=3), expected)
 
 
-@pytest.mark.parametrize(
+@looped(
     "options",
     [
         {},
@@ -122,7 +122,6 @@ def test_rotary_positions_turn_normed_queries_and_keys():
         {"qk_norm": "layer", "fused": False},
         {"context_width": 13, "values_width": 17, "head_width": 4, "value_head_width": 6, "kv_heads": 1, "bias": True},
     ],
-    ids=str,
 )
 def test_cross_attention_is_its_formula(options):
     module, x = make(**options), tokens()
@@ -157,8 +156,8 @@ def test_biases_by_distance_reach_the_logits(scheme):
     assert not torch.allclose(module(x), plain(x))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("scheme", [None, RotaryConfig(), AlibiConfig()], ids=repr)
+@looped("side", ["left", "right"])
+@looped("scheme", [None, RotaryConfig(), AlibiConfig()])
 def test_padding_changes_nothing_at_real_tokens(side, scheme):
     module, x = make(20, 5, positions=scheme), tokens(width=20)
     real = torch.zeros(B, L, dtype=torch.bool)
@@ -239,7 +238,7 @@ TURNED = MultiHeadAttention(AttentionConfig(16, 4, positions=RotaryConfig()))
 X = torch.zeros(2, 3, 16)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (lambda: AttentionConfig(16, 3), "heads: must divide the width, got heads=3 and width=16"),
@@ -274,7 +273,7 @@ def test_bad_values(call, message):
         call()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (lambda: AttentionConfig(16, 4, positions="rotary"), "positions: expected RotaryConfig, .* got str"),
@@ -335,10 +334,8 @@ def test_hooks_and_replaced_projections_are_heard(fused):
         assert calls == names * 2
 
 
-@pytest.mark.parametrize("scheme", [None, RotaryConfig()], ids=repr)
-@pytest.mark.parametrize(
-    "mask", [Prefix(2), Causal() | Global([0]), Strided(2), Dilated(2), Chunks(3, 1) | Causal() & Columns(3)], ids=repr
-)
+@looped("scheme", [None, RotaryConfig()])
+@looped("mask", [Prefix(2), Causal() | Global([0]), Strided(2), Dilated(2), Chunks(3, 1) | Causal() & Columns(3)])
 def test_masks_that_name_positions_mean_tokens_beside_padding_on_the_left(mask, scheme):
     module, x = make(20, 5, positions=scheme), tokens(width=20)
     real = torch.arange(L) >= torch.tensor([4, 0])[:, None]
@@ -389,7 +386,7 @@ def test_reset_parameters_draws_what_was_drawn_at_first():
         assert parameter.std().item() == pytest.approx(fresh.get_parameter(name).std().item(), rel=0.2, abs=1e-9), name
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (lambda: AttentionConfig(16.0, 4), "width: must be an int, got 16.0"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped import looped
 from saccade import Causal, FromTensor, Padding, Prefix, Window
 from saccade.nn import (
     AttentionConfig,
@@ -63,8 +64,8 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", FORMULAS)
+@looped("bias", [False, True])
+@looped("activation", FORMULAS)
 def test_feed_forward_is_its_formula(activation, bias):
     module, x = spread(FeedForward(WIDTH, HIDDEN, activation, bias=bias)), tokens()
     f = FORMULAS[activation]
@@ -93,8 +94,8 @@ def test_norms_are_their_formulas(name):
     equal_with_gradients(module(x), expected, [x, *module.parameters()])
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
+@looped("norm", ["layer", "rms"])
+@looped("placement", ["pre", "post", "parallel"])
 def test_encoder_block_is_its_formula(placement, norm):
     block, x = spread(EncoderBlock(config(placement=placement, norm=norm))), tokens()
     mask = Window(2, 3)
@@ -164,8 +165,8 @@ def test_attention_alone_starts_by_the_number_of_its_writers_and_begins_anew():
         stack.reset_parameters()
 
 
-@pytest.mark.parametrize("final_norm", [None, False, True])
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@looped("final_norm", [None, False, True])
+@looped("placement", ["pre", "post"])
 def test_a_stack_is_its_blocks_and_a_norm(placement, final_norm):
     stack, x = spread(Encoder(config(placement=placement), LAYERS, final_norm=final_norm)), tokens()
     expected = x
@@ -251,7 +252,7 @@ def test_observers_are_told_the_layer_and_the_kind():
 ENCODER = Encoder(config(), LAYERS)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (
@@ -299,8 +300,8 @@ def test_bad_input(call, message):
         call()
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "parallel"])
-@pytest.mark.parametrize("place", ["dropout", "feed_forward_dropout", "weights"])
+@looped("placement", ["pre", "post", "parallel"])
+@looped("place", ["dropout", "feed_forward_dropout", "weights"])
 def test_each_dropout_acts_in_each_placement(place, placement):
     options = {"attention": dataclasses.replace(ATTENTION, dropout=0.5)} if place == "weights" else {place: 0.5}
     block, x = spread(EncoderBlock(config(placement=placement, **options))), tokens()
@@ -337,9 +338,7 @@ def test_nothing_is_run_twice_that_leaves_something_behind():
     assert cache.length == L
 
 
-@pytest.mark.parametrize(
-    "mask", [Padding([L, 5]), Window(2, 2), Prefix(4), torch.ones(L, L, dtype=torch.bool)], ids=repr
-)
+@looped("mask", [Padding([L, 5]), Window(2, 2), Prefix(4), torch.ones(L, L, dtype=torch.bool)])
 def test_a_decoder_is_causal_whatever_mask_it_is_given(mask):
     decoder, x = spread(Decoder(config(), LAYERS)), tokens()
     out = decoder(x, mask)
@@ -378,7 +377,7 @@ def test_a_mask_of_rows_beside_a_cache_and_a_context_is_refused():
     assert cache.length == L
 
 
-@pytest.mark.parametrize(
+@looped(
     "bad",
     [
         {"context": torch.zeros(B, LC, 12, dtype=torch.float64)},
@@ -387,7 +386,6 @@ def test_a_mask_of_rows_beside_a_cache_and_a_context_is_refused():
         {"context_mask": Padding([3, LC + 1])},
         {"bias": torch.zeros(5, 1, 1, 1, dtype=torch.float64)},
     ],
-    ids=str,
 )
 def test_a_refused_call_leaves_a_cache_as_it_was(bad):
     decoder, x, context = spread(Decoder(config(cross=CROSS), 2)), tokens(), tokens(LC, 13)
@@ -420,7 +418,7 @@ def test_a_changed_width_changes_its_defaults():
     assert without == BlockConfig(AttentionConfig(32, 4), hidden=0, activation="relu") != small
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (lambda: BlockConfig("attention"), "attention: expected AttentionConfig, got str"),

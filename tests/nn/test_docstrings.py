@@ -11,6 +11,7 @@ import torch
 import saccade.models
 import saccade.nn
 import saccade.positions
+from looped import looped
 
 
 def modules():
@@ -21,7 +22,7 @@ def modules():
                 yield pytest.param(member, id=name)
 
 
-@pytest.mark.parametrize("module", list(modules()))
+@looped("module", list(modules()))
 def test_formula_shapes_and_source(module):
     told = inspect.cleandoc(module.__doc__ or "") + "\n" + inspect.cleandoc(module.forward.__doc__ or "")
     assert re.search(r"[(]B, \w+", told) or "forward(self) ->" in inspect.getsource(module), "no shapes"

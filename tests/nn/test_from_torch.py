@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from looped import looped
 from saccade import Causal, FromTensor, Padding
 from saccade.nn import (
     AttentionConfig,
@@ -84,8 +85,8 @@ def holding(module, gradients):
     return twin
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("batch_first", [False, True])
+@looped("bias", [False, True])
+@looped("batch_first", [False, True])
 def test_multihead_self_attention(bias, batch_first):
     theirs = build(nn.MultiheadAttention, WIDTH, HEADS, bias=bias, batch_first=batch_first)
     ours, x = from_torch(theirs), tokens(LT)
@@ -99,7 +100,7 @@ def test_multihead_self_attention(bias, batch_first):
     same(theirs, ours, ours(x, mask), expected if batch_first else expected.transpose(0, 1), [x])
 
 
-@pytest.mark.parametrize("widths", [{}, {"kdim": 13}, {"kdim": 13, "vdim": 5}, {"vdim": 5}], ids=str)
+@looped("widths", [{}, {"kdim": 13}, {"kdim": 13, "vdim": 5}, {"vdim": 5}])
 def test_multihead_cross_attention(widths):
     theirs = build(nn.MultiheadAttention, WIDTH, HEADS, batch_first=True, **widths)
     ours = from_torch(theirs)
@@ -427,7 +428,7 @@ def test_a_learned_float_mask_stays_a_bias_also_while_it_is_zero(place):
     assert masks_from_torch(**{place: learned.detach()}).bias is None
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import saccade
+from looped import looped
 from nn.toys import ExactConfig, MeanConfig, NoPairsConfig, NothingConfig, SharedConfig, TwiceConfig, WeighedConfig
 from saccade import Causal, Global, Padding, Window
 from saccade.nn import (
@@ -74,19 +75,18 @@ def same_bits(plain, ours, inputs, call=lambda module, *inputs: module(*inputs))
 
 
 @of(PLAIN)
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["full", "causal"])
-@pytest.mark.parametrize(
+@looped("mask", [None, Causal()])
+@looped(
     "options",
     [{}, dict(kv_heads=2), dict(positions=ROTARY), dict(fused=False, bias=True), dict(qk_norm="rms", gate=True)],
-    ids=str,
 )
 def test_softmax_as_a_mechanism_is_softmax_attention(mechanism, mask, options):
     same_bits(*twins(mechanism, **options), [tokens()], lambda module, x: module(x, mask))
 
 
 @of(PLAIN)
-@pytest.mark.parametrize("padding", [LEFT, RIGHT], ids=["left", "right"])
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["full", "causal"])
+@looped("padding", [LEFT, RIGHT])
+@looped("mask", [None, Causal()])
 def test_padding_on_either_side(mechanism, padding, mask):
     plain, ours = twins(mechanism, positions=ROTARY, kv_heads=2)
     said = GrowingLayer().offset(L, padding)  # positions of tokens, which a mechanism is given unasked
@@ -117,7 +117,7 @@ def test_positions_that_are_a_bias_reach_a_mechanism_that_takes_it(positions):
 
 
 @of(PLAIN)
-@pytest.mark.parametrize("fused", [None, False])
+@looped("fused", [None, False])
 def test_cross_attention(mechanism, fused):
     pair = twins(mechanism, fused=fused)
     real = Padding([5, 8, 0])
@@ -154,7 +154,7 @@ def nested(x, lengths=LENGTHS):
 
 
 @of(CAUSAL)
-@pytest.mark.parametrize("kind", ["attention", "encoder", "decoder", "block"])
+@looped("kind", ["attention", "encoder", "decoder", "block"])
 def test_a_nested_batch_is_each_item_alone(mechanism, kind):
     attention = AttentionConfig(WIDTH, HEADS, positions=ROTARY, mechanism=mechanism)
     module = {
@@ -182,8 +182,8 @@ def test_a_nested_batch_without_items():
 # --- what mechanisms are given ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fused", [None, False])
-@pytest.mark.parametrize("kv_heads", [None, 2])
+@looped("fused", [None, False])
+@looped("kv_heads", [None, 2])
 def test_two_maps_lie_side_by_side_and_values_are_twice_as_wide(fused, kv_heads):
     module = MultiHeadAttention(
         AttentionConfig(WIDTH, HEADS, kv_heads, fused=fused, mechanism=TwiceConfig(), bias=True)
@@ -205,8 +205,8 @@ def test_two_maps_lie_side_by_side_and_values_are_twice_as_wide(fused, kv_heads)
     torch.testing.assert_close(out, module.output(torch.cat(heads, -1)))
 
 
-@pytest.mark.parametrize("fused", [None, False])
-@pytest.mark.parametrize("crossed", [False, True])
+@looped("fused", [None, False])
+@looped("crossed", [False, True])
 def test_keys_that_are_the_queries_have_no_projection_of_their_own(fused, crossed):
     config = AttentionConfig(WIDTH, HEADS, fused=fused, bias=True, mechanism=SharedConfig())
     module = MultiHeadAttention(config)
@@ -234,7 +234,7 @@ def test_a_mechanism_that_reads_tokens_gets_those_the_queries_were_made_from(pad
     torch.testing.assert_close(module(x, padding=padding), expected)
 
 
-@pytest.mark.parametrize("padding", [LEFT, RIGHT], ids=["left", "right"])
+@looped("padding", [LEFT, RIGHT])
 @of(CAUSAL)
 def test_what_stands_in_padding_is_not_read(mechanism, padding):
     module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, gate=True, mechanism=mechanism))
@@ -266,7 +266,7 @@ def test_each_layer_of_a_stack_knows_its_depth():
 
 
 @of(CAUSAL)
-@pytest.mark.parametrize("sizes", [[1] * L, [4, 1, 6], [11], [0, 3, 8]], ids=str)
+@looped("sizes", [[1] * L, [4, 1, 6], [11], [0, 3, 8]])
 def test_decoding_equals_the_parallel_form(mechanism, sizes):
     decoder = Decoder(BlockConfig(AttentionConfig(WIDTH, HEADS, positions=ROTARY, mechanism=mechanism)), 2)
     x, cache = tokens(), decoder.cache()
@@ -279,8 +279,8 @@ def test_decoding_equals_the_parallel_form(mechanism, sizes):
 
 
 @of(CAUSAL)
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("grad", [False, True])
+@looped("side", ["left", "right"])
+@looped("grad", [False, True])
 def test_items_of_unequal_length_decode_as_each_alone(mechanism, side, grad):
     """A prompt padded on either side, a chunk padded on either side, then single tokens."""
     decoder = Decoder(BlockConfig(AttentionConfig(WIDTH, HEADS, positions=ROTARY, mechanism=mechanism)), 2)
@@ -471,7 +471,7 @@ def test_a_step_with_a_state_is_compiled():
 
 
 @of(dict(pairless=NoPairsConfig(), weighed=WeighedConfig()))
-@pytest.mark.parametrize("positions", [None, ROTARY], ids=["nowhere", "rotary"])
+@looped("positions", [None, ROTARY])
 def test_only_caches_in_order_serve_a_mechanism_that_knows_no_placed_masks(mechanism, positions):
     module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, positions=positions, mechanism=mechanism))
     with torch.no_grad():
@@ -518,7 +518,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("options, words", REFUSED.values(), ids=REFUSED)
+@looped("options, words", REFUSED.values())
 def test_what_a_mechanism_would_leave_out_in_silence_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         AttentionConfig(WIDTH, HEADS, **options, mechanism=NothingConfig())

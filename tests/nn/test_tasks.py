@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from nn.tasks import LENGTH, MODELS, SCHEMES, SYMBOLS, TASKS, DecoderOnly, EncoderDecoder, train, words
 from saccade.nn import AttentionConfig, BlockConfig, Encoder
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
@@ -60,7 +61,7 @@ def test_an_encoder_decoder_without_positions_cannot():
     torch.testing.assert_close(model(other_order(given), answer), model(given, answer))
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if SCHEMES[name] is not None])
+@looped("scheme", [name for name in SCHEMES if SCHEMES[name] is not None])
 def test_with_positions_an_encoder_decoder_tells_orders_apart(scheme):
     model = EncoderDecoder(SCHEMES[scheme], **SIZES).double()
     given = words(B, LENGTH, torch.Generator().manual_seed(0))

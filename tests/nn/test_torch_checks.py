@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from looped import looped
 from saccade import Window
 from saccade.nn import (
     AttentionConfig,
@@ -145,7 +146,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), PARTS)
+@looped(("make", "message"), PARTS)
 def test_another_class_than_pytorchs_is_named(make, message):
     with pytest.raises(TypeError, match=f"^module: {message}"):
         from_torch(make())
@@ -220,7 +221,7 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), LOST)
+@looped(("make", "message"), LOST)
 def test_what_a_copy_would_lose_is_named(make, message):
     with pytest.raises(ValueError, match=f"^module: {message}"):
         from_torch(make())
@@ -289,7 +290,7 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), MISSING)
+@looped(("make", "message"), MISSING)
 def test_what_ours_does_not_have_is_named(make, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch tells which fast path it will not take
@@ -314,7 +315,7 @@ BLOCK = BlockConfig(ATTENTION, hidden=HIDDEN, activation="relu", norm="layer", b
 CROSS = replace(BLOCK, cross=ATTENTION)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("changed", "message"),
     [
         ({"kv_heads": 1}, "kv_heads: 1 here, and PyTorch's module has 2 only"),
@@ -329,7 +330,6 @@ CROSS = replace(BLOCK, cross=ATTENTION)
         ({"scale": 0.3}, "scale: 0.3 here"),
         ({"softcap": 7.0}, "softcap: 7.0 here"),
     ],
-    ids=str,
 )
 def test_attention_that_pytorch_does_not_have_is_named(changed, message):
     odd = replace(ATTENTION, **changed)
@@ -346,7 +346,7 @@ def test_attention_that_pytorch_does_not_have_is_named(changed, message):
             to_torch(module)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "message"),
     [
         (lambda: Encoder(replace(BLOCK, norm="rms"), 2), "norm: 'rms' here"),
@@ -465,7 +465,7 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), CHANGED)
+@looped(("make", "error", "message"), CHANGED)
 def test_parts_that_are_not_what_the_configuration_says_are_named(make, error, message):
     with pytest.raises(error, match=f"^module: {message}"):
         to_torch(make())

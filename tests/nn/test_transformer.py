@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from looped import looped
 from saccade import FromTensor, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Transformer
 from saccade.positions import RotaryConfig, T5Config
@@ -117,7 +118,7 @@ def test_checkpointing_is_one_flag():
     torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (lambda: make(decoder=dataclasses.replace(CONFIG, placement="parallel")), "cross: parallel blocks"),

@@ -11,6 +11,7 @@ import torch
 import oracle
 import problems
 import saccade
+from looped import looped
 from problems import assert_close
 from saccade.positions import AlibiBias, T5Bias
 
@@ -41,8 +42,8 @@ def test_the_papers_slopes():
     torch.testing.assert_close(AlibiBias(11).slopes, torch.cat((AlibiBias(8).slopes, sixteen[0:6:2])))
 
 
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("mask", [None, saccade.Causal()])
+@looped("learned", [False, True])
+@looped("mask", [None, saccade.Causal()])
 def test_alibi_through_the_operator(learned, mask, exact):
     named = problems.tensors()
     module = AlibiBias(6, learned=learned)
@@ -66,7 +67,7 @@ def test_gradients_reach_learned_slopes(exact):
     assert_close(module.slopes.grad, want, terms=11 * 13 * 13)
 
 
-@pytest.mark.parametrize("heads", HEADS)
+@looped("heads", HEADS)
 def test_fixed_slopes_are_not_saved_and_learned_ones_are(heads):
     fixed, learned = AlibiBias(heads), AlibiBias(heads, learned=True)
     assert not fixed.state_dict() and not list(fixed.parameters())
@@ -81,7 +82,7 @@ def test_fixed_slopes_are_not_saved_and_learned_ones_are(heads):
     assert torch.equal(again.slopes, fixed.slopes)
 
 
-@pytest.mark.parametrize("change", [lambda m: m.bfloat16(), lambda m: m.half(), lambda m: m.double(), copy.deepcopy])
+@looped("change", [lambda m: m.bfloat16(), lambda m: m.half(), lambda m: m.double(), copy.deepcopy])
 def test_fixed_slopes_stay_exact(change):
     assert torch.equal(change(AlibiBias(12)).slopes, AlibiBias(12).slopes)
     assert torch.equal(change(torch.nn.Sequential(AlibiBias(12)))[0].slopes, AlibiBias(12).slopes)
@@ -154,7 +155,7 @@ def test_they_say_what_they_are():
     assert repr(T5Bias(6, max_distance=64)) == "T5Bias(6, buckets=32, max_distance=64, bidirectional=True)"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda: AlibiBias(0), ValueError, "heads must be at least 1, got 0"),

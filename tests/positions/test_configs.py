@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 
+from looped import looped
 from saccade.positions import (
     AlibiBias,
     AlibiConfig,
@@ -48,7 +49,7 @@ def test_values_are_told_apart_and_can_be_keys():
             setattr(value, dataclasses.fields(value)[0].name, 3)
 
 
-@pytest.mark.parametrize("value", [v for v in VALUES if isinstance(v, RotaryConfig)])
+@looped("value", [v for v in VALUES if isinstance(v, RotaryConfig)])
 def test_rotary_is_built_as_named(value):
     built = value.build(3, 10)
     assert isinstance(built, Rotary)
@@ -78,7 +79,7 @@ def test_every_build_is_a_module_of_its_own():
     assert one.table is not other.table and not torch.equal(one.table, other.table)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda: RotaryConfig(1.0), ValueError, "base: must be greater than 1, got 1.0"),

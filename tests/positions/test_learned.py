@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from saccade.positions import Learned
 
 
@@ -68,7 +69,7 @@ BEYOND = [
 ]
 
 
-@pytest.mark.parametrize(("offset", "message"), BEYOND)
+@looped(("offset", "message"), BEYOND)
 def test_beyond_the_table_is_an_error(offset, message):
     with pytest.raises(
         ValueError, match=f"offset: the table has 31 learned positions, 0 to 30, but tokens stand at {message}$"
@@ -100,7 +101,7 @@ def test_where_nobody_can_look_a_row_of_nan_stands_in(where):
     assert gradient.isfinite().all() and gradient.sum() == 5 * (~off).sum()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda: Learned(0, 5), ValueError, "length must be at least 1, got 0"),

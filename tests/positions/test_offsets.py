@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from looped import looped
 from positions.formulas import of_each_token
 from saccade.positions import Learned, Rotary, Sinusoidal, places
 
@@ -64,22 +65,22 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("offset", "error", "message"), BAD)
+@looped(("offset", "error", "message"), BAD)
 def test_bad_offsets(offset, error, message):
     with pytest.raises(error, match=message):
         places(offset, 7, CPU, 3)
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize(("offset", "error", "message"), BAD)
+@looped("name", EVERY)
+@looped(("offset", "error", "message"), BAD)
 def test_every_module_reads_offsets_there(name, offset, error, message):
     make, shape = EVERY[name]
     with pytest.raises(error, match=message):
         make()(torch.zeros(shape), offset)
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("offset", [5, torch.tensor([5, 0, 31]), torch.arange(21).view(3, 7).flip(1) * 4])
+@looped("name", EVERY)
+@looped("offset", [5, torch.tensor([5, 0, 31]), torch.arange(21).view(3, 7).flip(1) * 4])
 def test_every_kind_of_offset_is_every_token_put_by_itself(name, offset):
     make, shape = EVERY[name]
     module, x = make().double(), torch.randn(shape, dtype=torch.float64)
@@ -90,8 +91,8 @@ def test_every_kind_of_offset_is_every_token_put_by_itself(name, offset):
             torch.testing.assert_close(out[b : b + 1, ..., i : i + 1, :], alone, rtol=1e-15, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize(("batch", "length"), [(3, 0), (0, 7), (0, 0)])
+@looped("name", EVERY)
+@looped(("batch", "length"), [(3, 0), (0, 7), (0, 0)])
 def test_nothing_stays_nothing(name, batch, length):
     make, shape = EVERY[name]
     x = torch.zeros(batch, *shape[1:-2], length, shape[-1])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from looped import looped
 from positions import formulas
 from saccade.positions import LinearScaling, NTKScaling, Rotary, YaRNScaling
 
@@ -105,7 +106,7 @@ def permuted(turned, width):
     return [*range(0, turned, 2), *range(1, turned, 2), *range(turned, width)]
 
 
-@pytest.mark.parametrize("turned", [10, 6, 2])
+@looped("turned", [10, 6, 2])
 def test_layouts_differ_by_a_permutation_of_features(turned, offset):
     x, order = torch.randn(2, 3, 7, 10), permuted(turned, 10)
     half, interleaved = Rotary(10, turned=turned), Rotary(10, turned=turned, layout="interleaved")
@@ -129,7 +130,7 @@ def test_yarn_multiplies_logits_by_the_square_of_its_factor():
     torch.testing.assert_close(grown @ grown.transpose(-1, -2), 1.3**2 * (plain @ plain.transpose(-1, -2)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_that_of_two_products_and_a_sum(kind, offset, dtype):
     x = torch.randn(2, 3, 7, 10).to(dtype)
     exact = Rotary(10, **kind)(x.double(), offset)
@@ -272,7 +273,7 @@ def test_says_what_it_is():
     assert repr(rotary) == ("Rotary(10, base=500, layout='interleaved', turned=6, scaling=LinearScaling(factor=2.0))")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda: Rotary(7), ValueError, "width: .* must be even, got 7"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from looped import looped
 from positions.formulas import theta
 from saccade.positions import LinearScaling, NTKScaling, Rotary, YaRNScaling
 
@@ -156,8 +157,8 @@ def test_values_compare_hash_and_pickle(scaling):
         scaling.factor = 5.0
 
 
-@pytest.mark.parametrize("kind", [LinearScaling, NTKScaling, lambda factor: YaRNScaling(factor, 4096)])
-@pytest.mark.parametrize(
+@looped("kind", [LinearScaling, NTKScaling, lambda factor: YaRNScaling(factor, 4096)])
+@looped(
     ("factor", "error", "message"),
     [
         (0.5, ValueError, "factor: must be at least 1 .*, got 0.5"),
@@ -174,7 +175,7 @@ def test_bad_factors(kind, factor, error, message):
         kind(factor)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda: YaRNScaling(4.0, 6), ValueError, "original_length: must be more than 2 pi beta_slow = 6.283 .* got 6"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from looped import looped
 from positions import formulas
 from saccade.positions import Sinusoidal
 
@@ -55,8 +56,8 @@ def test_odd_widths_leave_out_the_last_cosine():
     assert Sinusoidal(1).table(positions).shape == (13, 1)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 5)])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+@looped("shape", [(), (3,), (2, 3, 5)])
+@looped("dtype", [torch.int32, torch.int64, torch.float32])
 def test_tables_of_any_positions(shape, dtype):
     positions = (torch.randn(shape) * 100).to(dtype)
     table = Sinusoidal(5).table(positions)
@@ -73,7 +74,7 @@ def test_angles_stay_exact_far_out():
     assert (Sinusoidal(6)(x, far).double() - want).abs().max() < 1e-7
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@looped("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_adds_in_the_inputs_dtype_with_one_rounding(dtype):
     x = torch.randn(2, 7, 11, dtype=dtype)
     out = Sinusoidal(11)(x, 5)
@@ -111,7 +112,7 @@ def test_tables_made_in_inference_mode_serve_training():
     torch.testing.assert_close(x.grad, 4 * (sinusoidal(x) + sinusoidal(x, torch.tensor([3, 9]))).detach())
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda: Sinusoidal(0), ValueError, "width must be at least 1, got 0"),

@@ -10,6 +10,7 @@ import importlib
 import pytest
 import torch
 
+from looped import looped
 from saccade.positions import LinearScaling, Rotary, YaRNScaling
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [31, 32, 33, 34, 35, 36, 37], [0, 1, 0, 1, 2, 3, 211]])
@@ -53,7 +54,7 @@ SCALINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SCALINGS)
+@looped("name", SCALINGS)
 def test_llama(name):
     scaling, parameters = SCALINGS[name]
     llama = model("llama")

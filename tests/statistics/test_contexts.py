@@ -16,6 +16,7 @@ from torch import Tensor
 import dense_statistics
 import problems
 import saccade
+from looped import looped
 from problems import NATIVE
 
 
@@ -91,7 +92,7 @@ def test_inside_of_torch_func():
     assert same(seen[0], run(named))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_float32(dtype, backend):
     named = drawn(dtype=dtype)
     got, wide = run(named, backend), {name: tensor.double() for name, tensor in named.items()}
@@ -257,7 +258,7 @@ def test_in_one_graph_it_is_refused_with_a_reason():
         torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("mask", [None, saccade.Causal(), saccade.Documents(torch.arange(13) // 5)], ids=str)
+@looped("mask", [None, saccade.Causal(), saccade.Documents(torch.arange(13) // 5)])
 def test_a_default_device_changes_nothing(mask, backend):
     named = problems.tensors(rows=13)
     want = saccade.statistics(named["query"], named["key"], mask, histograms=True, backend=backend)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import dense_statistics
 import problems
 import saccade
+from looped import looped
 
 CASES = ("square_causal", "queries_padded", "bias_with_hidden_pairs", "everything")
 
@@ -40,7 +40,7 @@ def check(found, entries, h, slack):
         assert compare((entries[:, None] < moved).sum(0), below).all()
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_of_vectors(name, backend):
     got, judge, tensors = observed(name, backend)
     read = judge.seen.any(2).unflatten(1, (tensors["key"].shape[1], -1)).any(2)
@@ -53,7 +53,7 @@ def test_of_vectors(name, backend):
             assert (found["edges"][h, 0], found["edges"][h, -1]) == (found["min"][h], found["max"][h])
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_of_logits_and_weights(name, backend):
     got, judge, tensors = observed(name, backend)
     scale = problems.CASES[name]().options.get("scale")
@@ -95,7 +95,7 @@ def test_a_single_value_and_none(backend):
         assert torch.isfinite(found["edges"]).all()
 
 
-@pytest.mark.parametrize("size", [1e20, 3e38, -3e38, 1e-40])
+@looped("size", [1e20, 3e38, -3e38, 1e-40])
 def test_entries_that_are_all_the_same_huge_number(size, backend):
     # A half more or less than 1e20 is 1e20, and a bin of no width holds nothing.
     same = torch.full((1, 2, 3, 5), size)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 import problems
 import saccade
+from looped import looped
 
 
 def draw(**sizes):
@@ -47,7 +47,7 @@ def test_items_do_not_see_each_other(backend):
         assert torch.equal(getattr(whole, name)[:1], getattr(alone, name)), name
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@looped("side", ["left", "right"])
 def test_padding_on_either_side_is_the_sequence_alone(side, backend):
     """A padded item has the numbers of its tokens without padding, its first key being the first token."""
     query, key = draw(rows=13)
@@ -80,7 +80,7 @@ def test_a_uniform_row(backend):
     assert (got.largest_at == 0).all()  # all are equal: the first
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float32])
+@looped("dtype", [None, torch.float32])
 def test_of_equal_logits_the_first_keys_are_named(dtype, backend):
     query, key = draw(dtype=dtype)
     key[:, :, 5:] = key[:, :, 5:6]
@@ -146,7 +146,7 @@ def test_a_sink_leaves_empty_rows_empty(backend):
     assert (got.rows_counted, got.rows_empty, got.rows_padded) == (66, 66, 0)
 
 
-@pytest.mark.parametrize("sizes", [{"batch": 0}, {"rows": 0}, {"keys": 0}, {"rows": 0, "keys": 0}])
+@looped("sizes", [{"batch": 0}, {"rows": 0}, {"keys": 0}, {"rows": 0, "keys": 0}])
 def test_nothing(sizes, backend):
     named = problems.tensors(**sizes)
     got = saccade.statistics(

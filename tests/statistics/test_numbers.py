@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 
-import pytest
 import torch
 
 import dense_statistics
 import problems
 import saccade
+from looped import looped
 
 # Where rows stand among the keys, for the cases whose mask says so; bottom-right otherwise.
 STANDING = {
@@ -152,7 +152,7 @@ def test_the_judge_has_the_weights_of_the_oracle():
         torch.testing.assert_close(dense_statistics.of_case(problem).p, problem.truth().weights, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", STANDING)
+@looped("name", STANDING)
 def test_the_judge_would_notice_another_placement(name):
     judge, other = (dense_statistics.of_case(problems.CASES[name](), where) for where in (STANDING[name], None))
     assert not torch.allclose(judge.distance, other.distance)

@@ -12,6 +12,7 @@ from torch import Tensor
 import oracle
 import problems
 import saccade
+from looped import looped
 
 POISON = (math.nan, math.inf, -math.inf)
 
@@ -45,7 +46,7 @@ def observed(tensors, mask, backend, **more):
     )
 
 
-@pytest.mark.parametrize("poison", POISON)
+@looped("poison", POISON)
 def test_padding_is_not_read(poison, backend):
     lengths, real = torch.tensor([7, 13]), torch.tensor([5, 11])
     mask = saccade.Padding(lengths, queries=real)
@@ -57,7 +58,7 @@ def test_padding_is_not_read(poison, backend):
     assert_same(observed(spoiled, mask, backend), observed(clean, mask, backend))
 
 
-@pytest.mark.parametrize("poison", POISON)
+@looped("poison", POISON)
 def test_a_key_reaches_only_rows_that_see_it(poison, backend):
     named = problems.tensors(rows=13)
     before = observed(named, saccade.Causal(), backend)
@@ -99,7 +100,7 @@ def test_bad_logits_are_counted_and_the_first_is_named(backend):
     assert (got.heads["query"]["nonfinite"] == 0).all() and (got.heads["value"]["nonfinite"] == 0).all()
 
 
-@pytest.mark.parametrize("poison", POISON)
+@looped("poison", POISON)
 def test_bad_vectors_are_counted_and_left_out_of_ranges(poison, backend):
     named = problems.tensors()
     named["query"][1, 3, 5, 2] = named["query"][1, 3, 5, 4] = named["query"][0, 3, 9, 1] = poison

@@ -9,6 +9,7 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from saccade._backends.native import _statistics
 
 
@@ -32,7 +33,7 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize(("groups", "error", "words"), GROUPS)
+@looped(("groups", "error", "words"), GROUPS)
 def test_groups(groups, error, words, backend):
     with pytest.raises(error, match=re.escape(words)):
         run(groups=groups, backend=backend)
@@ -95,7 +96,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "words"), CALLS)
+@looped(("options", "error", "words"), CALLS)
 def test_the_rest_is_refused_as_attention_refuses_it(options, error, words):
     options = {name: x.double() if name == "value" else x for name, x in options.items()}
     with pytest.raises(error, match=re.escape(words)):

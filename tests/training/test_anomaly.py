@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import saccade
+from looped import looped
 from saccade.models import DecoderLM, ModelConfig
 from saccade.nn import AttentionConfig, MultiHeadAttention, Observation
 from saccade.training import find_anomaly
@@ -52,7 +53,7 @@ def test_a_sound_model_has_no_anomaly_and_keeps_its_gradients():
     assert counts["layer 2: logits"] == 2 * 2 * 13 * 14 / 2  # causal: those that are seen
 
 
-@pytest.mark.parametrize(
+@looped(
     ("rows", "factor", "place"),
     [
         (QUERY, math.nan, "layer 1: query"),
@@ -73,7 +74,7 @@ def test_faults_in_attention(rows, factor, place):
     assert str(report).startswith(f"first not finite: {place} ")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("module", "place"),
     [
         ("embedding", "output of embedding"),

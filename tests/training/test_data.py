@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from looped import looped
 from saccade.models.tokenizer import train_characters
 from saccade.training import Corpus, draw_windows, read_texts, split_tail, whole_windows
 from saccade.training.windows import draw_copying
@@ -119,7 +120,7 @@ def test_share_of_repeats():
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / 1000) ** 0.5
 
 
-@pytest.mark.parametrize("context", [2, 7, 23, 64, 101])
+@looped("context", [2, 7, 23, 64, 101])
 def test_copying_windows_say_the_same_over_and_over(context):
     periods = set()
     for step in range(100):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped import looped
 from saccade.models import DecoderLM, ModelConfig
 from saccade.training import (
     Corpus,
@@ -218,7 +219,7 @@ def test_a_gradient_that_is_not_finite_is_named():
     assert torch.equal(model.embedding.weight, before)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "message"),
     [
         ({"steps": 0}, "steps: must be at least 1, got 0"),
@@ -238,7 +239,7 @@ def test_bad_settings(change, message):
         dataclasses.replace(SETTINGS, **change)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "change", "message"),
     [
         (Execution, {"precision": "fp8"}, "precision: expected 'auto', 'bf16', 'fp16' or 'no', got 'fp8'"),

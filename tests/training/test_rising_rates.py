@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from looped import looped
 from saccade import cli
 from saccade.training import RangeTest, range_test
 
@@ -76,7 +77,7 @@ def test_it_stops_where_it_diverges(end):
     assert len(result.rates) == (4 if math.isfinite(end) else 3)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         ({"low": 0.0}, "low, high: rates must be positive, finite and rising, got 0 and 1"),

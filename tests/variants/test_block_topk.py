@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import oracle
+from looped import looped
 from saccade import Causal, Dropout, Padding, Window, attention
 from saccade.variants import BlockTopKConfig, block_topk_attention, chosen_blocks
 
@@ -90,8 +91,8 @@ def test_decoding_is_the_parallel_form(step):
         torch.testing.assert_close(part, whole[:, :, start:stop], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("k", [8, 9, 100])
+@looped("causal", [False, True])
+@looped("k", [8, 9, 100])
 def test_as_many_blocks_as_there_are_is_dense_attention(causal, k):
     inputs = made()
     mask = Causal() if causal else None
@@ -108,8 +109,8 @@ def test_as_many_blocks_as_a_short_item_has_is_dense_attention(causal):
     assert (found[0] - attention(*inputs, mask)[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("side", ["left", "right", "holes", "nothing"])
+@looped("causal", [False, True])
+@looped("side", ["left", "right", "holes", "nothing"])
 def test_padding_is_not_there(causal, side):
     inputs = made()
     real = torch.ones(B, L, dtype=torch.bool)
@@ -143,8 +144,8 @@ def test_a_query_on_padding_stands_where_the_last_real_token_is():
         torch.testing.assert_close(found[:, :, row : row + 1], alone, **EXACT)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@looped("causal", [False, True])
+@looped("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_of_equal_blocks_the_first_are_chosen(causal, dtype):
     query = torch.randn(1, HQ, 28, 64, dtype=dtype)
     key = torch.randn(1, HKV, 4, 64, dtype=dtype).repeat(1, 1, 7, 1)
@@ -155,8 +156,8 @@ def test_of_equal_blocks_the_first_are_chosen(causal, dtype):
         assert (found[:, :, i] == torch.tensor([own, *first, *[-1] * (2 - len(first))])).all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("scale", [None, -0.5])
+@looped("causal", [False, True])
+@looped("scale", [None, -0.5])
 def test_the_chosen_blocks(causal, scale):
     query, key, _ = made(grad=False)
     found = chosen_blocks(query, key, Causal() if causal else None, block=4, k=3, scale=scale)
@@ -176,8 +177,8 @@ def test_chosen_blocks_of_padding_and_of_nothing():
     assert none.shape == (B, HQ, 0, 3)
 
 
-@pytest.mark.parametrize("first", [1, 14, 28])
-@pytest.mark.parametrize("other", [math.nan, 1e4])
+@looped("first", [1, 14, 28])
+@looped("other", [math.nan, 1e4])
 def test_nothing_later_is_seen_nor_looked_at(first, other):
     inputs = made(grad=False)
     changed = [torch.cat((x[:, :, :first], torch.full_like(x[:, :, first:], other)), 2) for x in inputs]
@@ -259,7 +260,7 @@ def test_extreme_norms_stay_finite(norm):
     assert out.isfinite().all() and inputs[0].grad.isfinite().all() and inputs[1].grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("batch", "rows", "keys"), [(0, 5, 5), (2, 0, 0), (2, 0, 9), (2, 3, 0), (2, 1, 1)])
+@looped(("batch", "rows", "keys"), [(0, 5, 5), (2, 0, 0), (2, 0, 9), (2, 3, 0), (2, 1, 1)])
 def test_few_tokens_or_none(batch, rows, keys):
     inputs = made((rows, keys), batch=batch)
     out = block_topk_attention(*inputs, Causal(), block=4, k=2)
@@ -285,7 +286,7 @@ def test_memory_grows_with_tokens_and_not_with_pairs():
     assert sizes[1] <= 2.01 * sizes[0]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("numbers", "error", "words"),
     [
         ({"block": 0, "k": 3}, ValueError, "block must be at least 1, got 0"),

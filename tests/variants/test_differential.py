@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import saccade
+from looped import looped
 from saccade import ALiBi, Causal, Dropout, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, MultiHeadAttention
 from saccade.positions import RotaryConfig
@@ -53,9 +54,9 @@ def formula(query, key, value, lq1, lk1, lq2, lk2, weight, mask=None, **options)
     return (1 - INITIAL) * torch.cat(heads, 1)
 
 
-@pytest.mark.parametrize("kv_heads", [H, 2, 1])
-@pytest.mark.parametrize("mask", [None, Causal(), Causal() & Padding([11, 4], queries=[7, 2]), Window(2, 3)], ids=repr)
-@pytest.mark.parametrize("options", [{}, dict(scale=0.3, softcap=1.7)], ids=str)
+@looped("kv_heads", [H, 2, 1])
+@looped("mask", [None, Causal(), Causal() & Padding([11, 4], queries=[7, 2]), Window(2, 3)])
+@looped("options", [{}, dict(scale=0.3, softcap=1.7)])
 def test_the_formula_and_all_its_gradients(kv_heads, mask, options):
     given = inputs(kv_heads)
     out, expected = (f(*given, mask=mask, **options) for f in (ours, formula))
@@ -161,7 +162,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("heads, words", REFUSED.values(), ids=REFUSED)
+@looped("heads, words", REFUSED.values())
 def test_heads_that_do_not_fit(heads, words):
     query, key, value = (torch.randn(1, count, 3, width) for count, width in zip(heads, (4, 4, 8), strict=True))
     vectors = [torch.zeros(4)] * 4

@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 
+from looped import looped
 from saccade import Causal, Padding, Window
 from saccade.batching import pad, unpad
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder, GrowingLayer, KVCache, MultiHeadAttention
@@ -81,8 +82,8 @@ def refused(words):
 
 
 @every(lambda traits: traits.causal is True)
-@pytest.mark.parametrize("poison", [False, True], ids=["others", "nan"])
-@pytest.mark.parametrize("first", [1, 37, L - 1])
+@looped("poison", [False, True])
+@looped("first", [1, 37, L - 1])
 def test_nothing_later_is_seen(config, first, poison):
     read = Read(config)
     out = read(mask=Causal())
@@ -206,7 +207,7 @@ def test_a_padded_item_is_what_it_is_alone(config, side, causal):
 
 
 @every()
-@pytest.mark.parametrize("side", ["left", "right"])
+@looped("side", ["left", "right"])
 def test_positions_are_counted_from_the_first_token(config, side):
     attention = AttentionConfig(WIDTH, HEADS, mechanism=config, positions=RotaryConfig(), head_width=6 * config.maps)
     module, mask = MultiHeadAttention(attention).double().eval(), sides(config.traits)[-1]
@@ -294,7 +295,7 @@ def test_what_cannot_be_grouped_says_why(config):
 
 
 @every()
-@pytest.mark.parametrize("batch, length", [(0, 7), (2, 0), (0, 0), (2, 1)])
+@looped("batch, length", [(0, 7), (2, 0), (0, 0), (2, 1)])
 def test_empty_sizes(config, batch, length):
     for mask in sides(config.traits):
         read = Read(config, batch=batch, length=length, requires_grad=True)
@@ -316,7 +317,7 @@ def test_rows_that_see_nothing_are_zero(config):
 
 
 @every()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_dtypes(config, dtype):
     """No further from float64 than its inputs' and its output's rounding can carry it; and the dtype is kept."""
     for mask in sides(config.traits):

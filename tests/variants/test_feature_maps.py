@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped import looped
 from saccade.variants.feature_maps import NAMES, Dpfp, EluPlusOne, Relu, Softmax, Taylor
 
 
@@ -25,7 +26,7 @@ def test_widths_and_gradients(name, width):
     assert torch.autograd.gradcheck(feature_map, x)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@looped("name", NAMES)
 def test_weights_are_not_negative(name):
     x = 3 * tokens()
     assert (NAMES[name](x[0]) @ NAMES[name](x[1]).mT >= 0).all()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import saccade
+from looped import looped
 from saccade import Causal, Padding
 from saccade.nn import AttentionConfig, MultiHeadAttention
 from saccade.positions import RotaryConfig
@@ -31,8 +32,8 @@ def test_the_formula_and_all_its_gradients(width):
     )
 
 
-@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "options"])
-@pytest.mark.parametrize("padding", [None, Padding([7, 11, 4])], ids=["whole", "padded"])
+@looped("options", [{}, OPTIONS])
+@looped("padding", [None, Padding([7, 11, 4])])
 def test_elementwise_is_the_gate_of_every_attention_module(options, padding):
     built_in = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, gate=True, **options)).double()
     ours = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=GatedConfig(), **options)).double()

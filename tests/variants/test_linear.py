@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import looped
 from saccade import Causal, Padding, Window
 from saccade.variants import (
     HeadSizes,
@@ -83,8 +84,8 @@ def assert_same(function, reference, tensors, tolerance=NEAR):
 
 
 # Below, at and above a chunk and a segment, and multiples of nothing.
-@pytest.mark.parametrize("length", [2, 3, 63, 64, 65, 131, 512, 521, 1031])
-@pytest.mark.parametrize("normalise", [True, False])
+@looped("length", [2, 3, 63, 64, 65, 131, 512, 521, 1031])
+@looped("normalise", [True, False])
 def test_chunks_are_the_quadratic_form(length, normalise):
     assert_same(
         lambda *x: linear_attention(*x, Causal(), normalise=normalise),
@@ -102,12 +103,8 @@ def test_chunks_are_the_recurrence(normalise):
     )
 
 
-@pytest.mark.parametrize(
-    "feature_map",
-    [EluPlusOne(), Relu(), Softmax(), Dpfp(2), Taylor(), lambda x: x.exp()],
-    ids=lambda value: type(value).__name__,
-)
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["full", "causal"])
+@looped("feature_map", [EluPlusOne(), Relu(), Softmax(), Dpfp(2), Taylor(), lambda x: x.exp()])
+@looped("mask", [None, Causal()])
 def test_any_feature_map(feature_map, mask):
     assert_same(
         lambda *x: linear_attention(*x, mask, feature_map=feature_map),
@@ -145,9 +142,9 @@ def test_every_shape_and_padding(rows, keys, group, kv_heads, width, value_width
                 assert_near(one, other, 1e-11)  # the cotangent itself is rounded
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("poison", [float("nan"), float("inf")])
+@looped("causal", [False, True])
+@looped("dtype", [torch.float32, torch.float64])
 def test_padding_is_exact_whatever_stands_there(poison, causal, dtype):
     tensors = inputs(2, 6, 3, 73, 73, dtype=dtype)
     lengths = torch.tensor([41, 73])
@@ -175,10 +172,10 @@ def test_padding_is_exact_whatever_stands_there(poison, causal, dtype):
         assert (poisoned[0, :, 41:] == 0).all()
 
 
-@pytest.mark.parametrize("later", [float("nan"), -float("inf"), 3e38, 1e30])
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("map_name", ["elu+1", "relu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@looped("later", [float("nan"), -float("inf"), 3e38, 1e30])
+@looped("which", range(3))
+@looped("map_name", ["elu+1", "relu"])
+@looped("dtype", [torch.float32, torch.float64])
 def test_what_stands_later_changes_no_bit_of_earlier_rows(dtype, map_name, which, later):
     """Nor of their gradients, where later rows stay in range: two of 3e38 do not. NaN reaches the rows that see it."""
     clean = [x.detach() for x in inputs(1, 2, 1, 137, 137, dtype=dtype)]
@@ -221,8 +218,8 @@ def test_a_second_derivative_is_refused(dtype):
         torch.autograd.grad(linear_attention(*tensors, Causal()).sum(), tensors[0], create_graph=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("steps", [[1] * 9, [1, 70, 2, 64, 5], [150]])
+@looped("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@looped("steps", [[1] * 9, [1, 70, 2, 64, 5], [150]])
 def test_steps_are_the_whole(dtype, steps):
     length = sum(steps)
     query, key, value = (x.detach().to(dtype) for x in inputs(2, 6, 3, length, length))
@@ -278,8 +275,8 @@ def test_nothing_is_added_to_the_normaliser():
     torch.testing.assert_close(linear_attention(query, key, value).flatten(), torch.full((3,), 7 / 3))
 
 
-@pytest.mark.parametrize("length", [5, 80])
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["full", "causal"])
+@looped("length", [5, 80])
+@looped("mask", [None, Causal()])
 def test_rows_whose_features_vanish_are_zero(mask, length):
     tensors = inputs(1, 2, 1, length, length, dtype=torch.float32)
     with torch.no_grad():
@@ -291,9 +288,9 @@ def test_rows_whose_features_vanish_are_zero(mask, length):
     assert (tensors[0].grad[:, :, 3] == 0).all()
 
 
-@pytest.mark.parametrize("factor", [1e-30, 1e4, 1e12])
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["full", "causal"])
-@pytest.mark.parametrize("length", [13, 131])
+@looped("factor", [1e-30, 1e4, 1e12])
+@looped("mask", [None, Causal()])
+@looped("length", [13, 131])
 def test_extreme_norms_stay_finite(factor, mask, length):
     query, key, value = inputs(1, 2, 1, length, length, dtype=torch.float32)
     out = linear_attention(query * factor, key * factor, value, mask)
@@ -311,8 +308,8 @@ def test_no_bit_depends_on_batch_mates():
     assert torch.equal(whole[1:2], one)
 
 
-@pytest.mark.parametrize("length", [1, 7, 64, 131, 700])
-@pytest.mark.parametrize("normalise", [True, False])
+@looped("length", [1, 7, 64, 131, 700])
+@looped("normalise", [True, False])
 def test_scales_of_keys(length, normalise):
     """exp(log_scale_j) psi_j without ever forming it; a state in units of its own, and gradients."""
     torch.manual_seed(length)

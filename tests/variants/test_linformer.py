@@ -12,6 +12,7 @@ import torch
 
 import problems
 import saccade
+from looped import looped
 from problems import assert_close
 from recording import Largest
 from saccade.nn import AttentionConfig, BlockConfig, Encoder
@@ -47,9 +48,9 @@ def call(t, E, F, mask=None, **options):
 # --- the formula ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("scale", [None, 0.37])
-@pytest.mark.parametrize("heads", [(3, None), (1, None), (3, 1)], ids=["own", "shared", "values shared"])
+@looped("dtype", [torch.float64, torch.float32])
+@looped("scale", [None, 0.37])
+@looped("heads", [(3, None), (1, None), (3, 1)])
 def test_the_formula_and_its_gradients(heads, scale, dtype):
     t = problems.tensors(dtype=dtype)
     E, F = projections(heads[0], of_value=heads[1], dtype=dtype)
@@ -211,9 +212,9 @@ def test_what_is_shared(shared, count, heads):
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("places", [[0, 1, 2, 3], [9, 10, 11, 12], [1, 4, 5, 11]], ids=["right", "left", "holes"])
+@looped("bad", [0.0, math.nan, math.inf])
+@looped("heads", [1, 3])
+@looped("places", [[0, 1, 2, 3], [9, 10, 11, 12], [1, 4, 5, 11]])
 def test_a_padded_item_gives_what_it_gives_alone(places, heads, bad):
     t, (E, F) = problems.tensors(), projections(heads)
     kept = torch.ones(2, 13, dtype=torch.bool)
@@ -272,8 +273,8 @@ def test_an_item_without_keys_is_zero():
     assert all((g[0] == 0).all() for g in torch.autograd.grad(out.sum(), list(leaves.values())))
 
 
-@pytest.mark.parametrize("sizes", [(0, 5, 7), (2, 5, 0), (2, 0, 7), (0, 0, 0)])
-@pytest.mark.parametrize("heads", [1, 3])
+@looped("sizes", [(0, 5, 7), (2, 5, 0), (2, 0, 7), (0, 0, 0)])
+@looped("heads", [1, 3])
 def test_empty_sizes(sizes, heads):
     batch, rows, keys = sizes
     t, (E, F) = problems.tensors(batch, 6, 3, rows, keys), projections(heads)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from looped import looped
 from saccade import ALiBi, Causal, Global, Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Encoder, GrowingLayer, MultiHeadAttention
 from saccade.variants import HeadSizes, LongformerConfig
@@ -167,8 +168,8 @@ def test_tokens_of_padding_are_not_read():
 # --- in the modules ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
+@looped("fused", [True, False])
+@looped("bias", [True, False])
 def test_projections_begin_as_copies_of_the_ordinary_ones(fused, bias):
     config = AttentionConfig(24, 4, 2, mechanism=LongformerConfig(4, global_tokens=(0, 2)), bias=bias, fused=fused)
     module = MultiHeadAttention(config).double()
@@ -267,7 +268,7 @@ def test_it_is_what_transformers_has(padded):
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@looped(
     "error, words, make",
     [
         (

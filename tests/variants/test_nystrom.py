@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import problems
 import saccade
+from looped import looped
 from problems import assert_close
 from recording import Largest
 from saccade.variants import HeadSizes, NystromConfig, nystrom_attention
@@ -122,8 +123,8 @@ def test_gradients_by_finite_differences():
     assert torch.autograd.gradcheck(function, tuple(t.values()))
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(13, 13), (11, 13), (13, 11)])
-@pytest.mark.parametrize("landmarks", [13, 64])
+@looped(("rows", "keys"), [(13, 13), (11, 13), (13, 11)])
+@looped("landmarks", [13, 64])
 def test_a_landmark_for_each_token_is_exact_attention(rows, keys, landmarks):
     """A pinv(A) A = A, for any A."""
     t = problems.tensors(rows=rows, keys=keys)
@@ -210,7 +211,7 @@ def test_batch_mates_change_no_bit():
 # --- landmarks and padding --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 13, 64])
+@looped("count", [1, 2, 7, 13, 64])
 def test_segments_share_the_tokens_out(count):
     numbers = torch.arange(0, 130)[:, None]
     edges = _edges(numbers, count)
@@ -273,8 +274,8 @@ def test_an_item_without_tokens_is_zero():
         assert all((g[0] == 0).all() for g in torch.autograd.grad(out.sum(), list(t.values())))
 
 
-@pytest.mark.parametrize("sizes", [(0, 7, 7), (2, 0, 0), (2, 5, 0), (2, 0, 7)])
-@pytest.mark.parametrize("iterations", [6, None])
+@looped("sizes", [(0, 7, 7), (2, 0, 0), (2, 5, 0), (2, 0, 7)])
+@looped("iterations", [6, None])
 def test_empty_sizes(sizes, iterations):
     batch, rows, keys = sizes
     weight = None if (rows, keys) == (0, 7) else kernel()

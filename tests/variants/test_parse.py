@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from looped import looped
 from saccade.variants import (
     MECHANISMS,
     BlockTopKConfig,
@@ -19,7 +20,7 @@ from saccade.variants import (
 from saccade.variants._parse import from_json, to_json
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "config"),
     [
         ("linear", LinearConfig()),
@@ -36,7 +37,7 @@ def test_a_name_and_settings_are_a_configuration(text, config):
     assert parse(text) == config
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "message"),
     [
         ("liner", "^mechanism: expected one of linear, .*; got 'liner'$"),
@@ -66,7 +67,7 @@ def test_fields_left_out_are_usual_for_a_length():
     assert parse("block-topk:k=2") == BlockTopKConfig(k=2)
 
 
-@pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.name)
+@looped("kind", MECHANISMS)
 def test_json_gives_every_configuration_back(kind):
     config = kind.usual(300)
     values = to_json(config)
@@ -75,7 +76,7 @@ def test_json_gives_every_configuration_back(kind):
     assert parse(kind.name, 300) == config
 
 
-@pytest.mark.parametrize(
+@looped(
     ("values", "message"),
     [
         ("linear", "^mechanism: expected an object with a name, got 'linear'$"),

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
+from looped import looped
 from saccade import Causal, FromTensor, Global, PerHead, attention
 from saccade.variants.patterns import (
     bigbird,
@@ -156,8 +157,8 @@ def bits_of(keys, Lq, Lk):
     return torch.tensor([[j in row for j in range(Lk)] for row in rows], dtype=torch.bool).reshape(Lq, Lk)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("Lq, Lk", SIZES)
+@looped("name", CASES)
+@looped("Lq, Lk", SIZES)
 def test_the_set_of_the_paper(name, Lq, Lk):
     mask, keys = CASES[name]
     assert torch.equal(mask.dense(Lq, Lk).expand(1, 1, Lq, Lk)[0, 0], bits_of(keys, Lq, Lk))
@@ -180,7 +181,7 @@ def test_tiles_are_cut_from_the_set(name, data):
         assert tile.kind == "partial" and torch.equal(tile.bits[0, 0], expected)
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_it_is_a_value(name):
     mask, _ = CASES[name]
     twin = pickle.loads(pickle.dumps(mask))
@@ -291,7 +292,7 @@ CAUSAL = [
 ]
 
 
-@pytest.mark.parametrize("mask", CAUSAL, ids=repr)
+@looped("mask", CAUSAL)
 def test_decoding_token_by_token_sees_what_training_saw(mask):
     whole = mask.dense(31, 31)
     assert not (whole & ~Causal().dense(31, 31)).any()
@@ -364,7 +365,7 @@ def test_a_global_key_in_the_window_counts_once():
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@looped(
     "error, words, make",
     [
         (ValueError, "size must be at least 1, got 0", lambda: sliding_window(0)),
@@ -416,7 +417,7 @@ DRAWN_IN = [
 ]
 
 
-@pytest.mark.parametrize("function", DRAWN_IN, ids=lambda function: function.__name__)
+@looped("function", DRAWN_IN)
 def test_the_drawing_in_the_docstring(function):
     head, *lines = inspect.cleandoc(function.__doc__).split("::\n\n")[1].split("\n\n")[0].splitlines()
     calls = re.findall(r"\w+\((?:[^()\[\]]|\[[^\]]*\])*\)", head)

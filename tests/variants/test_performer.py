@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from looped import looped
 from saccade import Causal, Padding, Window, attention
 from saccade.benchmark.attention.memory import growth
 from saccade.nn import AttentionConfig, MultiHeadAttention
@@ -67,9 +68,9 @@ PADDED = Padding(torch.tensor([LENGTH, 83]), torch.tensor([LENGTH, 83]))
 MASKS = {"all": None, "causal": Causal(), "padded": PADDED, "both": Causal() & PADDED}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("heads", [1, HKV])
+@looped("kind", KINDS)
+@looped("mask", MASKS.values())
+@looped("heads", [1, HKV])
 def test_it_is_the_sum_over_pairs_with_gradients(kind, mask, heads):
     tensors, projection = inputs(LENGTH, LENGTH, size=0.3), vectors(40, heads)
     out = performer_attention(*tensors, mask, projection=projection, kind=kind)
@@ -82,9 +83,9 @@ def test_it_is_the_sum_over_pairs_with_gradients(kind, mask, heads):
         close(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(1, 131), (67, 131), (131, 67), (131, 1), (1, 1), (64, 128), (131, 131)])
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["all", "causal"])
+@looped("kind", KINDS)
+@looped("lengths", [(1, 131), (67, 131), (131, 67), (131, 1), (1, 1), (64, 128), (131, 131)])
+@looped("mask", [None, Causal()])
 def test_queries_stand_bottom_right(kind, lengths, mask):
     tensors, projection = inputs(*lengths, size=0.3), vectors(40)
     out = performer_attention(*tensors, mask, projection=projection, kind=kind)
@@ -135,7 +136,7 @@ def in_logarithms(query: Tensor, key: Tensor, value: Tensor, mask, projection: T
     return pairs.softmax(-1) @ value
 
 
-@pytest.mark.parametrize("size", [1, 5, 30, 100])
+@looped("size", [1, 5, 30, 100])
 def test_no_row_underflows_where_all_keys_are_seen(size):
     # exp(-|y|^2 / 2) is 0 in float32 from |y| = 14 on; here norms reach 150.
     query, key, value = (one.detach() for one in inputs(37, 41, size=size, dtype=torch.float32))
@@ -159,9 +160,9 @@ def test_causally_norms_far_beyond_the_range_of_exp_are_right():
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [0.1, 1e2, 1e10, 1e30])
-@pytest.mark.parametrize("place", [1, 63, 64, 100, 148])
+@looped("kind", KINDS)
+@looped("size", [0.1, 1e2, 1e10, 1e30])
+@looped("place", [1, 63, 64, 100, 148])
 def test_later_keys_do_not_touch_a_row_by_a_bit(kind, size, place):
     query, key, value = (one.detach() for one in inputs(LENGTH, LENGTH, dtype=torch.float32))
     before = performer_attention(query, key, value, Causal(), projection=vectors(), kind=kind)
@@ -173,9 +174,9 @@ def test_later_keys_do_not_touch_a_row_by_a_bit(kind, size, place):
     assert not torch.equal(after, before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("poison", [math.nan, -math.inf])
-@pytest.mark.parametrize("which", range(3))
+@looped("kind", KINDS)
+@looped("poison", [math.nan, -math.inf])
+@looped("which", range(3))
 def test_what_is_not_finite_reaches_the_rows_that_see_it_and_no_others(kind, poison, which):
     place, item, head = 70, 1, 2
     clean = [one.detach() for one in inputs(LENGTH, LENGTH, dtype=torch.float32)]
@@ -204,9 +205,9 @@ def test_what_is_not_finite_reaches_the_rows_that_see_it_and_no_others(kind, poi
     assert every.isnan().any(-1).sum() == (1 if which == 0 else GROUPS * LENGTH)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+@looped("kind", KINDS)
+@looped("causal", [False, True])
+@looped("poison", [math.nan, math.inf, 1e30])
 def test_padding_is_not_read_and_not_counted_in_any_scale(kind, causal, poison):
     lengths, real = torch.tensor([LENGTH, 83]), 83
     clean = [one.detach() for one in inputs(LENGTH, LENGTH, dtype=torch.float32)]
@@ -229,8 +230,8 @@ def test_padding_is_not_read_and_not_counted_in_any_scale(kind, causal, poison):
     torch.testing.assert_close(run(*clean)[0][1:, :, :real], alone, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic"])
-@pytest.mark.parametrize("causal", [False, True])
+@looped("kind", ["positive", "hyperbolic"])
+@looped("causal", [False, True])
 def test_padding_has_no_part_in_what_is_taken_out_of_exponents(kind, causal):
     # Real keys are long: their exponents are near -400, those of padding, filled with 0, are 0.
     query, key, value = (one.detach() for one in inputs(LENGTH, LENGTH, dtype=torch.float32))
@@ -265,10 +266,10 @@ def test_blocks_are_the_whole(kind, mask, cached, monkeypatch):
         close(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["all", "causal"])
-@pytest.mark.parametrize("size", [0.0, 10.0, 1e3, 1e6, 1e19, 3e38])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@looped("kind", KINDS)
+@looped("mask", [None, Causal()])
+@looped("size", [0.0, 10.0, 1e3, 1e6, 1e19, 3e38])
+@looped("dtype", [torch.float32, torch.bfloat16])
 def test_extreme_norms_stay_finite(kind, mask, size, dtype):
     query, key, value = (one.detach() for one in inputs(97, 97, dtype=torch.float32))
     limit = torch.finfo(dtype).max
@@ -305,9 +306,9 @@ def test_sums_of_trigonometric_features_may_be_negative_or_zero():
         assert read[1].item() == 0  # -4e-8 is the rounding error of cos
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["all", "causal"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("kind", KINDS)
+@looped("mask", [None, Causal()])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_inputs_are_summed_wide(kind, mask, dtype):
     narrow = [one.detach().to(dtype) for one in inputs(89, 89)]
     wide = performer_attention(*(one.float() for one in narrow), mask, projection=vectors(), kind=kind)
@@ -333,8 +334,8 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["all", "causal"])
+@looped("kind", KINDS)
+@looped("mask", [None, Causal()])
 def test_nothing_is_as_large_as_pairs_or_as_features_times_width(kind, mask):
     length, features, width = 2048, 32, 8
     leaves = [torch.randn(1, 1, length, width, requires_grad=True) for _ in range(3)]
@@ -363,8 +364,8 @@ def test_the_process_grows_by_no_more_than_a_few_features(kind):
     assert bytes_needed < 16 * length * features * 4 < length * features * width * 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cuts", [[1, 2, 3], [64, 128], [1], [50, 51, 148], []])
+@looped("kind", KINDS)
+@looped("cuts", [[1, 2, 3], [64, 128], [1], [50, 51, 148], []])
 def test_steps_are_the_parallel_form(kind, cuts):
     module = PerformerConfig(features=12, kind=kind).build(HEADS)
     tensors = inputs(LENGTH, LENGTH, size=0.3)
@@ -385,8 +386,8 @@ def test_steps_are_the_parallel_form(kind, cuts):
         close(ours, theirs, 1e-10 if kind == "trigonometric" else 1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cuts", [range(1, 13), [5]])
+@looped("kind", KINDS)
+@looped("cuts", [range(1, 13), [5]])
 def test_padded_tokens_leave_no_trace_in_the_state(kind, cuts):
     length = 13
     module = PerformerConfig(features=12, kind=kind).build(HEADS)
@@ -412,9 +413,9 @@ def test_padded_tokens_leave_no_trace_in_the_state(kind, cuts):
         close(state.sums[item] * unit[..., None], last.sums[0], 1e-10)
 
 
-@pytest.mark.parametrize("sizes", [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0)])
-@pytest.mark.parametrize("mask", [None, Causal()], ids=["all", "causal"])
-@pytest.mark.parametrize("kind", KINDS)
+@looped("sizes", [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0)])
+@looped("mask", [None, Causal()])
+@looped("kind", KINDS)
 def test_empty_sizes(sizes, mask, kind):
     batch, Lq, Lk = sizes
     leaves = [torch.randn(batch, 3, length, 5, requires_grad=True) for length in (Lq, Lk, Lk)]
@@ -565,7 +566,7 @@ def test_refusals_of_the_function():
             performer_attention(query, key, value, **arguments)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "error", "words"),
     [
         (dict(features=0), ValueError, "features must be at least 1, got 0"),

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from looped import looped
 from saccade.variants import draw_projection, random_features
 from saccade.variants.random_features import KINDS, haar_rotations, usual_features, vectors_for
 
@@ -65,8 +66,8 @@ def test_products_estimate_the_kernel_without_bias(kind, orthogonal, width):
     assert within(estimates(kind, width, orthogonal), math.exp(float(x @ y)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [4, 16])
+@looped("kind", KINDS)
+@looped("width", [4, 16])
 def test_independent_vectors_have_the_derived_error(kind, width):
     x, y = pair(width)
     squares = (estimates(kind, width, orthogonal=False) - math.exp(float(x @ y))).square()
@@ -75,8 +76,8 @@ def test_independent_vectors_have_the_derived_error(kind, width):
     assert bar(squares) < 0.06 * derived_error(kind, width)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [4, 16])
+@looped("kind", KINDS)
+@looped("width", [4, 16])
 def test_orthogonal_vectors_are_no_worse(kind, width):
     x, y = pair(width)
     squares = (estimates(kind, width, orthogonal=True) - math.exp(float(x @ y))).square()

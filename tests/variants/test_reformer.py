@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from looped import looped
 from saccade import Causal, Padding, Window
 from saccade.variants import HeadSizes, ReformerConfig, lsh_attention
 from saccade.variants._lsh import factors
@@ -59,8 +60,8 @@ def agree(found, expected, inputs):
         torch.testing.assert_close(mine, theirs, **EXACT)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("buckets", "chunk"), [(1, 1), (2, 3), (2, 4), (5, 3), (17, 2), (3, 41)])
+@looped("causal", [False, True])
+@looped(("buckets", "chunk"), [(1, 1), (2, 3), (2, 4), (5, 3), (17, 2), (3, 41)])
 def test_softmax_over_the_pairs_that_any_round_shows(causal, buckets, chunk):
     query, value = made((B, H, L, D), (B, H, L, DV))
     hashes = torch.randint(0, buckets, (B, H, R, L))
@@ -84,8 +85,8 @@ def test_one_bucket_and_one_chunk_is_dense_attention_to_all_others(causal):
     agree(found, dense(query, value, everyone, 0.7), (query, value))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
+@looped("causal", [False, True])
+@looped("side", ["left", "right", "holes"])
 def test_padded_tokens_are_in_nobodys_way(causal, side):
     query, value = made((2, H, L, D), (2, H, L, DV))
     real = torch.ones(2, L, dtype=torch.bool)
@@ -209,7 +210,7 @@ def test_recall_after_some_rounds(angle, buckets, rounds):
     assert abs(met(angle, buckets, rounds, trials) - expected) < bound
 
 
-@pytest.mark.parametrize("count", [2, 128, 130, 512, 1000, 4096])
+@looped("count", [2, 128, 130, 512, 1000, 4096])
 def test_many_buckets_are_a_product_of_two_even_numbers(count):
     found = factors(count)
     assert all(part % 2 == 0 for part in found) and len(found) == (1 if count <= 128 else 2)
@@ -359,7 +360,7 @@ def test_half_precision_is_rounded_once(dtype):
     assert ((found.double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-30, 1e25, 3e37])
+@looped("norm", [0.0, 1e-30, 1e25, 3e37])
 def test_extreme_norms_stay_finite(norm):
     query, value = made((B, H, L, D), (B, H, L, DV), dtype=torch.float32, grad=False)
     query = (norm * query / query.norm(dim=-1, keepdim=True)).requires_grad_()
@@ -397,7 +398,7 @@ def test_second_derivatives_are_refused():
         grad.sum().backward()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("numbers", "error", "words"),
     [
         ({"buckets": 7}, ValueError, "buckets must be even, got 7"),

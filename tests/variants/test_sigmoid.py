@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import problems
 import saccade
+from looped import looped
 from problems import CASES, assert_close
 from recording import Largest, saved
 from saccade import _tiles
@@ -184,7 +185,7 @@ def test_keys_hidden_by_the_bias_do_not_count():
     assert_close(out, sigmoid_attention(t["query"], t["key"][:, :, :7], t["value"][:, :, :7]))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (11, 1), (1, 13), (2, 1, 11, 1), (1, 6, 1, 1)], ids=str)
+@looped("shape", [(1, 1), (11, 1), (1, 13), (2, 1, 11, 1), (1, 6, 1, 1)])
 def test_a_broadcast_bias_is_the_whole_one(shape):
     t = problems.tensors()
     t["value"][0, 0, 2] = math.nan
@@ -254,8 +255,8 @@ def test_extreme_norms_stay_finite(dtype):
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), list(leaves.values())))
 
 
-@pytest.mark.parametrize("sizes", [(0, 6, 3, 5, 7), (2, 6, 3, 0, 7), (2, 6, 3, 5, 0), (0, 6, 3, 0, 0)])
-@pytest.mark.parametrize("mask", [None, saccade.Causal()], ids=["full", "causal"])
+@looped("sizes", [(0, 6, 3, 5, 7), (2, 6, 3, 0, 7), (2, 6, 3, 5, 0), (0, 6, 3, 0, 0)])
+@looped("mask", [None, saccade.Causal()])
 def test_empty_sizes(sizes, mask):
     batch, heads, kv_heads, rows, keys = sizes
     leaves = problems.leaves(problems.tensors(batch, heads, kv_heads, rows, keys))

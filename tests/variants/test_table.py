@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import pytest
-
+from looped import looped
 from saccade.variants import MECHANISMS, Traits, patterns
 from variants.capability_table import PAGE, page
 
@@ -15,7 +14,7 @@ def test_the_committed_page_is_what_the_code_says():
     assert PAGE.read_text(encoding="utf-8") == page(), "run python tests/variants/capability_table.py"
 
 
-@pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.name)
+@looped("kind", MECHANISMS)
 def test_everything_a_mechanism_says_stands_there(kind):
     text, traits = page(), kind.traits
     rows = [line for line in text.splitlines() if line.startswith(f"| [{kind.name}](#{kind.name})")]
@@ -46,7 +45,7 @@ def test_names_and_sentences():
         assert set(traits.takes) <= {"bias", "scale", "softcap", "sink", "dropout"}
 
 
-@pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.name)
+@looped("kind", MECHANISMS)
 def test_costs_are_written_alike(kind):
     """O(...) with `^2`, and behind it what its letters mean, if they are not fields."""
     for cost in (kind.traits.time, kind.traits.memory):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from looped import looped
 from saccade.benchmark.attention import Case, CaseInputs
 
 CASE = Case(7, 13, "causal", "forward", "float32", batch=3, heads=6, kv_heads=2, width=5, value_width=11)
@@ -20,9 +21,7 @@ def test_operations_are_counted_pair_by_pair():
     assert CASE.work == pairs / (3 * 7 * 13)
 
 
-@pytest.mark.parametrize(
-    ("stage", "times"), [("recorded", 1), ("backward", 2.5), ("forward+backward", 3.5), ("decode", 1)]
-)
+@looped(("stage", "times"), [("recorded", 1), ("backward", 2.5), ("forward+backward", 3.5), ("decode", 1)])
 def test_stages_do_multiples_of_a_forward(stage, times):
     assert replace(CASE, stage=stage).flops == times * CASE.flops
 
@@ -32,7 +31,7 @@ def test_a_full_forward_is_four_times_what_the_design_says():
     assert case.flops == 4 * 8 * 64 * 64 * 16
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2), ("float64", 8)])
+@looped(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2), ("float64", 8)])
 def test_bytes(dtype, size):
     case = replace(CASE, dtype=dtype)
     queries, keys = 3 * 6 * 7, 3 * 2 * 13
@@ -57,7 +56,7 @@ def test_labels_say_what_is_unusual():
     assert Case(64, 64).label == "forward float32 full H=8 L=64 D=64"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "words"),
     [
         ({"heads": 0}, "heads must be at least 1, got 0"),

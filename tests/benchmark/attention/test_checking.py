@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import oracle
+from looped import looped
 from saccade.benchmark.attention import Case, CaseInputs, DenseAttention, SaccadeAttention, SdpaAttention, checking
 from saccade.benchmark.attention.checking import CaseJudge, chosen_rows, staged, written_out
 
@@ -39,9 +40,9 @@ def test_what_is_right_is_attention_by_its_definition(mask):
         torch.testing.assert_close(found[name], right, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("stage", ["forward", "recorded", "backward"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@looped("mask", MASKS)
+@looped("stage", ["forward", "recorded", "backward"])
+@looped("dtype", ["float32", "bfloat16", "float16"])
 def test_what_is_right_passes(mask, stage, dtype):
     inputs = CaseInputs.make(replace(CASE, mask=mask, stage=stage, dtype=dtype))
     judge = CaseJudge.of(inputs)
@@ -78,8 +79,8 @@ class Bent(torch.autograd.Function):
 
 
 @pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("place", [(0, 0, 0, 0), (1, 2, 5, 3), (-1, -1, -1, -1)])
+@looped("which", range(3))
+@looped("place", [(0, 0, 0, 0), (1, 2, 5, 3), (-1, -1, -1, -1)])
 def test_one_wrong_entry_of_a_gradient_is_found_though_few_rows_are_computed(which, place):
     inputs = CaseInputs.make(replace(CASE, length_q=17))
     right = DenseAttention().forward(inputs)
@@ -134,7 +135,7 @@ def test_a_small_case_is_checked_at_all_rows():
     assert torch.equal(chosen_rows(CaseInputs.make(CASE)), torch.arange(11))
 
 
-@pytest.mark.parametrize("stage", ["forward", "recorded", "backward", "forward+backward", "decode"])
+@looped("stage", ["forward", "recorded", "backward", "forward+backward", "decode"])
 def test_a_stage_repeats_what_it_says(stage):
     inputs = CaseInputs.make(replace(CASE, stage=stage))
     made = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from looped import looped
 from saccade.benchmark.attention import Case, CaseInputs, DenseAttention, FlexAttention, SaccadeAttention, SdpaAttention
 from saccade.benchmark.attention.contenders import named
 from saccade.benchmark.attention.machine import describe, last_level_cache
@@ -15,7 +16,7 @@ from saccade.benchmark.attention.machine import describe, last_level_cache
 CASE = Case(40, 40, "causal", batch=2, heads=6, kv_heads=3)
 
 
-@pytest.mark.parametrize(
+@looped(
     "contender",
     [SaccadeAttention("auto"), SaccadeAttention("native", "avx2"), SdpaAttention(), FlexAttention(), DenseAttention()],
 )

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looped import looped
 from saccade.benchmark.attention.patterns import MaskPattern, PatternSizes
 
 DEFINITIONS = {
@@ -26,8 +27,8 @@ def by_definition(text, sizes):
     )
 
 
-@pytest.mark.parametrize("text", DEFINITIONS)
-@pytest.mark.parametrize("lengths", [(11, 11), (3, 11), (1, 7)])
+@looped("text", DEFINITIONS)
+@looped("lengths", [(11, 11), (3, 11), (1, 7)])
 def test_terms_are_what_they_say(text, lengths):
     sizes = PatternSizes(2, *lengths)
     assert torch.equal(MaskPattern.parse(text).dense(sizes)[0, 0], by_definition(text, sizes))
@@ -87,13 +88,13 @@ def test_long_sequences_are_counted_without_forming_pairs():
     assert MaskPattern.parse("window:256").pairs(PatternSizes(3, length, length)) == 3 * (256 * length - 256 * 255 // 2)
 
 
-@pytest.mark.parametrize("text", ["", "casual", "causal:3", "window", "window:0", "window:x", "documents:-1", "full+"])
+@looped("text", ["", "casual", "causal:3", "window", "window:0", "window:x", "documents:-1", "full+"])
 def test_what_is_no_pattern_is_refused(text):
     with pytest.raises(ValueError, match="mask: expected full, causal, window:W"):
         MaskPattern.parse(text)
 
 
-@pytest.mark.parametrize("text", ["padding:0", "padding:2", "padding:x", "padding:nan"])
+@looped("text", ["padding:0", "padding:2", "padding:x", "padding:nan"])
 def test_a_share_is_a_share(text):
     with pytest.raises(ValueError, match="padding wants a share in"):
         MaskPattern.parse(text)

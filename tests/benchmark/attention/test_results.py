@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from looped import looped
 from saccade import _numbers
 from saccade.benchmark.attention import (
     BenchmarkReport,
@@ -97,7 +98,7 @@ def test_what_is_no_number_is_null_in_json():
     assert BenchmarkReport.from_json(report(MeasurementGroup("", (wrong,))).as_json()).rows[0].error is None
 
 
-@pytest.mark.parametrize("text", ["{}", '{"groups": 3}', "[]", "nonsense", '{"groups": [{}]}'])
+@looped("text", ["{}", '{"groups": 3}', "[]", "nonsense", '{"groups": [{}]}'])
 def test_what_is_no_report_is_refused(text):
     with pytest.raises(ValueError):
         BenchmarkReport.from_json(text)
@@ -204,7 +205,7 @@ def test_a_figure_needs_two_lengths():
         figure.draw(report(GROUP), "png")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("told", "text"),
     [
         (_numbers.number(345.4), "345"),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from looped import looped
 from saccade.benchmark.attention import exponent, paired_ratio, quartiles
 
 
@@ -23,7 +24,7 @@ def test_ratios_are_of_readings_of_one_round():
         paired_ratio([1.0, 2.0], [1.0])
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 1.5, 2.0])
+@looped("power", [0.0, 1.0, 1.5, 2.0])
 def test_an_exact_power_is_found(power):
     lengths = [100, 300, 1000, 7000]
     assert exponent(lengths, [3.7 * length**power for length in lengths]) == pytest.approx(power, abs=1e-12)
@@ -33,7 +34,7 @@ def test_a_fit_is_least_squares_in_logarithms():
     assert exponent([1, 2, 4], [1, 8, 16]) == pytest.approx(math.log2(16) / 2)
 
 
-@pytest.mark.parametrize(("lengths", "amounts"), [([5], [1.0]), ([5, 5], [1.0, 2.0]), ([], []), ([1, 2], [1.0])])
+@looped(("lengths", "amounts"), [([5], [1.0]), ([5, 5], [1.0, 2.0]), ([], []), ([1, 2], [1.0])])
 def test_an_exponent_needs_two_lengths(lengths, amounts):
     with pytest.raises(ValueError, match="amounts at two lengths or more"):
         exponent(lengths, amounts)

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from looped import looped
 from saccade.benchmark.attention import Budget
 from saccade.benchmark.attention.timing import Stopwatch, median_ratio, quiet, repeat_noisy, rounds_of, take_turns
 
@@ -117,7 +118,7 @@ def test_no_garbage_is_collected_while_the_clock_runs():
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("budget", [{"seconds": -1}, {"least": 0}, {"least": 9, "most": 8}, {"block": 0}])
+@looped("budget", [{"seconds": -1}, {"least": 0}, {"least": 9, "most": 8}, {"block": 0}])
 def test_what_is_no_budget_is_refused(budget):
     with pytest.raises(ValueError, match="a budget needs seconds >= 0, 1 <= least <= most and block > 0"):
         Budget(**budget)

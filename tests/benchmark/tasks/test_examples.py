@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from looped import looped
 from saccade.benchmark.tasks import TASKS, UNASKED, Copy, Duplication, Induction, Needle, Recall
 from saccade.benchmark.tasks.examples import digests, distinct, never_seen
 
@@ -73,7 +74,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("task", [*SMALL, *(kind() for kind in TASKS)], ids=repr)
+@looped("task", [*SMALL, *(kind() for kind in TASKS)])
 def test_a_solver_that_reads_the_tokens_is_always_right(task):
     tokens, targets, _ = task.draw(COUNT, seeded(3))
     for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
@@ -82,7 +83,7 @@ def test_a_solver_that_reads_the_tokens_is_always_right(task):
         assert SOLVERS[task.name](task, row) == asked
 
 
-@pytest.mark.parametrize("task", SMALL, ids=repr)
+@looped("task", SMALL)
 def test_shapes_kinds_and_repetition(task):
     tokens, targets, groups = task.draw(COUNT, seeded(5))
     assert tokens.shape == targets.shape == (COUNT, task.length)
@@ -95,7 +96,7 @@ def test_shapes_kinds_and_repetition(task):
     assert not torch.equal(task.draw(COUNT, seeded(6)).tokens, tokens)
 
 
-@pytest.mark.parametrize("task", SMALL, ids=repr)
+@looped("task", SMALL)
 def test_no_example_is_drawn_of_none(task):
     assert [tuple(part.shape) for part in task.draw(0, seeded(0))] == [(0, task.length), (0, task.length), (0,)]
 
@@ -191,7 +192,7 @@ def test_needles_lie_at_every_distance_of_their_group():
     assert ((tokens >= 5).sum(1) == 3).all()
 
 
-@pytest.mark.parametrize("task", SMALL, ids=repr)
+@looped("task", SMALL)
 def test_guessing_is_right_as_often_as_said(task):
     """The guesser knows the form of a task and, in copying, which symbols are left, but not their order."""
     targets = task.draw(20_000, seeded(11)).targets
@@ -230,7 +231,7 @@ def test_nothing_is_asked_of_examples_that_are_held_out():
     assert 0 < int((kept.targets != UNASKED).sum()) < int((drawn.targets != UNASKED).sum())
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "message"),
     [
         (lambda: Copy(symbols=5, most=6), "least: expected 1 <= least <= most <= symbols, got 4, 6 and 5"),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from looped import looped
 from saccade.benchmark.tasks import (
     AttentionBlocks,
     Induction,
@@ -68,7 +69,7 @@ def test_answers_are_the_likeliest_tokens_whatever_the_batch():
     assert model.training
 
 
-@pytest.mark.parametrize("name", EVERYONE)
+@looped("name", EVERYONE)
 def test_no_contender_sees_what_comes_later(name):
     torch.manual_seed(1)
     body = contender_named(name).body(16, 2, L).double().eval()
@@ -85,7 +86,7 @@ def test_a_window_sees_as_many_tokens_as_it_is_called_after():
     assert gradient[0].any(-1).nonzero()[:, 0].tolist() == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("name", EVERYONE)
+@looped("name", EVERYONE)
 def test_every_contender_learns(name):
     """The gradient of the loss reaches every parameter.
 
@@ -109,9 +110,7 @@ def kept_by_a_cache(name: str, width: int, length: int) -> int:
     return cache.nbytes // 4
 
 
-@pytest.mark.parametrize(
-    "name", ["exact", "exact:head=3", "linear", "linear:head=5", "linear:feature_map=taylor,head=3"]
-)
+@looped("name", ["exact", "exact:head=3", "linear", "linear:head=5", "linear:feature_map=taylor,head=3"])
 def test_what_is_remembered_is_what_a_cache_holds(name):
     assert contender_named(name).remembers(E, LAYERS, 7) == kept_by_a_cache(name, E, 7)
 
@@ -150,7 +149,7 @@ def test_everyone_that_can_be_causal_takes_part():
     assert {"linformer", "nystrom"} <= set(refused_contenders())
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "message"),
     [
         ("liner", "mechanism: expected one of exact, window:size=N, linear, .*, LSTM, GRU; got 'liner'"),

@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 
+from looped import looped
 from saccade._numbers import percent_rounded_down
 from saccade.benchmark.tasks import (
     TASKS as ALL,
@@ -218,7 +219,7 @@ def test_runs_under_different_budgets_do_not_stand_together():
         tables.lines([*ROWS, other])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("share", "text"),
     [(1.0, "100 %"), (0.99999, "99.9 %"), (0.99, "99 %"), (0.29, "29 %"), (0.0, "0 %"), (0.1234, "12.3 %")],
 )

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from looped import looped
 from saccade.benchmark.tasks import (
     UNASKED,
     Copy,
@@ -134,7 +135,7 @@ def test_only_answers_are_learned_from(monkeypatch):
         assert shape == (len(targets), 4) and 0 < len(targets) <= 64 and (targets > 0).all()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         ({"steps": 0}, "steps: must be at least 1, got 0"),

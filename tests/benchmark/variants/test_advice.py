@@ -6,11 +6,11 @@ import math
 import re
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comparisons import comparison, exact, line
+from looped import looped
 from saccade import _numbers
 from saccade.benchmark.variants.advice import FASTER, about, advice, choose
 from saccade.benchmark.variants.trends import FLATTEST, OFF, STEEPEST, crossover
@@ -112,8 +112,8 @@ anything = st.lists(st.floats(1e-4, 1e2), min_size=3, max_size=3)
 error = st.one_of(st.none(), st.floats(0.0, 3.0))
 
 
-@pytest.mark.parametrize("times", [[4.0, 2.0, 1.0], [1.0, 0.9, 0.8], [1.0, 9.0, 1.0], [1e-3, 1.0, 1e3]])
-@pytest.mark.parametrize("who", ["exact", "near", "far"])
+@looped("times", [[4.0, 2.0, 1.0], [1.0, 0.9, 0.8], [1.0, 9.0, 1.0], [1e-3, 1.0, 1e3]])
+@looped("who", ["exact", "near", "far"])
 def test_times_that_make_no_sense_give_no_advice(times, who):
     """Whoever the advice would name; a machine that was busy told nothing of any."""
     assert not makes_sense(times)
@@ -187,6 +187,6 @@ def test_it_agrees_with_its_table(base, others, tolerance):
         assert not worth
 
 
-@pytest.mark.parametrize(("length", "told"), [(1234.0, "1,200"), (999.0, "1,000"), (65.4, "65"), (123456.0, "120,000")])
+@looped(("length", "told"), [(1234.0, "1,200"), (999.0, "1,000"), (65.4, "65"), (123456.0, "120,000")])
 def test_about(length, told):
     assert about(length) == told

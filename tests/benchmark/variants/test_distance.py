@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from looped import looped
 from saccade.benchmark.variants import ProblemSizes
 from saccade.benchmark.variants.catalogue import contender_named
 from saccade.benchmark.variants.distance import gradients, paths
@@ -40,7 +41,7 @@ def path_of(name, sizes=SIZES, **more):
     return found
 
 
-@pytest.mark.parametrize("name", ["exact", "attention", "linear", "dilated-convolutions"])
+@looped("name", ["exact", "attention", "linear", "dilated-convolutions"])
 def test_some_paths_do_not_depend_on_distance(name):
     (path,) = path_of(name)
     assert path.distances == (1, 2, 4, 8, 16, 32)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
+from looped import looped
 from saccade.benchmark.variants import ProblemSizes
 from saccade.benchmark.variants.catalogue import all_contenders, contender_named
 from saccade.benchmark.variants.data import normal
@@ -20,8 +20,8 @@ def runner(one, sizes=SIZES):
     return one.build(sizes, normal(sizes, seed=3), seed=5)
 
 
-@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
-@pytest.mark.parametrize("causal", [True, False])
+@looped("one", LAYERS)
+@looped("causal", [True, False])
 def test_a_layer_is_as_causal_as_it_says(one, causal):
     """A causal output sees all tokens up to its own and none after it; another one sees later ones, too."""
     sizes = SIZES._replace(causal=causal)
@@ -37,7 +37,7 @@ def test_a_layer_is_as_causal_as_it_says(one, causal):
     assert bool(reached[:8].all() if causal else reached[7])
 
 
-@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+@looped("one", LAYERS)
 def test_a_step_is_the_last_row(one):
     if one.refusal(SIZES):
         return
@@ -62,7 +62,7 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@looped("name", PARAMETERS)
 def test_parameters(name):
     assert runner(contender_named(name)).parameters == PARAMETERS[name]
 
@@ -77,7 +77,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@looped("name", KEPT)
 def test_what_decoding_keeps(name):
     with torch.no_grad():
         assert runner(contender_named(name)).decoding().kept == 4 * KEPT[name]

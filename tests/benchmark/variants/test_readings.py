@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from saccade.benchmark.variants import ProblemSizes
 from saccade.benchmark.variants.catalogue import all_contenders, chosen_contenders, contender_named
 from saccade.benchmark.variants.data import normal
@@ -24,8 +25,8 @@ def taking(causal):
     return [one for one in READINGS if not one.refusal(SIZES._replace(causal=causal))]
 
 
-@pytest.mark.parametrize("one", READINGS, ids=lambda one: one.name)
-@pytest.mark.parametrize("causal", [True, False])
+@looped("one", READINGS)
+@looped("causal", [True, False])
 def test_everyone_runs_or_says_why_not(one, causal):
     sizes = SIZES._replace(causal=causal)
     reason = one.refusal(sizes)
@@ -43,7 +44,7 @@ def test_everyone_runs_or_says_why_not(one, causal):
         assert gradient.abs().max() > 0
 
 
-@pytest.mark.parametrize("one", taking(causal=True), ids=lambda one: one.name)
+@looped("one", taking(causal=True))
 def test_a_step_is_the_last_row(one):
     made = runner(one)
     with torch.no_grad():
@@ -57,13 +58,13 @@ def test_a_step_is_the_last_row(one):
     assert decoding.kept > 0
 
 
-@pytest.mark.parametrize("one", taking(causal=False), ids=lambda one: one.name)
+@looped("one", taking(causal=False))
 def test_without_time_there_is_no_step(one):
     assert "direction of time" in runner(one, SIZES._replace(causal=False)).decoding
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("kv_heads", [6, 2])
+@looped("causal", [True, False])
+@looped("kv_heads", [6, 2])
 def test_exact_attention_is_the_formula(causal, kv_heads):
     sizes = SIZES._replace(causal=causal, kv_heads=kv_heads, value_head=5)
     tensors = normal(sizes, seed=1)
@@ -77,7 +78,7 @@ def test_exact_attention_is_the_formula(causal, kv_heads):
     assert distance(out, right).worst < 1e-5
 
 
-@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda one: one.name)
+@looped("pattern", PATTERNS)
 def test_a_pattern_is_softmax_over_its_mask(pattern):
     """Also where its settings are given, and with less than all keys: an error is there, and it is the mask's."""
     assert not pattern.refusal(SIZES)
@@ -119,7 +120,7 @@ def test_what_shares_queries_and_keys_is_not_judged_as_an_approximation():
     assert runner(reformer).inputs == 2
 
 
-@pytest.mark.parametrize("name", [one.name for one in READINGS if isinstance(one, VariantAttention)])
+@looped("name", [one.name for one in READINGS if isinstance(one, VariantAttention)])
 def test_grouped_heads_run_or_say_why_not(name):
     one, sizes = contender_named(name), SIZES._replace(kv_heads=3)
     reason = one.refusal(sizes)
@@ -143,7 +144,7 @@ def test_settings_of_a_mechanism():
     assert not torch.equal(runner(one).forward(), runner(contender_named("linear")).forward())
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "words"),
     [
         ("beads", "mechanism: expected one of exact, window, .*; got 'beads'"),

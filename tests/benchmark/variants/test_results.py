@@ -8,6 +8,7 @@ import math
 import pytest
 
 from comparisons import full, line
+from looped import looped
 from saccade.benchmark.variants import (
     ApproximationError,
     ContenderResults,
@@ -40,7 +41,7 @@ def test_an_infinite_error_comes_back():
 WRONG_LINES = '{"machine": {}, "settings": {}, "data": {}, "lines": [1], "paths": []}'
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"groups": []}', WRONG_LINES])
+@looped("text", ["[]", "{}", '{"groups": []}', WRONG_LINES])
 def test_another_json_is_refused(text):
     with pytest.raises(ValueError, match="not a comparison of mechanisms"):
         VariantComparison.from_json(text)

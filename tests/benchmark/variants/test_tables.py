@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 import pytest
 
 from comparisons import comparison, exact, full, line, point
+from looped import looped
 from saccade._numbers import relative_error
 from saccade.benchmark.variants import ContenderResults, GradientReach, VariantComparison
 from saccade.benchmark.variants.advice import advice
@@ -68,7 +69,7 @@ def test_one_length_has_no_growth():
     assert not any("growth" in section.title for section in sections(comparison(exact({512: 1.0}))))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("found", "told"),
     [
         (Crossover("always"), "at every length"),

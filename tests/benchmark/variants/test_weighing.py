@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from looped import looped
 from saccade.benchmark.attention import memory
 from saccade.benchmark.variants import ProblemSizes, weighing
 from saccade.benchmark.variants.catalogue import contender_named
@@ -31,7 +32,7 @@ def test_what_is_foreseen_of_one_length():
     assert foreseen([(256, CallWeight(2**30, "", 0.0))], 512, WeighingLimits(2**30)) == "would form about 4.0 GiB"
 
 
-@pytest.mark.parametrize(("before", "told"), [(8.0, 16), (4.0, 16), (3.0, 21), (2.0, 32), (1.0, 32), (0.0, 16)])
+@looped(("before", "told"), [(8.0, 16), (4.0, 16), (3.0, 21), (2.0, 32), (1.0, 32), (0.0, 16)])
 def test_growth_goes_on_as_it_was(before, told):
     """8 s at 512 after so many at 256: as between the two, at least as L and at most as L^2."""
     earlier = [(256, CallWeight(0, "", before)), (512, CallWeight(0, "", 8.0))]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from integrations.transformers.families import BY_NAME, FAMILIES, batch, make, padding, real
+from looped import looped
 from saccade.integrations.transformers import _attention, register, unregister
 
 NAMES = [family.name for family in FAMILIES]
@@ -32,8 +33,8 @@ def rows_of(kind, given, length):
     return torch.ones(2, length, dtype=torch.bool) if kept is None else kept.bool()
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", NAMES)
+@looped("side", ["right", "left"])
+@looped("name", NAMES)
 def test_the_weights_are_eagers(name, side):
     register()
     ours, given = asked(name, "saccade", side)
@@ -75,8 +76,8 @@ def test_weights_have_the_dtype_of_the_model(dtype):
     assert {w.dtype for w in weights} == {dtype}
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", NAMES)
+@looped("side", ["right", "left"])
+@looped("name", NAMES)
 def test_statistics_are_those_of_eagers_weights(name, side):
     register(attentions="statistics")
     ours, given = asked(name, "saccade", side)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from integrations.transformers.families import BY_NAME, FAMILIES, batch, make
+from looped import looped
 
 pytestmark = pytest.mark.usefixtures("registered")
 NAMES = [family.name for family in FAMILIES if family.generates]
@@ -52,8 +53,8 @@ def test_attentions_while_generating():
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("name", DECODERS)
+@looped("static", [False, True])
+@looped("name", DECODERS)
 def test_a_text_read_in_pieces_is_the_text_read_at_once(name, static):
     from transformers import DynamicCache, StaticCache
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from looped import looped
 from nn.cache.decoding import BIASES, KINDS, Decoding, turned
 from saccade import ALiBi, Causal, Documents, FromTensor, Global, Padding, Prefix, Window, attention
 from saccade.nn.cache import GrowingLayer, KVCache, LayerCache, StaticLayer, WindowLayer
@@ -107,8 +108,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
-@pytest.mark.parametrize("bad", BAD)
+@looped("kind", ROWS)
+@looped("bad", BAD)
 def test_bad_input_is_named_and_costs_nothing(kind, bad):
     cache, (attempt, message) = filled(ROWS[kind]()), BAD[bad]
     before = cache._key.clone()
@@ -117,7 +118,7 @@ def test_bad_input_is_named_and_costs_nothing(kind, bad):
     assert cache.length == 5 and torch.equal(cache._key, before)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("attempt", "message"),
     [
         (lambda c: c.append(KEY, VALUE, None, padding=KEY), "padding: expected a Padding of the new rows, got Tensor"),
@@ -135,7 +136,7 @@ def test_types(attempt, message):
         attempt(filled(GrowingLayer()))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("attempt", "message"),
     [
         (lambda: StaticLayer(0), "capacity must be at least 1, got 0"),
@@ -218,7 +219,7 @@ def tables(mask):
     return [*mask.tables(), *(table for part in mask.children() for table in tables(part))]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_inference_mode_and_no_grad_may_take_turns(kind):
     run = Decoding(KINDS[kind]())
     with torch.inference_mode():
@@ -229,8 +230,8 @@ def test_inference_mode_and_no_grad_may_take_turns(kind):
         run.step([1, 0, 2], side="left")
 
 
-@pytest.mark.parametrize("side", ["right", "left", None])
-@pytest.mark.parametrize("bias", BIASES)
+@looped("side", ["right", "left", None])
+@looped("bias", BIASES)
 def test_gradients_of_the_growing_cache(side, bias):
     batch, chunks = 3, [4, 1, 3]
     counts = [[4, 4, 4], [1, 1, 1], [3, 3, 3]] if side is None else [[2, 4, 1], [1, 1, 0], [3, 1, 2]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from looped import looped
 from nn.cache.decoding import BIASES, KINDS, MASKS, Decoding
 from slowly import slow_but
 
@@ -38,14 +39,14 @@ def decode_uneven(run, steps, more=0):
         assert ([length] * 3 if isinstance(length, int) else length.tolist()) == run.lengths
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunks", CHUNKS)
+@looped("kind", KINDS)
+@looped("chunks", CHUNKS)
 def test_uniform(kind, chunks):
     decode(Decoding(KINDS[kind]()), CHUNKS[chunks])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", UNEVEN)
+@looped("kind", KINDS)
+@looped("steps", UNEVEN)
 def test_lengths_of_their_own(kind, steps):
     decode_uneven(Decoding(KINDS[kind]()), UNEVEN[steps], more=2 if steps == "same" else 0)
 

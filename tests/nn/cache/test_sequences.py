@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from looped import looped
 from nn.cache.decoding import BIASES, KINDS, LONGEST, MASKS, Decoding
 from saccade.nn.cache import ContextLayer, GrowingLayer, KVCache, StaticLayer, WindowLayer
 
@@ -69,7 +70,7 @@ def test_any_longer_sequence(kind, sequence, mask, bias):
     play(Decoding(KINDS[kind](), mask, bias), sequence)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_reorder(kind):
     run = Decoding(KINDS[kind](), "causal")
     run.step([6, 2, 9], side="left")
@@ -83,7 +84,7 @@ def test_reorder(kind):
     run.step([2])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_reset_takes_another_batch(kind):
     run = Decoding(KINDS[kind](), "causal")
     run.step([5, 9, 1])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from looped import looped
 from saccade import ALiBi, Causal, Padding, RelativeBias, Window, attention
 from saccade.models import DecoderLM, ModelConfig, Sampling
 from saccade.models.generation import sample_tokens
@@ -130,8 +131,8 @@ def test_positions_are_places_in_the_list(window, sinks, slack, chunks):
     assert stream.cache.length == sum(CHUNKS[chunks])
 
 
-@pytest.mark.parametrize("window, sinks", SIZES)
-@pytest.mark.parametrize("steps", UNEVEN)
+@looped("window, sinks", SIZES)
+@looped("steps", UNEVEN)
 def test_items_of_their_own_lengths(window, sinks, steps):
     stream = Stream(StreamingLayer(window, sinks))
     for counts, side in UNEVEN[steps]:
