@@ -43,7 +43,7 @@ def attend(query, key, value, see=None, *, bias=None, scale=None, softcap=None, 
     factors = None if factor is None else factor.expand(full).reshape(flat, keys)
     sinks = None if sink is None else sink.double()[None, :, None].expand(full[:3]).reshape(flat)
     order, out, lse, weights = [], [], [], []
-    for own, js in _sets(seen.reshape(flat, keys)):
+    for own, js in sets(seen.reshape(flat, keys)):
         theirs = own // (heads * rows), own // rows % heads // group  # the item and the key head of each query
         logits = scale * (queries[own][:, None] * key[theirs][:, js]).sum(-1)  # (queries, keys of the set)
         if softcap is not None:
@@ -63,7 +63,7 @@ def attend(query, key, value, see=None, *, bias=None, scale=None, softcap=None, 
     )
 
 
-def _sets(seen: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+def sets(seen: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
     """Queries that see the same keys, and those keys, of a bool array (queries, Lk)."""
     queries: dict[bytes, list[int]] = {}
     for n, sees in enumerate(seen):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 
@@ -9,6 +11,16 @@ def slow_but(values, *fast):
     """`values` as parameters: those in `fast` as they are, the others for `pytest -m slow`."""
     assert set(fast) <= set(values)
     return [value if value in fast else _slow(value) for value in values]
+
+
+def alternate(*axes):
+    """All combinations of the axes' values; every other one is for `pytest -m slow`.
+
+    With three axes, any two values of two axes still meet.
+    """
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        values = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+        yield _slow(values) if sum(places) % 2 else values
 
 
 def _slow(value):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
@@ -83,6 +83,7 @@ MASKS = [
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
+@settings(max_examples=15)
 @given(lengths=lengths_of)
 def test_attention_over_the_row_is_attention_over_each_sequence(mask, lengths):
     together, alone = drawn(lengths, HEADS, WIDTH), drawn(lengths, HEADS, WIDTH)

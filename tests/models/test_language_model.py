@@ -13,6 +13,7 @@ from looped import looped
 from saccade.batching import pad, unpad
 from saccade.models import DecoderLM, ModelConfig
 from saccade.nn import KVCache
+from slowly import slow_but
 
 B, L, VOCABULARY = 2, 13, 31
 CONFIG = ModelConfig(VOCABULARY, width=24, layers=2, heads=6, kv_heads=2, hidden=17, context=19)
@@ -44,8 +45,8 @@ def test_attention_starts_with_logits_of_variance_near_one():
         assert 0.5 < of_layer.var().item() < 2.0
 
 
-@pytest.mark.parametrize("width", [16, 64, 256, 1024])
-@pytest.mark.parametrize("vocabulary", [2, 4, 8, 16, 67, 2048])
+@pytest.mark.parametrize("width", slow_but([16, 64, 256, 1024], 16, 64, 256))
+@looped("vocabulary", [2, 4, 8, 16, 67, 2048])
 def test_a_fresh_model_guesses(width, vocabulary):
     """No token is likelier than another: the loss is log(vocabulary), at every width.
 

@@ -14,6 +14,7 @@ import saccade
 from looped import looped
 from problems import assert_close
 from saccade.positions import AlibiBias, T5Bias
+from slowly import alternate
 
 HEADS = [1, 2, 6, 8, 12]
 
@@ -99,10 +100,11 @@ def test_learned_slopes_are_cast_like_any_parameter():
     assert AlibiBias(6, learned=True).bfloat16().slopes.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (6, 50)])
-@pytest.mark.parametrize("seen", [0, 5])
-def test_t5_is_compute_bias_of_transformers(bidirectional, buckets, max_distance, seen, exact):
+@pytest.mark.parametrize(
+    ("bidirectional", "sizes", "seen"), alternate([True, False], [(32, 128), (8, 20), (6, 50)], [0, 5])
+)
+def test_t5_is_compute_bias_of_transformers(bidirectional, sizes, seen, exact):
+    buckets, max_distance = sizes
     t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     config = t5.T5Config(
         d_model=6 * 5,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.positions import Learned, Rotary, Sinusoidal, YaRNScaling
-from slowly import slow_but
+from slowly import alternate, slow_but
 
 MODULES = {
     "rotary": lambda: Rotary(6),
@@ -21,8 +21,7 @@ OFFSETS = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("kind", slow_but(OFFSETS, "int", "tokens"))
+@pytest.mark.parametrize(("name", "kind"), alternate([*MODULES], ["int", "items", "tokens"]))
 def test_one_graph_serves_every_length_and_offset(name, kind):
     from torch._dynamo.testing import CompileCounter
 
@@ -54,7 +53,7 @@ def test_decoding_compiles_once_for_all_positions():
     assert graphs[-1] == graphs[1] <= 2
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", slow_but(MODULES, "rotary, yarn", "learned"))
 def test_gradients_pass_through_the_graph(name):
     torch.compiler.reset()
     module = MODULES[name]().double()

@@ -30,6 +30,7 @@ from saccade.variants.patterns import (
     sparse_strided_heads,
     streaming,
 )
+from slowly import alternate
 
 SIZES = [(29, 29), (7, 31), (1, 23), (31, 19), (13, 0), (0, 13), (61, 61)]
 
@@ -324,10 +325,11 @@ ATTENDED = {
 }
 
 
-@pytest.mark.parametrize("backend", ["native", "chunked"])
-@pytest.mark.parametrize("Lq, Lk", [(131, 131), (37, 149)])
-@pytest.mark.parametrize("name", ATTENDED)
-def test_backends_equal_the_reference(name, backend, Lq, Lk):
+@pytest.mark.parametrize(
+    ("name", "backend", "lengths"), alternate([*ATTENDED], ["native", "chunked"], [(131, 131), (37, 149)])
+)
+def test_backends_equal_the_reference(name, backend, lengths):
+    Lq, Lk = lengths
     if backend == "native":
         pytest.importorskip("saccade._native")
     generator = torch.Generator().manual_seed(3)

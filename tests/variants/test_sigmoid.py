@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import oracle
 import problems
 import saccade
 from looped import looped
@@ -25,11 +26,11 @@ from saccade.variants import HeadSizes, SigmoidConfig, sigmoid_attention
 
 # Softcap and sink are of softmax's logits and denominator: sigmoid attention has neither.
 NAMES = [name for name in CASES if "sink" not in name and name not in ("softcap", "everything")]
-every_case = pytest.mark.parametrize("name", NAMES)
+every_case = looped("name", NAMES)
 
 
 def by_sets(query, key, value, see=None, *, bias=None, scale=None, length=None, factor=None):
-    """The formula, one query at a time: what a query may not see is never read. `length`: a fixed n."""
+    """The formula, one set of keys at a time: what a query may not see is never read. `length`: a fixed n."""
     query, key, value = query.double(), key.double(), value.double()
     (batch, heads, rows, width), (_, kv_heads, keys, _) = query.shape, key.shape
     full = (batch, heads, rows, keys)
@@ -37,16 +38,18 @@ def by_sets(query, key, value, see=None, *, bias=None, scale=None, length=None, 
     bias = torch.zeros(full, dtype=torch.float64) if bias is None else bias.double().expand(full)
     see = see & (bias.detach().numpy() != -math.inf)
     scale = width**-0.5 if scale is None else scale
-    out = []
-    for b, h, i in np.ndindex(full[:3]):
-        g, js = h // (heads // kv_heads), torch.from_numpy(np.flatnonzero(see[b, h, i]))
+    flat, order, out = batch * heads * rows, [], []
+    queries, biases = query.reshape(flat, width), bias.reshape(flat, keys)
+    for own, js in oracle.sets(see.reshape(flat, keys)):
+        theirs = own // (heads * rows), own // rows % heads // (heads // kv_heads)
         n = len(js) if length is None else length
-        logits = scale * (key[b, g][js] * query[b, h, i]).sum(-1) + bias[b, h, i][js]
+        logits = scale * (queries[own][:, None] * key[theirs][:, js]).sum(-1) + biases[own][:, js]
         weights = 1 / (1 + n * torch.exp(-logits))
         if factor is not None:
-            weights = weights * factor[b, h, i][js]
-        out.append((weights[:, None] * value[b, g][js]).sum(0))
-    return torch.stack(out).reshape(batch, heads, rows, -1)
+            weights = weights * factor.expand(full).reshape(flat, keys)[own][:, js]
+        order.append(own)
+        out.append((weights[:, :, None] * value[theirs][:, js]).sum(1))
+    return torch.cat(out)[torch.cat(order).argsort()].reshape(batch, heads, rows, -1)
 
 
 def ours(problem, tensors, **more):
@@ -64,7 +67,7 @@ def truth(problem, tensors, **more):
 
 
 @every_case
-@pytest.mark.parametrize("length", [None, 29])
+@looped("length", [None, 29])
 def test_the_formula_and_its_gradients(name, length):
     problem = CASES[name]()
     mine, theirs = problems.leaves(problem.tensors), problems.leaves(problem.tensors)

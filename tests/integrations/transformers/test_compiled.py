@@ -8,7 +8,6 @@ import torch
 from integrations.transformers.families import BY_NAME, FAMILIES, assert_as_good, batch, make, real
 
 pytestmark = pytest.mark.usefixtures("registered", "judged")
-SLOW = [pytest.param(family.name, marks=pytest.mark.slow) for family in FAMILIES if family.name != "llama"]
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +17,8 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["llama", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 @pytest.mark.filterwarnings("ignore")  # of the compiler about the models' own code
 def test_one_graph_with_padding(name):
     family = BY_NAME[name]

@@ -7,6 +7,7 @@ import torch
 
 from integrations.transformers.families import BY_NAME, FAMILIES, batch, make
 from looped import looped
+from slowly import alternate
 
 pytestmark = pytest.mark.usefixtures("registered")
 NAMES = [family.name for family in FAMILIES if family.generates]
@@ -26,9 +27,7 @@ def generated(name, how, side, **more):
     return make(family, how).generate(**prompt(family, side), **options)
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("side", ["none", "left"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "side", "cache"), alternate(NAMES, ["none", "left"], [None, "static"]))
 def test_greedy_tokens(name, side, cache):
     more = {} if cache is None else {"cache_implementation": cache}
     ours, eager = (generated(name, how, side, **more) for how in ("saccade", "eager"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from integrations.transformers.families import BY_NAME, FAMILIES, batch, make, real
+from slowly import alternate
 
 pytestmark = pytest.mark.usefixtures("registered", "judged")
 NAMES = [family.name for family in FAMILIES]
@@ -36,8 +37,7 @@ def without_dropout(model):
     return model
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "side"), alternate(NAMES, ["right", "left"]))
 def test_gradients_of_all_parameters(name, side):
     family = BY_NAME[name]
     given = batch(family, side=side)

@@ -6,7 +6,7 @@ import pytest
 
 from looped import looped
 from nn.cache.decoding import BIASES, KINDS, MASKS, Decoding
-from slowly import slow_but
+from slowly import alternate, slow_but
 
 # Uniform chunks: one by one past two turns of every ring; a prompt, then ones; across the wrap; longer than the ring.
 CHUNKS = {
@@ -51,11 +51,13 @@ def test_lengths_of_their_own(kind, steps):
     decode_uneven(Decoding(KINDS[kind]()), UNEVEN[steps], more=2 if steps == "same" else 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks(kind, mask):
-    decode(Decoding(KINDS[kind](), mask), [7, 1, 1, 3, 12, 1])
-    decode_uneven(Decoding(KINDS[kind](), mask), UNEVEN["long"])
+@pytest.mark.parametrize(("kind", "mask", "uneven"), alternate([*KINDS], [*MASKS], [False, True]))
+def test_masks(kind, mask, uneven):
+    run = Decoding(KINDS[kind](), mask)
+    if uneven:
+        decode_uneven(run, UNEVEN["long"])
+    else:
+        decode(run, [7, 1, 1, 3, 12, 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

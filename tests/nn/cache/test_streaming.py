@@ -15,6 +15,7 @@ from saccade.models import DecoderLM, ModelConfig, Sampling
 from saccade.models.generation import sample_tokens
 from saccade.nn import AttentionConfig, KVCache, MultiHeadAttention, StreamingLayer, WindowLayer
 from saccade.positions import AlibiConfig, Rotary, RotaryConfig
+from slowly import alternate
 
 B, HQ, HKV, D, DV = 3, 4, 2, 6, 5
 BASE = 7.0
@@ -121,10 +122,9 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize("window, sinks", SIZES)
-@pytest.mark.parametrize("slack", [0, 3])
-@pytest.mark.parametrize("chunks", CHUNKS)
-def test_positions_are_places_in_the_list(window, sinks, slack, chunks):
+@pytest.mark.parametrize(("size", "slack", "chunks"), alternate(SIZES, [0, 3], [*CHUNKS]))
+def test_positions_are_places_in_the_list(size, slack, chunks):
+    window, sinks = size
     stream = Stream(StreamingLayer(window, sinks, slack))
     for count in CHUNKS[chunks]:
         stream.step([count] * B)
