@@ -18,9 +18,11 @@ def alternate(*axes):
 
     With three axes, any two values of two axes still meet.
     """
-    for places in itertools.product(*(range(len(axis)) for axis in axes)):
-        values = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
-        yield _slow(values) if sum(places) % 2 else values
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    return [
+        _slow(values) if sum(place) % 2 else values
+        for place, values in zip(places, itertools.product(*axes), strict=True)
+    ]
 
 
 def _slow(value):

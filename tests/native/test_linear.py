@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from looped import looped
+from native.fuzzing import each_set
 from saccade import Causal, Padding
 from saccade.variants import _causal_native as kernel
 from saccade.variants import linear_attention, linear_step
@@ -63,27 +64,28 @@ def errors(found, expected):
     "length, group, features, width",
     [(17, 1, 3, 1), (64, 2, 64, 64), (131, 3, 7, 37), slow(SPAN, 1, 16, 5), slow(SPAN + 67, 2, 33, 17)],
 )
-def test_values_and_gradients(instructions, length, group, features, width, normalise, scaled):
+def test_values_and_gradients(length, group, features, width, normalise, scaled):
     tensors = problem(length, group, features, width)
     tensors.append(torch.rand(2, 2, features, width + 1, requires_grad=True))
     scale = torch.zeros(2, 2, 1 + length)
     if scaled:
         scale = torch.cat([torch.zeros(2, 2, 1), 3 * torch.randn(2, 2, length)], -1)
-    out, sums = kernel.read(
-        kernel.CausalKernelSettings(kernel.IDENTITY, normalise, 1e-19), *tensors, scale if scaled else None
-    )
     exact = [x.detach().double().requires_grad_() for x in tensors]
     expected = quadratic(*exact, scale.double(), normalise), after(*exact[1:], scale.double())
-    cotangents = torch.randn_like(out), torch.randn_like(sums)
-    found = torch.autograd.grad((out, sums), tensors, cotangents)
+    cotangents = [torch.randn_like(x).float() for x in expected]
     wanted = torch.autograd.grad(expected, exact, [x.double() for x in cotangents])
-    # Sums of `length` products, whose roundings are independent: 2^-24 sqrt(length), and a few such sums in a row.
-    assert errors((out, sums, *found), (*expected, *wanted)) <= 8 * 2**-24 * max(length, 64) ** 0.5
+    settings = kernel.CausalKernelSettings(kernel.IDENTITY, normalise, 1e-19)
+    for instructions in each_set():
+        out, sums = kernel.read(settings, *tensors, scale if scaled else None)
+        found = torch.autograd.grad((out, sums), tensors, cotangents)
+        # Sums of `length` products, whose roundings are independent: 2^-24 sqrt(length), and a few such in a row.
+        allowed = 8 * 2**-24 * max(length, 64) ** 0.5
+        assert errors((out, sums, *found), (*expected, *wanted)) <= allowed, instructions
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [97, SPAN + 131])
-def test_elu_plus_one_and_padding(instructions, dtype, length):
+def test_elu_plus_one_and_padding(dtype, length):
     """The map inside the kernel, from and to each dtype, with tokens that are not there."""
     query, key, value = problem(length, 3, 11, 7, dtype)
     with torch.no_grad():
@@ -94,19 +96,20 @@ def test_elu_plus_one_and_padding(instructions, dtype, length):
         key[~kept[:, None].expand(2, 2, length)] = float("nan")
     safe = key.detach().nan_to_num(0.0)
     key = safe.clone().requires_grad_()
-    out = linear_attention(query, key, value, mask)
     exact = [x.detach().double().requires_grad_() for x in (query, key, value)]
     expected = linear_attention(*exact, mask)
-    cotangent = torch.randn_like(out)
-    found = torch.autograd.grad(out, (query, key, value), cotangent)
+    cotangent = torch.randn_like(expected).to(dtype)
     wanted = torch.autograd.grad(expected, exact, cotangent.double())
     # Half a unit of the dtype in what is written; backward reads the rounded output once more.
     unit = torch.finfo(dtype).eps
-    assert out.dtype == dtype
-    assert errors([out], [expected]) <= unit / 2 + 8 * 2**-24 * length**0.5
-    assert errors(found, wanted) <= 2 * unit + 8 * 2**-24 * length**0.5
-    for gradient in found:
-        assert (gradient.transpose(1, 2)[~kept] == 0).all()
+    for instructions in each_set():
+        out = linear_attention(query, key, value, mask)
+        found = torch.autograd.grad(out, (query, key, value), cotangent)
+        assert out.dtype == dtype
+        assert errors([out], [expected]) <= unit / 2 + 8 * 2**-24 * length**0.5, instructions
+        assert errors(found, wanted) <= 2 * unit + 8 * 2**-24 * length**0.5, instructions
+        for gradient in found:
+            assert (gradient.transpose(1, 2)[~kept] == 0).all(), instructions
 
 
 def test_threads_change_no_bit(instructions):

@@ -65,9 +65,19 @@ def run(make_run, tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "whole"
+
+
 @pytest.fixture
-def whole(run, tmp_path):
-    train_language_model(run("whole"))
+def whole(run, tmp_path, kept):
+    """A run without a stop; trained once, and each test has a copy."""
+    if not kept.exists():
+        train_language_model(run("whole"))
+        shutil.copytree(tmp_path / "whole", kept)
+    else:
+        shutil.copytree(kept, tmp_path / "whole")
     return tmp_path / "whole"
 
 
