@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from native import fuzzing
 from saccade._backends.native import _kernels
 
 native = _kernels.module
@@ -32,6 +33,14 @@ def use():
     before = native.active()
     yield native.use
     native.use(f"{before}!")
+
+
+@pytest.fixture(scope="module", params=["the widest", pytest.param("between", marks=pytest.mark.slow)])
+def every_other_set(request):
+    """`each_set` is every other one: they are instances of the same templates, which test_fuzz.py tries on all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuzzing, "CHOSEN", slice(0 if request.param == "the widest" else 1, None, 2))
+        yield
 
 
 @pytest.fixture(params=sets() or [None])

@@ -25,13 +25,17 @@ from saccade._backends.native import _kernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+CHOSEN = slice(None)  # of the instruction sets, the widest first; conftest.py's `every_other_set` sets it
+
+
 def each_set(without: str = "") -> Iterator[str]:
     """Every instruction set of this machine, in use while the loop's body runs; conftest.py says which are hidden."""
     native = _kernels.module
     hidden = os.environ.get("SACCADE_TEST_HIDDEN_SETS", "").split(",")
+    names = [*native.sets(), *(f"{name}!" for name in native.compiled_sets() if name in hidden)][::-1]
     before = native.active()
     try:
-        for name in [*native.sets(), *(f"{name}!" for name in native.compiled_sets() if name in hidden)]:
+        for name in names[CHOSEN] or names:
             if name.rstrip("!") != without:
                 native.use(name)
                 yield native.active()

@@ -21,6 +21,7 @@ from saccade import Causal, Padding, Window
 from slowly import slow_but
 
 native = pytest.importorskip("saccade._native", reason="this installation has no native build")
+pytestmark = pytest.mark.usefixtures("every_other_set")
 
 
 @st.composite

@@ -17,6 +17,7 @@ from saccade import Causal, Documents, FromTensor, Global, Padding, Window
 from slowly import slow_but
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
+pytestmark = pytest.mark.usefixtures("every_other_set")
 
 every_dtype = looped("dtype", DTYPES)
 minus = pytest.param(-math.inf, marks=pytest.mark.slow)  # as +inf, but for the sign

@@ -17,6 +17,7 @@ from saccade import Causal, Dropout, FromTensor, Padding, Window
 from slowly import slow_but
 
 pytest.importorskip("saccade._native", reason="this installation has no native build")
+pytestmark = pytest.mark.usefixtures("every_other_set")
 
 # float16 goes the ways of bfloat16, with another conversion, which test_fuzz.py checks.
 every_dtype = pytest.mark.parametrize("dtype", slow_but(DTYPES, torch.float32, torch.bfloat16), ids=str)

@@ -64,7 +64,7 @@ def test_any_sequence(kind, sequence):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, suppress_health_check=FIXTURES)
+@settings(max_examples=100, suppress_health_check=FIXTURES)
 @given(sequence=moves(12), mask=st.sampled_from(list(MASKS)), bias=st.sampled_from(list(BIASES)))
 def test_any_longer_sequence(kind, sequence, mask, bias):
     play(Decoding(KINDS[kind](), mask, bias), sequence)
