@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,6 +93,9 @@ class ObservedCall(AttentionCall):
         return self.used or {name: GraphTensor(getattr(self, name)) for name in ("query", "key", "value", "out")}
 
 
+S = TypeVar("S", bound="CallSettings")
+
+
 @dataclass(frozen=True)
 class CallSettings:
     """What a call is besides its tensors: a graph keeps it, so it holds the form of a bias and not its parameter."""
@@ -115,10 +118,10 @@ class CheckedCall(AttentionCall):
     dropout: Dropout | None = None
     needs_lse: bool = False
 
-    @property
-    def settings(self) -> CallSettings:
+    def settings(self, kind: Callable[..., S], *more: Any) -> S:
+        """A `CallSettings`, or one of a derived class with what that has besides."""
         bias, placement = (None, 0) if self.bias is None else (self.bias.form(), self.placement)
-        return CallSettings(self.mask, bias, placement, self.scale, self.softcap, self.dropout)
+        return kind(self.mask, bias, placement, self.scale, self.softcap, self.dropout, *more)
 
     @property
     def batch(self) -> int:

@@ -41,7 +41,7 @@ class TileProblem(CallSettings):
 
     @classmethod
     def of(cls, call: CheckedCall) -> TileProblem:
-        return cls.with_settings(call.settings, call.query, call.key).guard_if(*call.tensors())
+        return cls.with_settings(call.settings(CallSettings), call.query, call.key).guard_if(*call.tensors())
 
     @classmethod
     def with_settings(cls, settings: CallSettings, query: Tensor, key: Tensor) -> TileProblem:

@@ -58,7 +58,7 @@ class KernelSettings(CallSettings):
     @classmethod
     def of(cls, call: CheckedCall, lowered: Any) -> KernelSettings:
         origin = (0, 0) if call.mask is None or call.dropout is None else call.mask.origin()
-        return cls(**vars(call.settings), lowered=lowered, origin=origin)
+        return call.settings(cls, lowered, origin)
 
 
 def forward(
