@@ -78,8 +78,9 @@ class FunctionMode(TorchFunctionMode):
         if overridden(args, kwargs):
             return _MULTI_HEAD(*args, **kwargs)
         names = {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False}
-        inner = types.FunctionType(_MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
-        inner.__kwdefaults__ = _MULTI_HEAD.__kwdefaults__
+        of = _MULTI_HEAD
+        inner = types.FunctionType(of.__code__, names, of.__name__, of.__defaults__, of.__closure__)
+        inner.__kwdefaults__ = of.__kwdefaults__
         with self:
             return inner(*args, **kwargs)
 
