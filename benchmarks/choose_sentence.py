@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from saccade.inspection import Look, look
-from saccade.inspection._scores import earlier_occurrences
+from saccade.inspection._scores import occurrences
 from saccade.models import load
 
 CANDIDATES = (
@@ -85,7 +85,7 @@ def copying(seen: Look) -> float:
     """The largest weight from a repeated word on the word after its earlier occurrence, by a head measured as "repeat"
     or by any head where the model has none."""
     words = seen.seen.words
-    targets = [(q, j + 1) for q, j in np.argwhere(earlier_occurrences(seen.seen)) if j + 1 < q]
+    targets = [(q, j + 1) for q, j in np.argwhere(occurrences(seen.seen)) if j + 1 < q]
     targets = [(q, k) for q, k in targets if not words[k].is_delimiter]
     heads = [h for h in (seen.roles or {}).get("heads", ()) if h["role"] == "repeat"]
     places = [(h["layer"], h["head"]) for h in heads] or list(np.ndindex(seen.seen.layers, seen.seen.heads))

@@ -290,3 +290,13 @@ def test_help_and_usage_errors_import_nothing_that_computes(words, status):
     told, *modules = done.stderr.splitlines()[-1].split()
     assert told == str(status)
     assert not COMPUTING & set(modules)
+
+
+def test_scripts_import_what_there_is():
+    """They are run by hand, so a name that is gone would be found by whoever needs the script next."""
+    for path in (PACKAGE.parents[1] / "benchmarks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "saccade":
+                for alias in node.names:
+                    found = hasattr(importlib.import_module(node.module), alias.name)
+                    assert found or importlib.import_module(f"{node.module}.{alias.name}"), (path.name, alias.name)
