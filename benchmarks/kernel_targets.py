@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from saccade import _numbers
 from saccade.benchmark.attention.cases import Case, decoding
 from saccade.benchmark.attention.contenders import FlexAttention, SaccadeAttention, SdpaAttention
-from saccade.benchmark.attention.measuring import Entry, MeasurementSettings, measure, with_memory
+from saccade.benchmark.attention.measuring import Entry, MeasurementSettings, Told, measure, with_memory
 from saccade.benchmark.attention.results import BenchmarkReport, Measurement, MeasurementGroup, RequirementOutcome
-from saccade.benchmark.attention.running import Told
 from saccade.benchmark.attention.statistics import Quartiles, exponent
 
 WIDTHS = (64, 128)

@@ -127,14 +127,14 @@ def test_files_are_written_and_shown_again(no_work, tmp_path, capsys):
 
 
 def test_ctrl_c_shows_and_writes_what_there_is(monkeypatch, tmp_path, capsys):
-    at, count = work._at, iter(range(9))
+    at, count = work._points_at, iter(range(9))
 
     def second_is_stopped(*given):
         if next(count):
             raise KeyboardInterrupt
         return at(*given)
 
-    monkeypatch.setattr(work, "_at", second_is_stopped)
+    monkeypatch.setattr(work, "_points_at", second_is_stopped)
     file = tmp_path / "it.json"
     assert cli.main([*TINY, "--mechanism", "exact", "--no-layers", "--json", str(file)]) == 130
     shown = capsys.readouterr().out

@@ -83,10 +83,10 @@ def compare(before: CorpusScores, after: CorpusScores) -> ModelComparison:
     shared = [name for name in before.texts if name in after.texts]
     if not shared:
         raise ValueError(f"{before.model} and {after.model} were studied on different texts; none is shared")
-    return ModelComparison(_only(before, shared), _only(after, shared))
+    return ModelComparison(_restricted_to(before, shared), _restricted_to(after, shared))
 
 
-def _only(study: CorpusScores, names: list[str]) -> CorpusScores:
+def _restricted_to(study: CorpusScores, names: list[str]) -> CorpusScores:
     """A text that is too short for one model is left out of both."""
     kept = [study.texts.index(name) for name in names]
     left_out = tuple(name for name in study.texts if name not in names)

@@ -57,7 +57,7 @@ def study_coreference(
     """
     found = _AntecedentTallies(model)
     missing = UnmatchedWords(source, model.name)
-    pieces = [piece for document in documents for piece in _pieces(model, document)]
+    pieces = [piece for document in documents for piece in _document_parts(model, document)]
     for piece in pieces:
         missing.add(piece.name, [piece.text[start:stop] for start, stop in piece.words], piece.aligned)
     missing.check()
@@ -92,7 +92,7 @@ class _DocumentPart(NamedTuple):
     aligned: AlignedText
 
 
-def _pieces(model: TextModel, document: Document) -> Iterator[_DocumentPart]:
+def _document_parts(model: TextModel, document: Document) -> Iterator[_DocumentPart]:
     words, first = document.words, 0
     while first < len(words):
         start = words[first][0]

@@ -165,7 +165,7 @@ def print_syntax(console: Console, study: Syntax) -> None:
                 table.add_row(
                     name,
                     WAYS[direction],
-                    *_best(tally),
+                    *_best_head_cells(tally),
                     f"{offset:+d}",
                     two_decimals(answer.share),
                     two_decimals(tally.held_out[1].share),
@@ -202,7 +202,7 @@ def print_coreference(console: Console, study: Coreference) -> None:
         offset, answer = tally.best_offset
         table.add_row(
             kind,
-            *_best(tally),
+            *_best_head_cells(tally),
             f"{offset:+d}",
             two_decimals(answer.share),
             two_decimals(study.nearest[kind].share),
@@ -218,7 +218,7 @@ def print_coreference(console: Console, study: Coreference) -> None:
         _note(console, f"without a token: {counted(study.missing, 'word')}")
 
 
-def _best(tally: AnswerTally) -> tuple[str, ...]:
+def _best_head_cells(tally: AnswerTally) -> tuple[str, ...]:
     """cases, head, right, 95 %, held out."""
     layer, head = tally.best
     answer = tally.of_head(layer, head)

@@ -124,7 +124,7 @@ class LengthGrouped(Sampler[list[int]]):
         steps = self._steps(whole(epoch, "epoch", least=0))
         grouped = [batch for step in steps for batch in step]
         # An order of its own: `shuffle=False` is compared with chance too.
-        chance = self._cut(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self._lengths)))
+        chance = self._cut_into_batches(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self._lengths)))
         return PaddingShare(self._share(grouped), self._share(chance), len(grouped))
 
     def _steps(self, epoch: int) -> list[list[Batch]]:
@@ -137,7 +137,7 @@ class LengthGrouped(Sampler[list[int]]):
         order = random.permutation(len(self._lengths)) if self.shuffle else np.arange(len(self._lengths))
         if self.drop_last and self.batch_size is not None:
             order = order[: len(order) - len(order) % (self.batch_size * self.world)]
-        batches = [batch for pool in self._pools(order) for batch in self._cut(self._sorted(pool))]
+        batches = [batch for pool in self._pools(order) for batch in self._cut_into_batches(self._sorted(pool))]
         batches = self._dropped(batches, random) if self.drop_last else self._halved(batches, random)
         steps = [batches[at : at + self.world] for at in range(0, len(batches), self.world)]
         if self.shuffle:
@@ -163,7 +163,7 @@ class LengthGrouped(Sampler[list[int]]):
     def _sorted(self, items: Batch) -> Batch:
         return items[np.argsort(self._lengths[items], kind="stable")]
 
-    def _cut(self, items: Batch) -> list[Batch]:
+    def _cut_into_batches(self, items: Batch) -> list[Batch]:
         """Batches of items in the order given, each as large as may be."""
         if self.batch_size is not None:
             return [items[at : at + self.batch_size] for at in range(0, len(items), self.batch_size)]

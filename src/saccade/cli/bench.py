@@ -110,7 +110,7 @@ def _measured(
 ) -> BenchmarkReport:
     from ..benchmark.attention import BenchmarkReport
     from ..benchmark.attention.machine import describe, last_level_cache
-    from ..benchmark.attention.running import sweep
+    from ..benchmark.attention.measuring import sweep
 
     settings = settings_of(measuring, memory=output.plot is not None, clock=setup.clock)
     cache = last_level_cache() or 32 * 2**20

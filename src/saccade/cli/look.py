@@ -107,7 +107,7 @@ def look(
             raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")
         study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
         return
-    given = _cut(_given(text), chosen.first, chosen.last)
+    given = _word_range(_given(text), chosen.first, chosen.last)
     wanted = MapOptions(_parse_head(chosen.head), _parse_rows(chosen.rows), chosen.first or 1)
     is_figure = out is not None and out.suffix.lower() in FIGURES
     if out is not None and out.suffix.lower() not in REPORTS + FIGURES and not out.is_dir():
@@ -203,7 +203,7 @@ def _clean(text: str, name: str) -> str:
     return text
 
 
-def _cut(given: InputText, first: int | None, last: int | None) -> InputText:
+def _word_range(given: InputText, first: int | None, last: int | None) -> InputText:
     """The words ``first`` to ``last``, both included and counted from 1."""
     if first is None and last is None:
         return given
@@ -302,11 +302,11 @@ def _print(seen: Look, given: InputText, model: str | None, report: Path, figure
         if path:
             link = f"bold link {path.resolve().as_uri()}" if console.is_terminal else "bold"
             console.print(Text.assemble((f"{name}  ", "dim"), (str(path), link)), soft_wrap=True)
-    for i, command in enumerate(_next(seen, given, model, figure)):
+    for i, command in enumerate(_suggested_commands(seen, given, model, figure)):
         console.print(Text.assemble(("Next    " if i == 0 else "        ", "dim"), command), soft_wrap=True)
 
 
-def _next(seen: Look, given: InputText, model: str | None, figure: Path | None) -> list[str]:
+def _suggested_commands(seen: Look, given: InputText, model: str | None, figure: Path | None) -> list[str]:
     """Three commands worth trying now."""
     options = ["--model", model] if model else []
     others = [

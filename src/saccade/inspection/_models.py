@@ -78,7 +78,7 @@ class TextModel(ABC):
 
         In evaluation mode, without gradients. Nothing in a call may be changed, and none is kept here.
         """
-        with _resting(self.module), torch.no_grad():
+        with _evaluating(self.module), torch.no_grad():
             self._forward(tokens.to(next(self.module.parameters()).device), observe)
 
     def whole(self, ids: Sequence[int]) -> Tensor:
@@ -166,7 +166,7 @@ def as_text_model(model: TextModel | LanguageModel) -> TextModel:
 
 
 @contextmanager
-def _resting(module: nn.Module) -> Iterator[None]:
+def _evaluating(module: nn.Module) -> Iterator[None]:
     """In evaluation mode meanwhile."""
     training = [part for part in module.modules() if part.training]
     module.eval()

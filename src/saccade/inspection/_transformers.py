@@ -42,7 +42,7 @@ class TransformersModel(TextModel):
             raise ValueError(f"{name}: {type(module).__name__} reads no tokens of a text")
         self._vocabulary = table.num_embeddings
         self.special = _special(tokenizer)
-        self.before, self.after = _around(tokenizer)
+        self.before, self.after = _special_tokens(tokenizer)
         self.context = _context(self._module, tokenizer)
         self.heads, self.causal = self._probe()
 
@@ -169,7 +169,7 @@ def _special(tokenizer: Any) -> frozenset[int]:
     return frozenset(tokenizer.all_special_ids) - unknown
 
 
-def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The special tokens before and after every text."""
     inside = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     whole = tokenizer(_PROBE)["input_ids"]

@@ -147,7 +147,7 @@ def uniform_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thre
 def dead_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """A head that looks at the same key always, at none, or whose output is near zero."""
     loudest = max((norm for norm in reading.out if not math.isnan(norm)), default=math.nan)
-    for head, (place, weight) in enumerate(_pull(reading)):
+    for head, (place, weight) in enumerate(_strongest_place(reading)):
         numbers = {"weight": weight, "out": reading.out[head], "largest_out": loudest}
         if weight >= limits.dead:
             message = f"{weight:.4f} of the weight is on {place} in every row"
@@ -160,7 +160,7 @@ def dead_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresho
 
 def sink(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
     """Most attention goes to one key whatever the row, but not all of it: that would be a dead head."""
-    for head, (place, weight) in enumerate(_pull(reading)):
+    for head, (place, weight) in enumerate(_strongest_place(reading)):
         if limits.sink <= weight < limits.dead:
             message = f"{weight:.2f} of the weight is on {place}, whatever the row"
             yield RuleMatch(SINK, "note", head, message, {"weight": weight}, _of(limits, "sink"))
@@ -170,7 +170,7 @@ def _of(limits: Thresholds, *names: str) -> dict[str, float]:
     return {name: getattr(limits, name) for name in names}
 
 
-def _pull(reading: CallReading) -> Iterator[tuple[str, float]]:
+def _strongest_place(reading: CallReading) -> Iterator[tuple[str, float]]:
     """For each head the one place that draws most weight, and how much."""
     for first, absent, steady, at in zip(reading.first, reading.absent, reading.steady, reading.steady_at, strict=True):
         places = [(first, "the first key"), (absent, "the learned sink"), (steady, f"key {at:.0f}")]

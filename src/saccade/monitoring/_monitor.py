@@ -135,7 +135,7 @@ class AttentionMonitor:
         if self._off or self.watching or not (step % self._options.every == 0 or not self._seen_one):
             return False
         self._step, self._seen_one, self._scale = step, True, loss_scale
-        with self._harmless():
+        with self._ending_on_error():
             watched = watch(
                 self._model,
                 gradients=self._options.gradients,
@@ -153,9 +153,9 @@ class AttentionMonitor:
         watched, self._watched = self._watched, None
         if watched is None:
             return
-        with self._harmless():
+        with self._ending_on_error():
             watched.__exit__(None, None, None)
-            self._mention(watched)
+            self._warn_once(watched)
             self._write()
             self._tell()
         self._tallies, self._new = {}, []
@@ -169,16 +169,16 @@ class AttentionMonitor:
         self._alarms.load_state_dict(state["alarms"])
 
     def _record(self, record: CallRecord) -> None:
-        with self._harmless():
+        with self._ending_on_error():
             self._tallies.setdefault(record.name, StepTally()).add(record)
             self._new += self._alarms.observe(record, self._step)
 
     def _gradients(self, record: GradientRecord) -> None:
-        with self._harmless():
+        with self._ending_on_error():
             self._tallies.setdefault(record.name, StepTally()).add_gradients(record, self._scale)
             self._new += self._alarms.observe_gradients(record, self._step)
 
-    def _mention(self, watched: ModelWatch) -> None:
+    def _warn_once(self, watched: ModelWatch) -> None:
         """Say once what is not seen in this model, or not known of it."""
         missing = [f"not observed: {name}: {missed.reason}" for name, missed in watched.unobserved.items()]
         if not watched.calls and not missing:
@@ -222,7 +222,7 @@ class AttentionMonitor:
                 LOGGER.log(_LEVELS[worst(self._new, kind)], "%s; %s", line, ADVICE[kind])
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _ending_on_error(self) -> Iterator[None]:
         """What goes wrong inside ends the monitor, not the training."""
         if self._off:
             return (yield)

@@ -32,11 +32,11 @@ class Histogram:
         if low == high:
             return cls((float(low), float(high)), (float(sum(c.sum() for _, c in both)),))
         wide = np.linspace(low, high, BINS + 1)
-        below = sum(_below(wide, e, c) for e, c in both)
+        below = sum(_counts_below(wide, e, c) for e, c in both)
         return cls(tuple(wide.tolist()), tuple(np.diff(below).tolist()))
 
 
-def _below(at: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _counts_below(at: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """How many entries lie below each of `at`."""
     if edges[0] == edges[-1]:  # all the same number: it belongs to the bin that begins with it
         return np.where((at > edges[0]) | (at == at[-1]), counts.sum(), 0.0)

@@ -200,11 +200,11 @@ class _ModuleHook:
 
 
 def _no_hook() -> Callable[..., None]:
-    return _nothing
+    return _empty_hook
 
 
-def _nothing(*args: Any) -> None:
-    """A hook that does nothing."""
+def _empty_hook(*args: Any) -> None:
+    pass
 
 
 def recomputing() -> bool:

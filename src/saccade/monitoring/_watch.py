@@ -114,7 +114,7 @@ class ModelWatch(Observations):
 
     def _looked_at(self, call: ObservedCall, site: CallSite, step: int, keep: bool) -> CallRecord:
         seen, out_norm = observed(call, self._asked)
-        place = self._place(site, call.query.shape[1])
+        place = self._site_observations(site, call.query.shape[1])
         if seen.counted.numel():
             place.add("rows", row_samples(seen, place.heads))
             place.add("steps", step_samples(seen, out_norm, place.heads))
@@ -131,7 +131,7 @@ class ModelWatch(Observations):
             self._judge.observe(record)
         return record
 
-    def _place(self, site: CallSite, heads: int) -> SiteObservations:
+    def _site_observations(self, site: CallSite, heads: int) -> SiteObservations:
         """Where the numbers of a call go."""
         chosen = range(heads) if self._choice.heads is None else self._choice.heads
         for head in (head for head in chosen if head >= heads):

@@ -128,13 +128,13 @@ def _copy(source: SubmodulePlace, target: SubmodulePlace) -> None:
     trained: dict[Tensor, bool] = {}  # a parameter of which a part is trained is trained
     for name, tensor in given.items():
         wanted[name].copy_(tensor)
-        parameter = _whole(wanted[name])
-        trained[parameter] = trained.get(parameter, False) or _whole(tensor).requires_grad
+        parameter = _viewed_parameter(wanted[name])
+        trained[parameter] = trained.get(parameter, False) or _viewed_parameter(tensor).requires_grad
     for parameter, wants in trained.items():
         parameter.requires_grad_(wants)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _viewed_parameter(tensor: Tensor) -> Tensor:
     """The parameter of which a tensor is a view."""
     return tensor if tensor._base is None else tensor._base
 
@@ -189,9 +189,9 @@ def _block_config(theirs: Any, path: str) -> BlockConfig:
     decoder = isinstance(theirs, nn.TransformerDecoderLayer)
     numbers = (1, 2, 3) if decoder else (1, 2)
     dropouts = [theirs.get_submodule(f"dropout{number}") for number in numbers]
-    _one(path, "dropouts", [layer.p for layer in dropouts])
-    _one(path, "dropouts' training modes", [layer.training for layer in dropouts if layer.p])
-    eps = _one(path, "norm epsilons", [theirs.get_submodule(f"norm{number}").eps for number in numbers])
+    _common_value(path, "dropouts", [layer.p for layer in dropouts])
+    _common_value(path, "dropouts' training modes", [layer.training for layer in dropouts if layer.p])
+    eps = _common_value(path, "norm epsilons", [theirs.get_submodule(f"norm{number}").eps for number in numbers])
     return BlockConfig(
         _attention_config(theirs.self_attn, join(path, "self_attn")),
         cross=_attention_config(theirs.multihead_attn, join(path, "multihead_attn")) if decoder else None,
@@ -206,7 +206,7 @@ def _block_config(theirs: Any, path: str) -> BlockConfig:
     )
 
 
-def _one(path: str, what: str, values: list[Any]) -> Any:
+def _common_value(path: str, what: str, values: list[Any]) -> Any:
     """The value that all have; ValueError where they differ."""
     if any(value != values[0] for value in values):
         raise ValueError(f"module: {path or 'it'} has {what} that differ, {values}; ours has one")

@@ -43,16 +43,16 @@ def masks_from_torch(
     for name, given in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
         if given is None:
             continue
-        allowed, scores = _read(name, given)
+        allowed, scores = _booleans_or_scores(name, given)
         if allowed is not None:
             masks.append(Padding(allowed) if name == "key_padding_mask" else _as_mask(allowed, heads))
         if scores is not None:
-            biases.append(scores[:, None, None] if name == "key_padding_mask" else _four(scores, heads))
+            biases.append(scores[:, None, None] if name == "key_padding_mask" else _with_head_axis(scores, heads))
     mask = None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1]
     return TranslatedMasks(mask, None if not biases else sum(biases[1:], biases[0]))
 
 
-def _read(name: str, given: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _booleans_or_scores(name: str, given: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """(True = attend, None) or (None, scores)."""
     ranks = (2,) if name == "key_padding_mask" else (2, 3)
     if given.dim() not in ranks:
@@ -73,10 +73,10 @@ def _as_mask(allowed: Tensor, heads: int | None) -> Mask:
         and torch.equal(allowed, torch.ones_like(allowed).tril())
     ):
         return Causal()
-    return FromTensor(_four(allowed, heads))
+    return FromTensor(_with_head_axis(allowed, heads))
 
 
-def _four(tensor: Tensor, heads: int | None) -> Tensor:
+def _with_head_axis(tensor: Tensor, heads: int | None) -> Tensor:
     """(L, S) as it is; (B H, L, S) as (B, H, L, S)."""
     if tensor.dim() == 2:
         return tensor

@@ -170,7 +170,7 @@ class MultiHeadAttention(nn.Module):
         if context is None and isinstance(cache, RecurrentLayer):
             if observe is not None:
                 raise ValueError("observe: a state holds no keys and values that could be shown; use no cache")
-            return self._finished(self._recalled(x, mask, bias, padding, offset, cache, positions), x)
+            return self._projected_out(self._attend_state(x, mask, bias, padding, offset, cache, positions), x)
         place = None
         if context is None:
             query, seen, place = self._within(x, CachedInputs(x, x, mask, bias), padding, offset, cache, positions)
@@ -182,7 +182,7 @@ class MultiHeadAttention(nn.Module):
             seen = CachedInputs(key, value, mask, bias)
         out = self._attend(query, seen, x, place)
         if observe is None and not return_weights:
-            return self._finished(out, x)
+            return self._projected_out(out, x)
         observation = Observation(
             query,
             *seen,
@@ -196,7 +196,7 @@ class MultiHeadAttention(nn.Module):
         )
         if observe is not None:
             observe(observation)
-        return (self._finished(out, x), weights_of(observation)) if return_weights else self._finished(out, x)
+        return (self._projected_out(out, x), weights_of(observation)) if return_weights else self._projected_out(out, x)
 
     def cache(self) -> LayerCache:
         """An empty cache for decoding: keys and values that grow, or where the mechanism has one a state that does not.
@@ -218,12 +218,12 @@ class MultiHeadAttention(nn.Module):
                 f"{reason(mechanism.traits.cached)}"
             )
 
-    def _finished(self, out: Tensor, x: Tensor) -> Tensor:
+    def _projected_out(self, out: Tensor, x: Tensor) -> Tensor:
         """(B, heads, Lq, Dv) to (B, Lq, out_width)."""
         out = out.transpose(1, 2).flatten(2)
         return self.output(out if self.gate is None else out * self.gate(x).sigmoid())
 
-    def _recalled(
+    def _attend_state(
         self,
         x: Tensor,
         mask: Mask | None,
@@ -350,13 +350,13 @@ class MultiHeadAttention(nn.Module):
         if not self.shape.fused:
             return self._queries(x), *self._keys_values(x, x)
         query, key, value = self.projection(x).split(self.config.sizes, dim=-1)
-        heads = self._heads(query)
-        key_heads = self._heads(key) if self.config.sizes[1] else heads
+        heads = self._split_heads(query)
+        key_heads = self._split_heads(key) if self.config.sizes[1] else heads
         return self.query_norm(heads), self.key_norm(key_heads), self._value_heads(value)
 
     def _queries(self, x: Tensor) -> Tensor:
         features = F.linear(x, *self.matrices()[0]) if self.shape.fused else self.query(x)
-        return self.query_norm(self._heads(features))
+        return self.query_norm(self._split_heads(features))
 
     def _keys_values(self, context: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self.shape.fused:
@@ -366,9 +366,9 @@ class MultiHeadAttention(nn.Module):
         else:
             # Keys that are the queries are made by the queries' matrix.
             key, value = (self.key if self.config.sizes[1] else self.query)(context), self.value(values)
-        return self.key_norm(self._heads(key)), self._value_heads(value)
+        return self.key_norm(self._split_heads(key)), self._value_heads(value)
 
-    def _heads(self, features: Tensor) -> Tensor:
+    def _split_heads(self, features: Tensor) -> Tensor:
         """(B, L, H D) to (B, H, L, D)."""
         return features.unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
 

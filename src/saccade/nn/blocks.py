@@ -103,7 +103,7 @@ class EncoderBlock(nn.Module):
             normed = self.attention_norm(x)
             read = attend(normed)
             return x + self.dropout(read if self.feed_forward is None else read + self.feed_forward(normed))
-        return self._fed(self._add(x, self.attention_norm, attend))
+        return self._with_feed_forward(self._with_residual(x, self.attention_norm, attend))
 
     def _weighed(
         self, x: Tensor, mask: Mask | Tensor | None, observe: Observer | None, given: dict[str, Any]
@@ -129,11 +129,11 @@ class EncoderBlock(nn.Module):
         """The layers that write into the residual stream."""
         return [self.attention.output] + ([] if self.feed_forward is None else [self.feed_forward.down])
 
-    def _fed(self, x: Tensor) -> Tensor:
+    def _with_feed_forward(self, x: Tensor) -> Tensor:
         """What comes after attention, unless it is left out."""
-        return x if self.feed_forward is None else self._add(x, self.feed_forward_norm, self.feed_forward)
+        return x if self.feed_forward is None else self._with_residual(x, self.feed_forward_norm, self.feed_forward)
 
-    def _add(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+    def _with_residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """A layer around which the residual stream runs, normalised before or after."""
         if self.config.placement == "pre":
             return x + self.dropout(layer(norm(x)))
@@ -197,13 +197,13 @@ class DecoderBlock(EncoderBlock):
         check_tokens("x", x, self.config.width)
         x = x if padding is None else fill_padding(x, padding)
         where = context if isinstance(context, Context) else Context(context)
-        x = self._add(x, self.attention_norm, lambda x: self.attention(x, mask, **given))
-        x = self._add(
+        x = self._with_residual(x, self.attention_norm, lambda x: self.attention(x, mask, **given))
+        x = self._with_residual(
             x,
             self.cross_norm,
             lambda x: self.cross(x, where.mask, context=where.tokens, cache=where.cache, observe=observe),
         )
-        return self._fed(x)
+        return self._with_feed_forward(x)
 
     def writers(self) -> list[nn.Linear]:
         return super().writers() + ([] if self.config.cross is None else [self.cross.output])

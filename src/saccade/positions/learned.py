@@ -58,16 +58,16 @@ class Learned(nn.Module):
         """
         check_embedded(x, self.width)
         offset = checked(offset, x.shape[1], x.shape[0])
-        rows = self._rows(offset, x) if isinstance(offset, Tensor) else self._run(offset, x.shape[1])
+        rows = self._rows_at(offset, x) if isinstance(offset, Tensor) else self._neighbour_rows(offset, x.shape[1])
         return (x + rows).to(x.dtype)
 
-    def _run(self, start: int, length: int) -> Tensor:
+    def _neighbour_rows(self, start: int, length: int) -> Tensor:
         """Rows of neighbours, (L, E)."""
         if start + length > self.length:
             raise self._beyond(start, start + length - 1)
         return self.weight[start : start + length]
 
-    def _rows(self, offset: Tensor, x: Tensor) -> Tensor:
+    def _rows_at(self, offset: Tensor, x: Tensor) -> Tensor:
         """Rows of any positions, (B, L, E)."""
         positions = places(offset, x.shape[1], x.device, x.shape[0])
         seen = extremes(positions)

@@ -40,7 +40,7 @@ def check_output(out: Path, overwrite: bool) -> None:
 
 def check_barely_begun(out: Path) -> None:
     """FileExistsError if `out`, which has no checkpoint, holds more than a run killed before its first leaves."""
-    others = sorted(path.relative_to(out).as_posix() for path in _others(out))
+    others = sorted(path.relative_to(out).as_posix() for path in _foreign_files(out))
     if others:
         listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise FileExistsError(f"{out}: has no checkpoint to resume from, only {listed}; {way_out(out)}")
@@ -59,7 +59,7 @@ def way_out(out: Path) -> str:
 def is_ours(out: Path) -> bool:
     """Whether the folder has a model of ours, checkpoints of ours, or nothing but the beginning of a run."""
     folder = out / FOLDER
-    return _has_model(out) or bool(checkpoints(folder)) or (folder.is_dir() and not _others(out))
+    return _has_model(out) or bool(checkpoints(folder)) or (folder.is_dir() and not _foreign_files(out))
 
 
 def unfinished_files(out: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def make_folder(out: Path, lock: FileLock | None = None) -> FileLock:
 
 def check_still_new(out: Path) -> None:
     """FileExistsError if another run has been in the locked folder since `check_output` found it new or empty."""
-    if _others(out):
+    if _foreign_files(out):
         raise FileExistsError(f"{out}: another run has just written there; choose another --out, or give --overwrite")
 
 
@@ -122,7 +122,7 @@ def _has_model(out: Path) -> bool:
     return (out / TOKENIZER).is_file()
 
 
-def _others(out: Path) -> list[Path]:
+def _foreign_files(out: Path) -> list[Path]:
     """What is neither of the beginning of a run nor left by a broken-off write."""
     folder, log = out / FOLDER, out / LOG
     inside = [path for part in (folder, log) if part.is_dir() for path in part.iterdir()]

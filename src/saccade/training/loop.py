@@ -191,7 +191,7 @@ class _LoopState:
         norm = float(self.accelerator.clip_grad_norm_(self.prepared.parameters(), settings.clip))
         if not self._sound(loss, norm):
             self.optimizer.zero_grad()
-            raise self._diverged(step, windows, loss)
+            raise self._divergence(step, windows, loss)
         if (step + 1) % settings.looks.log_every == 0 and settings.looks.tensorboard:
             monitor.norms(step + 1, self._norms_before_clipping(norm), weight_norms(self.model))
         self.optimizer.step()
@@ -239,7 +239,7 @@ class _LoopState:
         self._skipped = 0 if math.isfinite(norm) else self._skipped + 1
         return self._skipped <= MAX_SKIPPED
 
-    def _diverged(self, step: int, windows: Tensor, loss: float) -> Diverged:
+    def _divergence(self, step: int, windows: Tensor, loss: float) -> Diverged:
         """Run the same batch again, with everything observed."""
         what = f"loss became {loss}" if not math.isfinite(loss) else "gradient became non-finite"
         report = self._observed(step, windows)

@@ -59,10 +59,10 @@ def _square(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
-    norms = torch.stack([_whole(torch.linalg.vector_norm(tensor, dtype=dtype)) for tensor in tensors])
+    norms = torch.stack([_unsharded(torch.linalg.vector_norm(tensor, dtype=dtype)) for tensor in tensors])
     return norms.square().sum().cpu()
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _unsharded(tensor: Tensor) -> Tensor:
     """Of a weight that is split among processes, the whole."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

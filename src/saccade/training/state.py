@@ -26,7 +26,7 @@ def capture(
 
     module = prepared if is_sharded(accelerator) else model
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    plain = _plain(optimizer)
+    plain = _unwrapped(optimizer)
     return {
         "model": _copied(get_model_state_dict(module, options=whole)),
         # Asked before its first step, PyTorch would make a step of its own, which AdamW's bias correction counts.
@@ -61,7 +61,7 @@ def restore(
     # It puts shards into the mapping it is given.
     set_model_state_dict(module, dict(state["model"]), options=whole)
     if state["optimizer"].get("state"):
-        set_optimizer_state_dict(module, _plain(optimizer), _copied(state["optimizer"]), options=whole)
+        set_optimizer_state_dict(module, _unwrapped(optimizer), _copied(state["optimizer"]), options=whole)
     if accelerator.scaler is not None and state["scaler"]:
         accelerator.scaler.load_state_dict(state["scaler"])
     if accelerator.process_index < len(state["random"]):
@@ -93,7 +93,7 @@ def step_seed(seed: int, step: int, micro: int, process: int) -> int:
     return int(np.random.SeedSequence((seed, step, micro, process)).generate_state(1, np.uint64)[0])
 
 
-def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Without Accelerate's wrapper, which skips steps of its own accord."""
     return getattr(optimizer, "optimizer", optimizer)
 

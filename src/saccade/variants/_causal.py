@@ -86,8 +86,8 @@ def read_causally(
     least = least_weight(queries.dtype) if least is None else least
     if queries.dtype == torch.float32 and _causal_native.takes(queries, keys, values):
         told = _causal_native.CausalKernelSettings(_causal_native.IDENTITY, normalise, least)
-        return _parted(*_causal_native.read(told, queries, keys, values, sums, log_scale))
-    return _parted(*_Causal.apply(queries, keys, values, sums, log_scale, normalise, least))
+        return _state_apart(*_causal_native.read(told, queries, keys, values, sums, log_scale))
+    return _state_apart(*_Causal.apply(queries, keys, values, sums, log_scale, normalise, least))
 
 
 def read_elu_plus_one(
@@ -114,7 +114,7 @@ def read_elu_plus_one(
     told = _causal_native.CausalKernelSettings(
         _causal_native.ELU_PLUS_ONE, normalise, least_weight(torch.float32), rows, kept
     )
-    return _parted(*_causal_native.read(told, query, key, value, _joined(state, key, value.shape[-1]), None))
+    return _state_apart(*_causal_native.read(told, query, key, value, _joined(state, key, value.shape[-1]), None))
 
 
 def _joined(state: LinearState | None, keys: Tensor, width: int) -> Tensor:
@@ -124,7 +124,7 @@ def _joined(state: LinearState | None, keys: Tensor, width: int) -> Tensor:
     return torch.cat([state.sums, state.weights[..., None]], -1)
 
 
-def _parted(out: Tensor, sums: Tensor) -> tuple[Tensor, LinearState]:
+def _state_apart(out: Tensor, sums: Tensor) -> tuple[Tensor, LinearState]:
     return out, LinearState(sums[..., :-1], sums[..., -1])
 
 

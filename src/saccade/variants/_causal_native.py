@@ -71,7 +71,7 @@ class _CausalRead(torch.autograd.Function):
         states = _states(sums, query.shape[2])
         states[:, :, 0] = sums
         running = None if log_scale is None else log_scale.cummax(-1).values
-        shared = _shared(told, query, key, value, log_scale, running)
+        shared = _kernel_arguments(told, query, key, value, log_scale, running)
         _kernels.module.linear(*shared, _at(out), denominator.data_ptr(), states.data_ptr())
         ctx.told = told
         ctx.save_for_backward(query, key, value, log_scale, running, out, denominator, states)
@@ -85,7 +85,7 @@ class _CausalRead(torch.autograd.Function):
         d_query, d_key, d_value = (_kernels.like(tensor) for tensor in (query, key, value))
         d_states = _states(d_sums, query.shape[2])
         d_states[:, :, -1] = d_sums
-        shared = _shared(ctx.told, query, key, value, log_scale, running)
+        shared = _kernel_arguments(ctx.told, query, key, value, log_scale, running)
         _kernels.module.linear_backward(
             *shared,
             _at(out),
@@ -107,7 +107,7 @@ def _states(sums: Tensor, length: int) -> Tensor:
     return torch.empty(batch, heads, spans + 1, features, width)
 
 
-def _shared(
+def _kernel_arguments(
     told: CausalKernelSettings,
     query: Tensor,
     key: Tensor,
@@ -127,10 +127,10 @@ def _shared(
         told.least,
     )
     units = (_address(log_scale), _address(running))
-    return problem, _at(query), _at(key), _at(value), (*_kept(told.rows), *_kept(told.keys)), units
+    return problem, _at(query), _at(key), _at(value), (*_location(told.rows), *_location(told.keys)), units
 
 
-def _kept(tokens: Tensor | None) -> tuple[int, int]:
+def _location(tokens: Tensor | None) -> tuple[int, int]:
     """Address and stride of the batch."""
     return (0, 0) if tokens is None else (tokens.data_ptr(), 0 if tokens.shape[0] == 1 else tokens.shape[1])
 

@@ -138,7 +138,7 @@ class _Layout:
         place = torch.arange(length, device=order.device).expand_as(order)
         self.inverse = (torch.empty_like(order).scatter_(1, order, place) + first * (front + length)).flatten()
         self.codes = [self._codes(sorts.codes[items, r], number, front) for r in (which, *range(which))]
-        self.open = self._open(causal, order.device)
+        self.open = self._visible(causal, order.device)
 
     def _codes(self, codes: Tensor, number: int, front: int) -> tuple[Tensor, Tensor]:
         """Of tokens as readers, 2 c - 1, and as what is read, 2 c: 1 apart where c - c' is 0 or 1, else 3 or more."""
@@ -148,7 +148,7 @@ class _Layout:
         dtype = torch.float32 if codes.shape[1] < 1 << 21 else torch.float64  # codes are below 3 L, and stay exact
         return self._chunks(readers.to(dtype).flatten()), self._windows(read.to(dtype).flatten())
 
-    def _open(self, causal: bool, device: torch.device) -> Tensor:
+    def _visible(self, causal: bool, device: torch.device) -> Tensor:
         """Who may read whom by place, 0 or 1 (t, w)."""
         row, column = (torch.arange(n, device=device) for n in (self.rows, self.wide))
         apart = column - row[:, None] - self.back * self.rows
@@ -209,7 +209,7 @@ def _layouts(sorts: BucketOrder, items: slice, chunk: int, causal: bool) -> Iter
     return (_Layout(sorts, items, which, rows, back, causal) for which in range(sorts.order.shape[1]))
 
 
-def _items(query: Tensor) -> Iterator[slice]:
+def _items_at_once(query: Tensor) -> Iterator[slice]:
     """Items that are worked on at once."""
     return _slabs(query.shape[0], max(1, _at_once(_TOKENS, query.device) // max(query.shape[1], 1)))
 
@@ -236,7 +236,7 @@ class ChunkedAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         scaled = query * scale
         outs, lses = torch.empty_like(value), value.new_empty(value.shape[:2])
-        for items in _items(query):
+        for items in _items_at_once(query):
             out, lse = value.new_zeros(value[items].shape), value.new_full(lses[items].shape, -math.inf)
             for layout in _layouts(sorts, items, chunk, causal):
                 out, lse = _merged(out, lse, *_forward(layout, scaled[items], key[items], value[items]))
@@ -261,7 +261,7 @@ class ChunkedAttention(torch.autograd.Function):
         scaled = query * scale
         total = [torch.zeros_like(tensor) for tensor in (query, key, value)]
         with without_autocast(query.device):
-            for items in _items(query):
+            for items in _items_at_once(query):
                 given = [tensor[items] for tensor in (scaled, key, value, lse, d_out, delta)]
                 for layout in _layouts(BucketOrder(order, codes, back), items, chunk, causal):
                     for whole, part in zip(total, _backward(layout, *given), strict=True):

@@ -116,7 +116,7 @@ def performer_attention(
     check_kind(kind)
     scale = _scale(scale, query.shape[3])
     if projection is None:
-        projection = _drawn(features, seed, kind, key.shape[1], key.shape[3])
+        projection = _draw_vectors(features, seed, kind, key.shape[1], key.shape[3])
     elif features is not None:
         raise ValueError(f"features: the projection says how many there are; got both, features={features}")
     else:
@@ -212,7 +212,7 @@ class _Estimate:
         """Features over exp(the largest |y|^2 / 2 of the real keys of the head), 0 of others."""
         half = _hidden(half_square(given.key), given.kept)
         level = half.detach().amax(-2, keepdim=True) if half.shape[2] else half.detach()
-        return waves(given.key, self.projection) * (half - _settled(level)).exp()
+        return waves(given.key, self.projection) * (half - _finite_level(level)).exp()
 
     def _least(self, dtype: torch.dtype) -> float | None:
         """Sums of trigonometric weights may be no more than the rounding error of one weight, which is up to m."""
@@ -228,7 +228,7 @@ def _hidden(exponents: Tensor, kept: Tensor | None) -> Tensor:
     return exponents if kept is None else exponents.masked_fill(~kept[:, None, :, None], -torch.inf)
 
 
-def _settled(level: Tensor) -> Tensor:
+def _finite_level(level: Tensor) -> Tensor:
     """0 for the level of nothing."""
     return level.masked_fill(level == -torch.inf, 0.0)
 
@@ -269,7 +269,7 @@ def _read_one(
 def _joined(state: PerformerState, other: PerformerState) -> PerformerState:
     """The state after the tokens of both."""
     level = torch.maximum(state.level, other.level)
-    ours, theirs = ((part.level - _settled(level)).exp()[..., None] for part in (state, other))
+    ours, theirs = ((part.level - _finite_level(level)).exp()[..., None] for part in (state, other))
     sums = state.sums * ours[..., None] + other.sums * theirs[..., None]
     return PerformerState(sums, state.weights * ours + other.weights * theirs, level)
 
@@ -277,11 +277,11 @@ def _joined(state: PerformerState, other: PerformerState) -> PerformerState:
 def _remembered(keys: Tensor, values: Tensor, level: Tensor) -> PerformerState:
     """The state after these keys."""
     highest = level.amax(-1)
-    scales = (level - _settled(highest)[..., None]).exp()
+    scales = (level - _finite_level(highest)[..., None]).exp()
     return PerformerState(*summed(keys * scales[..., None], values), highest)
 
 
-def _drawn(features: int | None, seed: int, kind: str, heads: int, width: int) -> Tensor:
+def _draw_vectors(features: int | None, seed: int, kind: str, heads: int, width: int) -> Tensor:
     """(heads, m, D), float32 on the CPU."""
     features = usual_features(width) if features is None else whole(features, "features", least=1)
     generator = torch.Generator().manual_seed(seed)
@@ -378,7 +378,7 @@ class PerformerAttention(Recurrent):
 
     def reset_parameters(self) -> None:
         """Draw the vectors anew, from a new seed."""
-        self.seed.fill_(_number())
+        self.seed.fill_(_random_number())
         self.passes.zero_()
         self._draws.clear()
         if not self.seed.is_meta:  # which holds no seed
@@ -442,7 +442,7 @@ class PerformerAttention(Recurrent):
         every = self.config.redraw_every
         if every is None or not self.training:
             return self.projection
-        number, passes = _number(), int(self.passes)
+        number, passes = _random_number(), int(self.passes)
         if torch._C._current_graph_task_id() != -1:  # within backward: a pass that was there before
             latest = max(0, passes - 1) // every
             draw = self._draws.get(number, latest)
@@ -460,6 +460,6 @@ class PerformerAttention(Recurrent):
 _PASSES_KNOWN = 1024  # forward passes whose backward may be yet to come
 
 
-def _number() -> int:
+def _random_number() -> int:
     """One of 2^63, from PyTorch's generator."""
     return int(torch.randint(2**63 - 1, (), device="cpu"))

@@ -110,7 +110,7 @@ def lsh_attention(
     query = query.to(dtype) if rows is None else query.to(dtype).masked_fill(~rows, 0.0)
     with without_autocast(query.device):
         if hashes is None:
-            counts = _counts(buckets, chunk, real, batch, length)
+            counts = _bucket_counts(buckets, chunk, real, batch, length)
             hashes = _lsh.hashes(_scaled(tokens.detach()), counts, rounds, seed % (1 << 64))
         else:
             hashes = _checked_hashes(hashes, key)
@@ -232,7 +232,7 @@ def _rows(seen: CausalPadding, query: Tensor, length: int) -> Tensor | None:
     return own if rows is None else own & rows
 
 
-def _counts(buckets: int | None, chunk: int, real: Tensor | None, batch: int, length: int) -> list[int]:
+def _bucket_counts(buckets: int | None, chunk: int, real: Tensor | None, batch: int, length: int) -> list[int]:
     """Buckets of each item."""
     if buckets is not None:
         return [buckets] * batch

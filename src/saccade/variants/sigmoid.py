@@ -89,13 +89,13 @@ def sigmoid_attention(
     problem = TileProblem.of(call)
     parameter = None if call.bias is None else call.bias.parameter
     with without_autocast(call.device):
-        offset = _offset(problem, parameter, length)
+        offset = _log_lengths(problem, parameter, length)
         out: Tensor = _Sigmoid.apply(problem, call.query, call.key, call.value, parameter, offset)
     return out
 
 
 @torch.no_grad()
-def _offset(problem: TileProblem, parameter: Tensor | None, length: int | None) -> Tensor:
+def _log_lengths(problem: TileProblem, parameter: Tensor | None, length: int | None) -> Tensor:
     """log n of each row, (B|1, H|1, Lq)."""
     if length is not None:
         return torch.full((1, 1, problem.length_q), math.log(length), dtype=problem.dtype, device=problem.device)
@@ -104,13 +104,13 @@ def _offset(problem: TileProblem, parameter: Tensor | None, length: int | None) 
         return torch.full((1, 1, problem.length_q), math.log(n), dtype=problem.dtype, device=problem.device)
     key_spans = problem.key_spans()
     counts = [torch.zeros(1, 1, 0, dtype=torch.int64, device=problem.device)]
-    counts += [_count(problem, parameter, rows, key_spans) for rows in problem.row_spans()]
+    counts += [_keys_seen(problem, parameter, rows, key_spans) for rows in problem.row_spans()]
     shape = torch.broadcast_shapes(*(count.shape[:2] for count in counts))
     seen = torch.cat([count.expand(*shape, -1) for count in counts], 2)
     return seen.clamp(min=1).to(problem.dtype).log()
 
 
-def _count(problem: TileProblem, parameter: Tensor | None, rows: Span, key_spans: list[Span]) -> Tensor:
+def _keys_seen(problem: TileProblem, parameter: Tensor | None, rows: Span, key_spans: list[Span]) -> Tensor:
     """How many keys each row of the block sees, int64 (B|1, H|1, r)."""
     total = torch.zeros(1, 1, len(rows), dtype=torch.int64, device=problem.device)
     for _, keys, kind in problem.tiles(rows, key_spans):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade.benchmark.attention import BenchmarkReport, Contender, DenseAttention, PeakMemory, measuring, running
+from saccade.benchmark.attention import BenchmarkReport, Contender, DenseAttention, PeakMemory, measuring
 
 TINY = "bench --threads 1 --seconds 0 --rounds 1 --batch 2 --heads 2 --width 8 --against sdpa,dense".split()
 
@@ -82,14 +82,14 @@ def test_a_wrong_result_is_exit_status_1(monkeypatch, capsys):
 
 
 def test_ctrl_c_shows_what_there_is(monkeypatch, tmp_path, capsys):
-    measure, count = running.measure, iter(range(9))
+    measure, count = measuring.measure, iter(range(9))
 
     def second_is_stopped(*given):
         if next(count):
             raise KeyboardInterrupt
         return measure(*given)
 
-    monkeypatch.setattr(running, "measure", second_is_stopped)
+    monkeypatch.setattr(measuring, "measure", second_is_stopped)
     file = tmp_path / "it.json"
     assert cli.main([*TINY, "--length", "32,64", "--backend", "auto", "--json", str(file)]) == 130
     assert "L=32" in capsys.readouterr().out

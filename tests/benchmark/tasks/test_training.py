@@ -102,7 +102,7 @@ def test_nothing_that_is_judged_is_learned(monkeypatch):
 
 def test_the_streams_of_a_run_differ_and_so_do_runs():
     seeds = [
-        training._seed(seed, part) for seed in range(7) for part in ("weights", "training", "validation", "judged")
+        training._part_seed(seed, part) for seed in range(7) for part in ("weights", "training", "validation", "judged")
     ]
     assert len(set(seeds)) == len(seeds)
 

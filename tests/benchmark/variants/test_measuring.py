@@ -183,8 +183,8 @@ def test_some_rows_of_a_long_problem_are_judged(monkeypatch):
 def test_threads_are_those_asked_for_and_come_back(threads, monkeypatch):
     threads(2)
     seen = []
-    at = module._at
-    monkeypatch.setattr(module, "_at", lambda *given: seen.append(torch.get_num_threads()) or at(*given))
+    at = module._points_at
+    monkeypatch.setattr(module, "_points_at", lambda *given: seen.append(torch.get_num_threads()) or at(*given))
     measured([ExactAttention()], lengths=(4,))
     assert seen == [1]
     assert torch.get_num_threads() == 2

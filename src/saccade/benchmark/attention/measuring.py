@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from .cases import Case, CaseInputs
 from .checking import CaseJudge, staged
 from .contenders import Contender
+from .growth import exponents
 from .limits import Limit, in_cpu_time, limit_of
 from .memory import peak_memory
-from .results import LimitReadings, Measurement, MeasurementGroup
+from .results import BenchmarkReport, LimitReadings, Measurement, MeasurementGroup
 from .timing import Budget, Clock, Stopwatch, first_line, quiet, take_turns, thread_count
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -53,6 +54,20 @@ class _CheckedEntry:
     setup: float
     error: float
     limit: Limit | None
+
+
+Told = Callable[[MeasurementGroup], None]
+
+
+def sweep(
+    cases: Iterable[Case], who: Sequence[Contender], report: BenchmarkReport, settings: MeasurementSettings, told: Told
+) -> None:
+    """Measure every contender on every case into a report that can be read at any time; `told` of each group."""
+    for case in cases:
+        group = measure(case.label, [Entry(case, contender) for contender in who], settings)
+        report.groups.append(group)
+        report.exponents = exponents(report)
+        told(group)
 
 
 def measure(title: str, entries: Sequence[Entry], settings: MeasurementSettings) -> MeasurementGroup:

@@ -77,7 +77,7 @@ def growth(call: Callable[[], object]) -> tuple[int, str]:
     Raises:
         OSError: the system does not tell (it is not Linux).
     """
-    _give_back()
+    _free_cached_memory()
     before = _resident("VmRSS")
     try:
         RESET.write_text("5")
@@ -117,7 +117,7 @@ def _resident(field: str) -> int:
     raise OSError(f"{STATUS} has no {field}")
 
 
-def _give_back() -> None:
+def _free_cached_memory() -> None:
     """Free memory that the allocator keeps would hide what the call needs."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -77,7 +77,7 @@ class AttentionBlocks(TaskContender):
         config = self.config(width)
         built = None if self.mechanism is None else self.mechanism.build(config.heads_for_mechanism())
         if isinstance(built, Recurrent):
-            return layers * _state(built, config)
+            return layers * _state_size(built, config)
         shape = config.shape
         seen = length if self.window is None else min(length, self.window)
         return layers * seen * (shape.key_heads * shape.head + shape.kv_heads * shape.value_head)
@@ -106,7 +106,7 @@ class _RecurrentLayers(nn.Module):
 
 
 @torch.no_grad()
-def _state(mechanism: Recurrent, config: AttentionConfig) -> int:
+def _state_size(mechanism: Recurrent, config: AttentionConfig) -> int:
     """Numbers in the state after a token, which stays as large."""
     shape = config.shape
     query = torch.zeros(1, shape.query_heads, 1, shape.head)

@@ -116,10 +116,10 @@ class Duplication(Task):
         words = torch.randint(1, self.symbols + 1, (count, self.word), generator=random)
         zeros = torch.zeros(count, 1, dtype=torch.int64)
         tokens = torch.cat((zeros, words, zeros, words[:, :-1]), 1)
-        return Examples(tokens, _after(words, self.length), torch.zeros(count, dtype=torch.int64))
+        return Examples(tokens, _targets_at_end(words, self.length), torch.zeros(count, dtype=torch.int64))
 
 
-def _after(words: Tensor, length: int) -> Tensor:
+def _targets_at_end(words: Tensor, length: int) -> Tensor:
     """Targets that end with `words`, and ask for nothing before."""
     unasked = torch.full((len(words), length - words.shape[1]), UNASKED)
     return torch.cat((unasked, words), 1)

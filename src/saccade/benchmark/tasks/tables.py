@@ -120,7 +120,7 @@ def page(rows: Sequence[FinishedRun], refused: dict[str, str]) -> list[str]:
     found = lines(rows)
     out = [] if len(tasks_of(found)) < 2 else [*summary(found), ""]
     for task in tasks_of(found):
-        out += [f"## {task}", "", *_about(found, task), *detail(found, task), "", *verdict(found, task), ""]
+        out += [f"## {task}", "", *_task_description(found, task), *detail(found, task), "", *verdict(found, task), ""]
     if refused:
         out += ["Not trained, since these tasks are read in order:", ""]
         out += [f"- {name}: {reason}." for name, reason in refused.items()]
@@ -179,7 +179,7 @@ def verdict(found: Sequence[TaskLine], task: str) -> list[str]:
     return [" ".join(said)]
 
 
-def _about(found: Sequence[TaskLine], task: str) -> list[str]:
+def _task_description(found: Sequence[TaskLine], task: str) -> list[str]:
     """What the task is, where it comes from, and its sizes."""
     sizes = next(line for line in found if line.task == task).rows[0].case["sizes"]
     told = ", ".join(f"{name} {_size(value)}" for name, value in sizes.items())

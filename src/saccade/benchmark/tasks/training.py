@@ -96,20 +96,20 @@ def run(
     """
     wall, own = time.perf_counter(), time.process_time()
     judged, validation = (
-        task.draw(count, torch.Generator().manual_seed(_seed(seed, part)))
+        task.draw(count, torch.Generator().manual_seed(_part_seed(seed, part)))
         for part, count in (("judged", budget.held), ("validation", budget.held // 2))
     )
     held = torch.cat((digests(judged.tokens), digests(validation.tokens)))
     best: _Trained | None = None
     for rate in budget.rates:
-        with seeded(_seed(seed, "weights")):
+        with seeded(_part_seed(seed, "weights")):
             model = SequenceModel(contender, task, shape)
             trained = _train(model, task, seed, rate, budget, validation, held, tell)
         best = trained if best is None or trained.validated > best.validated else best
         if best.validated >= SOLVED:
             break
     assert best is not None
-    right, groups = _right(best.model, judged), judged.groups[(judged.targets != UNASKED).nonzero()[:, 0]]
+    right, groups = _answers_right(best.model, judged), judged.groups[(judged.targets != UNASKED).nonzero()[:, 0]]
     return TrainingOutcome(
         float(right.double().mean()),
         tuple(float(right[groups == group].double().mean()) for group in range(len(task.groups))),
@@ -132,7 +132,7 @@ def _train(
     tell: Tell | None,
 ) -> _Trained:
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98))
-    random = torch.Generator().manual_seed(_seed(seed, "training"))
+    random = torch.Generator().manual_seed(_part_seed(seed, "training"))
     looks, validated, step = 0, 0.0, 0
     for step in range(1, budget.steps + 1):
         for group in optimizer.param_groups:
@@ -145,7 +145,7 @@ def _train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % budget.every == 0 or step == budget.steps:
-            validated = float(_right(model, validation).double().mean())
+            validated = float(_answers_right(model, validation).double().mean())
             if tell is not None:
                 tell(step, validated)
             looks = looks + 1 if validated >= SURE else 0
@@ -154,12 +154,12 @@ def _train(
     return _Trained(model, validated, step, rate)
 
 
-def _right(model: SequenceModel, examples: Examples) -> Tensor:
+def _answers_right(model: SequenceModel, examples: Examples) -> Tensor:
     """(n,) of each answer, whether it is right."""
     asked = examples.targets != UNASKED
     return answers(model, examples.tokens, asked) == examples.targets[asked]
 
 
-def _seed(seed: int, part: str) -> int:
+def _part_seed(seed: int, part: str) -> int:
     """Another one for each part of a run, and for each run."""
     return 4 * seed + ("weights", "training", "validation", "judged").index(part)

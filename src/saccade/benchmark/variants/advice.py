@@ -98,8 +98,9 @@ def _advised(choice: Recommendation, comparison: VariantComparison) -> str:
         )
     fastest = f"{choice.fastest.name}, {choice.faster(choice.fastest):.1f} times as fast at {at}"
     if choice.close is None:
+        closest = _closest(choice, comparison)
         return (
-            f"Stay with exact attention for these q, k and v: what is faster is not near it{_least(choice, comparison)}"
+            f"Stay with exact attention for these q, k and v: what is faster is not near it{closest}"
             f"; of what a model would have to be trained with, the fastest is {fastest}{_off(choice, choice.fastest)}."
         )
     close = (
@@ -125,7 +126,7 @@ def _off(choice: Recommendation, line: ContenderResults) -> str:
     return f", with an error of {both}, at {_numbers.length(choice.error_length)}"
 
 
-def _least(choice: Recommendation, comparison: VariantComparison) -> str:
+def _closest(choice: Recommendation, comparison: VariantComparison) -> str:
     """The smallest error among what is worth a change."""
     others = [line for line in comparison.of(READING) if not line.whole and _timed(line, choice.length)]
     errors = [error.whole for line in others if choice.faster(line) >= FASTER and (error := choice.error(line))]

@@ -207,7 +207,7 @@ def model_data(
     name = "the embedded model" if source is None else model.name
     read = TEXT_NAME if text is None else str(text)
     where = f"{name}, layer {layer} of {model.layers}, reading {sizes.length} tokens of {read}"
-    return ComparisonData(where, query.contiguous(), key.contiguous(), value.contiguous(), sizes, _left_out(call))
+    return ComparisonData(where, query.contiguous(), key.contiguous(), value.contiguous(), sizes, _unsupported(call))
 
 
 def _call(model: TextModel, ids: list[int], layer: int) -> ObservedCall:
@@ -229,7 +229,7 @@ def _is_causal(call: ObservedCall) -> bool:
     return mask is not None and length > 1 and not bool(mask.dense(length, length)[..., 0, 1:].any())
 
 
-def _left_out(call: ObservedCall) -> str:
+def _unsupported(call: ObservedCall) -> str:
     """What the model's attention has besides, and mechanisms here do not."""
     parts = {"bias": call.bias, "softcap": call.softcap, "sink": call.sink}
     named = [name for name, part in parts.items() if part is not None]

@@ -55,7 +55,7 @@ def draw(comparison: VariantComparison, kind: str) -> bytes:
     _growing(times, comparison, CALL, "time of training (forward and backward)", _numbers.duration)
     _growing(memory, comparison, "memory", "peak memory of training", _numbers.size)
     _gradients(gradient, comparison)
-    _explain(figure, comparison)
+    _annotate_figure(figure, comparison)
     return rendered(figure, kind)
 
 
@@ -67,7 +67,7 @@ def family(line: ContenderResults) -> str:
     return {"softmax": "exact on some keys", "approximation": "approximation"}.get(line.computes, "something else")
 
 
-def _explain(figure: Figure, comparison: VariantComparison) -> None:
+def _annotate_figure(figure: Figure, comparison: VariantComparison) -> None:
     """Title, the advice below it, and what the colours mean."""
     data, threads = comparison.data, comparison.machine["threads"]
     way = "causal" if data["causal"] else "bidirectional"
@@ -119,7 +119,7 @@ def _trade(axes: Axes, comparison: VariantComparison) -> None:
     )
     axes.set_title("Error against time: lower left is better", fontsize=9, loc="left")
     _style(axes, _numbers.duration, lambda share: f"{100 * share:g} %")
-    _beside(axes, labels)
+    _label_points(axes, labels)
 
 
 def _longest(comparison: VariantComparison) -> tuple[int, int | None]:
@@ -289,7 +289,7 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], bottom: float, top: f
     return centres
 
 
-def _beside(axes: Axes, labels: Sequence[LineLabel]) -> None:
+def _label_points(axes: Axes, labels: Sequence[LineLabel]) -> None:
     """Names beside their points, on the first of ten places that is free."""
     axes.get_xlim(), axes.get_ylim()  # the limits are settled when they are asked for
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]

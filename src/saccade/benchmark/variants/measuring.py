@@ -79,7 +79,7 @@ def measure(
     with thread_count(settings.threads):
         for length in sorted(lengths):
             weights = {name: found[length] for name, found in weighed.items()}
-            points = _at(length, taking, weights, data, settings, clock)
+            points = _points_at(length, taking, weights, data, settings, clock)
             comparison.lines = [
                 replace(line, points=(*line.points, points[line.name])) if line.name in points else line
                 for line in comparison.lines
@@ -107,7 +107,7 @@ def _weighed_all(
     return {name: weights for part in parts for name, weights in part.items()}
 
 
-def _at(
+def _points_at(
     length: int,
     who: Sequence[VariantContender],
     weighed: dict[str, CallWeight],

@@ -69,10 +69,10 @@ def _cells(line: ContenderResults, point: LengthResult, base: LengthResult | Non
     ratio = "-" if point is base or not theirs or not ours else f"{_numbers.number(theirs / ours)}x"
     kept, memory = (None if number is None else _numbers.size(number) for number in (point.kept, point.memory))
     cells = [forward, training, ratio, decode, kept or "-", memory or "-"]
-    return cells + ([*_errors(line, point)] if reading else [f"{point.parameters:,}" if ours else "-"])
+    return cells + ([*_error_cells(line, point)] if reading else [f"{point.parameters:,}" if ours else "-"])
 
 
-def _errors(line: ContenderResults, point: LengthResult) -> tuple[str, str]:
+def _error_cells(line: ContenderResults, point: LengthResult) -> tuple[str, str]:
     """In brackets for what approximates nothing."""
     if point.error is None:
         return "-", "-"
@@ -185,7 +185,7 @@ def notes(comparison: VariantComparison) -> list[str]:
         )
     if len(comparison.lengths) > 2:
         told.append(f"Exponents are fitted from the longest length down to 1/{TAIL} of it.")
-    told += _trusted(comparison)
+    told += _doubts(comparison)
     if comparison.paths:
         told.append(
             "Gradients are relative to that at distance 1; reaches: the largest distance with at least a hundredth."
@@ -193,7 +193,7 @@ def notes(comparison: VariantComparison) -> list[str]:
     return [*told, *_beyond(comparison), *missing(comparison)]
 
 
-def _trusted(comparison: VariantComparison) -> list[str]:
+def _doubts(comparison: VariantComparison) -> list[str]:
     """What is extrapolated, noisy or senseless."""
     told = []
     measured = [point for line in comparison.lines for point in line.points if point.readings]

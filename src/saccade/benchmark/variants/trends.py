@@ -30,7 +30,7 @@ class Crossover:
 
 def growth(line: ContenderResults, what: str) -> float | None:
     """The fitted exponent in L of seconds of a call or of "memory"; None with fewer than three lengths."""
-    tail = _tail(line, what)
+    tail = _longest_lengths(line, what)
     return exponent(*zip(*tail, strict=True)) if len({length for length, _ in tail}) > 2 else None
 
 
@@ -39,7 +39,7 @@ def sound(line: ContenderResults, what: str) -> bool:
 
     Where they are not sound, something else used the machine, and nothing follows from them. One length says nothing.
     """
-    tail = _tail(line, what)
+    tail = _longest_lengths(line, what)
     if len({length for length, _ in tail}) < 2:
         return True
     lengths, amounts = zip(*tail, strict=True)
@@ -49,7 +49,7 @@ def sound(line: ContenderResults, what: str) -> bool:
     return FLATTEST <= power <= STEEPEST and off <= math.log(OFF)
 
 
-def _tail(line: ContenderResults, what: str) -> list[tuple[int, float]]:
+def _longest_lengths(line: ContenderResults, what: str) -> list[tuple[int, float]]:
     """Lengths and amounts from the longest length down to an eighth of it."""
     lengths, amounts = line.amounts(what)
     both = zip(lengths, amounts, strict=True)

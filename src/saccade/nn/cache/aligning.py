@@ -59,7 +59,7 @@ class AlignedItems:
         held, count = self._of(batch, self.before + self.arriving.count), self._of(batch, self.arriving.count)
         query = self.rows_at_the_end(query)
         key, value = (_moved(tensor, held - length) for tensor in (key, value))
-        real = Padding(_last(held, length), queries=_last(count, self.rows))
+        real = Padding(_last_tokens(held, length), queries=_last_tokens(count, self.rows))
         return query, key, value, Causal() & real if self.causal else real
 
     def rows_at_the_end(self, tensor: Tensor) -> Tensor:
@@ -84,6 +84,6 @@ def _moved(tensor: Tensor, by: np.ndarray) -> Tensor:
     return tensor[torch.arange(batch, device=tensor.device)[:, None], :, index].transpose(1, 2)
 
 
-def _last(count: np.ndarray, length: int) -> Tensor:
+def _last_tokens(count: np.ndarray, length: int) -> Tensor:
     """Bool (B, L): the last `count[b]` of each."""
     return torch.from_numpy(np.arange(length) >= length - count[:, None])

@@ -51,14 +51,14 @@ class RecurrentLayer(LayerCache):
                 f"cache: it holds the state of a batch of {batch}, but tokens for {key.shape[0]} came: a cache serves "
                 "one batch (reorder changes it)"
             )
-        before = self._usable()
+        before = self._outside_inference()
         out, state = self.mechanism.step(query, key, value, before, padding)
         self._before = before, self._host
         self._state = state
         self._set_lengths(self._host + arriving.count)
         return out
 
-    def _usable(self) -> Any:
+    def _outside_inference(self) -> Any:
         """The state; made in inference mode it could not be part of a graph."""
         state = self._state
         compiling = torch.compiler.is_compiling()

@@ -95,7 +95,7 @@ class StaticLayer(LayerCache):
         mask = standing(mask, reach)
         if mask is not None:
             check_reach(mask, reach, key.shape[0])
-        fitted = _bits(mask, place.clamp(0, self.capacity - 1), real, after, self.capacity)
+        fitted = _seen_slots(mask, place.clamp(0, self.capacity - 1), real, after, self.capacity)
         every = torch.arange(self.capacity, device=key.device)[None]
         bias = bias_at(bias, place.clamp(0, self.capacity - 1), every, reach, key.dtype)
         lost = (place >= self.capacity)[:, None, :, None]
@@ -176,7 +176,7 @@ def _places(counts: Tensor, padding: Padding | None, rows: int) -> tuple[Tensor,
     return (counts - left)[:, None] + row, real, counts + count
 
 
-def _bits(mask: Mask | None, place: Tensor, real: Tensor | None, after: Tensor, capacity: int) -> Mask:
+def _seen_slots(mask: Mask | None, place: Tensor, real: Tensor | None, after: Tensor, capacity: int) -> Mask:
     """Which slots each row sees, bool (B, 1 or Hq, L, C)."""
     device = place.device
     slot = torch.arange(capacity, device=device)[None, None, None]

@@ -103,13 +103,13 @@ class StreamingLayer(WindowLayer):
         top = np.maximum(top, after)
         if (after <= self.sinks + self.window).all() and (top <= self.sinks + self.ring).all():
             at = self.offset(arriving.rows, padding)
-            seen = self._plain(new, arriving, top)
+            seen = self._append_in_order(new, arriving, top)
             return key if query is None else turn(query, at), seen._replace(key=turn(seen.key, 0))
         whose = "stream", self._own, self.slack, mask, key.shape[0], key.device
         question = (*whose, before.tobytes(), *arriving.summary)
         fit = self._latest.of(question, lambda: self._fitted(mask, arriving, key))
         old, bounds = self._kept(), int(after.max(initial=0))
-        keys, values = self._behind(old, key, value) if old.size else (key, value)
+        keys, values = self._appended(old, key, value) if old.size else (key, value)
         keys, values = fit.chosen(keys), fit.chosen(values)
         scores = bias_at(bias, fit.rows, fit.keys, bounds, key.dtype)
         self._write(key, value, arriving, top)

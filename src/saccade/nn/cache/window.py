@@ -68,7 +68,7 @@ class WindowLayer(LayerCache):
         before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
         top = np.maximum(top, before + arriving.count)
         if (top <= self.sinks + self.ring).all():
-            return self._plain(new, arriving, top)
+            return self._append_in_order(new, arriving, top)
         if arriving.rows <= self.slack + 1:
             return self._turning(new, arriving, top)
         return self._long(new, arriving, top)
@@ -78,7 +78,7 @@ class WindowLayer(LayerCache):
         super().reset()
         self._top = np.zeros(1, np.int64)
 
-    def _plain(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
+    def _append_in_order(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
         """Nothing has been overwritten, nor will be: slots are positions."""
         key, value, mask, bias, _ = new
         before, batch = self._host, key.shape[0]
@@ -117,7 +117,7 @@ class WindowLayer(LayerCache):
             fitted: Mask | None = in_order(whole, before, arriving, keys.shape[2], batch)
             bias = bias_in_order(bias, before, arriving, keys.shape[2])
         elif arriving.whole and before.size == 1 and (old[0] == np.arange(first, before[0])).all():  # no gap
-            keys, values = self._behind(old, key, value)
+            keys, values = self._appended(old, key, value)
             reach = int(before[0]) + rows
             placed_whole = standing(whole, reach)
             assert placed_whole is not None
@@ -126,7 +126,7 @@ class WindowLayer(LayerCache):
             )
             bias = bias if _of_distances(bias) else _dense(bias, before, arriving, np.arange(first, reach)[None], key)
         else:
-            keys, values = self._behind(old, key, value)
+            keys, values = self._appended(old, key, value)
             added = np.where(arriving.real(), (before - arriving.left)[:, None] + np.arange(rows), -1)
             places = side_by_side(old, added)
             fitted = _stored(whole, places, before, arriving, batch)
@@ -134,7 +134,7 @@ class WindowLayer(LayerCache):
         self._write(key, value, arriving, top)
         return CachedInputs(keys, values, fitted, bias)
 
-    def _behind(self, old: np.ndarray, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _appended(self, old: np.ndarray, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """New keys and values behind the old ones at these positions (1 or B, n)."""
         assert self._key is not None and self._value is not None
         index = torch.from_numpy(self._slot(old.clip(min=0))).to(key.device)
@@ -178,7 +178,7 @@ class WindowLayer(LayerCache):
         slot = np.broadcast_to(self._slot(place), lasting.shape)
         for held, new in ((self._key, key), (self._value, value)):
             if len(lasting) == 1:
-                _put(held, new, np.flatnonzero(lasting[0]), slot[0])
+                _write_slots(held, new, np.flatnonzero(lasting[0]), slot[0])
             else:
                 item, row = np.nonzero(lasting)
                 scatter(held, new, item, row, slot[item, row])
@@ -211,7 +211,7 @@ def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.concatenate([np.broadcast_to(side, (items, side.shape[1])) for side in (left, right)], 1)
 
 
-def _put(held: Tensor, new: Tensor, row: np.ndarray, slot: np.ndarray) -> None:
+def _write_slots(held: Tensor, new: Tensor, row: np.ndarray, slot: np.ndarray) -> None:
     """`held[:, :, slot[row]] = new[:, :, row]`."""
     if row.size == 1:
         held[:, :, int(slot[row[0]])] = new[:, :, int(row[0])]
