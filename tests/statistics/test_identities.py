@@ -70,6 +70,13 @@ def test_padding_on_either_side_is_the_sequence_alone(side, backend):
         assert (got.received[item, :, ~tokens] == 0).all()
 
 
+def test_rows_that_one_of_two_paddings_names_are_padded(backend):
+    query, key = draw(rows=13)
+    mask = saccade.Padding([13, 13], queries=[5, 13]) & saccade.Padding([13, 13], queries=[13, 7])
+    got = saccade.statistics(query, key, mask, backend=backend)
+    assert (got.rows_counted, got.rows_padded, got.rows_empty) == (6 * (5 + 7), 6 * (8 + 6), 0)
+
+
 def test_a_uniform_row(backend):
     query, key = draw()
     got = saccade.statistics(torch.zeros_like(query), key, backend=backend)

@@ -97,7 +97,7 @@ FAULTS = (
         "src/saccade/nn/cache/aligning.py",
         "(np.arange(length) + by[:, None]) % length",
         "(np.arange(length) - by[:, None]) % length",
-        (EQUALITY, "tests/nn/cache"),
+        ("tests/nn/test_mechanism.py",),
         "Items of unequal length are moved the wrong way.",
     ),
     Fault(
