@@ -75,7 +75,7 @@ def test_a_broken_promise_is_exit_status_1(capsys):
     assert (status, err) == (1, "")
     assert out.startswith("theirs.py:Causal breaks a promise of attention: causal-leak.\n")
     assert re.search(r"^error: .*comes later.*", out, re.M)
-    assert "  mend  " in out
+    assert "  fix  " in out
     assert "\x1b" not in out  # piped: no colours
 
 

@@ -1,4 +1,4 @@
-"""Each page on a pitfall: its code has just that pitfall, and its diff mends it."""
+"""Each page on a pitfall: its code has just that pitfall, and its diff fixes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verified(page: Path, capsys) -> list[dict]:
     return json.loads(capsys.readouterr().out)["findings"]
 
 
-def mended(text: str, diff: str) -> str:
+def fixed(text: str, diff: str) -> str:
     """The text with the diff's lines put in place of those that it takes away."""
     old = [line[1:] for line in diff.splitlines() if line.startswith("-")]
     new = [line[1:] for line in diff.splitlines() if line.startswith("+")]
@@ -55,6 +55,6 @@ def test_the_mend_mends_it(page, tmp_path, monkeypatch, capsys):
     save_python(page, tmp_path)
     (file,) = tmp_path.glob("*.py")
     (diff,) = blocks(page, "diff")
-    file.write_text(mended(file.read_text(encoding="utf-8"), diff.text), encoding="utf-8")
+    file.write_text(fixed(file.read_text(encoding="utf-8"), diff.text), encoding="utf-8")
     left = [one for one in verified(page, capsys) if one["severity"] == "error"]
     assert left == []

@@ -85,7 +85,7 @@ def test_a_decoder_without_positions_needs_two_layers(layers, told):
     ("scheme", "mirrored"), [(AlibiConfig(), True), (RotaryConfig(), False), (T5Config(), False)], ids=str
 )
 def test_alibi_in_an_encoder_does_not_know_left_from_right(scheme, mirrored):
-    """Its penalty is the same on both sides, so a word backwards gives the memory backwards; a marker mends that."""
+    """Its penalty is the same on both sides, so a word backwards gives the memory backwards; a marker fixes that."""
     encoder = Encoder(BlockConfig(AttentionConfig(WIDTH, 5, positions=scheme)), 2).double()
     x = torch.randn(B, LENGTH, WIDTH, dtype=torch.float64)
     difference = (encoder(x.flip(1)) - encoder(x).flip(1)).abs().amax((1, 2))

@@ -227,7 +227,7 @@ def _findings(report: Report, fault: Fault | None = None) -> None:
     print(f"      called: {report.called}")
     for one in report.findings:
         print(f"      {one.severity} {one.family}: {one.message}")
-        for words in ("effect: " + one.effect, "mend: " + one.mend, _where(one)):
+        for words in ("effect: " + one.effect, "fix: " + one.fix, _where(one)):
             print(f"        {words}")
 
 

@@ -90,7 +90,7 @@ def test_what_ends_a_program_is_a_finding_and_the_others_go_on(target, words, li
     report = report_of(target, limits=SHORT if "finish" in words else PATIENT)
     found = only(report)
     assert words in found.message
-    assert found.effect and found.mend
+    assert found.effect and found.fix
     assert [(one.name, one.status) for one in report.outcomes] == [
         ("first", "passed"),
         ("second", "failed"),

@@ -120,16 +120,16 @@ class OneBatch(Base):
 
 
 @pytest.mark.parametrize(
-    ("target", "told", "mend"),
+    ("target", "told", "fix"),
     [
         (SmallBuffer(), "with 7 positions: it takes at most 6", "torch.ones(L, L"),
         (OneBatch(), "it takes a batch of 4 alone", "x.shape"),
     ],
 )
-def test_sizes_that_are_built_in_are_told_not_undecided(target: nn.Module, told: str, mend: str) -> None:
+def test_sizes_that_are_built_in_are_told_not_undecided(target: nn.Module, told: str, fix: str) -> None:
     error = only_error(verified(target, "scale"), "robustness")
     assert told in error.message
-    assert mend in error.mend and error.location is not None
+    assert fix in error.fix and error.location is not None
 
 
 def late(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = True) -> Tensor:
@@ -198,7 +198,7 @@ class Repeated(Base):
 
 def test_masks_repeated_for_another_order_of_heads_and_items() -> None:
     error = only_error(verified(Repeated(), "mask-meaning"), "mask-meaning")
-    assert "(B, H) for scores of (H, B)" in error.message and "mask.repeat(num_heads, 1, 1)" in error.mend
+    assert "(B, H) for scores of (H, B)" in error.message and "mask.repeat(num_heads, 1, 1)" in error.fix
 
 
 class SequenceFirst(nn.Module):

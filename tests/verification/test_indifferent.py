@@ -109,7 +109,7 @@ def test_averages_in_a_module_are_named_and_may_be_promised(mix: Callable[[Tenso
     module, reading = Mixing(mix), Reading("self", "BLD", E)
     (finding,) = found(module, reading)
     assert finding.severity == "error" and "neither queries nor keys" in finding.message
-    assert "Promise(scale=0)" in finding.mend
+    assert "Promise(scale=0)" in finding.fix
     assert finding.location is not None
     assert found(module, reading, Promise(scale=0.0)) == []
 
@@ -120,7 +120,7 @@ def keys_for_both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_a_promise_of_averages_is_of_queries_and_keys():
     (finding,) = found(keys_for_both, promise=Promise(scale=0.0))
-    assert "do not depend on the queries" in finding.message and "Promise(scale=0)" not in finding.mend
+    assert "do not depend on the queries" in finding.message and "Promise(scale=0)" not in finding.fix
 
 
 def test_a_promise_of_averages_is_held_against_attention():
@@ -145,7 +145,7 @@ def test_a_padding_mask_that_multiplies_queries_is_told_both():
     (finding,) = report.errors
     assert "it hides queries where it should hide keys" in finding.message
     assert "it is multiplied into the scores" in finding.message
-    assert finding.mend == mask_meaning.MEND.replace("~mask", "~mask[:, None, None, :]")
+    assert finding.fix == mask_meaning.FIX.replace("~mask", "~mask[:, None, None, :]")
 
 
 def test_unused_projections_follow_from_weights_that_ignore_them():

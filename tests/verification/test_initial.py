@@ -61,7 +61,7 @@ def test_a_softmax_that_is_saturated_from_the_start():
     assert found.evidence["logits_std"] == pytest.approx(E, rel=0.25)
     logits = block.logits(subject_of(block).inputs(2, 7)["x"]).detach()
     assert found.evidence["largest_weight"] == pytest.approx(float(logits.softmax(-1).amax(-1).mean()), abs=1e-5)
-    assert "saturated from the start" in found.message and "xavier_uniform_" in found.mend
+    assert "saturated from the start" in found.message and "xavier_uniform_" in found.fix
     assert (found.severity, found.location.code) == ("error", "nn.init.normal_(layer.weight, std=std)")
 
 

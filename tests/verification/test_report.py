@@ -14,7 +14,7 @@ import torch
 
 from saccade.verification import Finding, Location, Outcome, Report, as_json, as_junit, as_page, report_lines
 from saccade.verification.findings._words import plain
-from saccade.verification.report._text import is_code, mend_lines, verdict
+from saccade.verification.report._text import is_code, fix_lines, verdict
 
 LEAK = Finding(
     "causal-leak",
@@ -86,7 +86,7 @@ error: Output 3 changes by 0.12 when input 5, which comes later, changes. [causa
     --> /home/me/model.py:31 in forward
   31 | att = F.softmax(att, dim=-1)
   why   In training the model reads the answer in its input.
-  mend  scores = scores.masked_fill(~mask, float("-inf"))
+  fix  scores = scores.masked_fill(~mask, float("-inf"))
 
 warning: An item that is all padding gives NaN. [padding]
   why   A loss over it is NaN.
@@ -142,7 +142,7 @@ def test_a_report_is_good_only_where_attention_was_tested(report, words):
 
 
 def test_lines_keep_to_the_width():
-    long = replace(LEAK, message="word " * 60, effect="another " * 40, mend="more " * 50)
+    long = replace(LEAK, message="word " * 60, effect="another " * 40, fix="more " * 50)
     for width in (60, 100):
         for line in report_lines(replace(REPORT, findings=(long,), assumed=("thing " * 40,)), width):
             assert len("".join(piece.text for piece in line)) <= width
@@ -163,9 +163,9 @@ def test_a_path_below_here_is_short(tmp_path, monkeypatch):
 
 
 def test_a_comment_goes_above_code_that_is_too_long():
-    assert list(mend_lines("a = b  # why", 80)) == ["a = b  # why"]
-    assert list(mend_lines("a = b  # why", 8)) == ["# why", "a = b"]
-    assert list(mend_lines("Say: a = b  # why", 8)) == ["Say: a = b  # why"]
+    assert list(fix_lines("a = b  # why", 80)) == ["a = b  # why"]
+    assert list(fix_lines("a = b  # why", 8)) == ["# why", "a = b"]
+    assert list(fix_lines("Say: a = b  # why", 8)) == ["Say: a = b  # why"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_colours_say_nothing_that_the_words_do_not():
     from rich.style import Style
 
     pieces = [piece for line in report_lines(REPORT) for piece in line]
-    assert {piece.style for piece in pieces} >= {"error", "warning", "note", "ok", "bad", "n/a", "code", "mend"}
+    assert {piece.style for piece in pieces} >= {"error", "warning", "note", "ok", "bad", "n/a", "code", "fix"}
     for piece in pieces:
         Style.parse(piece.rich or "none")
 
@@ -231,7 +231,7 @@ def test_json_has_names_that_stay():
         "severity": "error",
         "message": LEAK.message,
         "effect": LEAK.effect,
-        "mend": LEAK.mend,
+        "fix": LEAK.fix,
         "evidence": {"output": 3, "input": 5, "change": 0.12},
         "location": {
             "path": "/home/me/model.py",
@@ -343,7 +343,7 @@ def test_the_page_says_all():
         verdict(REPORT),
         LEAK.message,
         LEAK.effect,
-        LEAK.mend,
+        LEAK.fix,
         "/home/me/model.py:31 in forward",
         LEAK.location.code,
         REPORT.called,

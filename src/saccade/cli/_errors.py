@@ -7,7 +7,7 @@ import os
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is printed as it stands, without a traceback."""
+    """Something the user can fix. The message is printed as it stands, without a traceback."""
 
 
 def require(module: str, extra: str) -> None:

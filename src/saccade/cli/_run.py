@@ -1,4 +1,4 @@
-"""Runs the app; what a user can mend becomes one line and an exit status."""
+"""Runs the app; what a user can fix becomes one line and an exit status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
     except Exception as error:
         if is_interrupt(error):
             return 130
-        if os.environ.get("SACCADE_TRACEBACK") or not _mendable(error):
+        if os.environ.get("SACCADE_TRACEBACK") or not _fixable(error):
             raise
         if told_by_another():
             return 2
@@ -44,6 +44,6 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
         return 2
 
 
-def _mendable(error: Exception) -> bool:
+def _fixable(error: Exception) -> bool:
     # Usage errors are known by their method: they are click's own or typer's copy of it, by typer's version.
     return isinstance(error, (UserError, ValueError, TypeError, OSError)) or hasattr(error, "format_message")

@@ -122,7 +122,7 @@ def verify(
     runs: RunOptions,
     outputs: OutputOptions,
 ) -> None:
-    """Verify an implementation of attention: which promises it breaks, where, and how to mend it.
+    """Verify an implementation of attention: which promises it breaks, where, and how to fix it.
 
     This runs the code that you name, as pytest does: run only what you trust. It runs in a child process with limits
     of time and memory, and nothing is fetched. Exit status: 0 no errors; 1 errors, or no attention could be tested; 2

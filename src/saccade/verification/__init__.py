@@ -1,4 +1,4 @@
-"""Verifying any implementation of attention against the contract: what it breaks, where, and how to mend it.
+"""Verifying any implementation of attention against the contract: what it breaks, where, and how to fix it.
 
 Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (what is told), `target`
 (finding, reading and calling what is verified), `tracing` (what happens inside a call), `checks`, `running` (a process

@@ -37,7 +37,7 @@ def verify(
     isolated: bool = True,
     progress: Progress | None = None,
 ) -> Report:
-    """Run an implementation of attention and tell which promises it breaks, with evidence and the mend.
+    """Run an implementation of attention and tell which promises it breaks, with evidence and the fix.
 
     The target's code is run, as pytest runs tests: in a child process with limits of time and memory, where it may
     crash, hang, print or exit. Nothing is fetched.
@@ -201,9 +201,9 @@ def _in_this_process(job: Any) -> Iterable[Message]:
 def _nothing_works(broken: TargetUnusable) -> Finding:
     from .running._run import raised
 
-    doing, mend = _STAGES.get(broken.stage, ("starting", "Try it once more."))
+    doing, fix = _STAGES.get(broken.stage, ("starting", "Try it once more."))
     if broken.location is not None and broken.error.startswith(("NameError", "UnboundLocalError", "ImportError")):
-        mend = "Import or define that name: this line fails however it is called."
+        fix = "Import or define that name: this line fails however it is called."
     found = raised(None, broken.error, broken.location)
     special = not found.message.startswith("A call of it raised ")  # memory, exit or a missing device
     message = found.message if special else broken.error
@@ -212,7 +212,7 @@ def _nothing_works(broken: TargetUnusable) -> Finding:
         check="robustness",
         message=f"Nothing could be checked: {doing} failed. {message}",
         effect="Until it can be made and called, nothing is known of it.",
-        mend=found.mend if special or ": it takes " in message else mend,
+        fix=found.fix if special or ": it takes " in message else fix,
     )
 
 

@@ -58,7 +58,7 @@ def test_a_strict_triangle(make: Callable[..., Callable[..., Tensor]], fill: flo
     target = make(lambda length: triangle(length, -1), fill)
     error = only_error(run(CHECK, target, ATTENTION if make is hiding else MODULE, causal=True))
     assert "gives weight exactly 0 to input 6, its own position" in error.message
-    assert "leaves out its diagonal" in error.message and "tril()" in error.mend
+    assert "leaves out its diagonal" in error.message and "tril()" in error.fix
 
 
 def test_the_diagonal_of_one_head_of_a_module() -> None:
@@ -142,7 +142,7 @@ def test_a_window_of_which_its_source_speaks_is_a_warning() -> None:
         return hiding(window(3))(query, key, value)
 
     (finding,) = run(CHECK, attention)
-    assert finding.severity == "warning" and "Promise(window=3)" in finding.mend
+    assert finding.severity == "warning" and "Promise(window=3)" in finding.fix
 
 
 def test_a_window_of_which_nobody_speaks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_sparse_patterns_are_a_warning() -> None:
 
 def test_a_bidirectional_promise_that_is_causal() -> None:
     error = only_error(run(CHECK, hiding(triangle), causal=False))
-    assert "nor does any output see a later one" in error.message and "is_causal=False" in error.mend
+    assert "nor does any output see a later one" in error.message and "is_causal=False" in error.fix
 
 
 def test_neither_causal_nor_bidirectional() -> None:

@@ -108,7 +108,7 @@ def test_no_mask_at_all() -> None:
     error = only_error(run(CHECK, sdpa, causal=True))
     assert "Every output depends on every later input: nothing hides them." in error.message
     assert "which comes later" in error.message and error.evidence["how_many"] == 21
-    assert "is_causal=True" in error.mend
+    assert "is_causal=True" in error.fix
 
 
 @pytest.mark.parametrize("promise", [True, None])

@@ -202,7 +202,7 @@ def test_one_order_for_both_is_a_choice_until_another_is_promised() -> None:
     promised = Promise(kv_order="repeat")
     assert found(Attention(heads=6, kv_heads=2, repeats=(tiled, tiled)), reading, promised) == []
     error = only_error(Attention(heads=6, kv_heads=2), reading, promised)
-    assert error.evidence["expected"] == [0, 1, 0, 1, 0, 1] and "k.repeat(1" in error.mend
+    assert error.evidence["expected"] == [0, 1, 0, 1, 0, 1] and "k.repeat(1" in error.fix
 
 
 def test_the_kv_heads_of_a_function() -> None:

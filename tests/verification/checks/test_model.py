@@ -108,7 +108,7 @@ def findings(target, promise=None):
 def only(target, promise=None):
     (found,) = [one for one in findings(target, promise) if one.severity == "error"]
     assert found.family == "model"
-    assert found.mend and found.effect
+    assert found.fix and found.effect
     return found
 
 
@@ -116,7 +116,7 @@ def test_a_right_decoder_moves_positions_with_padding_and_nothing_else():
     (note,) = findings(Tiny())
     assert note.severity == "note"
     assert "Padding in front moves positions: 3 padded tokens" in note.message
-    assert "position_ids" in note.mend
+    assert "position_ids" in note.fix
 
 
 def test_a_right_encoder_is_left_in_peace():

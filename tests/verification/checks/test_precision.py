@@ -124,7 +124,7 @@ def test_scores_that_are_scaled_too_late_are_a_warning() -> None:
         return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
 
     (found,) = findings(late, Reading("attention", "BHLD", 67, heads=3))
-    assert found.severity == "warning" and "(q * D ** -0.5)" in found.mend
+    assert found.severity == "warning" and "(q * D ** -0.5)" in found.fix
     assert found.location.code.startswith("return (q @ k")
     assert findings(RIGHT["softmax"], Reading("attention", "BHLD", 67, heads=3)) == []
 

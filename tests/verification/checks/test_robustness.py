@@ -301,7 +301,7 @@ def test_the_end_of_learned_positions_is_a_note(make: Any, longest: int):
 
 def test_fewer_learned_positions_than_checks_need_are_told_as_that():
     (found,) = saccade.verify(LearnedPositions(6), isolated=False, checks=[robustness.CHECK]).errors
-    assert "it takes at most 6, where its learned positions end" in found.message and "64" in found.mend
+    assert "it takes at most 6, where its learned positions end" in found.message and "64" in found.fix
 
 
 class Masked(nn.Module):

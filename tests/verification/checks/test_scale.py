@@ -58,7 +58,7 @@ def test_a_wrong_factor_is_named_on_its_line(tmp_path: Path, new: str, factor: f
     assert words in finding.message
     assert finding.evidence["factor"] == pytest.approx(factor, rel=1e-4)
     assert finding.evidence["expected"] == pytest.approx(D**-0.5)
-    assert finding.mend == "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
+    assert finding.fix == "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
     assert finding.location is not None
     blamed = "scores = torch.matmul(q, k.transpose(-2, -1))" if new == "scores" else f"scores = {new}"
     assert finding.location.code == blamed
@@ -142,7 +142,7 @@ def test_the_fused_call_is_told_its_own_mend():
         return F.scaled_dot_product_attention(q * D**-0.5, k, v)
 
     (finding,) = found(twice, Reading("attention", "BHLD", D, heads=H))
-    assert finding.mend.startswith("out = F.scaled_dot_product_attention(q, k, v)")
+    assert finding.fix.startswith("out = F.scaled_dot_product_attention(q, k, v)")
     assert finding.location is not None and "q * D**-0.5" in finding.location.code
 
 

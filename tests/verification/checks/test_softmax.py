@@ -65,7 +65,7 @@ def test_each_is_named_once_on_its_line(tmp_path: Path, new: str, words: str):
     (finding,) = of_text(tmp_path, new)
     assert (finding.family, finding.severity) == ("softmax", "error")
     assert words in finding.message
-    assert "torch.softmax(scores, dim=-1)" in finding.mend or "masked_fill" in finding.mend
+    assert "torch.softmax(scores, dim=-1)" in finding.fix or "masked_fill" in finding.fix
     assert finding.location is not None
     assert finding.location.code == f"weights = {new}"
 

@@ -388,7 +388,7 @@ def _where(one: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequen
 def _finding(
     severity: Severity,
     message: str,
-    mend: str,
+    fix: str,
     one: _HeadVisibility,
     line: Location | None,
     more: dict[str, object] | None = None,
@@ -397,7 +397,7 @@ def _finding(
     hidden = (~one.lower & torch.ones_like(one.lower).tril()).nonzero().tolist()
     evidence = {"length": one.length, "head": one.head, "hidden": hidden[:20], "how_many": len(hidden), **(more or {})}
     effect = (effect or _EFFECT) if severity != "note" else ""
-    return Finding("causal-blindness", "causal-blindness", severity, message, effect, mend, evidence, line)
+    return Finding("causal-blindness", "causal-blindness", severity, message, effect, fix, evidence, line)
 
 
 CHECK = Check(

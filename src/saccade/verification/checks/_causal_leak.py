@@ -55,7 +55,7 @@ class _LeakSize:
 @dataclass(frozen=True)
 class _LeakCause:
     words: str
-    mend: str
+    fix: str
     location: Location | None = None
     severity: Severity = "error"
 
@@ -201,7 +201,7 @@ def _partly_causal(subject: Subject, one: VisibleAttention, hidden: Tensor, inpu
         f"It is causal in part: {which} gives weight to later inputs (output {row} gives {size:.3g} to input {column}, "
         f"head {head}, batch item {item}); the others give them exactly 0.",
         _EFFECT,
-        "Make the same mask reach every head and item: " + _MEND,
+        "Make the same mask reach every head and item: " + _FIX,
         {"heads": leaky, "items": items, "pair": [row, column], "weight": rounded(size)},
         one.line("mask", "scores", "softmax"),
     )
@@ -211,7 +211,7 @@ _EFFECT = (
     "In training the model reads the answer in its input: the loss looks good, and generating, where later tokens do "
     "not exist yet, is bad."
 )
-_MEND = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
+_FIX = 'scores = scores.masked_fill(~torch.ones(L, L, dtype=torch.bool).tril(), float("-inf"))  # before the softmax'
 _FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
 
 
@@ -246,7 +246,7 @@ def _described(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequ
         "lengths": sorted({one.length for one in leaks} | {leak.length}),
         "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
     }
-    return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.mend, evidence, cause.location)
+    return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.fix, evidence, cause.location)
 
 
 def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole: dict[int, Tensor]) -> _LeakCause:
@@ -258,11 +258,11 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
     if leak.way == "train mode":
         return _LeakCause("Only in train mode.", "Apply the mask in both modes.", line)
     if leak.way == "gradient" and leak.worst()[-1] < 1e-6:
-        return _LeakCause(f"The weight is not exactly 0: {faint}", _MEND, line)
+        return _LeakCause(f"The weight is not exactly 0: {faint}", _FIX, line)
     if leak.way == "gradient":
-        return _LeakCause("Only through the gradient: the value does not change.", "Hide the scores: " + _MEND, line)
+        return _LeakCause("Only through the gradient: the value does not change.", "Hide the scores: " + _FIX, line)
     if leak.way == "large inputs":
-        return _LeakCause(f"Only where logits are large: {faint}", _MEND, line)
+        return _LeakCause(f"Only where logits are large: {faint}", _FIX, line)
     inside = self_attentions(subject, inputs)
     found = _other_cause(plain, inside, line) or next((cause for one in inside if (cause := _filled_scores(one))), None)
     if found is None and inside and not any(influence.above_diagonal(one.attends).any() for one in inside):
@@ -274,7 +274,7 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
         line = masking_line(steps, inputs, shape_first=True)
     scores = next((one.line("scores") for one in inside), None)
     fused = any(step.name == "scaled_dot_product_attention" for step in steps)
-    return _LeakCause(words, _FUSED if fused else _MEND, line or scores)
+    return _LeakCause(words, _FUSED if fused else _FIX, line or scores)
 
 
 def _other_cause(
@@ -304,7 +304,7 @@ def _added_mask(one: VisibleAttention) -> _LeakCause | None:
     """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
     line = one.line("triangle")
     words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
-    return None if line is None else _LeakCause(words, _MEND, line)
+    return None if line is None else _LeakCause(words, _FIX, line)
 
 
 def _filled_scores(one: VisibleAttention) -> _LeakCause | None:
@@ -322,7 +322,7 @@ def _filled_scores(one: VisibleAttention) -> _LeakCause | None:
     zero = " exp(0) is 1, not 0." if fill == 0 else ""
     return _LeakCause(
         f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
-        _MEND,
+        _FIX,
         one.line("mask", "scores", "softmax"),
     )
 
@@ -333,7 +333,7 @@ def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
         if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
             return _LeakCause(
                 "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
-                _MEND,
+                _FIX,
                 one.line("mask", "softmax"),
             )
     return None

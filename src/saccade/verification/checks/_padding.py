@@ -30,7 +30,7 @@ _EFFECT = (
     "What a sentence gives depends on the others in its batch and on how far it is padded: results change with the "
     "batch size, and tests on single sentences do not show it."
 )
-_MEND = 'scores = scores.masked_fill(~padding[:, None, None, :], float("-inf"))  # True = real, before the softmax'
+_FIX = 'scores = scores.masked_fill(~padding[:, None, None, :], float("-inf"))  # True = real, before the softmax'
 
 _APART = "Compute each batch item from its own inputs."
 
@@ -142,7 +142,7 @@ def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Ite
                 f"Output {row} of batch item {item} changes by {worst:.3g} when the {where} padding "
                 f"of that item ({real} of {padded.real.shape[1]} positions are real) holds {words}.",
                 _EFFECT,
-                _MEND,
+                _FIX,
                 {"item": item, "output": row, "change": rounded(worst), "real": real},
             )
             return
@@ -263,7 +263,7 @@ def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
                 f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
                 "though their values do not change with it.",
                 "Training moves what stands in padding, and with it the model.",
-                _MEND,
+                _FIX,
                 {"gradient": rounded(float(found)), "input": name},
             )
             return
@@ -387,17 +387,17 @@ def _all_padding(subject: Subject) -> Iterator[Finding]:
 
 
 def _finding(
-    padded: _PaddedSubject, severity: str, message: str, effect: str, mend: str, evidence: dict[str, object]
+    padded: _PaddedSubject, severity: str, message: str, effect: str, fix: str, evidence: dict[str, object]
 ) -> Finding:
     steps = steps_of(padded.subject, padded.inputs, **padded.masks)
     line = masking_line(steps, padded.inputs)
-    if mend == _APART:
+    if fix == _APART:
         line = line_over_sequence(steps, padded.inputs.key_length) or line
-    if severity == "error" and mend == _MEND and _is_hidden(padded):
+    if severity == "error" and fix == _FIX and _is_hidden(padded):
         message += " The weights of padded keys are exactly 0: something around the attention joins positions."
-        mend = "x = x.masked_fill(~padding[:, :, None], 0.0)  # before a mean or sum, and divide by the real positions"
+        fix = "x = x.masked_fill(~padding[:, :, None], 0.0)  # before a mean or sum, and divide by the real positions"
         line = line_over_sequence(steps, padded.inputs.key_length)
-    return Finding("padding", "padding", severity, message, effect, mend, evidence, line)  # type: ignore[arg-type]
+    return Finding("padding", "padding", severity, message, effect, fix, evidence, line)  # type: ignore[arg-type]
 
 
 def _is_hidden(padded: _PaddedSubject) -> bool:

@@ -206,7 +206,7 @@ def _attribute_line(subject: Subject, path: str) -> Location | None:
 
 
 def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
-    """Plain tensor attributes that `.to` does not move, if moving them mends it."""
+    """Plain tensor attributes that `.to` does not move, if moving them fixes it."""
     left = []
     for path, one in () if moved.module is None else moved.module.named_modules():
         for name, value in list(vars(one).items()):

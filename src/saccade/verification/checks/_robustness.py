@@ -68,17 +68,17 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
     changed = _changed(before, _attributes(one.module))
     if drawn:
         what, where = f"it draws random numbers ({drawn[0].name})", drawn[0].location
-        mend = "Take the noise out of eval mode: if self.training: ..."
+        fix = "Take the noise out of eval mode: if self.training: ..."
     elif changed:
         what, where = f"a call changes {', '.join(f'`{name}`' for name in changed)}", _line_of(one.module, changed[0])
-        mend = "Keep nothing that a call computes, or compute it again from the input at each call."
+        fix = "Keep nothing that a call computes, or compute it again from the input at each call."
     else:
         what, where = "something outside of the module and its input changes", None
-        mend = "Make it a function of its input and parameters alone."
+        fix = "Make it a function of its input and parameters alone."
     yield _error(
         f"Two calls in eval mode with the same input differ by up to {change:.3g}: {what}.",
         "Results cannot be reproduced, and depend on what was computed before.",
-        mend,
+        fix,
         {"largest_difference": change, "changed": list(changed), "draws": [one.name for one in drawn]},
         where,
     )

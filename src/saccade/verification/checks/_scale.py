@@ -35,7 +35,7 @@ _WRONG = 0.01  # relative; a float32 product is right to 1e-6
 _SATURATING = 2.0  # times too large: what is less than that is felt, and no more
 # Scores below this are a mask's, not a product's.
 _HIDDEN = -5e3
-_MEND = "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
+_FIX = "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])"
 _MEND_FUSED = "out = F.scaled_dot_product_attention(q, k, v)  # it divides by sqrt(q.shape[-1]) itself"
 
 
@@ -99,17 +99,17 @@ def _indifference(still: ScaleIndifference) -> Finding:
     else:
         seen = f"The weights{whose} {names[still.of]}: with others they are the same."
         seen += " The scores are multiplied by 0, a mask that is False." if still.multiplied else ""
-    mend = 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax, in place of scores * mask'
+    fix = 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax, in place of scores * mask'
     if not still.multiplied:
-        mend = _MEND
+        fix = _FIX
         if still.of == "both":
-            mend += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
+            fix += "; an average on purpose is promised with --scale 0, in Python Promise(scale=0)"
     return _error(
         seen,
         "exp(0) is 1: a score of 0 hides nothing, it only forgets what queries and keys say."
         if still.multiplied
         else "Each output is an average by weights that it cannot choose; what makes queries or keys is never trained.",
-        mend,
+        fix,
         {"depends_not_on": still.of, "multiplied": still.multiplied, "queries": still.rows, "heads": still.heads},
         still.line,
     )
@@ -324,7 +324,7 @@ def _effect(times: float) -> str:
 def _fix(seen: TracedAttention) -> str:
     line = seen.lines.get("scores")
     fused = line is not None and line == seen.lines.get("softmax") and "scaled_dot_product" in line.code
-    return _MEND_FUSED if fused or seen.source == "F.scaled_dot_product_attention" else _MEND
+    return _MEND_FUSED if fused or seen.source == "F.scaled_dot_product_attention" else _FIX
 
 
 def _line(seen: TracedAttention) -> Location | None:
@@ -338,7 +338,7 @@ def _varying(factors: _ScaleFactors) -> Finding:
         f"{significant(high)}; one over the root of the head width is {significant(factors.expected)}.",
         "The weights depend on something beside queries and keys: the input's length or size. Where this is not meant, "
         "a model trained at one length behaves otherwise at another.",
-        _MEND,
+        _FIX,
         {"smallest": low, "largest": high, "expected": factors.expected},
         _line(factors.seen),
     )

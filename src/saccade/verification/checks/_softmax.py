@@ -29,7 +29,7 @@ _OFF = 0.01
 # exp of float32 overflows above 88.7; with logits beyond this it does, and a softmax over them does not.
 _LARGE = 120.0
 _SPREADS = (30.0, 300.0, 3000.0)
-_MEND = "weights = torch.softmax(scores, dim=-1)"
+_FIX = "weights = torch.softmax(scores, dim=-1)"
 _STABLE = "weights = torch.softmax(scores, dim=-1)  # or subtract scores.amax(dim=-1, keepdim=True) before torch.exp"
 _NO_DISTRIBUTION = (
     "The output is no average of the values: its size changes with the number of keys and with the logits, and the "
@@ -105,7 +105,7 @@ def _of_weights(seen: TracedAttention) -> Finding | None:
             f"The weights are the softmax of a softmax: they lie between {weights.min():.3g} and {weights.max():.3g} "
             f"over {weights.shape[-1]} keys.",
             "All keys get nearly the same weight, whatever the logits: attention cannot choose.",
-            _MEND,
+            _FIX,
             {"smallest": weights.min().item(), "largest": weights.max().item()},
             _line(seen),
         )
@@ -132,7 +132,7 @@ def _wrong_axis(seen: TracedAttention, weights: Tensor) -> Finding | None:
             "head": "Heads compete for each pair in place of keys for a query: outputs are no averages of values.",
             "batch": "Batch items compete with one another: an output depends on what else is in the batch.",
         }[seen.normalised],
-        _MEND,
+        _FIX,
         {"axis": seen.normalised, "row_sum": sums[0, 0, 0].item(), f"sum_over_{over}": across.flatten()[0].item()},
         _line(seen),
     )
@@ -173,12 +173,12 @@ def _wrong_sums(seen: TracedAttention, weights: Tensor, sums: Tensor, seeing: Te
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
     item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
-    why, mend, line = _explanation(seen, weights, sums)
+    why, fix, line = _explanation(seen, weights, sums)
     return _error(
         f"The weights of query {row} (head {head}, item {item}) sum to {sums[item, head, row]:.3g} over its "
         f"{weights.shape[-1]} keys, where 1 is expected; all sums lie between {low:.3g} and {high:.3g}. {why}".strip(),
         _NO_DISTRIBUTION,
-        mend,
+        fix,
         {
             "query": row,
             "head": head,
@@ -195,7 +195,7 @@ def _explanation(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[
     before = seen.softened
     if before is None and seen.logits is None:
         line = seen.lines.get("function") or seen.lines.get("values")
-        return "No softmax was seen between the scores and their product with the values.", _MEND, line
+        return "No softmax was seen between the scores and their product with the values.", _FIX, line
     if before is not None and torch.allclose(before.double().sum(-1), torch.ones_like(sums), rtol=0, atol=_OFF):
         dropped = (weights == 0) & (before != 0)
         if dropped.any() and torch.allclose(weights[~dropped], before.double()[~dropped], rtol=1e-4, atol=1e-7):
@@ -207,12 +207,12 @@ def _explanation(seen: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[
             )
         return (
             "The softmax gives rows that sum to 1, and they are changed after it.",
-            _MEND,
+            _FIX,
             seen.lines.get("after") or _line(seen),
         )
     if seen.lines.get("sum") is not None:
-        return "", _MEND, seen.lines["sum"]
-    return "", _MEND, _line(seen)
+        return "", _FIX, seen.lines["sum"]
+    return "", _FIX, _line(seen)
 
 
 def _line(seen: TracedAttention) -> Location | None:
@@ -234,7 +234,7 @@ def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | 
         f"With every value equal to 1, output {row} (head {head}, item {item}) is "
         f"{out[item, head, row, channel]:.3g}: the weights of a query do not sum to 1.",
         _NO_DISTRIBUTION,
-        _MEND,
+        _FIX,
         {"output": out[item, head, row, channel].item()},
     )
 

@@ -24,7 +24,7 @@ _BATCH, _LENGTH, _KEYS = 2, 7, 11
 # Weights are at most 1 and computed in float32 at least; what is returned may have gone through another sum.
 _OFF = 1e-4
 _RATE = 0.25
-_MEND = "return output, weights  # those that multiply the values, before dropout"
+_FIX = "return output, weights  # those that multiply the values, before dropout"
 _EFFECT = (
     "The model itself is not changed, but everybody who looks at these weights, plots them or computes a loss from "
     "them sees what did not happen."
@@ -275,7 +275,7 @@ def _finding(
     subject: Subject, seen: TracedAttention, words: str, evidence: dict[str, Any], severity: Severity = "error"
 ) -> Finding:
     line = return_of_several(subject) or seen.lines.get("values")
-    return Finding("weights", "weights", severity, words[0].upper() + words[1:], _EFFECT, _MEND, evidence, line)
+    return Finding("weights", "weights", severity, words[0].upper() + words[1:], _EFFECT, _FIX, evidence, line)
 
 
 CHECK = Check(

@@ -35,7 +35,7 @@ class Finding:
     severity: Severity
     message: str  # what was seen, in a sentence: indices, sizes, numbers
     effect: str = ""  # what it does to training or inference
-    mend: str = ""  # what to change, as a line of code where one says it
+    fix: str = ""  # what to change, as a line of code where one says it
     evidence: Mapping[str, Any] = field(default_factory=dict)  # numbers, words, lists of them
     location: Location | None = None
 

@@ -57,7 +57,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "family": label(finding),
         "message": finding.message.rstrip(".") + ".",
         "effect": finding.effect,
-        "mend": [(is_code(line), line) for line in finding.mend.splitlines()],
+        "fix": [(is_code(line), line) for line in finding.fix.splitlines()],
         "place": place(finding.location) if finding.location else "",
         "line": finding.location.line if finding.location else 0,
         "code": finding.location.code if finding.location else "",

@@ -28,8 +28,8 @@ def as_json(report: Results) -> dict[str, Any]:
     findings: a list, errors first:
         check, family: the name of the check that found it, and its family; several checks may be of one family.
         severity: "error", "warning" or "note".
-        message, effect, mend: what was seen, what it does to training or inference, and what to change, code where a
-            line of it says that; effect and mend may be "".
+        message, effect, fix: what was seen, what it does to training or inference, and what to change, code where a
+            line of it says that; effect and fix may be "".
         evidence: an object of numbers, words, and lists of them; its names depend on the check.
         location: path (absolute), line (from 1), code (that line) and function of the target's source, or null.
     checks: a list, one for each check that was run, in their order:
@@ -71,7 +71,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity,
         "message": finding.message,
         "effect": finding.effect,
-        "mend": finding.mend,
+        "fix": finding.fix,
         "evidence": plain(finding.evidence),
         "location": None if location is None else dataclasses.asdict(location),
     }

@@ -25,7 +25,7 @@ _STYLES = {
     "quiet": "dim",
     "title": "bold",
     "code": "bold",
-    "mend": "green",
+    "fix": "green",
     "path": "blue",
 }
 
@@ -180,13 +180,13 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
             yield StyledText(f"  {number} | ", "quiet"), StyledText(finding.location.code, "code")
     if finding.effect and finding.severity != "note":
         yield from _filled((StyledText(finding.effect),), "  why   ", " " * 8, width)
-    for at, line in enumerate(mend_lines(finding.mend, width - 8)):
-        yield from _filled((StyledText(line, "mend"),), " " * 8 if at else "  mend  ", " " * 8, width)
+    for at, line in enumerate(fix_lines(finding.fix, width - 8)):
+        yield from _filled((StyledText(line, "fix"),), " " * 8 if at else "  fix  ", " " * 8, width)
 
 
-def mend_lines(mend: str, width: int) -> Iterator[str]:
+def fix_lines(fix: str, width: int) -> Iterator[str]:
     """Its lines; the comment of code that is too long stands above it, so that the code stays whole."""
-    for line in mend.splitlines():
+    for line in fix.splitlines():
         code, mark, comment = line.partition("  # ")
         if mark and len(line) > width and is_code(line):
             yield f"# {comment}"
@@ -196,7 +196,7 @@ def mend_lines(mend: str, width: int) -> Iterator[str]:
 
 
 def is_code(line: str) -> bool:
-    """Whether a line of a mend is code and not a sentence: an assignment, a call, a statement or a comment."""
+    """Whether a line of a fix is code and not a sentence: an assignment, a call, a statement or a comment."""
     target = r"[\w.]+(\[[^\]]*\])?"
     return bool(
         re.match(rf"\s*({target}(, {target})* [-+*/@]?= |[\w.]+\(|(return|assert|raise|for|if|with|def|del) |#)", line)

@@ -135,7 +135,7 @@ def _reachable(name: str, near: dict[str, list[str]]) -> set[str]:
 
 def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
     told = f"{finding.message.rstrip('.')}. Probably follows from {joined(causes)}."
-    return replace(finding, severity="note", message=told, mend="")  # what mends the cause mends it
+    return replace(finding, severity="note", message=told, fix="")  # what fixes the cause fixes it
 
 
 def _outcome(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:

@@ -53,7 +53,7 @@ def _copied(subject: Subject) -> Subject:
         return subject
 
 
-_KNOWN = (  # what errors say, and what a finding does: message, effect and mend
+_KNOWN = (  # what errors say, and what a finding does: message, effect and fix
     (
         MEMORY_WORDS,
         "It asked for more memory than the limit allows",
@@ -84,18 +84,18 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
             evidence,
             location,
         )
-    for known, message, effect, mend in _KNOWN:
+    for known, message, effect, fix in _KNOWN:
         if any(words in lowered for words in known):
-            return Finding(name, "robustness", "error", f"{message}: {error}", effect, mend, evidence, location)
-    mend = "Make the call work, or say with an option how it is called."
+            return Finding(name, "robustness", "error", f"{message}: {error}", effect, fix, evidence, location)
+    fix = "Make the call work, or say with an option how it is called."
     if "where its learned positions end" in lowered:
-        mend = "Build it for 7 positions or more (--arg NAME=64): checks need so many."
+        fix = "Build it for 7 positions or more (--arg NAME=64): checks need so many."
     elif ": it takes at most" in lowered or "where (length, length) is expected" in lowered:
-        mend = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
+        fix = "mask = torch.ones(L, L, dtype=torch.bool).tril()  # L = x.shape[1]; a buffer is max_length wide"
     elif ": it takes a batch of" in lowered:
-        mend = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
+        fix = "batch, length, width = x.shape  # sizes from the input; no number in view and reshape"
     family, effect = "robustness" if check is None else check.family, "Nothing more of this promise could be tested."
-    return Finding(name, family, "error", f"A call of it raised {error}", effect, mend, evidence, location)
+    return Finding(name, family, "error", f"A call of it raised {error}", effect, fix, evidence, location)
 
 
 def _broke_off(check: Check, error: Exception) -> Finding:

@@ -73,7 +73,7 @@ def construct(
             if any(one in words.lower() for one in GPU_WORDS):
                 raise TargetError(words, where) from error
             if where is not None and isinstance(error, (NameError, UnboundLocalError)):
-                raise TargetError(words, where) from error  # no argument mends that
+                raise TargetError(words, where) from error  # no argument fixes that
             at = f" at {where.path}:{where.line}" if where else ""
             shown = ", ".join(f"{name}={value!r}" for name, value in taken.items())[:200]
             options = [(f"another {name}", f"--arg {name}=VALUE") for name in taken]

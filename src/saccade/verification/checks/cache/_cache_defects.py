@@ -22,10 +22,10 @@ _CLOSE = 1e-5  # of the largest number: some targets hold keys in float32
 
 @dataclass(frozen=True)
 class CacheDefect:
-    """What is wrong, the mend, and the family that it is of."""
+    """What is wrong, the fix, and the family that it is of."""
 
     what: str
-    mend: str
+    fix: str
     family: str = "cache"
     of: str = ""  # "key" or "value"
 

@@ -22,7 +22,7 @@ from ...target._source import line_with
 from ...target._subject import Subject
 from ...target._words import no_mask
 from ._defects import (
-    MEND,
+    FIX,
     MaskArgumentProbe,
     MaskDefect,
     as_number,
@@ -69,7 +69,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _are_alike(one: Finding, other: Finding) -> bool:
     """The same defect in another argument, or the same convention of the same argument."""
     if one.severity == other.severity == "error":
-        return one.mend == other.mend
+        return one.fix == other.fix
     return one.severity == other.severity and one.message == other.message
 
 
@@ -236,7 +236,7 @@ def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
     else:
         words = f"True in `{name}` means ignore, and nothing says so; {_SDPA}, and nn.MultiheadAttention True = ignore."
     severity: Severity = "note" if "padding" in name else "warning"
-    defect = MaskDefect(words, "Say it in the docstring, or take True = attend: " + MEND, severity)
+    defect = MaskDefect(words, "Say it in the docstring, or take True = attend: " + FIX, severity)
     yield _finding(probe.subject, mask, defect, {"argument": mask.argument, "meaning": "ignore"}, None)
 
 
@@ -275,7 +275,7 @@ def _cast(probe: MaskArgumentProbe) -> list[Finding]:
         "and 1 are no additive mask; numbers that are meant to be added are promised with --mask-meaning additive."
     )
     steps = {"argument": name, "counts": float(f"{times:.3g}")}
-    return [_finding(probe.subject, mask, MaskDefect(words, MEND, "error" if plain else "warning"), steps, line)]
+    return [_finding(probe.subject, mask, MaskDefect(words, FIX, "error" if plain else "warning"), steps, line)]
 
 
 def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:
@@ -284,9 +284,9 @@ def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:
     if times is None or abs(times - 1) < 0.01:
         return
     words = f"A finite value in `{probe.mask.argument}` counts {times:.3g} times: it is added before logits are scaled."
-    mend = "scores = q @ k.transpose(-2, -1) * scale + mask  # scaled first"
+    fix = "scores = q @ k.transpose(-2, -1) * scale + mask  # scaled first"
     steps = {"argument": probe.mask.argument, "times": float(f"{times:.3g}")}
-    defect = MaskDefect(words, mend, "warning")
+    defect = MaskDefect(words, fix, "warning")
     yield _finding(probe.subject, probe.mask, defect, steps, line_of(probe, defect))
 
 
@@ -314,7 +314,7 @@ def _finding(
 ) -> Finding:
     words = defect.words[:1].upper() + defect.words[1:]
     effect = _EFFECT if defect.severity == "error" else _TAKEN_FOR_ANOTHER
-    return Finding("mask-meaning", "mask-meaning", defect.severity, words, effect, defect.mend, evidence, line)
+    return Finding("mask-meaning", "mask-meaning", defect.severity, words, effect, defect.fix, evidence, line)
 
 
 CHECK = Check(

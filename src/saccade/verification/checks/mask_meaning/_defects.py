@@ -19,7 +19,7 @@ from ...target._subject import Subject
 from ...tracing._trace import TracedAttention
 from ...tracing._visible import attends, attentions_of, masking_line, steps_of
 
-MEND = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
+FIX = 'scores = scores.masked_fill(~mask, float("-inf"))  # True = attend, before the softmax'
 _FINITE = -1.5  # a bias that changes weights and hides nothing
 _REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "cat")
 
@@ -61,7 +61,7 @@ class MaskArgumentProbe:
 @dataclass(frozen=True)
 class MaskDefect:
     words: str
-    mend: str = MEND
+    fix: str = FIX
     severity: Severity = "error"
 
 
@@ -75,7 +75,7 @@ def masks_of(mask: MaskReading, given: Tensor, inputs: NamedInputs) -> dict[str,
 def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
     """Where the mask is applied; where items or heads are mixed, where it is repeated."""
     steps = steps_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))
-    if "repeat" in defect.mend:
+    if "repeat" in defect.fix:
         found = [one.location for one in steps if one.name in _REPEATING and one.location is not None]
         own = [one for one in found if str(probe.mask.argument) in one.code or "mask" in one.code]
         if own:
@@ -129,27 +129,27 @@ def named(probe: MaskArgumentProbe) -> MaskDefect:
 def _inverted(mask: MaskReading) -> MaskDefect:
     said = f'its documentation ("{mask.words}")' if mask.words else "its promise"
     means = {"attend": "True = attend", "ignore": "True = ignore", "additive": "-inf = ignore"}[mask.meaning]
-    mend = MEND if mask.meaning == "attend" else 'scores = scores.masked_fill(mask, float("-inf"))  # True = ignore'
-    return MaskDefect(f"The polarity is inverted: {said} says {means}, and it does the opposite.", mend)
+    fix = FIX if mask.meaning == "attend" else 'scores = scores.masked_fill(mask, float("-inf"))  # True = ignore'
+    return MaskDefect(f"The polarity is inverted: {said} says {means}, and it does the opposite.", fix)
 
 
 def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
     """Masks of one item or head applied to another."""
     given = probe.given
-    for axis, what, mend in ((0, "batch item", "mask[:, None]"), (1, "head", "mask[:, None] of shape (B, 1, Lq, Lk)")):
+    for axis, what, fix in ((0, "batch item", "mask[:, None]"), (1, "head", "mask[:, None] of shape (B, 1, Lq, Lk)")):
         count = given.shape[axis]
         if count < 2:
             continue
         for one in range(count):
             if probe.fits(given.narrow(axis, one, 1).expand(given.shape)):
                 return MaskDefect(
-                    f"The mask of {what} {one} is applied to every {what}.", f"{mend}  # its own for each {what}"
+                    f"The mask of {what} {one} is applied to every {what}.", f"{fix}  # its own for each {what}"
                 )
         for step in range(1, count):
             if probe.fits(given.roll(step, axis)):
                 return MaskDefect(
                     f"The mask of another {what} is applied: {what} {step} has that of {what} 0.",
-                    f"{mend}  # heads and items in the order of the scores",
+                    f"{fix}  # heads and items in the order of the scores",
                 )
     heads, items = probe.seen.shape[1], given.shape[0]
     if given.shape[1] == 1 and items > 1 and heads > 1:
@@ -174,11 +174,11 @@ def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
     seen = _weights(probe)
     if not probe.mask.by_pair and _hides_queries(probe):
         words = "It is broadcast along the wrong axis: it hides queries where it should hide keys."
-        mend = "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)"
+        fix = "mask[:, None, None, :] against scores of shape (B, H, Lq, Lk)"
         if seen is not None and seen[1].zeroed is not None:
             words += " And it is multiplied into the scores, where exp(0) is 1: it would hide no key either."
-            mend = MEND.replace("~mask", "~mask[:, None, None, :]")
-        return MaskDefect(words, mend)
+            fix = FIX.replace("~mask", "~mask[:, None, None, :]")
+        return MaskDefect(words, fix)
     if seen is not None:
         before, after = seen
         defect = _by_weights(before, after, probe.given)
@@ -187,9 +187,7 @@ def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
     if bool(_change(probe).any()):
         return MaskDefect("The mask changes the output and hides nothing: hidden keys keep a weight.")
     name = probe.mask.argument
-    return MaskDefect(
-        f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {MEND}"
-    )
+    return MaskDefect(f"`{name}` hides nothing: it is not used.", f"# hand `{name}` on to where scores are made: {FIX}")
 
 
 def _change(probe: MaskArgumentProbe) -> Tensor:

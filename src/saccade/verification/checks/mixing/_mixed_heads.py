@@ -115,9 +115,9 @@ def _wrong_kv(
     cause = ": the order of `repeat` (0 1 0 1), not of `repeat_interleave` (0 0 1 1)" if tiled else ""
     idle = sorted(set(expected) - set(reads))
     cause += f", and nobody reads {', '.join(map(str, idle))}" if idle else ""
-    mend = "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise"
+    fix = "k = k.repeat_interleave(heads // kv_heads, dim=1), and v likewise"
     if found.subject.promise.kv_order == "repeat":
-        mend = "k = k.repeat(1, heads // kv_heads, 1, 1), and v likewise"
+        fix = "k = k.repeat(1, heads // kv_heads, 1, 1), and v likewise"
     return Finding(
         _NAME,
         _NAME,
@@ -126,7 +126,7 @@ def _wrong_kv(
         f"{'usual' if chosen else 'expected'}; heads 0 to {count - 1} read {list(reads)}{cause}.",
         "Weights of published models do not fit: heads get another head's keys and values. Trained from scratch it "
         "learns its own order, and nobody else can load it.",
-        mend if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
+        fix if kv_heads < count else "Multiply the weights of head h with the values of head h: out = weights @ v",
         {"of": which, "reads": list(reads), "expected": list(expected)},
         _line(found, _first(("repeat", "expand", "tile"), None)) or _line(found, _first(("cat", "roll"), None)),
     )

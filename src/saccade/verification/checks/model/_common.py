@@ -105,8 +105,8 @@ def whose(subject: Subject) -> str:
     return "decoder token" if isinstance(subject.target, EncoderDecoderModel) else "token"
 
 
-def error(message: str, effect: str, mend: str, evidence: dict[str, Any], location: Location | None = None) -> Finding:
-    return Finding(NAME, NAME, "error", message, effect, mend, evidence, location)
+def error(message: str, effect: str, fix: str, evidence: dict[str, Any], location: Location | None = None) -> Finding:
+    return Finding(NAME, NAME, "error", message, effect, fix, evidence, location)
 
 
 # Which line is to blame

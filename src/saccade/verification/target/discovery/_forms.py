@@ -88,7 +88,7 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
 
 
 def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
-    """What a call raised that no other way of calling mends: a name or a module that is missing, an attribute that
+    """What a call raised that no other way of calling fixes: a name or a module that is missing, an attribute that
     tensors or the target do not have, a view of what lies apart in memory."""
     owner = re.escape(type(clues.target).__name__) if clues.is_module else "Tensor"
     missing = rf"AttributeError: '({owner}|Tensor)' object"
@@ -106,7 +106,7 @@ def _of_a_square(trials: TargetTrials, clues: TargetClues) -> TargetError | None
 
 def _of_other_sizes(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
     """What a target raises whose own tensors are too small for the lengths that are tried, as a causal buffer of head
-    width x head width, or which takes one size of a batch; None where other sizes do not mend it."""
+    width x head width, or which takes one size of a batch; None where other sizes do not fix it."""
     few = _fitting(trials, clues, TrialSizes(3, 2, 2))
     for length in range(3, 18):
         raised = None if few is None else _raised(trials, few, TrialSizes(3, length, length))

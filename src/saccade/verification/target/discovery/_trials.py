@@ -73,7 +73,7 @@ class TargetTrials:
             return None
         except TargetError as error:
             if error.location is not None and error.error.startswith("NameError"):
-                raise  # no other way of calling mends it
+                raise  # no other way of calling fixes it
             return None
 
 
