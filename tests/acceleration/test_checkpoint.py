@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import saccade
-from looped import looped
 
 pytestmark = pytest.mark.usefixtures("every_size")
 
@@ -27,8 +26,8 @@ def forward(model, x, dropout=0.0):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).sin().sum()
 
 
-@looped("reentrant", [True, False])
-@looped("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_inside_the_block(model, reentrant, dropout):
     x = torch.randn(2, 5, 8, requires_grad=True)
     with saccade.accelerate():
