@@ -20,7 +20,10 @@ def seed() -> None:
 
 
 def looped(names, values):
-    """As `pytest.mark.parametrize(names, values)`, in one test. A failure names its case; the rest is not run then."""
+    """As `pytest.mark.parametrize(names, values)`, in one test. A failure names its case; the rest is not run then.
+
+    All cases share the test's fixtures: a test that changes one, as a folder or a model, is for `parametrize`.
+    """
     names = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
     cases = [dict(zip(names, value, strict=True)) for value in _present(values, len(names))]
     assert cases, f"no cases of {names}"
