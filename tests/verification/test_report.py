@@ -14,7 +14,7 @@ import torch
 
 from saccade.verification import Finding, Location, Outcome, Report, as_json, as_junit, as_page, report_lines
 from saccade.verification.findings._words import plain
-from saccade.verification.report._text import is_code, fix_lines, verdict
+from saccade.verification.report._text import fix_lines, is_code, verdict
 
 LEAK = Finding(
     "causal-leak",
