@@ -11,7 +11,6 @@ import torch
 import saccade.models
 import saccade.nn
 import saccade.positions
-from looped import looped
 
 
 def modules():
@@ -22,7 +21,7 @@ def modules():
                 yield pytest.param(member, id=name)
 
 
-@looped("module", list(modules()))
+@pytest.mark.parametrize("module", list(modules()))
 def test_formula_shapes_and_source(module):
     told = inspect.cleandoc(module.__doc__ or "") + "\n" + inspect.cleandoc(module.forward.__doc__ or "")
     assert re.search(r"[(]B, \w+", told) or "forward(self) ->" in inspect.getsource(module), "no shapes"
