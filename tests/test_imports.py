@@ -21,7 +21,7 @@ LAYERS = [
     {"_numbers", "_seeding", "_terminal", "_whole_file"},
     {"_plain_values", "_tracing"},
     {"_masks"},
-    {"_biases", "_dropout", "_foreign"},
+    {"_biases", "_dropout", "_unknown_arguments"},
     {"_call"},
     {"_costs"},
     {"_checks", "_reference", "_tap", "_tiles"},
@@ -230,6 +230,15 @@ def text_of_a_report_needs_none_of_what_colours_and_pages_need():
     from saccade import verification
     str(verification.Report("a", "", (), None, (), ()))
     assert not {{"rich", "jinja2", "typer"}} & set(sys.modules)
+def without_its_module_the_operator_says_so():
+    sys.modules["saccade._native"] = None  # importing it raises
+    query = torch.ones(1, 2, 5, 16)
+    plan = saccade.explain(query, query, query)
+    assert plan.backend == "sdpa" and "native build" in plan.refused["native"]
+    assert saccade.attention(query, query, query).shape == query.shape
+def the_integration_does_not_import_transformers():
+    import saccade.integrations.transformers, saccade._hooks.transformers
+    assert "transformers" not in sys.modules
 def state():
     return {{
         "threads": [t.name for t in threading.enumerate()],
@@ -242,7 +251,12 @@ def state():
 before, modules = state(), set(sys.modules)
 import saccade
 assert sys.modules.keys() - modules <= {{"saccade"}}, sys.modules.keys() - modules
-apart_ones = [every_part_needs_no_import_of_its_own, text_of_a_report_needs_none_of_what_colours_and_pages_need]
+apart_ones = [
+    every_part_needs_no_import_of_its_own,
+    text_of_a_report_needs_none_of_what_colours_and_pages_need,
+    the_integration_does_not_import_transformers,
+    without_its_module_the_operator_says_so,
+]
 failed = [asked.__name__ for asked in apart_ones if not apart(asked)]
 from saccade import *
 after = state()

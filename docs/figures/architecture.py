@@ -26,7 +26,7 @@ CORE = [  # what follows in C++: (file, what it does, the files that it goes on 
 ]
 HELPERS = {
     "_dropout",
-    "_foreign",
+    "_unknown_arguments",
     "_numbers",
     "_plain_values",
     "_seeding",

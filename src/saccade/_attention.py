@@ -6,12 +6,12 @@ Shape legend: B batch, Hq query heads, Hkv key-value heads (Hq % Hkv == 0; query
 Lq and Lk lengths, D width of query and key, Dv width of value. (Vaswani et al. 2017, equation 1; grouped queries:
 Ainslie et al. 2023.)
 
-How `backend="auto"` chooses, first match:
+How `backend="auto"` chooses, first match (plain calls on a CPU go to `native.quick` at once, as by rule 2):
 
 1. forward-mode tangents or a torch.func transform: `chunked`, the only fast path that has every derivative;
 2. on a CPU, in float32, bfloat16 or float16, where this installation has its compiled kernels: `native`;
-3. what F.scaled_dot_product_attention means exactly, with no dense mask nobody brought, and on a CPU only where it is
-   fused (Dv = D, no gradient to a bias) and, in float32 and float64, D fills whole 64-byte lines: `sdpa`;
+3. what F.scaled_dot_product_attention means exactly, without a dense mask that the caller did not give, and on a CPU
+   only where it is fused (Dv = D, no gradient to a bias) and, in float32 and float64, D fills 64-byte lines: `sdpa`;
 4. on CUDA, anything FlexAttention can do: `flex`;
 5. everything else: `chunked`.
 
@@ -32,9 +32,9 @@ from ._biases import Bias
 from ._call import CheckedCall
 from ._checks import make_call
 from ._dropout import Dropout
-from ._foreign import advised, named, refused, takes_what
 from ._masks import Mask
 from ._masks._data import dense, traced
+from ._unknown_arguments import advised, named, refused, with_arguments_of
 
 BACKENDS: dict[str, Any] = {
     "reference": _reference,
@@ -108,7 +108,7 @@ def attention(
     return _run(call, backend)[0]
 
 
-@takes_what(attention)
+@with_arguments_of(attention)
 def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tuple[Tensor, Tensor]:
     """`attention` and the log of each row's softmax denominator.
 

@@ -53,7 +53,7 @@ class AttentionCall:
         }
 
     @property
-    def counted(self) -> Mask | None:
+    def counted_mask(self) -> Mask | None:
         """The mask with padded queries as empty rows: what statistics count."""
         mask = as_mask(self.mask)
         if self.real is None or bool(self.real.all()):
@@ -63,7 +63,7 @@ class AttentionCall:
         return rows if mask is None else mask & rows
 
     def observed(self, out: Tensor, source: str, module: Any = None, **more: Any) -> ObservedCall:
-        """The call with what came of it."""
+        """The call with what came of it, and `more` fields of `ObservedCall` or better values of its own."""
         own = {name: getattr(self, name) for name in _ARGUMENTS}
         return ObservedCall(**{**own, **more}, out=out, source=source, module=module)
 
@@ -82,7 +82,7 @@ class GraphTensor(NamedTuple):
 class ObservedCall(AttentionCall):
     """A call and what came of it. Its tensors may be views of what a model computed with."""
 
-    out: Tensor  # (B, Hq, Lq, Dv), as the model received it
+    out: Tensor  # (B, Hq, Lq, Dv)
     source: str  # what was called: "saccade.attention", "F.scaled_dot_product_attention", ...
     module: Any = None  # the nn.Module that called, where the source says so
     rows_unknown: bool = False  # keys are padded, and nobody knows whether queries are the same tokens
@@ -98,7 +98,7 @@ S = TypeVar("S", bound="CallSettings")
 
 @dataclass(frozen=True)
 class CallSettings:
-    """What a call is besides its tensors: a graph keeps it, so it holds the form of a bias and not its parameter."""
+    """What a call is besides its tensors. An autograd graph keeps it: it has the form of a bias, not its parameter."""
 
     mask: Mask | None
     bias: Bias | None

@@ -13,6 +13,8 @@ BY_CHUNKED = "forward mode and torch.func go through chunked when backend is 'au
 
 @dataclass(frozen=True)
 class Costs:
+    """What one call costs on one backend."""
+
     work: float  # share of the Lq x Lk rectangle that is computed, in [0, 1]
     peak_bytes: int  # extra memory of the forward pass, the output included
     derivatives: tuple[str, ...] = ()  # what derivatives do where they take another path than the forward
@@ -20,7 +22,7 @@ class Costs:
 
 
 def share_of_tiles(call: CheckedCall, rows: int, keys: int) -> float:
-    """Share of the rectangle in tiles that are not empty; on large problems on a grid of at most 128 x 128."""
+    """Share of the rectangle in tiles that are not empty; tiles grow so that there are at most 128 x 128."""
     length_q, length_k = call.length_q, call.length_k
     if call.mask is None or not (length_q and length_k):
         return 1.0
@@ -36,17 +38,17 @@ def share_of_tiles(call: CheckedCall, rows: int, keys: int) -> float:
 
 
 def output_bytes(call: CheckedCall) -> int:
-    """Of out in the input dtype."""
+    """Bytes of the output, in the input dtype."""
     return call.batch * call.heads * call.length_q * call.value.shape[3] * call.query.element_size()
 
 
 def lse_bytes(call: CheckedCall) -> int:
-    """Of one number a row, in float32."""
+    """Bytes of one float32 for each row."""
     return call.batch * call.heads * call.length_q * 4
 
 
 def wide_bytes(call: CheckedCall) -> int:
-    """Of one number in the accumulator's dtype."""
+    """Bytes of one number in the accumulator's dtype."""
     return torch.finfo(call.accumulator).bits // 8
 
 

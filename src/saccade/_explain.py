@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from . import _foreign
+from . import _unknown_arguments
 from ._attention import BACKENDS, choose
 from ._backends.native import _kernels
 from ._biases import Bias
@@ -23,7 +23,7 @@ class Plan:
 
     Attributes:
         backend: which backend, and `reason`, why.
-        refused: what the other backends say of this call.
+        refused: for each backend that cannot do this call, why.
         work: share of the Lq x Lk rectangle that is computed, in [0, 1].
         flops: multiplications and additions of the forward pass, 2 (D + Dv) per pair computed.
         peak_bytes: estimated extra memory of the forward pass, the output included.
@@ -55,7 +55,7 @@ class Plan:
         return "\n".join(lines)
 
 
-@_foreign.named
+@_unknown_arguments.named
 def explain(
     query: Tensor,
     key: Tensor,
@@ -76,7 +76,7 @@ def explain(
     Args and errors: as `attention`. Nothing is computed; printing the plan gives a few readable lines.
     """
     if unknown:
-        raise _foreign.refused(explain, unknown)
+        raise _unknown_arguments.refused(explain, unknown)
     if isinstance(dropout, float) and 0.0 < dropout < 1.0:
         dropout = Dropout(dropout, 0)  # explaining a call must not draw from the caller's generator
     call = make_call(

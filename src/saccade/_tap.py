@@ -1,7 +1,8 @@
 """Where attention calls can be seen: observers of this thread are told of each call, with what it was and gave.
 
-The operator tells them of its own calls; `_hooks` tells them of those that others compute. A call made inside of
-another one (Saccade's operator below a replaced F.scaled_dot_product_attention, say) is the same call and told once.
+The operator tells them of its own calls; `monitoring.calls` and `acceleration` of those that others compute. A call
+made inside of another one (Saccade's operator below a replaced F.scaled_dot_product_attention, say) is the same call
+and told once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Observer = Callable[[ObservedCall], None]
 
 
 class PassiveMode:
-    """A `TorchFunctionMode` that changes nothing: a call may be answered past it, if the observers are told of it."""
+    """Mixed into a `TorchFunctionMode` that only looks: a call may be answered past it, if the observers are told."""
 
 
 class _Thread(threading.local):

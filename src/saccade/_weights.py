@@ -16,10 +16,10 @@ from ._backends.chunked import attend
 from ._biases import Bias, Span
 from ._call import CheckedCall, sink_lse, without_autocast
 from ._checks import make_call
-from ._foreign import named, refused
 from ._masks import Mask
 from ._masks._data import whole
 from ._tiles import TileProblem, by_group, logits_of, look
+from ._unknown_arguments import named, refused
 
 _COARSE = 2.0**11  # an lse beyond it is known to 2^-13 at best in float32
 

@@ -110,7 +110,7 @@ def test_padded_queries_are_known_for_what_they_are(name, how):
         length = meant.query.shape[2]
         tokens = given["attention_mask" if length == 13 else "decoder_attention_mask"].bool()
         assert torch.equal(meant.real, tokens)
-        counted = meant.counted.dense(length, meant.key.shape[2])
+        counted = meant.counted_mask.dense(length, meant.key.shape[2])
         assert torch.equal(counted.any(-1)[:, 0], tokens)
         kinds.add("known")
     # Cross-attention never knows; nor does Whisper's encoder, which has no mask.
@@ -274,7 +274,7 @@ def test_masks_of_saccade_are_taken_as_they_are():
     assert meaning(Window(3, 0)).mask == Window(3, 0)
     wrapped = MaskTensor(Window(3, 0), (B, 1, LQ, LK), "cpu", torch.ones(B, LQ, dtype=torch.bool))
     given = meaning(wrapped)
-    assert given.mask == Window(3, 0) and given.real.all() and given.counted == Window(3, 0)
+    assert given.mask == Window(3, 0) and given.real.all() and given.counted_mask == Window(3, 0)
 
 
 def test_scale_softcap_and_sink():

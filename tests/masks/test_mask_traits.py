@@ -26,7 +26,7 @@ from saccade._masks import (
     RandomBlocks,
     Strided,
     Window,
-    kinds,
+    mask_classes,
 )
 from saccade._masks._data import OwnedTensor, Subset
 from saccade._masks._program import Opcode
@@ -117,7 +117,7 @@ def test_what_saves_work_is_said_where_it_is_so(trait, masks):
 
 
 def test_every_class_with_a_program_is_known_by_its_fields():
-    assert {type(mask).__name__ for mask in MADE} <= {*kinds()}
+    assert {type(mask).__name__ for mask in MADE} <= {*mask_classes()}
     for mask in MASKS:
         if not isinstance(mask, FromTensor | Edges | Global):
             again = type(mask).from_fields(**{name: plain(getattr(mask, name)) for name in mask.fields})
@@ -141,7 +141,7 @@ def test_a_subclass_has_no_program_but_its_own():
     assert not is_structured(Every())
     assert lower(Every(), 3, 5).program[0] == Opcode.TILES
     assert lower(Causal(), 3, 5).program[0] == Opcode.WINDOW
-    assert "Every" not in kinds()
+    assert "Every" not in mask_classes()
 
 
 def test_operations_have_the_same_numbers_in_python_and_in_cpp():

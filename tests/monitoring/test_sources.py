@@ -346,7 +346,7 @@ def test_looking_that_fails_is_counted_and_the_model_runs_on(monkeypatch):
     def broken(*args):
         raise RuntimeError("broken")
 
-    for name in ("_unfused.product_of", "_mode.SdpaCall.meaning"):
+    for name in ("_by_hand.product_of", "_calls_mode.SdpaCall.meaning"):
         monkeypatch.setattr(f"saccade.monitoring.calls.{name}", broken)
     model = nn.Sequential(Calls(by_hand(lambda s: s)), Calls(F.scaled_dot_product_attention))
     x = torch.randn(B, L, E)

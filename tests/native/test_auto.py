@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -120,17 +117,3 @@ def test_no_build_and_a_broken_one_are_told_apart(monkeypatch):
     for error in (ImportError("undefined symbol: f"), ModuleNotFoundError("No module named 'x'", name="x")):
         module, why = loaded(monkeypatch, error)
         assert module is None and why == f"the native build is broken: {error}"
-
-
-def test_import_without_the_module():
-    code = """
-        import sys
-        sys.modules["saccade._native"] = None  # importing it raises
-        import torch, saccade
-        query = torch.randn(1, 2, 5, 16)
-        assert saccade.explain(query, query, query).backend == "sdpa"
-        assert saccade.attention(query, query, query).shape == query.shape
-        print(saccade.explain(query, query, query).refused["native"])
-    """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert "native build" in ran.stdout

@@ -121,9 +121,9 @@ torch.manual_seed(0)
 """
 
 
-def in_each_dtype(*calls: str) -> str:
+def in_each_dtype(*calls: str, dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> str:
     """The last that is printed is the one that ended it."""
-    lines = [call.replace("dtype", f"torch.{dtype}") for dtype in ("float32", "bfloat16", "float16") for call in calls]
+    lines = [call.replace("dtype", f"torch.{dtype}") for dtype in dtypes for call in calls]
     each = "torch.set_num_threads(2)\nfor instructions in each_set():\n    print(instructions, flush=True)\n    "
     return each + "\n    ".join(f"print({line!r}, flush=True); {line}" for line in lines)
 
@@ -135,7 +135,14 @@ PARTS = {
     "padding of 64": in_each_dtype("over_unread(dtype, False, 64)", "over_unread(dtype, True, 64)"),  # read in place
     "padded queries": in_each_dtype("over_unread_queries(dtype, 37)"),
 }
-SLOW_PARTS = {"padding of 37": in_each_dtype("over_unread(dtype, False, 37)", "over_unread(dtype, True, 37)")}  # copied
+HALF = ("float16",)  # which the kernels read as they read bfloat16
+EDGES = [f"over_edges({size!r}, dtype)" for size in SIZES]
+SLOW_PARTS = {
+    "padding of 37": in_each_dtype("over_unread(dtype, False, 37)", "over_unread(dtype, True, 37)"),  # copied
+    "half precision": in_each_dtype(
+        *EDGES, "over_unread(dtype, False, 64)", "over_unread(dtype, True, 37)", dtypes=HALF
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +166,6 @@ def test_nothing_is_read_that_must_not_be(part, ended):
 
 
 @pytest.mark.slow
-def test_padding_is_never_read_where_rows_are_copied(tmp_path):
+def test_nothing_is_read_in_half_precision_and_where_rows_are_copied(tmp_path):
     for part in in_forks(HEADER, SLOW_PARTS, tmp_path).values():
         assert_whole(part)

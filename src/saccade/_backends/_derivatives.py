@@ -25,6 +25,7 @@ from .._tiles import (
     TileVisibility,
     any_in,
     by_group,
+    by_kv_head,
     collect,
     logits_of,
     look,
@@ -112,9 +113,7 @@ def _unread(problem: TileProblem, lse: Tensor, d_query: Tensor, d_key: Tensor, d
     seen = keys_seen(problem.mask, problem.length_q, problem.length_k, device=problem.device)
     if seen is None:
         return d_query, d_key, d_value
-    if seen.shape[1] not in (1, d_key.shape[1]):
-        kv_heads = d_key.shape[1]
-        seen = seen.view(seen.shape[0], kv_heads, seen.shape[1] // kv_heads, seen.shape[2]).any(2)
+    seen = by_kv_head(seen, d_key.shape[1])
     return d_query, torch.where(seen[..., None], d_key, 0.0), torch.where(seen[..., None], d_value, 0.0)
 
 

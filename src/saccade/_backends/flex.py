@@ -15,8 +15,7 @@ from torch import Tensor
 from .._biases import RelativeScores, TensorBias
 from .._call import CheckedCall, add_sink
 from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes, share_of_tiles
-from .._tiles import KEYS, ROWS
-from .sdpa import _by_kv_head
+from .._tiles import KEYS, ROWS, by_kv_head
 
 
 def refuses(call: CheckedCall) -> str | None:
@@ -37,8 +36,9 @@ def refuses(call: CheckedCall) -> str | None:
 
 
 def costs(call: CheckedCall) -> Costs:
-    """The output alone: its tiles are the chip's own memory."""
-    peak = output_bytes(call) + lse_bytes(call)
+    """Beside the output cleaned copies of keys and values where a mask hides some; tiles are the chip's own memory."""
+    cleaned = 0 if call.mask is None else (call.key.numel() + call.value.numel()) * call.key.element_size()
+    peak = output_bytes(call) + lse_bytes(call) + cleaned
     return Costs(share_of_tiles(call, ROWS, KEYS), peak, DERIVATIVES_OF_PYTORCH, lacks_of_pytorch(call))
 
 
@@ -56,7 +56,7 @@ def attend(call: CheckedCall, flex_attention: Callable[..., Any]) -> tuple[Tenso
     query, key, value = call.query, call.key, call.value
     seen = keys_seen(call.mask, call.length_q, call.length_k, device=call.device) if call.mask is not None else None
     if seen is not None:
-        shown = _by_kv_head(seen[..., None], call)
+        shown = by_kv_head(seen, call.kv_heads)[..., None]
         key, value = torch.where(shown, key, 0.0), torch.where(shown, value, 0.0)
     out, aux = flex_attention(
         query,

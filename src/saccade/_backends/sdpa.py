@@ -1,4 +1,4 @@
-"""PyTorch's own F.scaled_dot_product_attention, where it means the same and needs no dense mask nobody brought.
+"""PyTorch's own F.scaled_dot_product_attention, where it means the same and needs no dense mask but the caller's own.
 
 It lacks the lse, sinks, softcap, reproducible dropout, forward-mode and double derivatives, and promise (b) of the
 contract's poison line: a NaN key reaches every row that F.sdpa multiplies with weight 0.
@@ -16,6 +16,7 @@ from .._biases import TensorBias
 from .._call import CheckedCall
 from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes
 from .._masks import Causal, FromTensor, Padding
+from .._tiles import by_kv_head
 
 _SDPA = F.scaled_dot_product_attention  # PyTorch's own, whoever answers for it later: this backend may have been named
 LINE = 64  # bytes: float32 and float64 matrices that begin on no such line are multiplied by other kernels
@@ -107,7 +108,7 @@ def run(call: CheckedCall) -> tuple[Tensor, None]:
     if rows is not None:
         query = torch.where(rows, query, 0.0)
     if keys is not None:
-        key, value = (torch.where(_by_kv_head(keys, call), x, 0.0) for x in (key, value))
+        key, value = (torch.where(by_kv_head(keys, call.kv_heads), x, 0.0) for x in (key, value))
     # To torch.jit.trace sizes are tensors, and so is what compares them.
     causal = bool(isinstance(call.mask, Causal) and call.length_q > 1)
     grouped = bool(call.heads != call.kv_heads)
@@ -137,11 +138,3 @@ def _seen(call: CheckedCall) -> tuple[Tensor | None, Tensor | None, Tensor | Non
         allowed = scores.detach() != float("-inf")
     assert allowed is not None
     return scores, allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
-
-
-def _by_kv_head(seen: Tensor, call: CheckedCall) -> Tensor:
-    """(B|1, Hq|1, Lk, 1) to (B|1, Hkv|1, Lk, 1): some query head of the group sees the key."""
-    if seen.shape[1] == 1 or call.heads == call.kv_heads:
-        return seen
-    # The group's size is given: of a tensor without entries it cannot be inferred.
-    return seen.view(seen.shape[0], call.kv_heads, call.heads // call.kv_heads, *seen.shape[2:]).any(2)

@@ -1,7 +1,7 @@
 """Attention calls that models make without Saccade: seeing them, and answering them in PyTorch's place.
 
 Begin with `_replaced.py`, which puts functions in the place of PyTorch's; `transformers` does it for that library.
-Imports masks.
+Imports the record of a call and masks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ._blocks import Blocks, RandomBlocks
 from ._documents import Documents
 from ._heads import PerHead
 from ._mask import Mask, Tile
-from ._mask import kinds as kinds
+from ._mask import mask_classes as mask_classes
 from ._padding import Padding
 from ._relative import Causal, Fixed, Prefix, Strided, Window
 from ._residues import Chunks, Columns, Dilated

@@ -386,8 +386,8 @@ class Mask(ABC):
 
 
 @cache
-def kinds() -> dict[str, type[Mask]]:
-    """Every class of mask in this package that is plain values and other masks, by name."""
+def mask_classes() -> dict[str, type[Mask]]:
+    """Every class of mask in this package that writes its own program, by name."""
     found: dict[str, type[Mask]] = {}
 
     def look(kind: type[Mask]) -> None:

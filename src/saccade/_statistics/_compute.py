@@ -17,9 +17,9 @@ from torch.autograd import forward_ad
 from .._biases import Bias
 from .._call import CheckedCall, without_autocast
 from .._checks import make_call
-from .._foreign import named, refused
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
+from .._unknown_arguments import named, refused
 from . import _dense, _fused, _tiled
 from ._heads import HeadVectors, per_head
 from ._request import StatisticsRequest, make_request

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._masks import Documents, Mask, Padding, PerHead, kinds
+from .._masks import Documents, Mask, Padding, PerHead, mask_classes
 from .._masks._data import describe, numbers
 from .checks import check_sequences
 from .padding import unpad
@@ -60,7 +60,9 @@ class Packed:
         if not isinstance(mask, Mask):
             raise TypeError(f"mask: packed sequences take a Mask or None, got {describe(mask)}")
         if not mask.throughout("by_distance"):
-            allowed = ", ".join([*(name for name, kind in kinds().items() if kind.by_distance), PerHead.__name__])
+            allowed = ", ".join(
+                [*(name for name, kind in mask_classes().items() if kind.by_distance), PerHead.__name__]
+            )
             raise ValueError(
                 f"mask: {mask!r} asks for more than distances, and tokens in a packed row stand elsewhere than in "
                 f"their sequences; use {allowed} and their combinations, or pad"

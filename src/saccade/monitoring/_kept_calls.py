@@ -59,7 +59,7 @@ def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:
         _copy(call.query),
         _copy(call.key),
         lse.clone(),
-        call.counted,
+        call.counted_mask,
         _own_bias(as_bias(call.bias)),
         call.scale,
         call.softcap,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._biases import ALiBi, Bias, RelativeBias, TensorBias
-from .._masks import FromTensor, Mask, kinds
+from .._masks import FromTensor, Mask, mask_classes
 from .._masks._data import OwnedTensor, Subset
 
 MOST_BITS = 1 << 26  # a mask that cannot be named is stored as its booleans, up to so many
@@ -46,7 +46,7 @@ def stored_mask(mask: Mask | None, name: str, sizes: tuple[int, int, int, int], 
 def _stored(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, Mask):
         kind = type(value)
-        if kinds().get(kind.__name__) is not kind:
+        if mask_classes().get(kind.__name__) is not kind:
             raise UnstorableMask(f"the mask is a {type(value).__name__}, which has no form as plain values")
         return {
             "mask": type(value).__name__,
@@ -72,7 +72,7 @@ def read_mask(value: Any, tensors: Tensors) -> Any:
         return value
     if "stored" in value:
         return tensors[value["stored"]]
-    kind = kinds()[value["mask"]]
+    kind = mask_classes()[value["mask"]]
     if set(value) != {"mask", *kind.fields}:
         raise ValueError(f"a {value['mask']} with the fields {', '.join(sorted(value))}")
     made = {field: read_mask(value[field], tensors) for field in kind.fields}

@@ -28,8 +28,8 @@ from ._observed import SiteObservations
 from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradients, OnRecord
 from ._walk import ModuleWalk
 from .calls import _thread
-from .calls._hugging import attention_functions
-from .calls._mode import AttentionCallsMode
+from .calls._calls_mode import AttentionCallsMode
+from .calls._transformers import attention_functions
 
 Chosen = Callable[[CallSite, int], bool]
 NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"

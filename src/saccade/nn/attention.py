@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias
 from .._call import ObservedCall
-from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
+from .._unknown_arguments import advised
 from .._weights import Chosen, attention_weights
 from ..batching import fill_padding
 from ..positions import Offset, Rotary

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from .._biases import Bias
-from .._foreign import advised
 from .._masks import Mask, Padding
+from .._unknown_arguments import advised
 from ..batching import fill_padding
 from ..positions import Offset
 from ._initial import begin_anew

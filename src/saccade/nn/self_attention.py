@@ -10,8 +10,8 @@ from typing import Literal, overload
 from torch import Tensor, nn
 
 from .._attention import attention
-from .._foreign import advised
 from .._masks import Mask
+from .._unknown_arguments import advised
 from .._weights import attention_weights
 from ._initial import by_fan_in
 from .attention import check_tokens

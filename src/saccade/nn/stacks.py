@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .._biases import Bias
-from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
+from .._unknown_arguments import advised
 from ..positions import Offset
 from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_nested

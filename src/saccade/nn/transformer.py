@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._foreign import advised
 from .._masks import Mask, Padding, as_mask
+from .._unknown_arguments import advised
 from ..positions import T5Config
 from .cache import KVCache
 from .config import BlockConfig

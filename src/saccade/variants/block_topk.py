@@ -37,9 +37,9 @@ from torch import Tensor
 from .._attention import attention, attention_with_lse, merge
 from .._checks import _scale, check_inputs
 from .._dropout import Dropout, another
-from .._foreign import advised
 from .._masks import Documents, Mask, Padding, as_mask
 from .._masks._data import whole
+from .._unknown_arguments import advised
 from ._causal_padding import CausalPadding, causal_padding_of
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 

@@ -35,8 +35,8 @@ from .._biases import Bias
 from .._call import without_autocast
 from .._checks import check_inputs
 from .._dropout import Dropout, another
-from .._foreign import advised
 from .._masks import Mask
+from .._unknown_arguments import advised
 from ._causal_padding import real_rows, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 

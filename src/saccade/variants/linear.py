@@ -24,8 +24,8 @@ from torch import Tensor
 
 from .._call import without_autocast
 from .._checks import check_inputs
-from .._foreign import advised
 from .._masks import Mask
+from .._unknown_arguments import advised
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
 from ._causal_padding import CausalPadding, causal_padding_of, real_rows, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits

@@ -42,10 +42,10 @@ from .._attention import attention
 from .._call import without_autocast
 from .._checks import check_inputs
 from .._dropout import Dropout
-from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
 from .._tiles import ALIGNED
+from .._unknown_arguments import advised
 from ._causal_padding import causal_padding_of, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 from ._real_tokens import RealTokens

@@ -41,10 +41,10 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._call import without_autocast
 from .._checks import check_inputs
-from .._foreign import advised
 from .._masks import Mask, Padding
 from .._masks._data import describe, whole
 from .._tiles import matmul, products, spread
+from .._unknown_arguments import advised
 from ._causal_padding import CausalPadding, causal_padding_of, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 from ._real_tokens import RealTokens

@@ -38,9 +38,9 @@ from torch import Tensor
 
 from .._call import without_autocast
 from .._checks import _scale, check_inputs
-from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
+from .._unknown_arguments import advised
 from ._causal import (
     LinearState,
     NonFiniteTokens,

@@ -40,9 +40,9 @@ from torch import Tensor
 
 from .._call import without_autocast
 from .._checks import _scale, check_inputs
-from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import describe, whole
+from .._unknown_arguments import advised
 from . import _lsh
 from ._causal_padding import CausalPadding, causal_padding_of
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits

@@ -31,7 +31,6 @@ from .._biases import Bias, Parts, Span, TensorBias
 from .._call import without_autocast
 from .._checks import make_call
 from .._dropout import Dropout
-from .._foreign import advised
 from .._masks import Mask
 from .._masks._data import whole
 from .._tiles import (
@@ -48,6 +47,7 @@ from .._tiles import (
     spread,
     weigh,
 )
+from .._unknown_arguments import advised
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 
 

@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         "sdpa-hidden-nan",
         SDPA,
-        "key, value = (torch.where(_by_kv_head(keys, call), x, 0.0) for x in (key, value))",
-        "key = torch.where(_by_kv_head(keys, call), key, 0.0)",
+        "key, value = (torch.where(by_kv_head(keys, call.kv_heads), x, 0.0) for x in (key, value))",
+        "key = torch.where(by_kv_head(keys, call.kv_heads), key, 0.0)",
         (POISON + "::test_sdpa_keeps_or_refuses_padding", POISON),
         "NaN of a value that nobody sees spreads.",
     ),

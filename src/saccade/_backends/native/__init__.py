@@ -1,7 +1,7 @@
 """Saccade's own kernels for CPUs, as a backend. Begin with `_run.py`.
 
-`_lowering.py` makes of a mask what the kernels read; `_kernels.py` hands them the addresses of tensors, and nothing
-else does; `_operator.py` is the same call for compilers; `_statistics.py` asks for numbers about weights. Imports the
+`_lowering.py` makes of a mask what the kernels read; `_kernels.py` loads them and hands them the addresses of
+tensors; `_operator.py` is the same call for compilers; `_statistics.py` asks for numbers about weights. Imports the
 call, the tile walk and `chunked`, which has the derivatives that the kernels lack.
 """
 

@@ -57,4 +57,4 @@ def statistics(meaning: AttentionCall) -> Any:
     """`saccade.Statistics` of the call, padded queries left out where the mask tells of them."""
     from ..._statistics import statistics as of
 
-    return of(meaning.query, meaning.key, value=meaning.value, **{**meaning.scoring(), "mask": meaning.counted})
+    return of(meaning.query, meaning.key, value=meaning.value, **{**meaning.scoring(), "mask": meaning.counted_mask})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class ArrangedMask(NamedTuple):
+class ScoreTerm(NamedTuple):
     """A mask or bias, and the leading axes that the scores had when it came to them."""
 
     tensor: Tensor  # broadcasts to (*lead, Lq, Lk)
@@ -67,7 +67,7 @@ class AxisLayout(NamedTuple):
             return tensor.reshape(self.batch, self.kv_heads, *tensor.shape[-2:])
         return tensor.reshape(-1, own[-1] if own else 1, *tensor.shape[-2:])
 
-    def scores(self, given: ArrangedMask) -> Tensor:
+    def scores(self, given: ScoreTerm) -> Tensor:
         """A mask or bias as (B|1, Hq|1, Lq|1, Lk|1), without more of it than there is, where that can be."""
         tensor, lead = given
         own = _padded(tensor, len(lead))

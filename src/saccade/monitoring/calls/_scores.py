@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._four_axes import ArrangedMask
-from ._products import ObservedProduct
+from ._four_axes import ScoreTerm
+from ._observed_products import ObservedProduct
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +25,8 @@ class ObservedScores:
     product: ObservedProduct
     lead: tuple[int, ...]  # the leading axes they have now
     scale: float = 1.0
-    masks: tuple[ArrangedMask, ...] = ()  # True = attend
-    bias: ArrangedMask | None = None
+    masks: tuple[ScoreTerm, ...] = ()  # True = attend
+    bias: ScoreTerm | None = None
     changed: bool = False  # by something that scale, masks and bias do not say
 
 
@@ -83,10 +83,10 @@ def _added(scores: ObservedScores, other: Any, sign: int) -> ObservedScores | No
     given = _with_two_axes(other.detach())
     given = given if sign > 0 else -given
     if scores.bias is None:
-        return replace(scores, bias=ArrangedMask(given, scores.lead))
+        return replace(scores, bias=ScoreTerm(given, scores.lead))
     if scores.bias.lead != scores.lead:
         return None
-    return replace(scores, bias=ArrangedMask(scores.bias.tensor + given, scores.lead))
+    return replace(scores, bias=ScoreTerm(scores.bias.tensor + given, scores.lead))
 
 
 def _filled(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores | None:
@@ -108,7 +108,7 @@ def _masked(scores: ObservedScores, condition: Any, *, hidden: bool) -> Observed
     if not isinstance(condition, Tensor) or condition.dtype != torch.bool or condition.dim() > len(scores.lead) + 2:
         return None
     seen = ~condition if hidden else condition
-    return replace(scores, masks=(*scores.masks, ArrangedMask(_with_two_axes(seen), scores.lead)))
+    return replace(scores, masks=(*scores.masks, ScoreTerm(_with_two_axes(seen), scores.lead)))
 
 
 def _with_two_axes(tensor: Tensor) -> Tensor:

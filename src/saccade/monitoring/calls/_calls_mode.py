@@ -1,7 +1,7 @@
 """The mode that sees PyTorch's functions while a watched forward runs, and knows attention among them.
 
 F.scaled_dot_product_attention is told as it is; scores, softmax and the product with the values are put together by
-`_unfused`, also within F.multi_head_attention_forward.
+`_by_hand`, also within F.multi_head_attention_forward.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..._hooks import SdpaCall
 from ..._masks import Mask, as_mask
 from ..._tracing import SDPA, FunctionMode, is_kernel, overridden
 from . import _thread
+from ._by_hand import ByHandFollower
 from ._origins import TensorOrigins
 from ._padded import QueryRows, rows_of
 from ._thread import counted_if_it_fails
-from ._unfused import UnfusedFollower
 
 SOURCE = "F.scaled_dot_product_attention"
 
@@ -33,7 +33,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._origins = TensorOrigins()
-        self._unfused = UnfusedFollower(self._origins)
+        self._by_hand = ByHandFollower(self._origins)
         # Inside nn.MultiheadAttention: whether its queries and keys are one sequence.
         self._within: Callable[[], bool | None] | None = None
 
@@ -46,7 +46,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
             return self._sdpa(func, args, kwargs)
         if is_kernel(func):
             _thread.missed(str(func), "an attention kernel was called by itself")
-        by_hand = self._unfused.concerns(func, args)
+        by_hand = self._by_hand.concerns(func, args)
         result = func(*args, **kwargs)
         try:
             with torch._C.DisableTorchFunction():
@@ -57,14 +57,14 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
             return result
         call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
-            call = self._unfused.sees(func, args, kwargs, result)
+            call = self._by_hand.sees(func, args, kwargs, result)
         if call is not None:
             _tell(call)
         return result
 
     def ended(self) -> None:
         """The forward has ended: what was begun by hand and never finished was not attention that is known."""
-        self._unfused.ended()
+        self._by_hand.ended()
         self._origins.ended()
 
     def completed(self, call: ObservedCall) -> ObservedCall:
@@ -120,7 +120,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         query, key, heads = args[0], args[1], args[4]
         before, self._within = self._within, lambda: self._origins.same(query, key, query.shape[0], projected=False)
         try:
-            with self._unfused.told("nn.MultiheadAttention", heads, self._within):
+            with self._by_hand.told("nn.MultiheadAttention", heads, self._within):
                 return super().multi_head(args, kwargs)
         finally:
             self._within = before

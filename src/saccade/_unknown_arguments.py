@@ -2,6 +2,7 @@
 
 The core functions take them as `**unknown: NoReturn`, which costs a call without them an empty dict, and `named` leaves
 that out of the signature that people and tools see. `advised` wraps what takes longer: modules, variants, `merge`.
+`with_arguments_of` is for a function that hands on all it is given.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def named(function: F) -> F:
     return function
 
 
-def takes_what(model: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Makes a function of any arguments one that takes what `model` does, with the same errors for others."""
-    own = inspect.signature(model)
+def with_arguments_of(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """For `f(*args, **options)`: it gets the signature of `original`, and its errors for arguments that has not."""
+    own = inspect.signature(original)
 
     def with_its_signature(function: Callable[..., R]) -> Callable[P, R]:
         @wraps(function)

@@ -28,10 +28,10 @@ from ..._call import GraphTensor, ObservedCall, without_autocast
 from ..._masks import FromTensor
 from ..._tracing import TensorLabels, View, writes
 from . import _thread
-from ._four_axes import ArrangedMask, AxisLayout, alike
+from ._four_axes import AxisLayout, ScoreTerm, alike
+from ._observed_products import PRODUCTS, ObservedProduct, product_of
 from ._origins import TensorOrigins
 from ._padded import rows_of
-from ._products import PRODUCTS, ObservedProduct, product_of
 from ._scores import ObservedScores, changed_by
 
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
@@ -51,7 +51,7 @@ class SoftmaxWeights:
     dropout: float = 0.0
 
 
-class UnfusedFollower:
+class ByHandFollower:
     """Follows scores and weights through the functions that a mode sees.
 
     Args:
@@ -133,7 +133,7 @@ class UnfusedFollower:
             _thread.missed(self._source, call)
         elif weights is None:
             lead = tuple(result.shape[:-2])
-            bias = None if product.added is None else ArrangedMask(product.added.detach(), lead)
+            bias = None if product.added is None else ScoreTerm(product.added.detach(), lead)
             self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias))
         return None
 
@@ -232,7 +232,7 @@ def _by_difference(scores: ObservedScores, logits: Tensor) -> ObservedScores:
         plain = own.left.to(wide) @ own.right.to(wide).transpose(-2, -1)
         lead = tuple(plain.shape[:-2])
         bias = logits.to(wide).reshape(plain.shape) - scores.scale * plain
-    return replace(scores, masks=(), bias=ArrangedMask(bias, lead), changed=False)
+    return replace(scores, masks=(), bias=ScoreTerm(bias, lead), changed=False)
 
 
 def _dropped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
