@@ -123,11 +123,6 @@ DAMAGE = {
         lambda f: _edit_config(f, mechanism={"name": "performer", "features": 10**400}),
         "model.safetensors: does not fit the configuration",
     ),
-    "config of transformers": (
-        lambda f: _edit_config(f, model_type="gpt2", n_embd=24),
-        r"a checkpoint of transformers \(model_type 'gpt2'\), expected a folder that `saccade train lm` wrote; "
-        r"`saccade look --model`, `saccade verify hf:` and `transformers.AutoModel.from_pretrained` open it$",
-    ),
     "config of others": (
         lambda f: _edit_config(f, **{f"field{number}": 1 for number in range(9)}),
         r"unknown \['field0', 'field1', 'field2', 'field3', 'field4'\] and 4 more$",

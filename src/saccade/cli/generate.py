@@ -28,13 +28,14 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
 ) -> None:
     """Continue PROMPT, token by token."""
-    from ..models import Sampling, load
+    from ..models import Sampling
     from ..models import generate as pieces
+    from ..models.checkpoint import load_own
 
     if tokens < 1:
         raise ValueError(f"tokens: must be at least 1, got {tokens}")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    continuation = pieces(load(model), prompt, tokens, sampling)
+    continuation = pieces(load_own(model), prompt, tokens, sampling)
     first = next(continuation, "")  # whatever is wrong with the prompt is known before anything is printed
     written = sys.stdout if sys.stdout.isatty() else uncleaned(sys.stdout)  # in a pipe or a file it is data
     typer.echo(prompt + first, file=written, nl=False)

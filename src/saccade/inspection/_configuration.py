@@ -20,7 +20,7 @@ import torch
 
 from .._seeding import seeded
 from ..models._shortened import shortened
-from ..models.checkpoint import read_json
+from ..models.checkpoints.reading import read_json
 
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # of PyTorch, and what `register()` adds
 _MODULES = re.compile(r"layer|block|expert|depth")  # of which a model is made one by one

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..models import LanguageModel, ModelConfig, load
-from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS, read_json
+from ..models import LanguageModel, ModelConfig
+from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
+from ..models.checkpoints.reading import read_json
 from ._models import SaccadeModel, TextModel, UnreadableCheckpoint
 
 FILES = "config.json, model.safetensors and tokenizer.json"
@@ -30,7 +31,7 @@ def open_model(source: str | Path | None = None) -> TextModel:
             without attention that can be seen, a hub that cannot be reached, transformers not installed.
     """
     if source is None:
-        return SaccadeModel(load())
+        return SaccadeModel(load_own())
     folder = Path(source).expanduser()
     if folder.is_dir():
         return _from_folder(folder)
@@ -64,7 +65,7 @@ def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
         raise ValueError(
             f"{folder / CONFIG}: neither the settings of a Saccade model nor a model_type of transformers; {FORMS}"
         )
-    return load(folder)
+    return load_own(folder)
 
 
 def _settings(path: Path) -> dict[str, Any] | None:

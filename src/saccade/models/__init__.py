@@ -1,14 +1,30 @@
-"""Language models: a small decoder, its tokenizer, its files on disk, and generation.
+"""Models: the published families with their weights, and a small decoder of Saccade's own.
 
-Begin with `language_model.py`. Imports `nn`, `positions` and `variants`.
+Begin with `loading.py`, then a file of `families/`. Imports `nn`, `positions`, `batching` and `variants`.
 """
 
 from __future__ import annotations
 
-from .checkpoint import LanguageModel, load, save
+from .checkpoint import LanguageModel, save
 from .config import ModelConfig
 from .generation import Sampling, generate
 from .language_model import DecoderLM
+from .loading import load
+from .model import LoadReport, Model
+from .output import ModelOutput
 from .tokenizer import Encoding, Tokenizer
 
-__all__ = ["DecoderLM", "Encoding", "LanguageModel", "ModelConfig", "Sampling", "Tokenizer", "generate", "load", "save"]
+__all__ = [
+    "DecoderLM",
+    "Encoding",
+    "LanguageModel",
+    "LoadReport",
+    "Model",
+    "ModelConfig",
+    "ModelOutput",
+    "Sampling",
+    "Tokenizer",
+    "generate",
+    "load",
+    "save",
+]

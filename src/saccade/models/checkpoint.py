@@ -21,9 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from .._whole_file import whole_file
+from ..nn import KVCache
+from ..nn.stacks import LayerObserver
+from ..variants import MechanismConfig
 from ._shortened import shortened
+from .checkpoints.reading import read_json
+from .checkpoints.settings import Settings
 from .config import ModelConfig
+from .heads import next_token_loss
+from .inputs import check_ids
 from .language_model import DecoderLM
+from .model import Family, Model, Request
+from .output import ModelOutput
+from .token_layout import token_layout
 from .tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -31,18 +41,85 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 HEADS, CARD = "heads.json", "README.md"
 
 
-@dataclasses.dataclass
-class LanguageModel:
-    """A model, the tokenizer it was trained with, and what is known of its heads (`heads.json`, None if unmeasured)."""
-
-    model: DecoderLM
-    tokenizer: Tokenizer
-    heads: dict[str, Any] | None = None
-    name: str = "unnamed"
+def _unbuilt(*given: Any) -> Any:
+    raise NotImplementedError("Saccade's own folders have names and settings of their own")
 
 
-def load(path: str | Path | None = None) -> LanguageModel:
-    """The language model in the folder `path`, in evaluation mode, float32, on the CPU; None is the embedded one.
+class LanguageModel(Model):
+    """A model of Saccade's own, the tokenizer it was trained with, and what is known of its heads.
+
+    Args:
+        model: the decoder.
+        tokenizer: its own.
+        heads: `heads.json`, None if unmeasured.
+    """
+
+    def __init__(
+        self, model: DecoderLM, tokenizer: Tokenizer, heads: dict[str, Any] | None = None, name: str = "unnamed"
+    ):
+        super().__init__()
+        self.model, self.heads, self.name = model, heads, name
+        self._tokenizer = tokenizer
+        self.settings = Settings(model.config.to_dict(), Path(name) / CONFIG)
+        self.request, self.family = Request("causal-lm", mechanism=model.config.mechanism), OWN
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        cache: KVCache | None = None,
+        hidden_states: bool = False,
+        observe: LayerObserver | None = None,
+    ) -> ModelOutput:
+        """The logits of each next token; arguments as in the published families.
+
+        Args:
+            input_ids: (B, L) ints.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
+            labels: (B, L): `input_ids`, -100 where nothing is to be learned; they are moved by one here.
+            cache: from `self.model.cache()`, which these tokens join.
+            hidden_states: whether to return what each layer reads and the last one gives.
+            observe: `observe(layer, observation)` is called in each layer.
+        """
+        batch, length = check_ids("input_ids", input_ids, self.model.config.vocabulary)
+        layout = token_layout(batch, length, attention_mask, packed=False)
+        states: list[Tensor] = []
+        logits = self.model(input_ids, padding=layout.padding, cache=cache, observe=observe, hidden_states=states)
+        return ModelOutput(
+            last_hidden_state=layout.put(states[-1]),
+            logits=layout.put(logits),
+            loss=None if labels is None else next_token_loss(logits, labels, layout),
+            hidden_states=tuple(map(layout.put, states)) if hidden_states else None,
+            cache=cache,
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the folder that `load` opens, weights in bfloat16."""
+        save(self, folder)
+
+
+OWN = Family("Saccade", {}, {"causal-lm": "DecoderLM"}, _unbuilt, _unbuilt)
+
+
+def load_own(
+    path: str | Path | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    mechanism: MechanismConfig | None = None,
+) -> LanguageModel:
+    """The language model in the folder `path`, in evaluation mode; None is the embedded one.
+
+    Args:
+        dtype: None is float32, in which it was trained.
+        device: None is the CPU.
+        mechanism: in the place of the one it was trained with; None keeps that.
 
     Raises FileNotFoundError or ValueError, in one line that names the file, when a file is missing, damaged, or does
     not fit the configuration.
@@ -53,10 +130,12 @@ def load(path: str | Path | None = None) -> LanguageModel:
     config = _read_config(folder / CONFIG)
     tokenizer = _read_tokenizer(folder / TOKENIZER, config)
     _check_shapes(config, folder / WEIGHTS)
-    model = DecoderLM(config)
-    _load_weights(model, folder / WEIGHTS)
+    changed = config if mechanism is None else dataclasses.replace(config, mechanism=mechanism)
+    model = DecoderLM(changed)
+    _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
     heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
-    return LanguageModel(model.eval(), tokenizer, heads, "embedded" if path is None else str(folder))
+    lm = LanguageModel(model, tokenizer, heads, "embedded" if path is None else str(folder))
+    return lm.to(device=device, dtype=dtype).eval()
 
 
 def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None:
@@ -93,36 +172,14 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    """What a file of a model folder holds; FileNotFoundError, or ValueError in one line where it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: missing from the model folder") from None
-    except ValueError as error:  # JSON or UTF-8
-        raise ValueError(f"{path}: damaged, not JSON ({error})") from None
-    except RecursionError:
-        raise ValueError(f"{path}: damaged, its values are nested too deeply") from None
-
-
 def _read_config(path: Path) -> ModelConfig:
     values = read_json(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: damaged, expected an object of model settings")
-    if "model_type" in values:
-        raise ValueError(
-            f"{path.parent}: a checkpoint of transformers (model_type {_short(values['model_type'])}), expected a "
-            "folder that `saccade train lm` wrote; `saccade look --model`, `saccade verify hf:` and "
-            "`transformers.AutoModel.from_pretrained` open it"
-        )
     try:
         return ModelConfig.from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _short(value: object) -> str:
-    return repr(value) if isinstance(value, str) and len(value) < 60 else "unknown"
 
 
 def _read_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
@@ -168,11 +225,13 @@ def _check_shapes(config: ModelConfig, path: Path) -> None:
         raise ValueError(f"{told}: {shortened('; '.join(problems[:2]))}{more}")
 
 
-def _load_weights(model: DecoderLM, path: Path) -> None:
+def _load_weights(model: DecoderLM, path: Path, *, partly: bool) -> None:
     tensors = safetensors.torch.load_file(path)
     spoilt = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if spoilt:
         raise ValueError(
             f"{path}: damaged, {shortened(', '.join(spoilt[:3]))} holds weights that are not finite numbers"
         )
-    model.load_state_dict(tensors)
+    # A mechanism's own tensors are not in the files of a model with another one.
+    mine = set(model.state_dict()) if partly else set(tensors)
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in mine}, strict=not partly)

@@ -49,6 +49,7 @@ class DecoderLM(nn.Module):
         padding: Padding | None = None,
         cache: KVCache | None = None,
         observe: LayerObserver | None = None,
+        hidden_states: list[Tensor] | None = None,
     ) -> Tensor:
         """Logits of the token after each one.
 
@@ -57,6 +58,7 @@ class DecoderLM(nn.Module):
             padding: the real tokens among them, on either side; the logits of others mean nothing.
             cache: from `cache()`, or any `KVCache` of as many layers.
             observe: `observe(layer, observation)` is called in each layer with what goes into attention and comes out.
+            hidden_states: a list that gets what each layer reads, and what the last one gives.
 
         Raises:
             ValueError: another rank, or more tokens than the context; in a `StreamingLayer`, where positions do not
@@ -68,7 +70,7 @@ class DecoderLM(nn.Module):
         if length > self.config.context:
             raise ValueError(f"tokens: {length} are more than the model's context of {self.config.context}")
         x = self.dropout(self.embedding(tokens) * self.config.width**0.5)
-        x = self.decoder(x, padding=padding, cache=cache, observe=observe)
+        x = self.decoder(x, padding=padding, cache=cache, observe=observe, hidden_states=hidden_states)
         return F.linear(x, self.embedding.weight)
 
     def cache(self) -> KVCache:

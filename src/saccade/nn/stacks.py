@@ -64,17 +64,25 @@ class Stack(nn.Module):
             divide_writers([writer for block in blocks for writer in block.writers()])
 
     def _run(
-        self, x: Tensor, per_layer: Callable[[int], dict[str, Any]], return_weights: bool, **common: Any
+        self,
+        x: Tensor,
+        per_layer: Callable[[int], dict[str, Any]],
+        return_weights: bool,
+        hidden_states: list[Tensor] | None,
+        **common: Any,
     ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
         """x through all blocks and the last norm; `per_layer` gives what differs between them."""
         check_tokens("x", x, self.config.width)
-        weights = []
+        weights, states = [], [] if hidden_states is None else hidden_states
         for layer, block in enumerate(self.blocks):
+            states += [] if hidden_states is None else [x]
             given = {**common, **per_layer(layer), "positions": self.positions, "return_weights": return_weights}
             out = self._run_block(block, x, given)
             x = out[0] if return_weights else out
             weights += [out[1]] if return_weights else []
-        return (self.norm(x), tuple(weights)) if return_weights else self.norm(x)
+        x = self.norm(x)
+        states += [] if hidden_states is None else [x]
+        return (x, tuple(weights)) if return_weights else x
 
     def _run_block(self, block: nn.Module, x: Tensor, given: dict[str, Any]) -> Any:
         # A block whose call leaves something behind (a longer cache, an observation) must not be run twice.
@@ -118,20 +126,24 @@ class Encoder(Stack):
         padding: Padding | None = None,
         offset: Offset | None = None,
         observe: LayerObserver | None = None,
+        hidden_states: list[Tensor] | None = None,
         return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
         """x (B, L, E), or a jagged nested tensor, to the same shape.
 
         `observe(layer, observation)` is called in each layer, which holds one layer's at a time; `return_weights` gives
-        those of all layers, a tuple beside the output. All else is as in `MultiHeadAttention`.
+        those of all layers, a tuple beside the output. A list `hidden_states` gets what each block reads, and the
+        output. All else is as in `MultiHeadAttention`.
         """
         if return_weights:
             check_weights(self.config.attention, x)
         if isinstance(x, Tensor) and x.is_nested:
-            refuse_with_nested(padding=padding, offset=offset)
+            refuse_with_nested(padding=padding, offset=offset, hidden_states=hidden_states)
             return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
         given: dict[str, Any] = dict(mask=mask, bias=bias, padding=padding, offset=offset)
-        return self._run(x, lambda layer: {"observe": _of_layer(observe, layer)}, return_weights, **given)
+        return self._run(
+            x, lambda layer: {"observe": _of_layer(observe, layer)}, return_weights, hidden_states, **given
+        )
 
 
 class Decoder(Stack):
@@ -177,6 +189,7 @@ class Decoder(Stack):
         offset: Offset | None = None,
         cache: KVCache | None = None,
         observe: LayerObserver | None = None,
+        hidden_states: list[Tensor] | None = None,
         return_weights: bool = False,
     ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
         """x (B, L, E), or a jagged nested tensor, to the same shape.
@@ -190,13 +203,16 @@ class Decoder(Stack):
             bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
             cache: from `cache()`, or any `KVCache` of as many layers.
             observe: `observe(layer, observation)` is called in each layer, for self- and cross-attention.
+            hidden_states: a list that gets what each block reads, and the output.
             return_weights: gives beside the output a tuple of what each `DecoderBlock` returns.
         """
         if return_weights:
             check_weights(self.config.attention, x)
         mask = causal(as_mask(mask)) if self.causal else mask
         if isinstance(x, Tensor) and x.is_nested:
-            refuse_with_nested(context=context, padding=padding, offset=offset, cache=cache)
+            refuse_with_nested(
+                context=context, padding=padding, offset=offset, cache=cache, hidden_states=hidden_states
+            )
             return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
         if cache is not None and not isinstance(cache, KVCache):
             raise TypeError(f"cache: expected a KVCache of all layers, got {type(cache).__name__}")
@@ -213,7 +229,8 @@ class Decoder(Stack):
             }
 
         with undone_by_errors(cache):
-            return self._run(x, of, return_weights, mask=mask, bias=bias, padding=padding, offset=offset)
+            given: dict[str, Any] = dict(mask=mask, bias=bias, padding=padding, offset=offset)
+            return self._run(x, of, return_weights, hidden_states, **given)
 
     def _check_context(
         self, x: Tensor, context: Tensor | None, mask: Mask | Tensor | None, cache: KVCache | None

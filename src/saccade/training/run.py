@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer, load
+from ..models import DecoderLM, LanguageModel, ModelConfig, Tokenizer
+from ..models.checkpoint import load_own
 from ..models.tokenizer import train_bpe, train_characters
 from .data import Corpus, read_texts, split_tail
 from .folder import check_output, check_still_new, clear, lock_existing, make_folder
@@ -188,7 +189,7 @@ def _new(run: LanguageRun, training: list[str]) -> LanguageModel:
 
 def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
     """The model in `initial` with the run's dropout; ValueError names the fields in which its shape differs."""
-    old = load(initial)
+    old = load_own(initial)
     config = ModelConfig(vocabulary=old.tokenizer.vocabulary, **run.shape)
     ours, theirs = config.to_dict(), old.model.config.to_dict()
     names = dict.fromkeys([*ours, *theirs])

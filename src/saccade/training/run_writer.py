@@ -9,8 +9,8 @@ from typing import Any
 import safetensors
 import torch
 
-from ..models import DecoderLM, LanguageModel, Sampling, generate, load, save
-from ..models.checkpoint import CARD, WEIGHTS, as_stored, write_text
+from ..models import DecoderLM, LanguageModel, Sampling, generate, save
+from ..models.checkpoint import CARD, WEIGHTS, as_stored, load_own, write_text
 from ..monitoring import Alarm, AttentionMonitor
 from .card import model_card
 from .data import Corpus
@@ -174,7 +174,7 @@ class RunWriter(Monitor):
             raise OSError(
                 f"{out}: could not be written ({_reason(error)}); make room and go on with --resume"
             ) from None
-        best = load(self._run.out)
+        best = load_own(self._run.out)
         best.model.to(self._lm.model.embedding.weight.device)
         windows = whole_windows(self._corpus.validation, start=best.tokenizer.start, context=best.model.config.context)
         stored = evaluate(best.model, windows)

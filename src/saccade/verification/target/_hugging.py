@@ -16,9 +16,9 @@ import torch
 from ..._seeding import seeded
 from ...inspection._configuration import check_sizes, offline, read_configuration
 from ...inspection._transformers import quiet
-from ...models import load as load_own
 from ...models._shortened import shortened
-from ...models.checkpoint import read_json
+from ...models.checkpoint import load_own
+from ...models.checkpoints.reading import read_json
 from ._models import LoadedModel
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")

@@ -1,0 +1,4 @@
+"""Published checkpoints: a folder's settings and weights, and how published names become ours.
+
+Begin with `keys.py`. Imports nothing of Saccade but how files are written.
+"""

@@ -1,0 +1,101 @@
+"""The settings of a published model: its config.json, read by name and kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .._shortened import shortened
+from .reading import read_json
+
+CONFIG = "config.json"
+T = TypeVar("T")
+_MOST = 2**31 - 1  # above it no table can be built
+
+
+class Settings:
+    """What config.json says. Every reader raises ValueError with the file, the setting, what came and what is known.
+
+    Attributes:
+        values: the whole file.
+        stored: names of the tensors in the weights' files. A model may be built by what they carry.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: Path, stored: Collection[str] = ()):
+        self.values, self.path, self.stored = dict(values), path, frozenset(stored)
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it stands there; null counts as absent."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """An int of at least `least`; without a default the setting must be there."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise self.error(name, f"an int from {least} to {_MOST}")
+        return value
+
+    def layers(self, name: str, default: int | None = None) -> int:
+        """A number of layers: each has tensors, so there cannot be more of them than of those."""
+        layers = self.count(name, default)
+        if layers > len(self.stored):
+            raise self.error(name, f"at most {len(self.stored)}, as many as there are tensors")
+        return layers
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.error(name, "a finite number")
+        return float(value)
+
+    def share(self, name: str, default: float | None = None) -> float:
+        """A probability below 1."""
+        value = self.number(name, default)
+        if not 0.0 <= value < 1.0:
+            raise self.error(name, "a number in [0, 1)")
+        return value
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def choice(self, name: str, choices: Mapping[Any, T], default: Any = None) -> T:
+        """What the published value stands for here."""
+        value = self._given(name, default)
+        if not isinstance(value, (str, int, bool)) or value not in choices:
+            raise self.error(name, f"one of {', '.join(map(repr, choices))}")
+        return choices[value]
+
+    def only(self, name: str, *allowed: object) -> None:
+        """ValueError where a setting asks for something that the family does not compute."""
+        value = self.values.get(name)
+        if value is not None and value not in allowed:
+            raise self.error(name, f"{' or '.join(map(repr, allowed))}: nothing else is computed")
+
+    def error(self, name: str, expected: str) -> ValueError:
+        """The error of one setting."""
+        return ValueError(f"{self.path}: {name}: expected {expected}, got {shortened(repr(self.values.get(name)))}")
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise ValueError(f"{self.path}: {name}: missing")
+        return value
+
+
+def read_settings(folder: Path) -> Settings:
+    """config.json of a folder. FileNotFoundError or ValueError, in one line, where it is missing or damaged."""
+    path = folder / CONFIG
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: damaged, expected an object of model settings")
+    return Settings(values, path)

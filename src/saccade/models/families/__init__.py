@@ -1,0 +1,10 @@
+"""The families of published models, a file each: what config.json says, the composition, the key map.
+
+Begin with `bert.py`. Imports `nn` and what models have in common.
+"""
+
+from __future__ import annotations
+
+from . import bert, gpt2
+
+FAMILIES = (bert.FAMILY, gpt2.FAMILY)

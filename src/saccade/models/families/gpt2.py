@@ -1,0 +1,92 @@
+"""GPT-2: a decoder of text. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
+
+The block with its norm first, x = x + attention(norm(x)), x = x + feed_forward(norm(x)), and one more norm at the end;
+biases everywhere, GELU by its tanh formula, learned positions, and a head that is the embedding's transpose.
+
+Shape legend: B batch, L length, T tokens as they are computed, E width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ...nn import AttentionConfig, BlockConfig, Decoder
+from ...positions import Learned, Offset
+from ..checkpoints.keys import Key, KeyMap
+from ..checkpoints.settings import Settings
+from ..heads import Classifier, ItemHead
+from ..model import Family, Request
+from ..text_decoder import TextDecoder
+from .bert import ACTIVATIONS
+
+HEADS = {"causal-lm": "LMHeadModel", "sequence-classification": "ForSequenceClassification"}
+
+
+class GPT2(TextDecoder):
+    """GPT-2 with the head of a language model, a classifier of its last token, or none."""
+
+    def __init__(self, settings: Settings, request: Request):
+        super().__init__()
+        for setting in ("add_cross_attention", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"):
+            settings.only(setting, False)
+        width, dropout = settings.count("n_embd", 768), settings.share("resid_pdrop", 0.1)
+        attention = AttentionConfig(
+            width,
+            settings.count("n_head", 12),
+            bias=True,
+            scale=None if settings.flag("scale_attn_weights", True) else 1.0,
+            dropout=settings.share("attn_pdrop", 0.1),
+            mechanism=request.mechanism,
+        )
+        block = BlockConfig(
+            attention,
+            hidden=settings.count("n_inner", 4 * width),
+            activation=settings.choice("activation_function", ACTIVATIONS, "gelu_new"),
+            norm="layer",
+            dropout=dropout,
+            bias=True,
+            eps=settings.number("layer_norm_epsilon", 1e-5),
+        )
+        self.longest = settings.count("n_positions", 1024)
+        self.tokens = nn.Embedding(settings.count("vocab_size", 50257), width)
+        self.places = Learned(self.longest, width)
+        self.dropout = nn.Dropout(settings.share("embd_pdrop", 0.1))
+        self.decoder = Decoder(block, settings.layers("n_layer", 12))
+        self.head = None
+        if request.head == "sequence-classification":
+            self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
+        elif request.head == "causal-lm" and not settings.flag("tie_word_embeddings", True):
+            self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
+
+    def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
+        return self.dropout(self.places(self.tokens(input_ids), offset))
+
+
+BLOCK = "decoder.blocks.{n}"
+KEYS = (
+    Key("tokens", "wte"),
+    Key("places", "wpe"),
+    Key(f"{BLOCK}.attention_norm", "h.{n}.ln_1"),
+    Key(f"{BLOCK}.attention.projection", "h.{n}.attn.c_attn", transposed=True),
+    Key(f"{BLOCK}.attention.output", "h.{n}.attn.c_proj", transposed=True),
+    Key(f"{BLOCK}.feed_forward_norm", "h.{n}.ln_2"),
+    Key(f"{BLOCK}.feed_forward.up", "h.{n}.mlp.c_fc", transposed=True),
+    Key(f"{BLOCK}.feed_forward.down", "h.{n}.mlp.c_proj", transposed=True),
+    Key("decoder.norm", "ln_f"),
+)
+
+
+def _keys(model: GPT2) -> KeyMap:
+    classifies = model.request.head == "sequence-classification"
+    head = (Key("head.inner.out", "score"),) if classifies else (Key("head", "lm_head"),)
+    return KeyMap(
+        KEYS,
+        head,
+        prefix="transformer.",
+        tied={"lm_head.weight": "wte.weight"},
+        derived=("h.{n}.attn.bias", "h.{n}.attn.masked_bias"),
+        unused=("lm_head",) if classifies else ("score",),
+    )
+
+
+FAMILY = Family("GPT-2", {"gpt2": "GPT2"}, HEADS, GPT2, _keys, ("sequence-classification",))

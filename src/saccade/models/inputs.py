@@ -1,0 +1,48 @@
+"""Checks of what a model is given: ids, and what goes beside them.
+
+Shape legend: B batch, L length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_ids(name: str, ids: object, vocabulary: int, most: int | None = None) -> tuple[int, int]:
+    """B and L of token ids.
+
+    Args:
+        vocabulary: ids are 0 ... vocabulary - 1.
+        most: tokens the model reads at once; None where nothing limits them.
+
+    Raises:
+        TypeError: not a tensor of ints. ValueError: another shape, no item or token, too long, an id outside.
+    """
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{name}: expected a tensor (batch, length) of token ids, got {type(ids).__name__}")
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise TypeError(f"{name}: expected token ids, int64 or int32, got {ids.dtype}")
+    if ids.ndim != 2:
+        raise ValueError(f"{name}: expected shape (batch, length), got {tuple(ids.shape)}")
+    if not ids.numel():
+        raise ValueError(f"{name}: empty, expected at least one item and one token, got shape {tuple(ids.shape)}")
+    if most is not None and ids.shape[1] > most:
+        raise ValueError(
+            f"{name}: {ids.shape[1]} tokens are more than the {most} the model reads at once; cut the text"
+        )
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():  # a device would have to be waited for
+        low, high = (int(end) for end in torch.aminmax(ids))
+        if low < 0 or high >= vocabulary:
+            raise ValueError(f"{name}: ids must be from 0 to {vocabulary - 1}, got {low if low < 0 else high}")
+    return ids.shape[0], ids.shape[1]
+
+
+def check_like(name: str, given: Tensor, shape: tuple[int, ...], below: int) -> Tensor:
+    """`given` as (B, L): ints from 0 to `below` - 1; (1, L) serves all items."""
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name}: expected a tensor {shape}, got {type(given).__name__}")
+    if given.ndim != 2 or given.shape[1] != shape[1] or given.shape[0] not in (1, shape[0]):
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(given.shape)}")
+    check_ids(name, given, below)
+    return given.expand(shape)

@@ -1,0 +1,184 @@
+"""Opening models: one way in for published checkpoints and Saccade's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..nn import MultiHeadAttention
+from ..nn._initial import begin_anew
+from ..variants import MechanismConfig
+from ._shortened import shortened
+from .checkpoint import load_own
+from .checkpoints.hub import folder_of
+from .checkpoints.keys import Piece, Plan, plan
+from .checkpoints.reading import StoredWeights, find_weights
+from .checkpoints.settings import Settings, read_settings
+from .families import FAMILIES
+from .model import MECHANISM, Family, LoadReport, Model, Request
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def load(
+    source: str | Path | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    mechanism: MechanismConfig | None = None,
+    head: str | None = None,
+    labels: int | Sequence[str] | None = None,
+) -> Model:
+    """A model with its weights, in evaluation mode.
+
+    Every tensor of the files is used and every parameter is filled, or the error lists what is missing, unused or of
+    another shape; `model.report` has what was done beside. Code that comes with a checkpoint is never run.
+
+    Args:
+        source: a folder with config.json and weights, as transformers or `saccade train` write it, or a name on the
+            Hugging Face hub such as "org/name" (needs `huggingface_hub`). None is the embedded language model.
+        dtype: of the weights; None is as they are stored.
+        device: None is the CPU.
+        mechanism: what takes the place of softmax attention, a value of `saccade.variants`; None is the published
+            attention.
+        head: what reads the hidden states, such as "masked-lm" or "sequence-classification"; None is the one the
+            configuration names, "none" the body alone. A classifying head that the files lack begins anew.
+        labels: of a new classifier: how many, or their names.
+
+    Raises:
+        FileNotFoundError: no such folder or name, or a file is missing from it.
+        ValueError: damaged files, an unknown family or head, tensors that do not fit, a configuration that asks for
+            code of its own.
+    """
+    if source is None:
+        return load_own(None, dtype=dtype, device=device, mechanism=mechanism)
+    folder = folder_of(source)
+    settings = read_settings(folder)
+    if "model_type" not in settings:
+        return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype}")
+    return _published(folder, settings, dtype, device, mechanism, head, labels)
+
+
+def _published(
+    folder: Path,
+    settings: Settings,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    mechanism: MechanismConfig | None,
+    head: str | None,
+    labels: int | Sequence[str] | None,
+) -> Model:
+    family = _family(settings)
+    stored = find_weights(folder)
+    settings.stored = frozenset(stored.tensors)
+    request = _request(family, settings, mechanism, head, labels)
+    with torch.device("meta"):
+        model = family.build(settings, request)
+    model.settings, model.request, model.family, model.folder = settings, request, family, folder
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if MECHANISM not in name}
+    wanted = plan(
+        family.keys(model),
+        shapes,
+        {name: tensor.shape for name, tensor in stored.tensors.items()},
+        new_head=head in family.new_heads,
+        where=f"{folder} as {family.architecture(settings.values['model_type'], request.head)}",
+    )
+    model = _materialised(model, dtype or stored.dtype(), device or "cpu")
+    _fill(model, wanted, stored)
+    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(first for first, _ in wanted.tied))
+    return model.eval()
+
+
+def _family(settings: Settings) -> Family:
+    for field in ("auto_map", "custom_pipelines"):
+        if field in settings:
+            raise ValueError(
+                f"{settings.path}: {field}: asks for code that comes with the checkpoint, which is never run"
+            )
+    kind = settings.get("model_type")
+    for family in FAMILIES:
+        if isinstance(kind, str) and kind in family.types:
+            return family
+    known = ", ".join(sorted(kind for family in FAMILIES for kind in family.types))
+    raise ValueError(f"{settings.path}: model_type: unknown family {shortened(repr(kind))}, expected one of {known}")
+
+
+def _request(
+    family: Family,
+    settings: Settings,
+    mechanism: MechanismConfig | None,
+    head: str | None,
+    labels: int | Sequence[str] | None,
+) -> Request:
+    known = ", ".join(map(repr, (*family.heads, "none")))
+    if head is None:
+        asked = settings.get("architectures", [])
+        named = asked[0] if isinstance(asked, list) and asked else None
+        try:
+            chosen = None if named is None else family.head_of(str(named))
+        except KeyError:
+            raise ValueError(
+                f"{settings.path}: architectures: {shortened(repr(named))} is no head of {family.name} here; give "
+                f"head=, one of {known}"
+            ) from None
+    elif head != "none" and head not in family.heads:
+        raise ValueError(f"head: {family.name} has {known}; got {head!r}")
+    else:
+        chosen = None if head == "none" else head
+    if labels is not None and chosen not in family.new_heads:
+        raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
+    if labels is not None:
+        names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
+        if not names:
+            raise ValueError("labels: expected at least one")
+        settings.values["id2label"] = {str(n): name for n, name in enumerate(names)}
+        settings.values["label2id"] = {name: n for n, name in enumerate(names)}
+        settings.values.pop("num_labels", None)
+    named = settings.get("id2label")
+    count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", 2)
+    return Request(chosen, count, mechanism)
+
+
+def _materialised(model: Model, dtype: torch.dtype, device: torch.device | str) -> Model:
+    """The model with memory of its own, not filled; what is computed and never stored is computed."""
+    model = model.to(dtype).to_empty(device=device)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            begin_anew(module.mechanism)  # what it draws is in no published file
+        elif any(True for _ in module.buffers(recurse=False)):
+            begin_anew(module)
+    return model
+
+
+@torch.no_grad()
+def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
+    targets = model.state_dict(keep_vars=True)
+    places: dict[str, list[Piece]] = {}
+    for piece in wanted.pieces:
+        places.setdefault(piece.published, []).append(piece)
+    for name, tensor in stored.read(list(places)):
+        for piece in places[name]:
+            piece.of(targets[piece.ours]).copy_(tensor)
+    tied = dict(wanted.tied)
+    for name, tensor in stored.read(list(tied)):
+        for piece in places[tied[name]]:
+            held = piece.of(targets[piece.ours])
+            if not torch.equal(held, tensor.to(held)):
+                raise ValueError(
+                    f"{model.folder}: {name} and {tied[name]} are tied by the configuration, but differ in the files"
+                )
+    for name in wanted.new:
+        _draw(targets[name], float(model.settings.number("initializer_range", 0.02)), name)
+
+
+def _draw(tensor: torch.Tensor, std: float, name: str) -> None:
+    """A new head: matrices normal, biases 0, as the families begin theirs."""
+    if tensor.ndim > 1:
+        nn.init.normal_(tensor, std=std)
+    else:
+        nn.init.constant_(tensor, 1.0 if name.endswith("norm.weight") else 0.0)

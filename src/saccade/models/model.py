@@ -1,0 +1,190 @@
+"""What all models with published weights have in common: where they came from, and how they are written back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from .._whole_file import whole_file
+from ..variants import MechanismConfig
+from .checkpoints.keys import KeyMap, pieces_of
+from .checkpoints.reading import SAFE
+from .checkpoints.settings import CONFIG, Settings
+from .output import ModelOutput
+
+MECHANISM = ".mechanism."  # in the name of a tensor that no published model has
+
+# What a tokenizer or a processor reads; copied beside saved weights as it is.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "preprocessor_config.json",
+    "generation_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What opening a checkpoint did beside filling every parameter from one published tensor.
+
+    Attributes:
+        initialised: our tensors that the files lack, drawn anew since the caller asked for a new head.
+        unused: published tensors that were left out: those of a head that is not this model's.
+        tied: published tensors that were found equal to another one, and are held once.
+    """
+
+    initialised: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        told = [("initialised", self.initialised), ("not used", self.unused), ("tied", self.tied)]
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in told if names) or "every tensor used as it is"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a model is built for, beside its configuration.
+
+    Attributes:
+        head: what reads the last hidden states, a name in `Family.heads`; None is the body alone.
+        labels: how many labels a classifying head tells apart.
+        mechanism: in the place of softmax attention; None is the published attention.
+    """
+
+    head: str | None = None
+    labels: int = 2
+    mechanism: MechanismConfig | None = None
+
+
+class Model(nn.Module, ABC):
+    """A model with published weights. `saccade.models.load` makes them.
+
+    Attributes:
+        settings: config.json as it was read; saving writes it back.
+        request: the head, its labels, and the mechanism.
+        folder: where it came from; None for a model made in memory.
+        report: what loading did.
+    """
+
+    settings: Settings
+    request: Request
+    family: Family
+    folder: Path | None = None
+    report: LoadReport = LoadReport()
+
+    @abstractmethod
+    def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
+        """The ecosystem's argument names; each family has its own."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def label_names(self) -> list[str]:
+        """The classifier's labels by number, as config.json names them."""
+        named = self.settings.get("id2label", {})
+        return [str(named.get(str(n), f"LABEL_{n}")) for n in range(self.request.labels)]
+
+    def save(self, folder: str | Path) -> None:
+        """Write config.json, model.safetensors and the tokenizer's files, as they are published.
+
+        Each file appears whole or not at all. transformers opens the folder, with equal outputs.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = published(self)
+        with whole_file(folder / SAFE) as temporary:
+            safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+        with whole_file(folder / CONFIG) as temporary:
+            temporary.write_text(json.dumps(self._published_settings(), indent=2) + "\n", encoding="utf-8")
+        if self.folder is None or self.folder.resolve() == folder.resolve():
+            return
+        for name in COMPANIONS:
+            if (self.folder / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                with whole_file(folder / name) as temporary:
+                    shutil.copyfile(self.folder / name, temporary)
+
+    def _published_settings(self) -> dict[str, Any]:
+        values = dict(self.settings.values)
+        values.pop("torch_dtype", None)
+        values["dtype"] = str(self.dtype).removeprefix("torch.")
+        values["architectures"] = [self.family.architecture(values["model_type"], self.request.head)]
+        return values
+
+
+def published(model: Model) -> dict[str, Tensor]:
+    """All tensors by their published names, in the published shapes, each in memory of its own."""
+    ours = {name: tensor for name, tensor in model.state_dict().items() if MECHANISM not in name}
+    keys = model.family.keys(model)
+    prefixed = model.request.head is not None
+    named: dict[str, Tensor] = {}
+    for name, pieces in pieces_of(
+        keys, {name: tensor.shape for name, tensor in ours.items()}, prefixed=prefixed
+    ).items():
+        for piece in pieces:
+            named[piece.published] = piece.of(ours[name]).detach().to("cpu", copy=True).contiguous()
+    return named
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one kind: how config.json is read, what is built, and how tensors are named.
+
+    Attributes:
+        name: as people call it.
+        types: the `model_type`s of config.json, each with the beginning of its classes' names: {"bert": "Bert"}.
+        heads: name of a head -> ending of the published class: {"masked-lm": "ForMaskedLM"}. The body alone is
+            "Model".
+        build: the model, with weights that mean nothing yet.
+        keys: its key map.
+        new_heads: heads that may begin anew on a checkpoint without them.
+    """
+
+    name: str
+    types: Mapping[str, str]
+    heads: Mapping[str, str]
+    build: Callable[[Settings, Request], Model]
+    keys: Callable[[Any], KeyMap]
+    new_heads: tuple[str, ...] = ()
+    body: str = field(default="Model")
+
+    def architecture(self, model_type: str, head: str | None) -> str:
+        """The published class of a head."""
+        return self.types[model_type] + (self.body if head is None else self.heads[head])
+
+    def head_of(self, architecture: str) -> str | None:
+        """The head of a published class. KeyError where the family has none of that name."""
+        for beginning in sorted(self.types.values(), key=len, reverse=True):
+            if architecture.startswith(beginning):
+                ending = architecture.removeprefix(beginning)
+                return None if ending == self.body else {e: name for name, e in self.heads.items()}[ending]
+        raise KeyError(architecture)

@@ -1,0 +1,38 @@
+"""What a model returns.
+
+Shape legend: B batch, L length, E model width, V vocabulary, K labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..nn import KVCache
+
+
+@dataclass
+class ModelOutput:
+    """What a model's call gives; None where the model or the call has none of it.
+
+    Where a batch was padded, rows of padding are 0.
+
+    Attributes:
+        last_hidden_state: (B, L, E), what the last layer gives.
+        logits: of the head: (B, L, V) of a language model, (B, K) or (B, L, K) of a classifier.
+        loss: the mean over the labels that were given; a scalar.
+        hidden_states: with `hidden_states=True`: what each layer reads, and what the last one gives; each (B, L, E).
+        pooler_output: (B, E), BERT's summary of its first token.
+        start_logits, end_logits: (B, L), of the first and the last token of an answer.
+        cache: the one the call was given, longer by its tokens.
+    """
+
+    last_hidden_state: Tensor | None = None
+    logits: Tensor | None = None
+    loss: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    pooler_output: Tensor | None = None
+    start_logits: Tensor | None = None
+    end_logits: Tensor | None = None
+    cache: KVCache | None = None

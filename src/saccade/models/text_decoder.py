@@ -1,0 +1,138 @@
+"""What language models have in common: token ids in, logits of the next token out, with or without a cache.
+
+Shape legend: B batch, L length, T tokens as they are computed, E width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..nn import Decoder, KVCache
+from ..nn.stacks import LayerObserver
+from ..positions import Offset
+from .heads import ItemHead, next_token_loss
+from .inputs import check_ids, check_like
+from .model import Model
+from .output import ModelOutput
+from .token_layout import TokenLayout, token_layout
+
+
+class TextDecoder(Model):
+    """`input_ids (B, L)` through an embedding, a stack of causal blocks, and logits of what comes next. Abstract.
+
+    Padding is never computed: without a cache the real tokens of all items run in one row. Positions count from each
+    item's first real token, on whichever side the padding stands.
+
+    Attributes:
+        tokens: the token embedding; also the head's matrix where `head` is None and the model has logits.
+        decoder: the stack.
+        head: of the vocabulary where it is not tied, or an `ItemHead` that reads the last token.
+        longest: positions there are; None where nothing limits them.
+    """
+
+    tokens: nn.Embedding
+    decoder: Decoder
+    head: nn.Module | None
+    longest: int | None
+
+    @abstractmethod
+    def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
+        """What the first layer reads: ids and positions, both as they are computed, to (.., T, E)."""
+
+    def cache(self) -> KVCache:
+        """An empty cache for decoding."""
+        return self.decoder.cache()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int | None = None,
+        hidden_states: bool = False,
+        observe: LayerObserver | None = None,
+    ) -> ModelOutput:
+        """The hidden states of a batch of texts, and logits of each next token or of each text's classes.
+
+        Args:
+            input_ids: (B, L) ints; with a cache, those that continue the ones in it.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
+            position_ids: (B, L) or (1, L); None: counted from each item's first real token, or on from the cache.
+            labels: (B, L), `input_ids` with -100 where nothing is to be learned: they are moved by one here. For a
+                classifier (B,) or (B, K).
+            cache: tokens decoded so far, which these join.
+            logits_to_keep: of the last columns alone; None: of all.
+            hidden_states: whether to return what each layer reads and the last one gives.
+            observe: `observe(layer, observation)` is called in each layer.
+
+        Raises:
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+        """
+        batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings)
+        packed = self.request.mechanism is None and cache is None
+        layout = token_layout(batch, length, attention_mask, packed=packed)
+        self._check_length(length if cache is None else cache.reach(length))
+        offset = self._offset(layout, position_ids, cache)
+        states: list[Tensor] | None = [] if hidden_states else None
+        x = self.decoder(
+            self.embed(layout.take(input_ids), offset),
+            layout.mask,
+            padding=layout.padding,
+            offset=offset if layout.places is not None or position_ids is not None else None,
+            cache=cache,
+            observe=observe,
+            hidden_states=states,
+        )
+        out = ModelOutput(
+            last_hidden_state=layout.put(x),
+            hidden_states=None if states is None else tuple(map(layout.put, states)),
+            cache=cache,
+        )
+        return self._read(out, x, layout, labels, logits_to_keep)
+
+    def _read(
+        self, out: ModelOutput, x: Tensor, layout: TokenLayout, labels: Tensor | None, keep: int | None
+    ) -> ModelOutput:
+        if isinstance(self.head, ItemHead):
+            read = self.head(layout.last(x), labels)
+            out.logits, out.loss = read["logits"], read["loss"]
+        elif self.request.head is not None:
+            if keep is not None and labels is None:
+                assert out.last_hidden_state is not None
+                out.logits = self.next_token_logits(out.last_hidden_state[:, -keep:])
+                return out
+            logits = self.next_token_logits(x)
+            out.loss = None if labels is None else next_token_loss(logits, labels, layout)
+            out.logits = layout.put(logits)
+        return out
+
+    def next_token_logits(self, x: Tensor) -> Tensor:
+        """(..., E) to (..., V)."""
+        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
+
+    def _offset(self, layout: TokenLayout, position_ids: Tensor | None, cache: KVCache | None) -> Offset:
+        if position_ids is not None:
+            shape = layout.batch, layout.length
+            return layout.take(check_like("position_ids", position_ids, shape, self.longest or 2**31))
+        if cache is not None:
+            offset = cache[0].offset(layout.length, layout.padding)
+            if not isinstance(offset, Tensor):
+                return offset
+            # Rows of padding on the left stand at negative positions, which no table has; nothing reads them.
+            columns = torch.arange(layout.length, device=offset.device)
+            return (offset[:, None] + columns).clamp(min=0)
+        return 0 if layout.real is None else layout.positions()
+
+    def _check_length(self, length: int) -> None:
+        if self.longest is not None and length > self.longest:
+            raise ValueError(
+                f"input_ids: {length} tokens are more than the {self.longest} positions the model has; cut the text, "
+                "or read it in pieces"
+            )

@@ -1,0 +1,105 @@
+"""What encoders of text have in common: padded batches in, hidden states and a head's logits out.
+
+Shape legend: B batch, L length, T tokens as they are computed, E width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..nn import Encoder
+from ..nn.stacks import LayerObserver
+from .heads import ItemHead, SpanHead
+from .inputs import check_ids
+from .model import Model
+from .output import ModelOutput
+from .token_layout import TokenLayout, token_layout
+
+
+class TextEncoder(Model):
+    """`input_ids (B, L)` through an embedding, a stack of encoder blocks, and a head or none. Abstract.
+
+    Padding is never computed: the real tokens of all items run in one row. With another mechanism than softmax
+    attention a padded batch stays as it is.
+
+    Attributes:
+        tokens: the token embedding.
+        encoder: the stack.
+        head: None, a `TokenHead`, an `ItemHead` or a `SpanHead`.
+        longest: tokens that an item may have; None where nothing limits them.
+    """
+
+    tokens: nn.Embedding
+    encoder: Encoder
+    head: nn.Module | None
+    longest: int | None
+
+    @abstractmethod
+    def embed(
+        self, input_ids: Tensor, layout: TokenLayout, token_type_ids: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
+        """What the first layer reads, (B, L, E), as it is computed: (1, T, E) where packed."""
+
+    def pool(self, x: Tensor, layout: TokenLayout) -> Tensor | None:
+        """One vector (B, E) of each item that the family defines, such as BERT's; None."""
+        return None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        hidden_states: bool = False,
+        observe: LayerObserver | None = None,
+    ) -> ModelOutput:
+        """The hidden states of a batch of texts, and what the head makes of them.
+
+        Args:
+            input_ids: (B, L) ints.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
+            token_type_ids: (B, L), the sentence a token belongs to, in families that have them; None: the first.
+            position_ids: (B, L) or (1, L); None: the family's own, which padding on the left does not change.
+            labels: of the head: (B, L) ints, -100 where nothing is to be learned; of items (B,) or (B, K).
+            start_positions, end_positions: (B,), columns of answers.
+            hidden_states: whether to return what each layer reads and the last one gives.
+            observe: `observe(layer, observation)` is called in each layer.
+
+        Raises:
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+        """
+        batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
+        layout = token_layout(batch, length, attention_mask, packed=self.request.mechanism is None)
+        x = self.embed(input_ids, layout, token_type_ids, position_ids)
+        states: list[Tensor] | None = [] if hidden_states else None
+        x = self.encoder(x, layout.mask, padding=layout.padding, observe=observe, hidden_states=states)
+        pooled = self.pool(x, layout)
+        return ModelOutput(
+            last_hidden_state=layout.put(x),
+            hidden_states=None if states is None else tuple(map(layout.put, states)),
+            pooler_output=pooled,
+            **self._read(x, layout, pooled, labels, (start_positions, end_positions)),
+        )
+
+    def _read(
+        self,
+        x: Tensor,
+        layout: TokenLayout,
+        pooled: Tensor | None,
+        labels: Tensor | None,
+        answer: tuple[Tensor | None, Tensor | None],
+    ) -> dict[str, Any]:
+        if self.head is None:
+            return {}
+        if isinstance(self.head, ItemHead):
+            return self.head(layout.first(x) if pooled is None else pooled, labels)
+        if isinstance(self.head, SpanHead):
+            return self.head(x, layout, None if None in answer else answer)
+        return self.head(x, layout, labels)

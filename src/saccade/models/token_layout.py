@@ -1,0 +1,125 @@
+"""Where the tokens of a padded batch are computed: all in place, or the real ones alone in one row.
+
+Shape legend: B batch, L length, T real tokens, E width; ... any further axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._masks import Documents, Padding
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """Tokens of a batch (B, L) as a model computes them.
+
+    Packed, the T real tokens of all items stand in one row (1, T, ...), and `mask` keeps each within its own item:
+    padding costs nothing in any layer (Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021).
+    Otherwise they stay where they are.
+
+    Attributes:
+        batch, length: B, L.
+        real: bool (B, L); None where every token is real.
+        places: int64 (T,), b * L + l of each real token, where they are packed; None where they are not.
+        padding: of batches that stay as they are; for `padding=` of modules.
+        mask: of packed batches; for `mask=` of modules.
+    """
+
+    batch: int
+    length: int
+    real: Tensor | None = None
+    places: Tensor | None = None
+    padding: Padding | None = None
+    mask: Documents | None = None
+
+    def take(self, x: Tensor) -> Tensor:
+        """(B, L, ...) as it is computed: (1, T, ...) where packed."""
+        return x if self.places is None else x.flatten(0, 1)[self.places][None]
+
+    def put(self, x: Tensor, fill: float = 0) -> Tensor:
+        """What was computed, (B, L, ...), `fill` where no real token stands."""
+        if self.places is None:
+            if self.real is None:
+                return x
+            return torch.where(self.real.view(*self.real.shape, *(1,) * (x.ndim - 2)), x, fill)
+        whole = x.new_full((self.batch * self.length, *x.shape[2:]), fill)
+        return whole.index_copy(0, self.places, x[0]).view(self.batch, self.length, *x.shape[2:])
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The columns (B,) of the first and the last real token of each item."""
+        if self.real is None:
+            first = torch.zeros(self.batch, dtype=torch.int64)
+            return first, first + self.length - 1
+        real = self.real.int()
+        return real.argmax(1), self.length - 1 - real.flip(1).argmax(1)
+
+    def positions(self) -> Tensor:
+        """int64, as tokens are computed: columns counted from the first real one of each item."""
+        columns = torch.arange(self.length)
+        if self.real is None:
+            return columns.expand(self.batch, -1)
+        first = self.ends[0]
+        return self.take((columns.to(first.device) - first[:, None]).clamp(min=0))
+
+    def first(self, x: Tensor) -> Tensor:
+        """The rows (B, E) of each item's first real token."""
+        return self._chosen(x, self.ends[0])
+
+    def last(self, x: Tensor) -> Tensor:
+        """The rows (B, E) of each item's last real token."""
+        return self._chosen(x, self.ends[1])
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean (B, E) of each item's real tokens."""
+        if self.real is None:
+            return x.mean(1)
+        counts = self.real.sum(1, dtype=x.dtype)[:, None]
+        if self.places is None:
+            return self.put(x).sum(1) / counts
+        items = self.places.div(self.length, rounding_mode="floor")
+        return x.new_zeros(self.batch, x.shape[-1]).index_add(0, items, x[0]) / counts
+
+    def _chosen(self, x: Tensor, columns: Tensor) -> Tensor:
+        rows = torch.arange(self.batch, device=columns.device)
+        if self.places is None:
+            return x[rows, columns]
+        places = (rows * self.length + columns).to(self.places)
+        return x[0, torch.searchsorted(self.places, places)]
+
+
+def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool = True) -> TokenLayout:
+    """How a batch (B, L) is computed whose real tokens `attention_mask` names: 1 or True; None is all.
+
+    Args:
+        packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values.
+
+    Raises:
+        TypeError: not a tensor. ValueError: another shape, other values than 0 and 1, an item without tokens.
+    """
+    if attention_mask is None:
+        return TokenLayout(batch, length)
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"attention_mask: expected a tensor (batch, length), got {type(attention_mask).__name__}")
+    if attention_mask.shape != (batch, length):
+        raise ValueError(f"attention_mask: expected shape {(batch, length)}, got {tuple(attention_mask.shape)}")
+    real = attention_mask != 0
+    if torch.compiler.is_compiling():
+        return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
+    if attention_mask.dtype != torch.bool and bool((attention_mask != real).any()):
+        raise ValueError("attention_mask: expected 1 for real tokens and 0 for padding, got other values")
+    if bool(real.all()):
+        return TokenLayout(batch, length)
+    counts = real.sum(1).tolist()
+    if 0 in counts:
+        raise ValueError(f"attention_mask: item {counts.index(0)} has no real token; leave it out of the batch")
+    if not packed:
+        return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
+    ends = torch.tensor([0, *counts]).cumsum(0).tolist()
+    return TokenLayout(batch, length, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))

@@ -1,0 +1,139 @@
+"""Tiny random models of transformers as oracles: the same folder is opened by both, and everything is compared.
+
+Tolerances: rounding of float32 and float64 in a few narrow layers, on values of size 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade import models
+
+# Hidden states and logits are of size 1; float64 has 1e-16 of that for every operation, float32 6e-8.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+FIELDS = ("last_hidden_state", "logits", "pooler_output", "start_logits", "end_logits", "loss")
+
+
+def transformers() -> Any:
+    """The library, silent; never asking a network."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers as library
+
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
+def written(folder: Path, class_name: str, config: Any, seed: int = 0, spread: float = 0.2) -> nn.Module:
+    """A random model of transformers in evaluation mode, saved into `folder`.
+
+    Weights get a normal part of standard deviation `spread`, biases and norms too: as transformers begins them, many
+    are 0 or 1, and a bias that is left out would not show.
+    """
+    torch.manual_seed(seed)
+    model = getattr(transformers(), class_name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(spread * torch.randn_like(parameter) / max(1, parameter.shape[-1]) ** 0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def assert_agrees(
+    theirs: nn.Module,
+    folder: Path,
+    inputs: Mapping[str, Any],
+    *,
+    real: Tensor | None = None,
+    ours: Mapping[str, Any] | None = None,
+    dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
+    fields: Iterable[str] = FIELDS,
+    load: Mapping[str, Any] | None = None,
+) -> models.Model:
+    """Both models of the folder give the same hidden states and outputs; returns ours, float64.
+
+    Args:
+        inputs: of transformers' call; tensors of floats are cast.
+        real: bool (B, L), the rows that are compared; None: all.
+        ours: what our call gets in the place of, or beside, `inputs`.
+        load: further arguments of `saccade.models.load`.
+    """
+    model: models.Model | None = None
+    for dtype in dtypes:
+        theirs = theirs.to(dtype)
+        model = models.load(folder, dtype=dtype, **(load or {}))
+        with torch.no_grad():
+            expected = theirs(**_cast(inputs, dtype), output_hidden_states=True)
+            got = model(**_cast({**inputs, **(ours or {})}, dtype), hidden_states=True)
+        pairs = [(f, getattr(expected, f, None), getattr(got, f, None)) for f in fields]
+        compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
+        states = expected.hidden_states
+        assert got.hidden_states is not None
+        assert len(states) == len(got.hidden_states)
+        compared += [
+            (f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, got.hidden_states, strict=True))
+        ]
+        for name, a, b in compared:
+            assert b is not None, f"{name}: not given"
+            assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"
+            a, b = (t[real] if real is not None and t.shape[:2] == real.shape else t for t in (a, b))
+            assert torch.allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]), (
+                f"{name} in {dtype}: off by {(a - b).abs().max():.3g}"
+            )
+    assert model is not None
+    return model
+
+
+def assert_same_gradients(theirs: nn.Module, ours: models.Model, inputs: Mapping[str, Any], loss: Any) -> None:
+    """In float64, both models' gradients of `loss(output)` are the same for every published weight."""
+    theirs = theirs.double().eval()
+    theirs.zero_grad(), ours.zero_grad()
+    loss(theirs(**_cast(inputs, torch.float64))).backward()
+    loss(ours(**_cast(inputs, torch.float64))).backward()
+    expected = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    got = published_gradients(ours)
+    assert expected.keys() <= got.keys(), sorted(expected.keys() - got.keys())
+    for name, gradient in expected.items():
+        assert torch.allclose(gradient, got[name], rtol=1e-8, atol=1e-10), (
+            f"{name}: off by {(gradient - got[name]).abs().max():.3g}"
+        )
+
+
+def published_gradients(model: models.Model) -> dict[str, Tensor]:
+    """The gradients of our parameters under their published names."""
+    from saccade.models.model import published
+
+    twin = {name: parameter.grad for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        kept = {name: parameter.clone() for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            gradient = twin[name]
+            parameter.copy_(torch.zeros_like(parameter) if gradient is None else gradient)
+        named = published(model)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(kept[name])
+    return named
+
+
+def assert_round_trip(theirs: nn.Module, folder: Path, out: Path) -> None:
+    """Loaded and saved by us, opened by transformers: equal bits in every tensor, and nothing to complain of."""
+    model = models.load(folder)
+    model.save(out)
+    opened, told = type(theirs).from_pretrained(out, output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    stored = type(theirs).from_pretrained(folder).state_dict()
+    for name, tensor in opened.state_dict().items():
+        assert torch.equal(tensor, stored[name]), name
+
+
+def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
