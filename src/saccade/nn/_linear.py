@@ -71,6 +71,7 @@ class Linear(nn.Linear):
             and not torch.compiler.is_compiling()
             and type(x) is Tensor
             and type(weight) is nn.Parameter
+            and not weight.is_inference()  # PyTorch counts no changes of such
             and x.device.type == weight.device.type == "cpu"
             and x.dtype == weight.dtype
             and x.dtype in _dtypes()
