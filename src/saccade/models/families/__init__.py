@@ -5,6 +5,6 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, gpt2
+from . import bert, distilbert, electra, gpt2, roberta
 
-FAMILIES = (bert.FAMILY, gpt2.FAMILY)
+FAMILIES = (bert.FAMILY, roberta.FAMILY, distilbert.FAMILY, electra.FAMILY, gpt2.FAMILY)
