@@ -5,8 +5,9 @@ Tolerances: rounding of float32 and float64 in a few narrow layers, on values of
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,17 @@ def written(folder: Path, class_name: str, config: Any, seed: int = 0, spread: f
             parameter.add_(spread * torch.randn_like(parameter) / max(1, parameter.shape[-1]) ** 0.5)
     model.save_pretrained(folder)
     return model
+
+
+def written_words(folder: Path, texts: Sequence[str], **config: object) -> Path:
+    """A tokenizer as BERT's in `folder`, of 97 tokens: vocab.txt and tokenizer_config.json."""
+    import tokenizers
+
+    trained = tokenizers.BertWordPieceTokenizer(lowercase=bool(config.get("do_lower_case", True)))
+    trained.train_from_iterator([*texts] * 5, vocab_size=97, min_frequency=1, show_progress=False)
+    trained.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **config}))
+    return folder
 
 
 def assert_agrees(

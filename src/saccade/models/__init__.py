@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .checkpoint import LanguageModel, save
 from .config import ModelConfig
+from .embedding import embed
 from .generation import Sampling, generate
 from .language_model import DecoderLM
 from .loading import load
@@ -26,6 +27,7 @@ __all__ = [
     "Sampling",
     "TextTokenizer",
     "Tokenizer",
+    "embed",
     "generate",
     "load",
     "save",
