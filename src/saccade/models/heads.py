@@ -130,25 +130,35 @@ class Classifier(nn.Module):
 class VocabularyHead(nn.Module):
     """Logits of the vocabulary: `norm(activation(dense(x))) W^T + b`, W the token embedding unless it has its own.
 
-    With its own, `out` has W and b; `bias` is then published beside it and read by nothing.
+    With its own, `out` has W and b; `bias` is then published beside it and read by nothing, unless `out_bias` is False.
 
     Args:
         embedding: (V, D) token embedding, which W is when tied.
         tied: whether it is.
+        out_bias: whether `out` has b; else it is `bias`, tied or not.
     """
 
     def __init__(
-        self, width: int, embedding: nn.Embedding, activation: Callable[[Tensor], Tensor], eps: float, *, tied: bool
+        self,
+        width: int,
+        embedding: nn.Embedding,
+        activation: Callable[[Tensor], Tensor],
+        eps: float,
+        *,
+        tied: bool,
+        out_bias: bool = True,
     ):
         super().__init__()
         vocabulary, inner = embedding.num_embeddings, embedding.embedding_dim
         self.activation = activation
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
-        self.out = None if tied else nn.Linear(inner, vocabulary)
+        self.out = None if tied else nn.Linear(inner, vocabulary, bias=out_bias)
         self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) to (..., V)."""
         x = self.norm(self.activation(self.dense(x)))
-        return F.linear(x, self._embedding[0].weight, self.bias) if self.out is None else self.out(x)
+        if self.out is not None and self.out.bias is not None:
+            return self.out(x)
+        return F.linear(x, (self._embedding[0] if self.out is None else self.out).weight, self.bias)
