@@ -12,6 +12,7 @@ from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model
 from .output import ModelOutput
+from .protein_tokenizer import ProteinTokenizer
 from .tokenizer import Encoding, Tokenizer
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "ModelOutput",
+    "ProteinTokenizer",
     "Sampling",
     "Tokenizer",
     "generate",

@@ -91,3 +91,143 @@ def test_gradients_of_all_weights(tmp_path):
     labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
     ours = models.load(tmp_path, dtype=torch.float64)
     assert_same_gradients(theirs, ours, {**inputs, "labels": labels}, lambda out: out.loss)
+
+
+def test_padding_on_either_side_equals_alone(tmp_path):
+    written(tmp_path, "EsmModel", config())
+    model = models.load(tmp_path, dtype=torch.float64)
+    inputs = batch()
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    left = {
+        name: torch.stack([row.roll(16 - n) for row, n in zip(x, lengths, strict=True)]) for name, x in inputs.items()
+    }
+    right_out, left_out = model(**inputs), model(**left)
+    right_map, left_map = model.contacts(**inputs), model.contacts(**left)
+    means, left_means = model.residue_means(**inputs), model.residue_means(**left)
+    for item, n in enumerate(lengths):
+        ids = inputs["input_ids"][item : item + 1, :n]
+        alone = model(ids).last_hidden_state[0]
+        assert torch.allclose(right_out.last_hidden_state[item, :n], alone, atol=1e-12)
+        assert torch.allclose(left_out.last_hidden_state[item, 16 - n :], alone, atol=1e-12)
+        contacts = model.contacts(ids)[0]
+        assert torch.allclose(right_map[item, : n - 2, : n - 2], contacts, atol=1e-12)
+        assert torch.allclose(left_map[item, 16 - n :, 16 - n :], contacts, atol=1e-12)
+        assert int((right_map[item] > 0).sum()) == int((left_map[item] > 0).sum()) == (n - 2) ** 2
+        assert torch.allclose(means[item], alone[1:-1].mean(0), atol=1e-12)
+        assert torch.allclose(left_means[item], alone[1:-1].mean(0), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contacts_are_those_of_transformers(tmp_path, dtype):
+    theirs = written(tmp_path, "EsmModel", config(attn_implementation="eager")).to(dtype)
+    model = models.load(tmp_path, dtype=dtype)
+    with torch.no_grad():
+        theirs.contact_head.regression.weight.mul_(300), model.contact_head.weight.mul_(300)  # away from one half
+    inputs = batch()
+    with torch.no_grad():
+        expected, got = theirs.predict_contacts(inputs["input_ids"], inputs["attention_mask"]), model.contacts(**inputs)
+    assert got.shape == expected.shape == (3, 14, 14)
+    assert expected.std() > 0.05
+    for item, n in enumerate(inputs["attention_mask"].sum(1).tolist()):
+        assert torch.allclose(got[item, : n - 2, : n - 2], expected[item, : n - 2, : n - 2], rtol=0, atol=1e-5)
+    if dtype == torch.float64:
+        assert (got - expected)[1].abs().max() < 1e-10
+
+
+def test_rounded_frequencies_of_the_files_are_used(tmp_path):
+    """Published weights were once float16, and their frequencies with them."""
+    theirs = written(tmp_path, "EsmModel", config())
+    theirs.rotary_embeddings.inv_freq.copy_(theirs.rotary_embeddings.inv_freq.half().float() * 1.01)
+    theirs.save_pretrained(tmp_path)
+    model = assert_agrees(theirs, tmp_path, batch(), real=batch()["attention_mask"].bool())
+    assert torch.equal(model.encoder.positions.frequencies, theirs.rotary_embeddings.inv_freq.float())
+    before = model(**batch()).last_hidden_state
+    with torch.no_grad():
+        model.encoder.positions.frequencies.mul_(2)
+    assert not torch.allclose(before, model(**batch()).last_hidden_state)
+
+
+def test_a_window_over_everything_is_exact_attention(tmp_path):
+    written(tmp_path, "EsmModel", config())
+    window = LongformerConfig(window=64, global_tokens=())
+    exact, windowed = models.load(tmp_path), models.load(tmp_path, mechanism=window)
+    inputs = batch()
+    assert torch.allclose(exact(**inputs).last_hidden_state, windowed(**inputs).last_hidden_state, atol=1e-5)
+    with pytest.raises(ValueError, match=r"contacts: the mechanism 'longformer'"):
+        windowed.contacts(**inputs)
+
+
+def tokenizer_of_transformers(folder: Path):
+    from transformers.models.esm.configuration_esm import get_default_vocab_list
+
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(get_default_vocab_list()))
+    return transformers().EsmTokenizer(str(folder / "vocab.txt"))
+
+
+def test_tokens_are_those_of_transformers(tmp_path):
+    theirs = tokenizer_of_transformers(tmp_path)
+    ours = models.ProteinTokenizer.from_folder(tmp_path)
+    pieces = [*"MKTAYIBJmka*- \n", "<mask>", "<cls>", "<pad>", "<null_1>", "<mas", "é"]
+    generator = torch.Generator().manual_seed(0)
+    proteins = [
+        "".join(pieces[n] for n in torch.randint(len(pieces), (int(length),), generator=generator))
+        for length in torch.randint(0, 30, (200,), generator=generator)
+    ]
+    assert [ours.encode(protein) for protein in proteins] == theirs(proteins)["input_ids"]
+    padded, expected = ours(["MKTAY", "M<mask>"]), theirs(["MKTAY", "M<mask>"], padding=True, return_tensors="pt")
+    assert all(torch.equal(padded[name], expected[name]) for name in ("input_ids", "attention_mask"))
+    assert ours.decode(padded["input_ids"][1]) == "M<mask>"
+
+
+def test_bad_input(tmp_path):
+    theirs = written(tmp_path, "EsmModel", config())
+    model = models.load(tmp_path)
+    ids = batch()["input_ids"]
+    for call, told in [
+        (lambda: model.contacts(ids[:, :2]), r"input_ids: contacts need <cls>, residues and <eos>, .* got 2"),
+        (lambda: model.residue_means(torch.tensor([[0, 5, 2], [0, 2, 2]])), r"input_ids: item 1 has no residue"),
+        (lambda: model(ids, token_type_ids=ids), r"token_type_ids: ESM has none"),
+        (lambda: model(ids, position_ids=ids), r"position_ids: positions are rotary"),
+        (lambda: models.ProteinTokenizer(["<cls>", "A"]), r"vocab\.txt: .* <pad>, <eos>, <unk>, <mask>"),
+        (lambda: models.ProteinTokenizer.from_folder(tmp_path)(["A"]), r"vocab\.txt: missing"),
+    ]:
+        with pytest.raises((ValueError, FileNotFoundError), match=told):
+            call()
+    for changes, told in [
+        ({"is_decoder": True}, r"is_decoder: expected False"),
+        (
+            {"is_decoder": False, "position_embedding_type": "relative"},
+            r"position_embedding_type: expected one of 'rotary', 'absolute'",
+        ),
+    ]:
+        theirs.config.update(changes)
+        theirs.config.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=told):
+            models.load(tmp_path)
+
+
+TASK = """
+import sys
+sys.modules["transformers"] = None
+import torch
+from saccade import models
+model = models.load(sys.argv[1])
+tokens = models.ProteinTokenizer.from_folder(sys.argv[1])(["MKT<mask>AYI", "GAV"])
+with torch.no_grad():
+    guesses = model(**tokens).logits[0, 4].softmax(-1)
+    assert abs(float(guesses.sum()) - 1) < 1e-5
+    assert model.contacts(**tokens).shape == (2, 7, 7)
+    assert model.residue_means(**tokens).shape == (2, 42)
+model.save(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_its_task_without_transformers(tmp_path):
+    theirs = written(tmp_path / "a", "EsmForMaskedLM", config())
+    tokenizer_of_transformers(tmp_path / "a")
+    command = [sys.executable, "-c", TASK, str(tmp_path / "a"), str(tmp_path / "b")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert_agrees(theirs, tmp_path / "b", batch(), real=batch()["attention_mask"].bool())
+    assert (tmp_path / "b" / "vocab.txt").read_text() == (tmp_path / "a" / "vocab.txt").read_text()

@@ -98,7 +98,9 @@ class Esm(TextEncoder):
         residues = self._residues(input_ids, attention_mask)
         counts = residues.sum(1)
         if not bool(counts.all()):
-            raise ValueError(f"input_ids: item {int((counts == 0).nonzero()[0, 0])} has no residue between <cls> and <eos>")
+            raise ValueError(
+                f"input_ids: item {int((counts == 0).nonzero()[0, 0])} has no residue between <cls> and <eos>"
+            )
         return torch.where(residues[..., None], states, 0).sum(1) / counts[:, None]
 
     def contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -120,7 +122,9 @@ class Esm(TextEncoder):
         if self.contact_head is None:
             raise ValueError(f"contacts: {self.folder} has no contact head (contact_head.regression)")
         if self.request.mechanism is not None:
-            raise ValueError(f"contacts: the mechanism {self.request.mechanism.name!r} has no weights to read maps from")
+            raise ValueError(
+                f"contacts: the mechanism {self.request.mechanism.name!r} has no weights to read maps from"
+            )
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         if length < 3:
             raise ValueError(f"input_ids: contacts need <cls>, residues and <eos>, at least 3 tokens, got {length}")
@@ -163,7 +167,7 @@ class Esm(TextEncoder):
 
     def _residues(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """bool (B, L): real tokens without each item's first, <cls>, and without <eos>."""
-        layout = token_layout(*input_ids.shape, attention_mask)
+        layout = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask)
         residues = (input_ids != END) if layout.real is None else layout.real & (input_ids != END)
         first = layout.ends[0].to(input_ids.device)[:, None]
         return residues & (torch.arange(input_ids.shape[1], device=input_ids.device) != first)
