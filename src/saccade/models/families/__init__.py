@@ -5,6 +5,6 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, esm, gpt2
+from . import bert, esm, gpt2, patchtst
 
-FAMILIES = (bert.FAMILY, esm.FAMILY, gpt2.FAMILY)
+FAMILIES = (bert.FAMILY, esm.FAMILY, gpt2.FAMILY, patchtst.FAMILY)
