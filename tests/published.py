@@ -18,7 +18,7 @@ from saccade import models
 
 # Hidden states and logits are of size 1; float64 has 1e-16 of that for every operation, float32 6e-8.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-FIELDS = ("last_hidden_state", "logits", "pooler_output", "start_logits", "end_logits", "loss")
+FIELDS = ("last_hidden_state", "logits", "pooler_output", "start_logits", "end_logits", "loss", "prediction_outputs")
 
 
 def transformers() -> Any:
@@ -67,6 +67,8 @@ def assert_agrees(
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
     fields: Iterable[str] = FIELDS,
     load: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    last_state: bool = True,
 ) -> models.Model:
     """Both models of the folder give the same hidden states and outputs; returns ours, float64.
 
@@ -75,6 +77,8 @@ def assert_agrees(
         real: bool (B, L), the rows that are compared; None: all.
         ours: what our call gets in the place of, or beside, `inputs`.
         load: further arguments of `saccade.models.load`.
+        names: fields that transformers calls otherwise: ours -> theirs.
+        last_state: whether their hidden states end with what the last layer gives, as ours do.
     """
     model: models.Model | None = None
     for dtype in dtypes:
@@ -83,14 +87,13 @@ def assert_agrees(
         with torch.no_grad():
             expected = theirs(**_cast(inputs, dtype), output_hidden_states=True)
             got = model(**_cast({**inputs, **(ours or {})}, dtype), hidden_states=True)
-        pairs = [(f, getattr(expected, f, None), getattr(got, f, None)) for f in fields]
+        pairs = [(f, getattr(expected, (names or {}).get(f, f), None), getattr(got, f, None)) for f in fields]
         compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
         states = expected.hidden_states
         assert got.hidden_states is not None
-        assert len(states) == len(got.hidden_states)
-        compared += [
-            (f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, got.hidden_states, strict=True))
-        ]
+        ours_states = got.hidden_states if last_state else got.hidden_states[:-1]
+        assert len(states) == len(ours_states)
+        compared += [(f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, ours_states, strict=True))]
         for name, a, b in compared:
             assert b is not None, f"{name}: not given"
             assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"

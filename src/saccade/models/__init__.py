@@ -13,6 +13,7 @@ from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model
 from .output import ModelOutput
+from .protein_tokenizer import ProteinTokenizer
 from .text_tokenizer import TextTokenizer
 from .tokenizer import Encoding, Tokenizer
 
@@ -24,6 +25,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "ModelOutput",
+    "ProteinTokenizer",
     "Sampling",
     "TextTokenizer",
     "Tokenizer",

@@ -108,9 +108,7 @@ def _family(settings: Settings) -> Family:
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         asked = str(settings.get(field, ""))
         if "/" in asked:
-            raise ValueError(
-                f"{settings.path}: {field}: {shortened(repr(asked))} is code on the hub, never run"
-            )
+            raise ValueError(f"{settings.path}: {field}: {shortened(repr(asked))} is code on the hub, never run")
     kind = settings.get("model_type")
     for family in FAMILIES:
         if isinstance(kind, str) and kind in family.types:

@@ -19,12 +19,13 @@ class ModelOutput:
     Where a batch was padded, rows of padding are 0.
 
     Attributes:
-        last_hidden_state: (B, L, E), what the last layer gives.
+        last_hidden_state: (B, L, E), what the last layer gives; of a series (B, channels, patches, E).
         logits: of the head: (B, L, V) of a language model, (B, K) or (B, L, K) of a classifier.
         loss: the mean over the labels that were given; a scalar.
         hidden_states: with `hidden_states=True`: what each layer reads, and what the last one gives; each (B, L, E).
         pooler_output: (B, E), BERT's summary of its first token.
         start_logits, end_logits: (B, L), of the first and the last token of an answer.
+        prediction_outputs: (B, steps, channels), the forecast of a series, in its own units.
         cache: the one the call was given, longer by its tokens.
     """
 
@@ -35,4 +36,5 @@ class ModelOutput:
     pooler_output: Tensor | None = None
     start_logits: Tensor | None = None
     end_logits: Tensor | None = None
+    prediction_outputs: Tensor | None = None
     cache: KVCache | None = None

@@ -114,6 +114,14 @@ class TokenLayout:
             return self.put(x).sum(1) / counts
         return x.new_zeros(self.batch, x.shape[-1]).index_add(0, self.items, x[0]) / counts
 
+    def place(self, item: int) -> tuple[int, slice]:
+        """Row and columns where an item's tokens are computed: its real ones alone where packed."""
+        if self.places is None or self.real is None:
+            return item, slice(0, self.length)
+        counts = self.real.sum(1)
+        end = int(counts[: item + 1].sum())
+        return 0, slice(end - int(counts[item]), end)
+
     def _chosen(self, x: Tensor, columns: Tensor) -> Tensor:
         if self.lengths is not None:
             return x[0, columns.to(x.device)]

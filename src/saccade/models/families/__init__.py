@@ -5,6 +5,14 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, distilbert, electra, gpt2, roberta
+from . import bert, distilbert, electra, esm, gpt2, patchtst, roberta
 
-FAMILIES = (bert.FAMILY, roberta.FAMILY, distilbert.FAMILY, electra.FAMILY, gpt2.FAMILY)
+FAMILIES = (
+    bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
+    electra.FAMILY,
+    esm.FAMILY,
+    gpt2.FAMILY,
+    patchtst.FAMILY,
+)
