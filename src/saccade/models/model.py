@@ -37,6 +37,7 @@ COMPANIONS = (
     "source.spm",
     "target.spm",
     "preprocessor_config.json",
+    "processor_config.json",
     "generation_config.json",
     "modules.json",
     "sentence_bert_config.json",

@@ -25,6 +25,7 @@ class ModelOutput:
         hidden_states: with `hidden_states=True`: what each layer reads, and what the last one gives; each (B, L, E).
         pooler_output: (B, E), BERT's summary of its first token.
         start_logits, end_logits: (B, L), of the first and the last token of an answer.
+        cls_logits, distillation_logits: (B, K), of DeiT's two classifiers.
         cache: the one the call was given, longer by its tokens.
     """
 
@@ -35,4 +36,6 @@ class ModelOutput:
     pooler_output: Tensor | None = None
     start_logits: Tensor | None = None
     end_logits: Tensor | None = None
+    cls_logits: Tensor | None = None
+    distillation_logits: Tensor | None = None
     cache: KVCache | None = None
