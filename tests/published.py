@@ -6,8 +6,12 @@ Tolerances: rounding of float32 and float64 in a few narrow layers, on values of
 from __future__ import annotations
 
 import copy
+import json
 import os
+import subprocess
+import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,6 +158,19 @@ def assert_round_trip(theirs: nn.Module, folder: Path, out: Path) -> None:
     stored = type(theirs).from_pretrained(folder).state_dict()
     for name, tensor in opened.state_dict().items():
         assert torch.equal(tensor, stored[name]), name
+
+
+def run_alone(program: str, folder: Path) -> Any:
+    """What `program` leaves in `result`, as JSON has it, in a process that cannot import transformers.
+
+    It finds `folder`, `models` and `torch`.
+    """
+    before = "import json, sys; sys.modules['transformers'] = None; from pathlib import Path; import torch\n"
+    before += f"from saccade import models; folder = Path({str(folder)!r})\n"
+    code = before + textwrap.dedent(program) + "\nprint(json.dumps(result))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:

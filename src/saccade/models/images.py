@@ -62,7 +62,7 @@ class ImageInputs:
         settings, kind = processor_settings(folder, "image_processor", KINDS)
         size, crop, resample = KINDS[kind]
         settings.only("do_pad", False)
-        settings.only("crop_pct")
+        settings.only("crop_pct", None)
         scaled, normal = settings.flag("do_rescale", True), settings.flag("do_normalize", True)
         resized, cropped = settings.flag("do_resize", True), settings.flag("do_center_crop", crop is not None)
         longest = settings.get("size").get("longest_edge") if isinstance(settings.get("size"), dict) else None
@@ -103,6 +103,8 @@ class ImageInputs:
         return torch.from_numpy(np.stack(found))
 
     def _one(self, source: Any, name: str) -> np.ndarray[Any, Any]:
+        if self.channels not in (1, 3, 4):
+            raise ValueError(f"{name}: only models of 1, 3 or 4 channels read images, this one has {self.channels}")
         pixels = _array(source, name, self.channels)  # (H, W, C), uint8
         if pixels.shape[-1] != self.channels:
             raise ValueError(f"{name}: expected {self.channels} channels, got {pixels.shape[-1]}")
@@ -112,7 +114,7 @@ class ImageInputs:
         values = values.astype(np.float32) if self.factor is None else (values * np.float64(self.factor))
         values = values.astype(np.float32)
         if self.mean is not None and self.deviation is not None:
-            mean, deviation = (np.float32(each)[:, None, None] for each in (self.mean, self.deviation))
+            mean, deviation = (np.asarray(each, np.float32)[:, None, None] for each in (self.mean, self.deviation))
             values = (values - mean) / deviation
         return np.ascontiguousarray(values)
 
@@ -122,7 +124,8 @@ class ImageInputs:
         from PIL import Image
 
         height, width = pixels.shape[:2]
-        size = self.resize if isinstance(self.resize, tuple) else _in_proportion(height, width, self.resize, self.longest)
+        sides = self.resize
+        size = sides if isinstance(sides, tuple) else _in_proportion(height, width, sides, self.longest)
         planes = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
         resized = np.asarray(Image.fromarray(planes).resize(size[::-1], Image.Resampling(self.resample)))
         return resized[..., None] if resized.ndim == 2 else resized

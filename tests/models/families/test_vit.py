@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
+from published import assert_agrees, assert_round_trip, assert_same_gradients, run_alone, transformers, written
 from saccade import models
 from saccade.variants import LongformerConfig
 
@@ -69,3 +73,65 @@ def test_a_window_over_everything_is_exact_attention(tmp_path):
     exact = models.load(tmp_path)
     windowed = models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=()))
     assert torch.allclose(exact(images()).last_hidden_state, windowed(images()).last_hidden_state, atol=1e-5)
+
+
+def test_what_is_wrong_with_a_call_or_its_settings_is_told(tmp_path):
+    written(tmp_path, "DeiTForImageClassificationWithTeacher", config("DeiT"))
+    model = models.load(tmp_path)
+    wrong = [
+        (dict(pixel_values=images(1)), ValueError, "pixel_values: expected images of 3 channels, got 1"),
+        (dict(pixel_values=images(3, 20, 25)), ValueError, r"expected images of \(20, 20\).* got \(20, 25\)"),
+        (dict(pixel_values=images(batch=0)), ValueError, "pixel_values: expected shape"),
+        (dict(pixel_values=images()[0]), ValueError, "pixel_values: expected shape"),
+        (dict(pixel_values=images().int()), TypeError, "expected a tensor of floats.*got torch.int32"),
+        (dict(pixel_values=images(3, 4, 20), interpolate_pos_encoding=True), ValueError, "at least one patch"),
+        (dict(pixel_values=images(), labels=torch.zeros(2)), ValueError, "labels: the head .* has no loss"),
+    ]
+    for given, kind, told in wrong:
+        with pytest.raises(kind, match=told):
+            model(**given)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    for change, told in [
+        ({"patch_size": 21}, "patch_size: expected at most the image's size"),
+        ({"image_size": [20, 20, 20]}, r"image_size: expected a side of pixels, or \[height, width\]"),
+        ({"pooler_act": "relu"}, "pooler_act: expected 'tanh'"),
+        ({"head_dim": 3}, "head_dim: expected 6"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**settings, **change}))
+        with pytest.raises(ValueError, match=told):
+            models.load(tmp_path)
+
+
+def test_a_body_without_its_head_and_a_new_classifier(tmp_path):
+    written(tmp_path, "DeiTForImageClassificationWithTeacher", config("DeiT"))
+    body = models.load(tmp_path, head="none")
+    assert body(images()).logits is None
+    assert body.report.unused == tuple(
+        f"{head}.{part}" for head in ("cls_classifier", "distillation_classifier") for part in ("bias", "weight")
+    )
+    model = models.load(tmp_path, head="image-classification", labels=["cat", "dog", "owl"])
+    calls: list[int] = []
+    out = model(images(), torch.tensor([2, 0]), observe=lambda layer, call: calls.append(layer))
+    assert out.logits.shape == (2, 3)
+    assert out.loss.isfinite()
+    assert calls == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_its_task_without_transformers(tmp_path):
+    """Files of images in, names of labels out, in a process that cannot import transformers."""
+    labels = {n: f"kind {n}" for n in range(5)}
+    theirs = written(tmp_path, "ViTForImageClassification", config(num_labels=5, id2label=labels))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 20, "resample": 3}))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 20, 3), np.uint8)
+    for n, picture in enumerate(pixels):
+        Image.fromarray(picture).save(tmp_path / f"{n}.png")
+    inputs = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        expected = [labels[n] for n in theirs(inputs).logits.argmax(-1).tolist()]
+    program = """
+        model = models.load(folder)
+        out = model(**model.prepare([folder / "0.png", folder / "1.png"]))
+        result = [model.label_names[n] for n in out.logits.argmax(-1).tolist()]
+    """
+    assert run_alone(program, tmp_path) == expected

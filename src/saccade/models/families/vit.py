@@ -53,7 +53,7 @@ class Vit(Model):
         self.positions = nn.Parameter(torch.empty(1, self.special + self.grid[0] * self.grid[1], width))
         self.dropout = nn.Dropout(block.dropout)
         self.encoder = Encoder(block, settings.layers("num_hidden_layers", 12), final_norm=False)
-        self.norm = nn.LayerNorm(width, block.eps)
+        self.norm = nn.LayerNorm(width, settings.number("layer_norm_eps", 1e-12))
         settings.only("pooler_act", "tanh")
         stored = {"pooler.dense.weight", f"{settings.get('model_type')}.pooler.dense.weight"} & settings.stored
         pooled = nn.Linear(width, settings.count("pooler_output_size", width)) if stored else None
@@ -83,8 +83,9 @@ class Vit(Model):
             interpolated: whether the image may have another size than the model's; positions are then stretched.
         """
         patches = self.patches(pixel_values.to(self.patches.weight.dtype))
-        first = self.class_token if self.distillation_token is None else self._tokens()
-        x = torch.cat((first.expand(len(patches), -1, -1), patches.flatten(2).transpose(1, 2)), 1)
+        tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        first = [token.expand(len(patches), -1, -1) for token in tokens]
+        x = torch.cat((*first, patches.flatten(2).transpose(1, 2)), 1)
         positions = self._stretched(patches.shape[2], patches.shape[3]) if interpolated else self.positions
         return self.dropout(x + positions)
 
@@ -128,9 +129,6 @@ class Vit(Model):
             pooler_output=None if self.pooler is None else torch.tanh(self.pooler(x[:, 0])),
             **read,
         )
-
-    def _tokens(self) -> Tensor:
-        return torch.cat((self.class_token, self.distillation_token), 1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
         """Positions (1, S + rows * columns, E) of another grid, bicubic."""
