@@ -5,6 +5,6 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, gpt2, vit
+from . import bert, gpt2, vit, wav2vec2
 
-FAMILIES = (bert.FAMILY, gpt2.FAMILY, vit.FAMILY, vit.DEIT)
+FAMILIES = (bert.FAMILY, gpt2.FAMILY, vit.FAMILY, vit.DEIT, wav2vec2.FAMILY)
