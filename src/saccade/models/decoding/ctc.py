@@ -35,9 +35,7 @@ def collapse(alignment: Iterable[int], blank: int = 0) -> tuple[int, ...]:
     return tuple(token for token, _ in groupby(alignment) if token != blank)
 
 
-def greedy(
-    logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, blank: int = 0
-) -> list[tuple[int, ...]]:
+def greedy(logits: Tensor, lengths: Sequence[int] | Tensor | None = None, *, blank: int = 0) -> list[tuple[int, ...]]:
     """The text of the likeliest alignment of each item, which need not be the likeliest text.
 
     Args:

@@ -53,12 +53,11 @@ class Wav2Vec2(Model):
         self.features_norm = nn.LayerNorm(channels[-1], eps)
         self.projection = nn.Linear(channels[-1], width)
         self.projection_dropout = nn.Dropout(settings.share("feat_proj_dropout", 0.0))
-        self.positions = ConvolutionalPositions(
-            width,
-            settings.count("num_conv_pos_embeddings", 128),
-            settings.count("num_conv_pos_embedding_groups", 16),
-            activation,
-        )
+        groups = settings.count("num_conv_pos_embedding_groups", 16)
+        if width % groups:
+            raise settings.error("num_conv_pos_embedding_groups", f"a divisor of {width}, the hidden_size")
+        kernel = settings.count("num_conv_pos_embeddings", 128)
+        self.positions = ConvolutionalPositions(width, kernel, groups, activation)
         self.norm, self.dropout = nn.LayerNorm(width, eps), nn.Dropout(block.dropout)
         drop = settings.share("layerdrop", 0.1)
         layers = settings.layers("num_hidden_layers", 12)
@@ -66,7 +65,7 @@ class Wav2Vec2(Model):
         time, features = _spans(settings, "time", 0.05, 2), _spans(settings, "feature", 0.0, 0)
         self.augmented = settings.flag("apply_spec_augment", True)
         self.augment = SpecAugment(width, time, features) if time[0] or features[0] else None
-        self.head = _head(settings, request, block)
+        self.head: CtcHead | MeanHead | None = _head(settings, request, block)
 
     @cached_property
     def vocabulary(self) -> CtcVocabulary:
@@ -101,18 +100,16 @@ class Wav2Vec2(Model):
             sounds = [sounds]
         # Without a mask padding would be heard, so each sound runs alone.
         batches = [sounds] if reader.masked else [[sound] for sound in sounds]
-        return [text for batch in batches for text in self._written(reader(batch, rate), beams)]
+        found = [tokens for batch in batches for tokens in self._searched(self.head, reader(batch, rate), beams)]
+        return [self.vocabulary.text(tokens) for tokens in found]
 
-    def _written(self, inputs: dict[str, Tensor], beams: int | None) -> list[str]:
+    def _searched(self, head: CtcHead, inputs: dict[str, Tensor], beams: int | None) -> list[tuple[int, ...]]:
         logits = self(**{name: x.to(self.device) for name, x in inputs.items()}).logits
         mask = inputs.get("attention_mask")
         lengths = None if mask is None else [self.frames(n) for n in mask.sum(1).tolist()]
-        blank = self.head.blank
         if beams is None:
-            found = greedy(logits, lengths, blank=blank)
-        else:
-            found = [best[0].tokens for best in beam_search(logits, lengths, blank=blank, beams=beams)]
-        return [self.vocabulary.text(tokens) for tokens in found]
+            return greedy(logits, lengths, blank=head.blank)
+        return [best[0].tokens for best in beam_search(logits, lengths, blank=head.blank, beams=beams)]
 
     def frames(self, samples: int) -> int:
         """How many frames a sound of so many samples has."""
