@@ -66,13 +66,9 @@ class SoundInputs:
             ImportError: without soundfile. FileNotFoundError: no such file. TypeError: no sounds, or arrays of ints.
             ValueError: damaged files, another rate, an empty list or sound, several channels in an array, NaN.
         """
-        if not isinstance(sounds, (list, tuple)):
-            sounds = list(sounds) if isinstance(sounds, (np.ndarray, Tensor)) and sounds.ndim == 2 else [sounds]
-        if not len(sounds):
-            raise ValueError("sounds: empty, expected at least one sound")
         if rate is not None:
             self._check_rate("sounds", rate)
-        found = [self._one(sound, f"sounds[{n}]") for n, sound in enumerate(sounds)]
+        found = [self._one(sound, f"sounds[{n}]") for n, sound in enumerate(each_sound(sounds))]
         lengths, longest = [len(samples) for samples in found], max(map(len, found))
         rows = [np.pad(samples, (0, longest - len(samples)), constant_values=self.padding) for samples in found]
         if self.normal:
@@ -112,6 +108,15 @@ class SoundInputs:
                 f"{name}: {rate} samples a second, and the model knows sound of {self.rate}; resample it first, for "
                 f"example with scipy.signal.resample_poly(samples, {self.rate}, {rate})"
             )
+
+
+def each_sound(sounds: Any) -> list[Any]:
+    """One sound or several as a list; ValueError where there is none."""
+    if not isinstance(sounds, (list, tuple)):
+        sounds = list(sounds) if isinstance(sounds, (np.ndarray, Tensor)) and sounds.ndim == 2 else [sounds]
+    if not len(sounds):
+        raise ValueError("sounds: empty, expected at least one sound")
+    return list(sounds)
 
 
 def _read(path: Path) -> tuple[Samples, int]:

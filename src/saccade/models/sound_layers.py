@@ -6,17 +6,43 @@ Shape legend: B batch, S samples, L frames, C channels, E width, V vocabulary, K
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .heads import IGNORED, ItemHead
-from .token_layout import TokenLayout
+from .token_layout import TokenLayout, token_layout
 
 Activation = Callable[[Tensor], Tensor]
-Count = TypeVar("Count", int, Tensor)
+
+
+def check_sounds(values: object, attention_mask: Any, least: int) -> list[int] | None:
+    """The samples of each item of a batch (B, S) with padding on the right; None where there is no mask.
+
+    Args:
+        least: samples that an item must have.
+
+    Raises:
+        TypeError: not a tensor of floats. ValueError: another shape, a sound that is too short, padding elsewhere.
+    """
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        found = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"input_values: expected a tensor of floats, as model.prepare(sounds) makes, got {found}")
+    if values.ndim != 2 or not values.numel():
+        raise ValueError(f"input_values: expected shape (batch, samples), got {tuple(values.shape)}")
+    batch, samples = values.shape
+    real = token_layout(batch, samples, attention_mask, packed=False).real
+    lengths: list[int] = [samples] * batch if real is None else real.sum(1).tolist()
+    if real is not None and not all(bool(row[:n].all()) for row, n in zip(real, lengths, strict=True)):
+        raise ValueError("attention_mask: expected padding on the right, after all samples of an item")
+    shortest = min(lengths)
+    if shortest < least:
+        raise ValueError(
+            f"input_values: item {lengths.index(shortest)} has {shortest} samples, and one frame needs {least}"
+        )
+    return None if real is None else lengths
 
 
 class SoundLayer(nn.Module):
@@ -58,15 +84,20 @@ class SoundFeatures(nn.Module):
         over_time: bool,
     ):
         super().__init__()
-        self.kernels, self.strides, self.activation = tuple(kernels), tuple(strides), activation
+        self.kernels, self.strides, self.over_time, self.activation = (
+            tuple(kernels),
+            tuple(strides),
+            over_time,
+            activation,
+        )
         norms = ["time", *[None] * (len(channels) - 1)] if over_time else ["channels"] * len(channels)
         sizes = zip((1, *channels), channels, strict=False)
         self.layers = nn.ModuleList(
             SoundLayer(*layer, bias) for layer in zip(sizes, kernels, strides, norms, strict=True)
         )
 
-    def frames(self, samples: Count) -> Count:
-        """L of S, an int or a tensor of them; below 1 where S is too short."""
+    def frames(self, samples: int) -> int:
+        """L of S; below 1 where S is too short."""
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             samples = (samples - kernel) // stride + 1
         return samples

@@ -102,6 +102,20 @@ def test_padding_equals_alone_in_the_large_form(tmp_path):
     assert not out.last_hidden_state[~frames()].any()
 
 
+def test_padding_is_not_computed_in_the_large_form(tmp_path):
+    written(tmp_path, "Wav2Vec2Model", config(**LARGE))
+    model, rows = models.load(tmp_path), dict.fromkeys(("features.layers.0.conv", "positions", "encoder.blocks.0"), 0)
+    for name in rows:
+        axis = 2 if "conv" in name else 1
+
+        def count(module, given, out, name=name, axis=axis):
+            rows[name] += given[0].shape[0] * given[0].shape[axis]
+
+        model.get_submodule(name).register_forward_hook(count)
+    model(**batch())
+    assert rows == {"features.layers.0.conv": sum(LENGTHS), "positions": 35, "encoder.blocks.0": 35}
+
+
 def test_files_with_the_old_names_of_weight_norm(tmp_path):
     theirs = written(tmp_path, "Wav2Vec2ForCTC", config())
     weights = safetensors.torch.load_file(tmp_path / "model.safetensors")

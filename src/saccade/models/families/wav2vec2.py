@@ -9,33 +9,20 @@ Shape legend: B batch, S samples, L frames, C channels of features, E width, V v
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...nn import AttentionConfig, BlockConfig, Encoder
 from ...nn.feed_forward import FUNCTIONS
-from ...nn.stacks import LayerObserver
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..decoding.ctc import CtcVocabulary, beam_search, greedy
-from ..model import Family, Model, Request
-from ..output import ModelOutput
-from ..sound import SoundInputs
+from ..model import Family, Request
+from ..sound_encoder import SoundEncoder
 from ..sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment
-from ..token_layout import TokenLayout, token_layout
 from .bert import ACTIVATIONS
 
 
-class Wav2Vec2(Model):
-    """wav2vec 2.0 with one of its heads, or none.
-
-    Padding on the right, named by `attention_mask`, is left out of the blocks. In the base form it still counts in the
-    norm over time of the first convolution, as published: there a padded item differs from the item alone.
-    `hidden_states` end with what the last layer gives, before the large form's last norm, as published.
-    """
+class Wav2Vec2(SoundEncoder):
+    """wav2vec 2.0 with one of its heads, or none."""
 
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
@@ -65,116 +52,7 @@ class Wav2Vec2(Model):
         time, features = _spans(settings, "time", 0.05, 2), _spans(settings, "feature", 0.0, 0)
         self.augmented = settings.flag("apply_spec_augment", True)
         self.augment = SpecAugment(width, time, features) if time[0] or features[0] else None
-        self.head: CtcHead | MeanHead | None = _head(settings, request, block)
-
-    @cached_property
-    def vocabulary(self) -> CtcVocabulary:
-        """What the CTC head writes, from vocab.json beside the weights."""
-        return CtcVocabulary.of_folder(self.folder)
-
-    def prepare(self, sounds: Any, rate: int | None = None) -> dict[str, Tensor]:
-        """`input_values`, and `attention_mask` where preprocessor_config.json wants one: `model(**model.prepare(x))`.
-
-        Args:
-            sounds: a file, an array (S,) of floats, or a list of such.
-            rate: samples a second of arrays; None: they have the model's.
-
-        Raises:
-            FileNotFoundError, TypeError, ValueError: as in `saccade.models.sound.SoundInputs`.
-        """
-        return {name: x.to(self.device) for name, x in SoundInputs.of_folder(self.folder)(sounds, rate).items()}
-
-    @torch.no_grad()
-    def transcribe(self, sounds: Any, rate: int | None = None, *, beams: int | None = None) -> list[str]:
-        """The text of each sound.
-
-        Args:
-            sounds, rate: as in `prepare`.
-            beams: None takes the likeliest token of every frame; a number searches for the likeliest text with as
-                many beams.
-        """
-        if not isinstance(self.head, CtcHead):
-            raise ValueError(f"transcribe: needs the head 'ctc', this model has {self.request.head!r}")
-        reader = SoundInputs.of_folder(self.folder)
-        if not isinstance(sounds, (list, tuple)):
-            sounds = [sounds]
-        # Without a mask padding would be heard, so each sound runs alone.
-        batches = [sounds] if reader.masked else [[sound] for sound in sounds]
-        found = [tokens for batch in batches for tokens in self._searched(self.head, reader(batch, rate), beams)]
-        return [self.vocabulary.text(tokens) for tokens in found]
-
-    def _searched(self, head: CtcHead, inputs: dict[str, Tensor], beams: int | None) -> list[tuple[int, ...]]:
-        logits = self(**{name: x.to(self.device) for name, x in inputs.items()}).logits
-        mask = inputs.get("attention_mask")
-        lengths = None if mask is None else [self.frames(n) for n in mask.sum(1).tolist()]
-        if beams is None:
-            return greedy(logits, lengths, blank=head.blank)
-        return [best[0].tokens for best in beam_search(logits, lengths, blank=head.blank, beams=beams)]
-
-    def frames(self, samples: int) -> int:
-        """How many frames a sound of so many samples has."""
-        return self.features.frames(samples)
-
-    def forward(
-        self,
-        input_values: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        *,
-        hidden_states: bool = False,
-        observe: LayerObserver | None = None,
-    ) -> ModelOutput:
-        """The hidden states of a batch of sounds, a row for each frame, and what the head makes of them.
-
-        Args:
-            input_values: (B, S) floats, as `prepare` makes them.
-            attention_mask: (B, S), 1 for samples and 0 for padding on the right; None: all are samples.
-            labels: of the CTC head (B, U) ints, -100 or the blank where there is none; of the classifier (B,).
-            hidden_states: whether to return what each layer reads and the last one gives.
-            observe: `observe(layer, observation)` is called in each layer.
-
-        Raises:
-            TypeError, ValueError: other shapes, a sound shorter than one frame, padding elsewhere than on the right.
-        """
-        layout = self._layout(input_values, attention_mask)
-        x = layout.take(self.features(input_values.to(self.projection.weight.dtype)))
-        x = self.projection_dropout(self.projection(self.features_norm(x)))
-        if self.training and self.augmented and self.augment is not None:
-            x = self.augment(x, layout)
-        x = x + layout.take(self.positions(layout.put(x)))
-        x = self.dropout(x if self.stable else self.norm(x))
-        states: list[Tensor] | None = [] if hidden_states else None
-        x = self.encoder(x, layout.mask, padding=layout.padding, observe=observe, hidden_states=states)
-        x = self.norm(x) if self.stable else x
-        if labels is not None and self.head is None:
-            raise ValueError("labels: the model has no head that learns from them; give head= when loading")
-        return ModelOutput(
-            last_hidden_state=layout.put(x),
-            hidden_states=None if states is None else tuple(map(layout.put, states)),
-            **({} if self.head is None else self.head(x, layout, labels)),
-        )
-
-    def _layout(self, input_values: object, attention_mask: Tensor | None) -> TokenLayout:
-        """Where the frames of a batch stand, from where its samples do."""
-        if not isinstance(input_values, Tensor) or not input_values.is_floating_point():
-            found = input_values.dtype if isinstance(input_values, Tensor) else type(input_values).__name__
-            raise TypeError(f"input_values: expected a tensor of floats, as model.prepare(sounds) makes, got {found}")
-        if input_values.ndim != 2 or not input_values.numel():
-            raise ValueError(f"input_values: expected shape (batch, samples), got {tuple(input_values.shape)}")
-        batch, samples = input_values.shape
-        spoken = token_layout(batch, samples, attention_mask, packed=False).real
-        counts = torch.full((batch,), samples) if spoken is None else spoken.sum(1)
-        if spoken is not None and not torch.equal(spoken, torch.arange(samples).to(counts) < counts[:, None]):
-            raise ValueError("attention_mask: expected padding on the right, after all samples of an item")
-        shortest = int(counts.min())
-        if self.frames(shortest) < 1:
-            raise ValueError(
-                f"input_values: item {int(counts.argmin())} has {shortest} samples, and one frame needs "
-                f"{self.features.least}"
-            )
-        frames = self.frames(samples)
-        real = None if spoken is None else torch.arange(frames).to(counts) < self.features.frames(counts)[:, None]
-        return token_layout(batch, frames, real, packed=self.request.mechanism is None)
+        self.head = _head(settings, request, block)
 
 
 def _block(settings: Settings, request: Request) -> BlockConfig:
