@@ -173,6 +173,38 @@ def run_alone(program: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def assert_padded_equals_alone(model: models.Model, inputs: Mapping[str, Tensor], filler: int = 0) -> None:
+    """Each item of a batch padded on the right, or on the left, has the states it has alone; so has a packed row.
+
+    Args:
+        inputs: tensors (B, L), padded on the right, with `attention_mask`.
+        filler: the id that stands in padding.
+    """
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    right = {**inputs, "input_ids": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, filler)}
+    columns = inputs["input_ids"].shape[1]
+    left = {
+        name: torch.stack([row.roll(columns - n) for row, n in zip(x, lengths, strict=True)])
+        for name, x in right.items()
+    }
+    beside = {name: x for name, x in right.items() if name not in ("input_ids", "attention_mask")}
+    row = {name: torch.cat([x[i, :n] for i, n in enumerate(lengths)])[None] for name, x in beside.items()}
+    ids = torch.cat([right["input_ids"][i, :n] for i, n in enumerate(lengths)])[None]
+    states, layout = model.read_row(ids, lengths, **row)
+    means, firsts = layout.mean(states), layout.first(states)
+    right_out, left_out = model(**right).last_hidden_state, model(**left).last_hidden_state
+    for item, (length, state) in enumerate(zip(lengths, states[0].split(lengths), strict=True)):
+        alone = model(
+            right["input_ids"][item : item + 1, :length], **{n: x[item : item + 1, :length] for n, x in beside.items()}
+        )
+        expected = alone.last_hidden_state[0]
+        for got in (right_out[item, :length], left_out[item, columns - length :], state):
+            assert torch.allclose(got, expected, atol=1e-12)
+        assert torch.allclose(means[item], expected.mean(0), atol=1e-12)
+        assert torch.allclose(firsts[item], expected[0], atol=1e-12)
+        assert not right_out[item, length:].any()
+
+
 def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -12,6 +12,7 @@ from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model
 from .output import ModelOutput
+from .text_tokenizer import TextTokenizer
 from .tokenizer import Encoding, Tokenizer
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ModelConfig",
     "ModelOutput",
     "Sampling",
+    "TextTokenizer",
     "Tokenizer",
     "generate",
     "load",

@@ -5,6 +5,15 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, gpt2, vit, wav2vec2
+from . import bert, distilbert, electra, gpt2, roberta, vit, wav2vec2
 
-FAMILIES = (bert.FAMILY, gpt2.FAMILY, vit.FAMILY, vit.DEIT, wav2vec2.FAMILY)
+FAMILIES = (
+    bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
+    electra.FAMILY,
+    gpt2.FAMILY,
+    vit.FAMILY,
+    vit.DEIT,
+    wav2vec2.FAMILY,
+)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import nn
 
 from ...nn import AttentionConfig, BlockConfig, Encoder
-from ...nn.feed_forward import FUNCTIONS
+from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Request
