@@ -216,6 +216,26 @@ def test_checkpointing_changes_nothing_but_memory(kind, placement):
     assert results[1][2] < results[0][2] / 5
 
 
+def test_layer_drop_leaves_blocks_out_in_training_only():
+    stack, x = spread(Encoder(config(placement="post"), LAYERS, layer_drop=0.5)), tokens()
+    torch.manual_seed(1)
+    for _ in range(8):
+        seen, states = [], []
+        out = stack(x, observe=lambda layer, call, seen=seen: seen.append(layer), hidden_states=states)
+        expected = x
+        for layer in seen:
+            expected = stack.blocks[layer](expected)
+        torch.testing.assert_close(out, expected)
+        assert len(states) == LAYERS + 1
+    assert len(stack(x, return_weights=True)[1]) == LAYERS
+    stack.eval()
+    out = stack(x)
+    stack.layer_drop = 0.0
+    assert torch.equal(stack.train()(x), out)
+    with pytest.raises(ValueError, match="layer_drop"):
+        Encoder(config(), LAYERS, layer_drop=1.0)
+
+
 def test_dropout_acts_in_training_only_and_in_each_place():
     for options in (
         {"dropout": 0.5},

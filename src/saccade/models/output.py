@@ -26,6 +26,7 @@ class ModelOutput:
         pooler_output: (B, E), BERT's summary of its first token.
         start_logits, end_logits: (B, L), of the first and the last token of an answer.
         prediction_outputs: (B, steps, channels), the forecast of a series, in its own units.
+        cls_logits, distillation_logits: (B, K), of DeiT's two classifiers.
         cache: the one the call was given, longer by its tokens.
     """
 
@@ -37,4 +38,6 @@ class ModelOutput:
     start_logits: Tensor | None = None
     end_logits: Tensor | None = None
     prediction_outputs: Tensor | None = None
+    cls_logits: Tensor | None = None
+    distillation_logits: Tensor | None = None
     cache: KVCache | None = None

@@ -23,7 +23,7 @@ from ._ragged import refuse_with_nested, through_nested
 from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
-from .config import BlockConfig, check_causal, check_flag, check_positive
+from .config import BlockConfig, check_causal, check_flag, check_positive, check_share
 from .masking import causal, of_context, refuse_rows
 from .norm import make_norm
 
@@ -36,13 +36,20 @@ class Stack(nn.Module):
     block: type[EncoderBlock]
 
     def __init__(
-        self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False
+        self,
+        config: BlockConfig,
+        layers: int,
+        *,
+        final_norm: bool | None = None,
+        checkpointing: bool = False,
+        layer_drop: float = 0.0,
     ):
         super().__init__()
         if not isinstance(config, BlockConfig):
             raise TypeError(f"config: expected BlockConfig, got {type(config).__name__}")
         check_positive("layers", layers)
-        self.config, self.checkpointing = config, checkpointing
+        check_share("layer_drop", layer_drop)
+        self.config, self.checkpointing, self.layer_drop = config, checkpointing, layer_drop
         scheme = config.attention.positions
         heads, head_width = config.attention.heads, config.attention.shape.head
         # One module for all layers: T5's layers share their table, and rotary tables are made once.
@@ -76,6 +83,8 @@ class Stack(nn.Module):
         weights, states = [], [] if hidden_states is None else hidden_states
         for layer, block in enumerate(self.blocks):
             states += [] if hidden_states is None else [x]
+            if self.training and self.layer_drop and not return_weights and torch.rand(()) < self.layer_drop:
+                continue
             given = {**common, **per_layer(layer), "positions": self.positions, "return_weights": return_weights}
             out = self._run_block(block, x, given)
             x = out[0] if return_weights else out
@@ -112,6 +121,8 @@ class Encoder(Stack):
         checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
             more time, and activation memory of one block instead of all (Chen et al. 2016). An attribute too. Calls
             with `observe=` or a cache keep everything, since they must not be run twice.
+        layer_drop: probability that a call leaves a block out, in training (Fan et al., "Reducing Transformer Depth on
+            Demand with Structured Dropout", 2020). Calls with `return_weights=True` leave none out. An attribute too.
     """
 
     block = EncoderBlock

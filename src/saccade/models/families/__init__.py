@@ -5,7 +5,7 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, distilbert, electra, esm, gpt2, patchtst, roberta
+from . import bert, distilbert, electra, esm, gpt2, patchtst, roberta, vit, wav2vec2
 
 FAMILIES = (
     bert.FAMILY,
@@ -15,4 +15,7 @@ FAMILIES = (
     esm.FAMILY,
     gpt2.FAMILY,
     patchtst.FAMILY,
+    vit.FAMILY,
+    vit.DEIT,
+    wav2vec2.FAMILY,
 )
