@@ -18,6 +18,8 @@ from saccade import models
 # Hidden states and logits are of size 1; float64 has 1e-16 of that for every operation, float32 6e-8.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 FIELDS = ("last_hidden_state", "logits", "pooler_output", "start_logits", "end_logits", "loss")
+FIELDS += ("encoder_last_hidden_state",)
+STATES = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
 
 
 def transformers() -> Any:
@@ -50,7 +52,7 @@ def assert_agrees(
     folder: Path,
     inputs: Mapping[str, Any],
     *,
-    real: Tensor | None = None,
+    real: Tensor | Iterable[Tensor] | None = None,
     ours: Mapping[str, Any] | None = None,
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
     fields: Iterable[str] = FIELDS,
@@ -60,7 +62,7 @@ def assert_agrees(
 
     Args:
         inputs: of transformers' call; tensors of floats are cast.
-        real: bool (B, L), the rows that are compared; None: all.
+        real: bool (B, L), the rows that are compared; None: all. Several where lengths differ, as of source and target.
         ours: what our call gets in the place of, or beside, `inputs`.
         load: further arguments of `saccade.models.load`.
     """
@@ -73,16 +75,16 @@ def assert_agrees(
             got = model(**_cast({**inputs, **(ours or {})}, dtype), hidden_states=True)
         pairs = [(f, getattr(expected, f, None), getattr(got, f, None)) for f in fields]
         compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
-        states = expected.hidden_states
         assert got.hidden_states is not None
-        assert len(states) == len(got.hidden_states)
-        compared += [
-            (f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, got.hidden_states, strict=True))
-        ]
+        for field in STATES:
+            states = getattr(expected, field, None) or ()
+            compared += [(f"{field}[{n}]", a, b) for n, (a, b) in enumerate(zip(states, getattr(got, field)))]
+            assert not states or len(states) == len(getattr(got, field)), field
         for name, a, b in compared:
             assert b is not None, f"{name}: not given"
             assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"
-            a, b = (t[real] if real is not None and t.shape[:2] == real.shape else t for t in (a, b))
+            for rows in [] if real is None else [real] if isinstance(real, Tensor) else real:
+                a, b = (t[rows] if t.shape[:2] == rows.shape else t for t in (a, b))
             assert torch.allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]), (
                 f"{name} in {dtype}: off by {(a - b).abs().max():.3g}"
             )

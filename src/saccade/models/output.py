@@ -26,6 +26,8 @@ class ModelOutput:
         pooler_output: (B, E), BERT's summary of its first token.
         start_logits, end_logits: (B, L), of the first and the last token of an answer.
         cache: the one the call was given, longer by its tokens.
+        encoder_last_hidden_state, encoder_hidden_states: of the encoder, where there is a decoder beside it, whose
+            all others are.
     """
 
     last_hidden_state: Tensor | None = None
@@ -36,3 +38,10 @@ class ModelOutput:
     start_logits: Tensor | None = None
     end_logits: Tensor | None = None
     cache: KVCache | None = None
+    encoder_last_hidden_state: Tensor | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+
+    @property
+    def decoder_hidden_states(self) -> tuple[Tensor, ...] | None:
+        """`hidden_states` by their published name in encoder-decoders."""
+        return self.hidden_states

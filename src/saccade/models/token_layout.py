@@ -42,6 +42,20 @@ class TokenLayout:
         """(B, L, ...) as it is computed: (1, T, ...) where packed."""
         return x if self.places is None else x.flatten(0, 1)[self.places][None]
 
+    def packed(self) -> TokenLayout:
+        """The same batch with the tokens of all items in one row, also where nothing is padded."""
+        if self.places is not None:
+            return self
+        if self.real is not None:
+            return token_layout(self.batch, self.length, self.real)
+        real = torch.ones(self.batch, self.length, dtype=torch.bool)
+        return _packed(real, [self.length] * self.batch)
+
+    def across(self, keys: TokenLayout) -> Documents:
+        """The mask that keeps tokens of this row to the same item of another row, in cross-attention."""
+        assert self.mask is not None and keys.mask is not None
+        return Documents(self.mask.query_ids, keys.mask.query_ids)
+
     def put(self, x: Tensor, fill: float = 0) -> Tensor:
         """What was computed, (B, L, ...), `fill` where no real token stands."""
         if self.places is None:
@@ -121,5 +135,9 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
         raise ValueError(f"attention_mask: item {counts.index(0)} has no real token; leave it out of the batch")
     if not packed:
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
+    return _packed(real, counts)
+
+
+def _packed(real: Tensor, counts: list[int]) -> TokenLayout:
     ends = torch.tensor([0, *counts]).cumsum(0).tolist()
-    return TokenLayout(batch, length, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))
+    return TokenLayout(*real.shape, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))
