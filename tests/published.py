@@ -76,15 +76,15 @@ def assert_agrees(
         pairs = [(f, getattr(expected, f, None), getattr(got, f, None)) for f in fields]
         compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
         assert got.hidden_states is not None
-        for field in STATES:
-            states = getattr(expected, field, None) or ()
-            compared += [(f"{field}[{n}]", a, b) for n, (a, b) in enumerate(zip(states, getattr(got, field)))]
-            assert not states or len(states) == len(getattr(got, field)), field
+        for field in (name for name in STATES if getattr(expected, name, None)):
+            states = zip(getattr(expected, field), getattr(got, field), strict=True)
+            compared += [(f"{field}[{n}]", a, b) for n, (a, b) in enumerate(states)]
         for name, a, b in compared:
             assert b is not None, f"{name}: not given"
             assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"
-            for rows in [] if real is None else [real] if isinstance(real, Tensor) else real:
-                a, b = (t[rows] if t.shape[:2] == rows.shape else t for t in (a, b))
+            choices = [] if real is None else [real] if isinstance(real, Tensor) else real
+            rows = next((chosen for chosen in choices if chosen.shape == a.shape[:2]), ...)
+            a, b = a[rows], b[rows]
             assert torch.allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]), (
                 f"{name} in {dtype}: off by {(a - b).abs().max():.3g}"
             )

@@ -139,7 +139,9 @@ class EncoderDecoder(Model):
             decoder_input_ids, decoder_attention_mask = self._shifted(labels, decoder_attention_mask)
         shape = check_ids("decoder_input_ids", decoder_input_ids, self._targets.num_embeddings)
         self._check_targets(shape, memory, cache)
-        x, layout, states = self._decode(decoder_input_ids, decoder_attention_mask, memory, cache, hidden_states, observe)
+        x, layout, states = self._decode(
+            decoder_input_ids, decoder_attention_mask, memory, cache, hidden_states, observe
+        )
         logits = None if self.head is None else self.head(x)
         return ModelOutput(
             last_hidden_state=layout.put(x),
@@ -180,7 +182,7 @@ class EncoderDecoder(Model):
     ) -> tuple[Tensor, TokenLayout, tuple[Tensor, ...] | None]:
         """The decoder's output as it is computed, its layout, and its hidden states."""
         source, packed = memory.layout, self.request.mechanism is None and cache is None
-        target = token_layout(*input_ids.shape, attention_mask, packed=packed)
+        target = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask, packed=packed)
         across: Any
         if packed and (source.places is not None or target.places is not None):
             source, target = source.packed(), target.packed()

@@ -140,4 +140,5 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
 
 def _packed(real: Tensor, counts: list[int]) -> TokenLayout:
     ends = torch.tensor([0, *counts]).cumsum(0).tolist()
-    return TokenLayout(*real.shape, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))
+    batch, length = real.shape
+    return TokenLayout(batch, length, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))

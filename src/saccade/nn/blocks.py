@@ -179,7 +179,8 @@ class DecoderBlock(EncoderBlock):
         """x (B, L, E) to (B, L, E).
 
         `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; `Context` says when
-        it may have fewer items than x. All else is as in `MultiHeadAttention`, in self-attention. `return_weights` gives with a context two, (own, of the context).
+        it may have fewer items than x. All else is as in `MultiHeadAttention`, in self-attention. `return_weights`
+        gives with a context two, (own, of the context).
         """
         given: dict[str, Any] = dict(bias=bias, padding=padding, offset=offset, cache=cache, positions=positions)
         if return_weights:

@@ -126,7 +126,9 @@ def test_cached_equals_parallel_with_several_targets_of_each_source(tmp_path):
     whole = model(**twice, decoder_input_ids=targets).logits
     cache = model.cache()
     with torch.no_grad():
-        parts = [model(decoder_input_ids=part, memory=memory, cache=cache).logits for part in targets.split([4, 1, 1, 3], 1)]
+        parts = [
+            model(decoder_input_ids=part, memory=memory, cache=cache).logits for part in targets.split([4, 1, 1, 3], 1)
+        ]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)
     assert cache.contexts[0].nbytes == 2 * 3 * 3 * 11 * 7 * 8  # keys and values of 3 sources, not of 6 targets
 
