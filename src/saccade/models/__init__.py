@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from .checkpoint import LanguageModel, save
 from .config import ModelConfig
+from .decoding.beam import BeamSearch
+from .decoding.constraints import Constraints
+from .decoding.generated import Generated
 from .generation import Sampling, generate
 from .language_model import DecoderLM
 from .loading import load
@@ -15,8 +18,11 @@ from .output import ModelOutput
 from .tokenizer import Encoding, Tokenizer
 
 __all__ = [
+    "BeamSearch",
+    "Constraints",
     "DecoderLM",
     "Encoding",
+    "Generated",
     "LanguageModel",
     "LoadReport",
     "Model",

@@ -6,7 +6,7 @@ Shape legend: B sources, n targets of each, Ls / Lt lengths of source and target
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,30 +18,20 @@ from ..nn import Decoder, Encoder, KVCache
 from ..nn.stacks import LayerObserver
 from ..nn.transformer import across_padding
 from ..positions import Offset
+from .decoding.beam import BeamSearch
+from .decoding.beam import search as find
+from .decoding.constraints import Constraints
+from .decoding.drawing import draw
+from .decoding.generated import Generated
+from .decoding.published import generation_settings, published_constraints, published_search
+from .decoding.targets import TargetStep
+from .generation import Sampling
 from .heads import IGNORED
 from .inputs import check_ids
+from .memory import Memory
 from .model import Model
 from .output import ModelOutput
 from .token_layout import TokenLayout, token_layout
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """What the encoder made of a batch of sources, for any number of calls of the decoder.
-
-    Attributes:
-        x: as it was computed, (1, T, E) where packed.
-        layout: of the sources.
-        hidden_states: each (B, Ls, E), where they were asked for.
-    """
-
-    x: Tensor
-    layout: TokenLayout
-    hidden_states: tuple[Tensor, ...] | None = None
-
-    def padded(self) -> Tensor:
-        """(B, Ls, E), 0 in the padding."""
-        return self.layout.put(self.x)
 
 
 class EncoderDecoder(Model):
@@ -152,6 +142,79 @@ class EncoderDecoder(Model):
             encoder_last_hidden_state=memory.padded(),
             encoder_hidden_states=memory.hidden_states,
         )
+
+    def next_logits(self, ids: Tensor, context: Tensor, padding: Padding | None, cache: KVCache) -> Tensor:
+        """Targets go on by `ids (n B, L)` and read sources `context (B, Ls, E)`; logits (n B, V) of what comes next."""
+        offset = _offset(TokenLayout(*ids.shape), cache)
+        x = self.decoder(self.embed_target(ids, offset), context=context, context_mask=padding, cache=cache)
+        assert self.head is not None
+        return self.head(self.finished(x[:, -1]))
+
+    @property
+    def search(self) -> BeamSearch | Sampling:
+        """How the checkpoint's files want texts to be found."""
+        return published_search(generation_settings(self.folder, self.settings))
+
+    @property
+    def constraints(self) -> Constraints:
+        """What the checkpoint's files want texts to keep to; `dataclasses.replace` changes one rule."""
+        return published_constraints(generation_settings(self.folder, self.settings))
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        search: BeamSearch | Sampling | None = None,
+        constraints: Constraints | None = None,
+        decoder_input_ids: Tensor | None = None,
+    ) -> Generated:
+        """Texts for a batch of sources: by beam search, drawn, or of the likeliest tokens (`Sampling(temperature=0)`).
+
+        Args:
+            input_ids, attention_mask: the sources, as in `forward`.
+            max_new_tokens: of each text; None is as the constraints say.
+            search: None is as the checkpoint's files say: `model.search`.
+            constraints: None is as they say: `model.constraints`.
+            decoder_input_ids: (B, L), what targets begin with, unpadded; None is the start token.
+
+        Raises:
+            TypeError, ValueError: as in `forward`; more tokens than positions, more beams than tokens in the
+                vocabulary, a model without a head.
+        """
+        if self.head is None:
+            raise ValueError("generate: the model has no head that gives logits; load it with its own")
+        search, rules = search or self.search, constraints or self.constraints
+        if max_new_tokens is not None:
+            least = min(rules.min_new_tokens, max_new_tokens)
+            rules = replace(rules, max_new_tokens=max_new_tokens, min_new_tokens=least)
+        begun = self._begun(input_ids, decoder_input_ids)
+        if self.longest is not None and begun.shape[1] + rules.max_new_tokens - 1 > self.longest:
+            if max_new_tokens is not None:
+                raise ValueError(
+                    f"max_new_tokens: {max_new_tokens} more than {begun.shape[1]}, but there are {self.longest} positions"
+                )
+            rules = replace(rules, max_new_tokens=max(self.longest - begun.shape[1] + 1, 1))
+        pad = self.settings.count("pad_token_id", 0, least=0)
+        with torch.no_grad():
+            step = TargetStep(self, self.encode(input_ids, attention_mask))
+        if isinstance(search, BeamSearch):
+            return find(step, begun, search, rules, pad)
+        return draw(step, begun, search, rules, pad)
+
+    def _begun(self, input_ids: Tensor, decoder_input_ids: Tensor | None) -> Tensor:
+        """What targets begin with, (B, L)."""
+        if decoder_input_ids is not None:
+            items, _ = check_ids("decoder_input_ids", decoder_input_ids, self._targets.num_embeddings, self.longest)
+            if items != input_ids.shape[0]:
+                raise ValueError(
+                    f"decoder_input_ids: expected a target for each of {input_ids.shape[0]} sources, got {items}"
+                )
+            return decoder_input_ids
+        if self.start is None:
+            raise ValueError("decoder_input_ids: needed, since config.json has no decoder_start_token_id")
+        return torch.full((input_ids.shape[0], 1), self.start, device=input_ids.device)
 
     def _memory(
         self,
