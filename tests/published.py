@@ -22,6 +22,30 @@ FIELDS += ("encoder_last_hidden_state",)
 STATES = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
 
 
+def sources_and_targets(vocabulary: int = 101, seed: int = 1) -> dict[str, Tensor]:
+    """Three sources of 5, 11 and 9 tokens, which end with 2, and targets of 7, 4 and 2, padded with 1 on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([[5], [11], [9]])
+    ids = torch.randint(3, vocabulary, (3, 11), generator=generator).scatter(1, lengths - 1, 2)
+    mask = (torch.arange(11) < lengths).long()
+    return {
+        "input_ids": torch.where(mask != 0, ids, 1),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, vocabulary, (3, 7), generator=generator),
+        "decoder_attention_mask": (torch.arange(7) < torch.tensor([[7], [4], [2]])).long(),
+    }
+
+
+def padded_on_the_left(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch of `sources_and_targets` with each item's padding before it."""
+    lengths = {name: inputs[name].sum(1).tolist() for name in inputs if name.endswith("mask")}
+    side = {name: "decoder_attention_mask" if "decoder" in name else "attention_mask" for name in inputs}
+    return {
+        name: torch.stack([row.roll(-n) for row, n in zip(x, lengths[side[name]], strict=True)])
+        for name, x in inputs.items()
+    }
+
+
 def transformers() -> Any:
     """The library, silent; never asking a network."""
     os.environ["HF_HUB_OFFLINE"] = "1"

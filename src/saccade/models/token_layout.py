@@ -84,11 +84,11 @@ class TokenLayout:
 
     def first(self, x: Tensor) -> Tensor:
         """The rows (B, E) of each item's first real token."""
-        return self._chosen(x, self.ends[0])
+        return self.at(x, self.ends[0])
 
     def last(self, x: Tensor) -> Tensor:
         """The rows (B, E) of each item's last real token."""
-        return self._chosen(x, self.ends[1])
+        return self.at(x, self.ends[1])
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean (B, E) of each item's real tokens."""
@@ -100,7 +100,8 @@ class TokenLayout:
         items = self.places.div(self.length, rounding_mode="floor")
         return x.new_zeros(self.batch, x.shape[-1]).index_add(0, items, x[0]) / counts
 
-    def _chosen(self, x: Tensor, columns: Tensor) -> Tensor:
+    def at(self, x: Tensor, columns: Tensor) -> Tensor:
+        """The rows (B, E) of the real tokens in these columns (B,)."""
         rows = torch.arange(self.batch, device=columns.device)
         if self.places is None:
             return x[rows, columns]

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
+from published import (
+    assert_agrees,
+    assert_round_trip,
+    assert_same_gradients,
+    padded_on_the_left,
+    sources_and_targets,
+    transformers,
+    written,
+)
 from saccade import models
 from saccade.variants import LongformerConfig
 
@@ -27,17 +34,6 @@ GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 def config(**changes: object):
     return transformers().T5Config(**{**SIZES, **changes})
-
-
-def batch(seed: int = 1) -> dict[str, Tensor]:
-    """Three sources of 5, 11 and 9 tokens and targets of 7, 4 and 2, padded on the right."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "input_ids": torch.randint(2, 101, (3, 11), generator=generator),
-        "attention_mask": (torch.arange(11) < torch.tensor([[5], [11], [9]])).long(),
-        "decoder_input_ids": torch.randint(2, 101, (3, 7), generator=generator),
-        "decoder_attention_mask": (torch.arange(7) < torch.tensor([[7], [4], [2]])).long(),
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +69,7 @@ def write(folder, name="T5ForConditionalGeneration", own_head=False, **changes):
 )
 def test_outputs_and_files_are_those_of_transformers(tmp_path, name, own_head, changes):
     theirs = write(tmp_path / "a", name, own_head, **changes)
-    inputs = batch()
+    inputs = sources_and_targets()
     real = inputs["attention_mask"].bool(), inputs["decoder_attention_mask"].bool()
     assert_agrees(theirs, tmp_path / "a", inputs, real=real)
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
@@ -81,7 +77,7 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, own_head, c
 
 def test_the_encoder_alone(tmp_path):
     theirs = write(tmp_path / "a", "T5EncoderModel")
-    inputs = {name: x for name, x in batch().items() if not name.startswith("decoder")}
+    inputs = {name: x for name, x in sources_and_targets().items() if not name.startswith("decoder")}
     assert_agrees(theirs, tmp_path / "a", inputs, real=inputs["attention_mask"].bool())
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
     write(tmp_path / "whole")
@@ -91,7 +87,7 @@ def test_the_encoder_alone(tmp_path):
 
 def test_gradients_of_all_weights_from_labels_alone(tmp_path):
     theirs = write(tmp_path)
-    inputs = batch()
+    inputs = sources_and_targets()
     labels = inputs["decoder_input_ids"].masked_fill(inputs["decoder_attention_mask"] == 0, -100)
     labels[0, 2] = -100
     ours = models.load(tmp_path, dtype=torch.float64)
@@ -103,12 +99,9 @@ def test_gradients_of_all_weights_from_labels_alone(tmp_path):
 def test_padding_on_either_side_equals_alone(tmp_path):
     write(tmp_path)
     model = models.load(tmp_path, dtype=torch.float64)
-    inputs = batch()
+    inputs = sources_and_targets()
     sources, targets = (inputs[name].sum(1).tolist() for name in ("attention_mask", "decoder_attention_mask"))
-    left = {
-        name: torch.stack([row.roll(-n) for row, n in zip(x, targets if "decoder" in name else sources, strict=True)])
-        for name, x in inputs.items()
-    }
+    left = padded_on_the_left(inputs)
     on_the_right, on_the_left = model(**inputs), model(**left)
     for item, (source, target) in enumerate(zip(sources, targets, strict=True)):
         alone = model(inputs["input_ids"][[item], :source], None, inputs["decoder_input_ids"][[item], :target])
@@ -119,7 +112,7 @@ def test_padding_on_either_side_equals_alone(tmp_path):
 def test_cached_equals_parallel_with_several_targets_of_each_source(tmp_path):
     write(tmp_path)
     model = models.load(tmp_path, dtype=torch.float64)
-    inputs = batch()
+    inputs = sources_and_targets()
     memory = model.encode(inputs["input_ids"], inputs["attention_mask"])
     targets = torch.randint(2, 101, (6, 9))
     twice = {name: inputs[name].repeat_interleave(2, 0) for name in ("input_ids", "attention_mask")}
@@ -136,5 +129,5 @@ def test_cached_equals_parallel_with_several_targets_of_each_source(tmp_path):
 def test_a_window_over_everything_is_exact_attention(tmp_path):
     write(tmp_path)
     exact, windowed = models.load(tmp_path), models.load(tmp_path, mechanism=LongformerConfig(64, global_tokens=()))
-    inputs = batch()
+    inputs = sources_and_targets()
     assert torch.allclose(exact(**inputs).logits, windowed(**inputs).logits, atol=1e-5)

@@ -5,6 +5,6 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, gpt2, t5
+from . import bart, bert, gpt2, marian, t5
 
-FAMILIES = (bert.FAMILY, gpt2.FAMILY, t5.FAMILY)
+FAMILIES = (bert.FAMILY, gpt2.FAMILY, t5.FAMILY, bart.FAMILY, marian.FAMILY)
