@@ -33,8 +33,34 @@ FIELDS = (
     "cls_logits",
     "distillation_logits",
     "prediction_outputs",
+    "encoder_last_hidden_state",
     "loss",
 )
+STATES = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
+
+
+def sources_and_targets(vocabulary: int = 101, seed: int = 1) -> dict[str, Tensor]:
+    """Three sources of 5, 11 and 9 tokens, which end with 2, and targets of 7, 4 and 2, padded with 1 on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([[5], [11], [9]])
+    ids = torch.randint(3, vocabulary, (3, 11), generator=generator).scatter(1, lengths - 1, 2)
+    mask = (torch.arange(11) < lengths).long()
+    return {
+        "input_ids": torch.where(mask != 0, ids, 1),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, vocabulary, (3, 7), generator=generator),
+        "decoder_attention_mask": (torch.arange(7) < torch.tensor([[7], [4], [2]])).long(),
+    }
+
+
+def padded_on_the_left(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch of `sources_and_targets` with each item's padding before it."""
+    lengths = {name: inputs[name].sum(1).tolist() for name in inputs if name.endswith("mask")}
+    side = {name: "decoder_attention_mask" if "decoder" in name else "attention_mask" for name in inputs}
+    return {
+        name: torch.stack([row.roll(-n) for row, n in zip(x, lengths[side[name]], strict=True)])
+        for name, x in inputs.items()
+    }
 
 
 def transformers() -> Any:
@@ -78,7 +104,7 @@ def assert_agrees(
     folder: Path,
     inputs: Mapping[str, Any],
     *,
-    real: Tensor | None = None,
+    real: Tensor | Iterable[Tensor] | None = None,
     ours: Mapping[str, Any] | None = None,
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
     fields: Iterable[str] = FIELDS,
@@ -90,7 +116,7 @@ def assert_agrees(
 
     Args:
         inputs: of transformers' call; tensors of floats are cast.
-        real: bool (B, L), the rows that are compared; None: all.
+        real: bool (B, L), the rows that are compared; None: all. Several where lengths differ, as of source and target.
         ours: what our call gets in the place of, or beside, `inputs`.
         load: further arguments of `saccade.models.load`.
         names: fields that transformers calls otherwise: ours -> theirs.
@@ -105,15 +131,17 @@ def assert_agrees(
             got = model(**_cast({**inputs, **(ours or {})}, dtype), hidden_states=True)
         pairs = [(f, getattr(expected, (names or {}).get(f, f), None), getattr(got, f, None)) for f in fields]
         compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
-        states = expected.hidden_states
         assert got.hidden_states is not None
-        ours_states = got.hidden_states if last_state else got.hidden_states[:-1]
-        assert len(states) == len(ours_states)
-        compared += [(f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, ours_states, strict=True))]
+        for field in (name for name in STATES if getattr(expected, name, None)):
+            mine = getattr(got, field) if last_state else getattr(got, field)[:-1]
+            states = zip(getattr(expected, field), mine, strict=True)
+            compared += [(f"{field}[{n}]", a, b) for n, (a, b) in enumerate(states)]
         for name, a, b in compared:
             assert b is not None, f"{name}: not given"
             assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"
-            a, b = (t[real] if real is not None and t.shape[:2] == real.shape else t for t in (a, b))
+            choices = [] if real is None else [real] if isinstance(real, Tensor) else real
+            rows = next((chosen for chosen in choices if chosen.shape == a.shape[:2]), ...)
+            a, b = a[rows], b[rows]
             assert torch.allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]), (
                 f"{name} in {dtype}: off by {(a - b).abs().max():.3g}"
             )

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from .checkpoint import LanguageModel, save
 from .config import ModelConfig
+from .decoding.beam import BeamSearch
+from .decoding.constraints import Constraints
+from .decoding.generated import Generated
 from .embedding import embed
 from .generation import Sampling, generate
 from .language_model import DecoderLM
@@ -18,8 +21,11 @@ from .text_tokenizer import TextTokenizer
 from .tokenizer import Encoding, Tokenizer
 
 __all__ = [
+    "BeamSearch",
+    "Constraints",
     "DecoderLM",
     "Encoding",
+    "Generated",
     "LanguageModel",
     "LoadReport",
     "Model",

@@ -28,6 +28,8 @@ class ModelOutput:
         prediction_outputs: (B, steps, channels), the forecast of a series, in its own units.
         cls_logits, distillation_logits: (B, K), of DeiT's two classifiers.
         cache: the one the call was given, longer by its tokens.
+        encoder_last_hidden_state, encoder_hidden_states: of the encoder, where there is a decoder beside it, whose
+            all others are.
     """
 
     last_hidden_state: Tensor | None = None
@@ -41,3 +43,10 @@ class ModelOutput:
     cls_logits: Tensor | None = None
     distillation_logits: Tensor | None = None
     cache: KVCache | None = None
+    encoder_last_hidden_state: Tensor | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+
+    @property
+    def decoder_hidden_states(self) -> tuple[Tensor, ...] | None:
+        """`hidden_states` by their published name in encoder-decoders."""
+        return self.hidden_states

@@ -17,8 +17,8 @@ from ..variants import HeadSizes, MechanismConfig
 
 PositionsConfig = RotaryConfig | AlibiConfig | T5Config
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "geglu", "reglu", "swiglu")
-GATED = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "geglu", "geglu_tanh", "reglu", "swiglu")
+GATED = {"geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "swiglu": "silu"}
 HEAD_NORMS = ("layer", "rms")
 NORMS = (*HEAD_NORMS, "batch")
 PLACEMENTS = ("pre", "post", "parallel")
@@ -222,7 +222,8 @@ class BlockConfig:
         cross: to a context; for decoder blocks of an encoder-decoder. None is none.
         hidden: F, width inside the feed-forward layer; None is 4 E, or where it is gated 8/3 E (as many parameters)
             rounded up to a multiple of 32; 0 is no such layer, and no norm of its own: attention alone.
-        activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu" (Shazeer 2020).
+        activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "geglu_tanh", "reglu", "swiglu" (Shazeer
+            2020).
         norm: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019) or "batch" (Ioffe and Szegedy 2015), which in
             training joins all tokens of a batch, padding and later ones too.
         placement: "pre", x + f(norm(x)) (Xiong et al. 2020); "post", norm(x + f(x)) (Vaswani et al. 2017); or

@@ -5,7 +5,7 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, distilbert, electra, esm, gpt2, patchtst, roberta, vit, wav2vec2
+from . import bart, bert, distilbert, electra, esm, gpt2, marian, patchtst, roberta, t5, vit, wav2vec2
 
 FAMILIES = (
     bert.FAMILY,
@@ -14,8 +14,11 @@ FAMILIES = (
     electra.FAMILY,
     esm.FAMILY,
     gpt2.FAMILY,
-    patchtst.FAMILY,
+    t5.FAMILY,
+    bart.FAMILY,
+    marian.FAMILY,
     vit.FAMILY,
     vit.DEIT,
     wav2vec2.FAMILY,
+    patchtst.FAMILY,
 )
