@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from .checkpoint import LanguageModel, save
 from .config import ModelConfig
-from .generation import Sampling, generate
+from .decoding.sampling import Sampling
+from .generation import generate
 from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model
