@@ -141,16 +141,25 @@ def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def without_rounding(theirs: nn.Module) -> nn.Module:
-    """The same model with RMS norms and rotary angles in float64 where its weights are.
+    """The same model with RMS norms, rotary angles and GPT-Neo's attention in float64 where its weights are.
 
-    transformers computes both in float32 whatever the weights' dtype, which alone is an error of 1e-7 in float64.
+    transformers computes these in float32 whatever the weights' dtype, which alone is an error of 1e-7 in float64.
     """
     for name, module in theirs.named_modules():
         if hasattr(module, "variance_epsilon"):
             module.forward = functools.partial(_plain_norm, module)
         elif name.endswith("rotary_emb"):
             module.forward = functools.partial(_plain_waves, module)
+        elif hasattr(module, "attention_type") and hasattr(module, "_attn"):
+            module._attn = functools.partial(_plain_attention, module)
     return theirs
+
+
+def _plain_attention(neo: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows, keys = query.shape[-2], key.shape[-2]
+    logits = query @ key.mT + (0.0 if mask is None else mask)
+    weights = logits.masked_fill(~neo.bias[..., keys - rows : keys, :keys], torch.finfo(query.dtype).min).softmax(-1)
+    return weights @ value, weights
 
 
 def _plain_norm(norm: Any, x: Tensor) -> Tensor:

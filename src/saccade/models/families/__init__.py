@@ -5,6 +5,6 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, gpt2, llama
+from . import bert, gpt2, gpt_neo, llama
 
-FAMILIES = (bert.FAMILY, gpt2.FAMILY, llama.FAMILY)
+FAMILIES = (bert.FAMILY, gpt2.FAMILY, gpt_neo.FAMILY, llama.FAMILY)

@@ -57,10 +57,10 @@ class Llama(TextDecoder):
             ]
         )
         self.head = None
-        tied = settings.flag("tie_word_embeddings", settings.get("model_type") == "smollm3")
+        self.tied = settings.flag("tie_word_embeddings", settings.get("model_type") == "smollm3")
         if request.head == "sequence-classification":
             self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
-        elif request.head == "causal-lm" and not tied:
+        elif request.head == "causal-lm" and not self.tied:
             self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
 
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
@@ -209,7 +209,7 @@ def _keys(model: Llama) -> KeyMap:
         ),
         mine,
         prefix="model.",
-        tied={"lm_head.weight": "embed_tokens.weight"},
+        tied={"lm_head.weight": "embed_tokens.weight"} if model.tied else {},
         derived=(f"{LAYER}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
         unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
     )
