@@ -305,19 +305,20 @@ def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
     if cache is None or torch.compiler.is_compiling():
         yield
         return
-    before = [torch.as_tensor(layer.length) for layer in cache.layers]
-    if not all(torch.equal(length, before[0]) for length in before):
-        told = ", ".join(str(length.tolist()) for length in before)
+    before = [layer.lengths() for layer in cache.layers]
+    held = {lengths.tobytes() for lengths in before}
+    if len(held) > 1:
+        told = ", ".join(str(lengths.tolist() if lengths.size > 1 else int(lengths[0])) for lengths in before)
         raise ValueError(f"cache: its layers hold {told} tokens, so they are not of the same calls; reset() it")
     try:
         yield
     except BaseException:  # Ctrl-C as well
         for layer, length in zip(cache.layers, before, strict=True):
-            added = layer.length - length
+            added = layer.lengths() - length
             # A full ring cannot take everything back; then the next call sees that the layers differ.
             with contextlib.suppress(ValueError):
-                if bool((added > 0).any()):
-                    layer.rollback(added)
+                if (added > 0).any():
+                    layer.rollback(torch.from_numpy(added) if added.size > 1 else int(added[0]))
         raise
 
 
