@@ -6,8 +6,9 @@ Tolerances: rounding of float32 and float64 in a few narrow layers, on values of
 from __future__ import annotations
 
 import functools
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def written(folder: Path, class_name: str, config: Any, seed: int = 0, spread: f
             parameter.add_(spread * torch.randn_like(parameter) / max(1, parameter.shape[-1]) ** 0.5)
     model.save_pretrained(folder)
     return model
+
+
+def written_words(folder: Path, texts: Sequence[str], **config: object) -> Path:
+    """A tokenizer as BERT's in `folder`, of 97 tokens: vocab.txt and tokenizer_config.json."""
+    import tokenizers
+
+    trained = tokenizers.BertWordPieceTokenizer(lowercase=bool(config.get("do_lower_case", True)))
+    trained.train_from_iterator([*texts] * 5, vocab_size=97, min_frequency=1, show_progress=False)
+    trained.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **config}))
+    return folder
 
 
 def assert_agrees(
@@ -131,6 +143,38 @@ def assert_round_trip(theirs: nn.Module, folder: Path, out: Path) -> None:
     stored = type(theirs).from_pretrained(folder).state_dict()
     for name, tensor in opened.state_dict().items():
         assert torch.equal(tensor, stored[name]), name
+
+
+def assert_padded_equals_alone(model: models.Model, inputs: Mapping[str, Tensor], filler: int = 0) -> None:
+    """Each item of a batch padded on the right, or on the left, has the states it has alone; so has a packed row.
+
+    Args:
+        inputs: tensors (B, L), padded on the right, with `attention_mask`.
+        filler: the id that stands in padding.
+    """
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    right = {**inputs, "input_ids": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, filler)}
+    columns = inputs["input_ids"].shape[1]
+    left = {
+        name: torch.stack([row.roll(columns - n) for row, n in zip(x, lengths, strict=True)])
+        for name, x in right.items()
+    }
+    beside = {name: x for name, x in right.items() if name not in ("input_ids", "attention_mask")}
+    row = {name: torch.cat([x[i, :n] for i, n in enumerate(lengths)])[None] for name, x in beside.items()}
+    ids = torch.cat([right["input_ids"][i, :n] for i, n in enumerate(lengths)])[None]
+    states, layout = model.read_row(ids, lengths, **row)
+    means, firsts = layout.mean(states), layout.first(states)
+    right_out, left_out = model(**right).last_hidden_state, model(**left).last_hidden_state
+    for item, (length, state) in enumerate(zip(lengths, states[0].split(lengths), strict=True)):
+        alone = model(
+            right["input_ids"][item : item + 1, :length], **{n: x[item : item + 1, :length] for n, x in beside.items()}
+        )
+        expected = alone.last_hidden_state[0]
+        for got in (right_out[item, :length], left_out[item, columns - length :], state):
+            assert torch.allclose(got, expected, atol=1e-12)
+        assert torch.allclose(means[item], expected.mean(0), atol=1e-12)
+        assert torch.allclose(firsts[item], expected[0], atol=1e-12)
+        assert not right_out[item, length:].any()
 
 
 def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:

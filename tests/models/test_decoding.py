@@ -138,7 +138,7 @@ def test_bad_input(tmp_path):
             ours.generate(ids, **options)
     with pytest.raises(ValueError, match="input_ids: ids must be from 0 to 100, got 101"):
         ours.generate(ids + 100)
-    with pytest.raises(ValueError, match="generate: needs the head 'causal-lm', and this model has None"):
+    with pytest.raises(ValueError, match="generate: needs the head 'causal-lm', and this model has none"):
         models.load(tmp_path, head="none").generate(ids)
     assert ours.generate(ids, max_new_tokens=6).shape == (2, 31)
 

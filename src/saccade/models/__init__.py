@@ -8,11 +8,13 @@ from __future__ import annotations
 from .checkpoint import LanguageModel, save
 from .config import ModelConfig
 from .decoding.sampling import Sampling
+from .embedding import embed
 from .generation import generate
 from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model
 from .output import ModelOutput
+from .text_tokenizer import TextTokenizer
 from .tokenizer import Encoding, Tokenizer
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "ModelConfig",
     "ModelOutput",
     "Sampling",
+    "TextTokenizer",
     "Tokenizer",
+    "embed",
     "generate",
     "load",
     "save",

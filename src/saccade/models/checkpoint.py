@@ -65,7 +65,7 @@ class LanguageModel(GeneratingModel):
         self.request, self.family = Request("causal-lm", mechanism=model.config.mechanism), OWN
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:  # type: ignore[override]  # its own, which knows one special token
         return self._tokenizer
 
     @property

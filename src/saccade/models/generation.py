@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -50,37 +49,28 @@ def generate(
     A token that means the end of a text ends it, and is not shown.
 
     Args:
-        lm: a language model with its tokenizer.
+        lm: a language model with its tokenizer, which `saccade.models.load` opens.
         cache: as in `sample_tokens`: with a streaming one the context has no end.
 
     Raises:
-        ValueError: the prompt leaves no room in the context; a model that is no language model.
+        TypeError: a model of another kind. FileNotFoundError: no tokenizer. ValueError: the prompt leaves no room in
+            the context; a model without the head of a language model.
     """
-    if lm.request.head != "causal-lm":
-        raise ValueError(f"generate: needs the head 'causal-lm', and this model has {lm.request.head!r}")
+    if not isinstance(lm, GeneratingModel):
+        raise TypeError(f"lm: expected a decoder of text, which continues one, got {type(lm).__name__}")
+    lm.check_generates()
     ids = prompt_ids(lm, prompt)
     cache = lm.cache() if cache is None else cache
     _room(lm, ids, 1, cache)
     drawn = sample_tokens(lm, ids, tokens, sampling or Sampling(), cache)
-    return _tokenizer(lm).stream(_until(drawn, lm.end_tokens))
+    return lm.tokenizer.stream(_until(drawn, lm.end_tokens))
 
 
 def prompt_ids(lm: GeneratingModel, prompt: str) -> list[int]:
     """The prompt's tokens behind those that begin a text."""
-    tokenizer = _tokenizer(lm)
     if isinstance(lm, LanguageModel):
-        return [tokenizer.start, *tokenizer.encode(prompt).ids]
-    ids = list(tokenizer.whole(prompt))
-    while len(ids) > 1 and ids[-1] in lm.end_tokens:  # the text goes on
-        ids.pop()
-    return ids or list(lm.begin_tokens)
-
-
-def _tokenizer(lm: GeneratingModel) -> Any:
-    tokenizer = getattr(lm, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError(f"{lm.folder}: has no tokenizer; a text needs one, `model.generate` takes tokens")
-    return tokenizer
+        return [lm.tokenizer.start, *lm.tokenizer.encode(prompt).ids]
+    return [*lm.tokenizer.before, *lm.tokenizer.encode(prompt).ids] or list(lm.begin_tokens)
 
 
 def _room(model: DecoderLM | GeneratingModel, prompt: Sequence[int], count: int, cache: KVCache) -> int:

@@ -85,13 +85,13 @@ class ItemHead(nn.Module):
 class SpanHead(nn.Module):
     """Logits of an answer's first and last token; `labels` two tensors (B,) of their columns."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, dropout: float = 0.0):
         super().__init__()
-        self.inner = nn.Linear(width, 2)
+        self.inner, self.dropout = nn.Linear(width, 2), nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: TokenLayout, labels: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
         """`start_logits` and `end_logits` (B, L), -inf in the padding, and `loss`."""
-        ends = layout.put(self.inner(x), -torch.inf).unbind(-1)
+        ends = layout.put(self.inner(self.dropout(x)), -torch.inf).unbind(-1)
         loss = None
         if labels is not None:
             # As published: columns beyond the text count for nothing.
@@ -130,21 +130,29 @@ class Classifier(nn.Module):
 class VocabularyHead(nn.Module):
     """Logits of the vocabulary: `norm(activation(dense(x))) W^T + b`, W the token embedding unless it has its own.
 
-    With its own, `out` has W and b; `bias` is then published beside it and read by nothing.
+    With its own, `out` has W and b; some families publish a `bias` beside it, which nothing reads.
 
     Args:
         embedding: (V, D) token embedding, which W is when tied.
         tied: whether it is.
+        beside: whether there is a `bias` beside `out`.
     """
 
     def __init__(
-        self, width: int, embedding: nn.Embedding, activation: Callable[[Tensor], Tensor], eps: float, *, tied: bool
+        self,
+        width: int,
+        embedding: nn.Embedding,
+        activation: Callable[[Tensor], Tensor],
+        eps: float,
+        *,
+        tied: bool,
+        beside: bool = True,
     ):
         super().__init__()
         vocabulary, inner = embedding.num_embeddings, embedding.embedding_dim
         self.activation = activation
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, eps)
-        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if tied or beside else None
         self.out = None if tied else nn.Linear(inner, vocabulary)
         self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
 

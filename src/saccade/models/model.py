@@ -7,6 +7,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.settings import CONFIG, Settings
 from .output import ModelOutput
+from .text_tokenizer import TextTokenizer, open_tokenizer
 
 MECHANISM = ".mechanism."  # in the name of a tensor that no published model has
 
@@ -98,6 +100,13 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
         """The ecosystem's argument names; each family has its own."""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the folder. FileNotFoundError where there is none, ValueError where it is damaged."""
+        if self.folder is None:
+            raise FileNotFoundError("tokenizer: the model comes from no folder, so there is none")
+        return open_tokenizer(self.folder, getattr(self, "longest", None))
 
     @property
     def device(self) -> torch.device:

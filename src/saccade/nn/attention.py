@@ -24,6 +24,7 @@ from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
+from ._linear import Linear
 from ._ragged import refuse_with_nested, through_nested
 from .cache import CachedInputs, ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, StreamingLayer
 from .cache.aligning import AlignedItems
@@ -83,15 +84,15 @@ class MultiHeadAttention(nn.Module):
         self.config, self.shape = config, config.shape
         self.sizes = queries, keys, values = config.sizes
         if self.shape.fused:
-            self.projection = nn.Linear(config.width, queries + keys + values, bias=config.bias)
+            self.projection = Linear(config.width, queries + keys + values, bias=config.bias)
         else:
-            self.query = nn.Linear(config.width, queries, bias=config.bias)
+            self.query = Linear(config.width, queries, bias=config.bias)
             if keys:
-                self.key = nn.Linear(self.shape.context, keys, bias=config.bias)
-            self.value = nn.Linear(self.shape.values, values, bias=config.bias)
+                self.key = Linear(self.shape.context, keys, bias=config.bias)
+            self.value = Linear(self.shape.values, values, bias=config.bias)
         read = config.heads * self.shape.value_head
-        self.output = nn.Linear(read, self.shape.out, bias=self.shape.output_bias)
-        self.gate = nn.Linear(config.width, read, bias=False) if config.gate else None
+        self.output = Linear(read, self.shape.out, bias=self.shape.output_bias)
+        self.gate = Linear(config.width, read, bias=False) if config.gate else None
         self.query_norm, self.key_norm = _head_norm(config), _head_norm(config)
         self.sink = nn.Parameter(torch.empty(config.heads)) if config.sink else None
         scheme = config.positions

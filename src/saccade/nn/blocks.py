@@ -127,7 +127,7 @@ class EncoderBlock(nn.Module):
 
     def writers(self) -> list[nn.Linear]:
         """The layers that write into the residual stream."""
-        return [self.attention.output] + ([] if self.feed_forward is None else [self.feed_forward.down])
+        return [self.attention.output, *([] if self.feed_forward is None else [self.feed_forward.down])]
 
     def _with_feed_forward(self, x: Tensor) -> Tensor:
         """What comes after attention, unless it is left out."""

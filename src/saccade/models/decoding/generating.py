@@ -86,8 +86,7 @@ class GeneratingModel(Model):
             TypeError, ValueError: ids outside the vocabulary, other shapes, an item of padding alone, a head that is no
                 language model's, or more tokens than the model has positions.
         """
-        if self.request.head != "causal-lm":
-            raise ValueError(f"generate: needs the head 'causal-lm', and this model has {self.request.head!r}")
+        self.check_generates()
         length = check_ids("input_ids", input_ids, self.vocabulary)[1]
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: must be at least 1, got {max_new_tokens}")
@@ -108,6 +107,12 @@ class GeneratingModel(Model):
             pad=self.pad_token,
         )
         return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
+
+    def check_generates(self) -> None:
+        """ValueError unless the head is a language model's."""
+        if self.request.head != "causal-lm":
+            has = "none" if self.request.head is None else repr(self.request.head)
+            raise ValueError(f"generate: needs the head 'causal-lm', and this model has {has}")
 
     def _tokens(self, name: str) -> tuple[int, ...]:
         """A token or several, as generation_config.json says or config.json."""

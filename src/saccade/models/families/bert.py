@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import AttentionConfig, BlockConfig, Encoder
-from ...nn.feed_forward import FUNCTIONS
+from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead
@@ -54,7 +54,7 @@ class Bert(TextEncoder):
         self.norm = nn.LayerNorm(width, settings.number("layer_norm_eps", 1e-12))
         self.dropout = nn.Dropout(dropout)
         self.encoder = Encoder(block, settings.layers("num_hidden_layers", 12))
-        stored = {"pooler.dense.weight", "bert.pooler.dense.weight"} & settings.stored
+        stored = any(name.endswith("pooler.dense.weight") for name in settings.stored)
         pooled = request.head == "sequence-classification" or (request.head is None and stored)
         self.pooler = nn.Linear(width, width) if pooled else None
         self.head = bert_head(settings, request, self.tokens, block)
@@ -64,7 +64,7 @@ class Bert(TextEncoder):
     ) -> Tensor:
         shape = layout.batch, layout.length
         if position_ids is None:
-            places = layout.positions().to(input_ids.device)
+            places = self.own_positions(input_ids, layout)
         else:
             places = layout.take(check_like("position_ids", position_ids, shape, self.places.num_embeddings))
         if token_type_ids is None:
@@ -74,6 +74,10 @@ class Bert(TextEncoder):
                 layout.take(check_like("token_type_ids", token_type_ids, shape, self.types.num_embeddings))
             )
         return self.dropout(self.norm(self.tokens(layout.take(input_ids)) + types + self.places(places)))
+
+    def own_positions(self, input_ids: Tensor, layout: TokenLayout) -> Tensor:
+        """The positions of tokens as they are computed."""
+        return layout.positions().to(input_ids.device)
 
     def pool(self, x: Tensor, layout: TokenLayout) -> Tensor | None:
         return None if self.pooler is None else torch.tanh(self.pooler(layout.first(x)))
