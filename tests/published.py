@@ -6,6 +6,7 @@ Tolerances: rounding of float32 and float64 in a few narrow layers, on values of
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -253,3 +254,39 @@ def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
     }
+
+
+def without_rounding(theirs: nn.Module) -> nn.Module:
+    """The same model with RMS norms, rotary angles and GPT-Neo's attention in float64 where its weights are.
+
+    transformers computes these in float32 whatever the weights' dtype, which alone is an error of 1e-7 in float64.
+    """
+    for name, module in theirs.named_modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = functools.partial(_plain_norm, module)
+        elif name.endswith("rotary_emb"):
+            module.forward = functools.partial(_plain_waves, module)
+        elif hasattr(module, "attention_type") and hasattr(module, "_attn"):
+            module._attn = functools.partial(_plain_attention, module)
+    return theirs
+
+
+def _plain_attention(neo: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows, keys = query.shape[-2], key.shape[-2]
+    logits = query @ key.mT + (0.0 if mask is None else mask)
+    weights = logits.masked_fill(~neo.bias[..., keys - rows : keys, :keys], torch.finfo(query.dtype).min).softmax(-1)
+    return weights @ value, weights
+
+
+def _plain_norm(norm: Any, x: Tensor) -> Tensor:
+    return norm.weight * x * (x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+
+
+def _plain_waves(rotary: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    values = rotary.config.rope_parameters
+    steps = rotary.inv_freq.double()
+    if values["rope_type"] in ("default", "dynamic", "linear"):  # of the others, those of the buffer
+        width, factor = 2 * steps.numel(), values["factor"] if values["rope_type"] == "linear" else 1.0
+        steps = values["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width) / factor
+    angles = (position_ids[..., None].double() * steps).repeat(1, 1, 2)
+    return tuple((wave * rotary.attention_scaling).to(x.dtype) for wave in (angles.cos(), angles.sin()))  # type: ignore[return-value]

@@ -445,7 +445,10 @@ def test_a_changed_width_changes_its_defaults():
     [
         (lambda: BlockConfig("attention"), "attention: expected AttentionConfig, got str"),
         (lambda: config(cross="cross"), "cross: expected AttentionConfig, got str"),
-        (lambda: Encoder(ATTENTION, 2), "config: expected BlockConfig, got AttentionConfig"),
+        (
+            lambda: Encoder(ATTENTION, 2),
+            "config: expected BlockConfig, or a sequence of one for each layer, got AttentionConfig",
+        ),
         (lambda: EncoderBlock(ATTENTION), "config: expected BlockConfig, got AttentionConfig"),
         (lambda: Encoder(config(), 2.0), "layers: must be an int, got 2.0"),
         (lambda: Decoder(config(), 2, causal="no"), "causal: must be True or False, got 'no'"),

@@ -10,8 +10,9 @@ from .config import ModelConfig
 from .decoding.beam import BeamSearch
 from .decoding.constraints import Constraints
 from .decoding.generated import Generated
+from .decoding.sampling import Sampling
 from .embedding import embed
-from .generation import Sampling, generate
+from .generation import generate
 from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model

@@ -24,8 +24,8 @@ from .decoding.constraints import Constraints
 from .decoding.drawing import draw
 from .decoding.generated import Generated
 from .decoding.published import generation_settings, published_constraints, published_search
+from .decoding.sampling import Sampling
 from .decoding.targets import TargetStep
-from .generation import Sampling
 from .heads import IGNORED
 from .inputs import check_ids
 from .memory import Memory
@@ -193,7 +193,7 @@ class EncoderDecoder(Model):
         if self.longest is not None and begun.shape[1] + rules.max_new_tokens - 1 > self.longest:
             if max_new_tokens is not None:
                 raise ValueError(
-                    f"max_new_tokens: {max_new_tokens} after {begun.shape[1]} are more than the {self.longest} positions"
+                    f"max_new_tokens: {max_new_tokens} after {begun.shape[1]} exceed the {self.longest} positions"
                 )
             rules = replace(rules, max_new_tokens=max(self.longest - begun.shape[1] + 1, 1))
         pad = self.settings.count("pad_token_id", 0, least=0)

@@ -82,7 +82,7 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(config, AttentionConfig):
             raise TypeError(f"config: expected AttentionConfig, got {type(config).__name__}")
         self.config, self.shape = config, config.shape
-        queries, keys, values = config.sizes
+        self.sizes = queries, keys, values = config.sizes
         if self.shape.fused:
             self.projection = Linear(config.width, queries + keys + values, bias=config.bias)
         else:
@@ -349,19 +349,21 @@ class MultiHeadAttention(nn.Module):
         """(weight, bias) of query, key and value, fused or not; a key's has no rows where keys are the queries."""
         if not self.shape.fused:
             of_query, of_value = ((layer.weight, layer.bias) for layer in (self.query, self.value))
-            of_key = (self.key.weight, self.key.bias) if self.config.sizes[1] else (of_query[0][:0], None)
+            of_key = (self.key.weight, self.key.bias) if self.sizes[1] else (of_query[0][:0], None)
             return [of_query, of_key, of_value]
-        weights = self.projection.weight.split(self.config.sizes)
-        biases = (None,) * 3 if self.projection.bias is None else self.projection.bias.split(self.config.sizes)
+        weights = self.projection.weight.split(self.sizes)
+        biases = (None,) * 3 if self.projection.bias is None else self.projection.bias.split(self.sizes)
         return list(zip(weights, biases, strict=True))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, Hq, L, D), keys (B, Hkv, L, D) and values (B, Hkv, L, Dv) of the same tokens."""
         if not self.shape.fused:
             return self._queries(x), *self._keys_values(x, x)
-        query, key, value = self.projection(x).split(self.config.sizes, dim=-1)
+        query, key, value = self.projection(x).split(self.sizes, dim=-1)
         heads = self._split_heads(query)
-        key_heads = self._split_heads(key) if self.config.sizes[1] else heads
+        key_heads = self._split_heads(key) if self.sizes[1] else heads
+        if self.config.qk_norm is None:
+            return heads, key_heads, self._value_heads(value)
         return self.query_norm(heads), self.key_norm(key_heads), self._value_heads(value)
 
     def _queries(self, x: Tensor) -> Tensor:
@@ -371,11 +373,11 @@ class MultiHeadAttention(nn.Module):
     def _keys_values(self, context: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self.shape.fused:
             of_query, of_key, of_value = self.matrices()
-            of_key = of_key if self.config.sizes[1] else of_query
+            of_key = of_key if self.sizes[1] else of_query
             key, value = F.linear(context, *of_key), F.linear(values, *of_value)
         else:
             # Keys that are the queries are made by the queries' matrix.
-            key, value = (self.key if self.config.sizes[1] else self.query)(context), self.value(values)
+            key, value = (self.key if self.sizes[1] else self.query)(context), self.value(values)
         return self.key_norm(self._split_heads(key)), self._value_heads(value)
 
     def _split_heads(self, features: Tensor) -> Tensor:
@@ -429,9 +431,10 @@ def check_tokens(name: str, x: object, width: int, weight: Tensor | None = None)
         return
     if x.device != weight.device:
         raise ValueError(f"{name}: is on {x.device}, expected the module's device {weight.device}")
+    if x.dtype == weight.dtype:
+        return
     kind = x.device.type
-    mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.is_floating_point()
-    if x.dtype != weight.dtype and not mixed:
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.is_floating_point()):
         raise TypeError(f"{name}: is {x.dtype}, expected the module's {weight.dtype}")
 
 

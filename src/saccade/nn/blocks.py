@@ -21,7 +21,7 @@ from ._ragged import refuse_with_nested, through_nested
 from .attention import MultiHeadAttention, Observation, Observer, check_tokens, check_weights, weights_of
 from .cache import ContextLayer, LayerCache
 from .config import BlockConfig
-from .feed_forward import FeedForward
+from .feed_forward import FeedForward, dropped
 from .norm import make_norm
 
 
@@ -102,7 +102,7 @@ class EncoderBlock(nn.Module):
         if self.config.placement == "parallel":
             normed = self.attention_norm(x)
             read = attend(normed)
-            return x + self.dropout(read if self.feed_forward is None else read + self.feed_forward(normed))
+            return x + dropped(self.dropout, read if self.feed_forward is None else read + self.feed_forward(normed))
         return self._with_feed_forward(self._with_residual(x, self.attention_norm, attend))
 
     def _weighed(
@@ -136,8 +136,8 @@ class EncoderBlock(nn.Module):
     def _with_residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """A layer around which the residual stream runs, normalised before or after."""
         if self.config.placement == "pre":
-            return x + self.dropout(layer(norm(x)))
-        return norm(x + self.dropout(layer(x)))
+            return x + dropped(self.dropout, layer(norm(x)))
+        return norm(x + dropped(self.dropout, layer(x)))
 
     def _norm(self) -> nn.Module:
         config = self.config

@@ -12,6 +12,11 @@ from ._linear import FUNCTIONS, Linear
 from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_share, default_hidden
 
 
+def dropped(dropout: nn.Module, x: Tensor) -> Tensor:
+    """`dropout(x)`, without the cost of asking where it would leave x as it is: in a step of decoding that is felt."""
+    return x if type(dropout) is nn.Dropout and not (dropout.training and dropout.p) else dropout(x)
+
+
 class FeedForward(nn.Module):
     """`down(dropout(f(up(x))))`, or gated `down(dropout(f(gate(x)) * up(x)))`: (B, L, E) -> (B, L, E).
 
@@ -63,7 +68,7 @@ class FeedForward(nn.Module):
             inner = FUNCTIONS[GATED[self.activation]](gate) * up
         else:
             inner = self.up.activated(x, self.activation)
-        return self.down(self.dropout(inner))
+        return self.down(dropped(self.dropout, inner))
 
     def extra_repr(self) -> str:
         return repr(self.activation)

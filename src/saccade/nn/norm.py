@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from .config import NORMS, check_choice
@@ -12,7 +13,10 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., E) to the same shape and dtype."""
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+        weight = self.weight
+        if x.dtype == weight.dtype:
+            return torch.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return torch.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -5,14 +5,14 @@ Shape legend: B batch, H heads, L length, D key width.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from .._masks._data import describe, whole
 from .offsets import Offset
-from .scaling import LinearScaling, NTKScaling, Scaling, YaRNScaling, check_number, frequencies
+from .scaling import Scaling, check_number, frequencies
 from .waves import StoredWaves, Waves
 
 Layout = Literal["half", "interleaved"]
@@ -39,8 +39,8 @@ class Rotary(nn.Module):
         layout: "half" or "interleaved".
         turned: R, how many features are turned, the first ones; the rest are left as they are (partial rotary
             positions: GPT-J, GPT-NeoX). None is all of them.
-        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for contexts longer than those trained on. An attention
-            factor multiplies turned features only.
+        scaling: `LinearScaling`, `NTKScaling`, `YaRNScaling` or `Llama3Scaling`, for contexts longer than those trained
+            on. An attention factor multiplies turned features only.
 
     Raises:
         TypeError: a number or a scaling of another type.
@@ -140,5 +140,6 @@ def check_rotary(base: float, layout: str, turned: int | None, scaling: Scaling 
         raise ValueError(f"layout: must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
     if turned is not None and (whole(turned, "turned") < 2 or turned % 2):
         raise ValueError(f"turned: features are turned in pairs, so it must be even and at least 2, got {turned}")
-    if scaling is not None and not isinstance(scaling, (LinearScaling, NTKScaling, YaRNScaling)):
-        raise TypeError(f"scaling: must be LinearScaling, NTKScaling, YaRNScaling or None, got {describe(scaling)}")
+    if scaling is not None and not isinstance(scaling, Scaling):
+        known = ", ".join(kind.__name__ for kind in get_args(Scaling))
+        raise TypeError(f"scaling: must be {known} or None, got {describe(scaling)}")

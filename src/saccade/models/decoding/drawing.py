@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..generation import Sampling
 from .constraints import Constraints
 from .generated import Generated
+from .sampling import Sampling
 from .step import Step
 
 

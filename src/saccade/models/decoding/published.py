@@ -7,9 +7,9 @@ from typing import Any
 
 from ..checkpoints.reading import read_json
 from ..checkpoints.settings import Settings
-from ..generation import Sampling
 from .beam import BeamSearch
 from .constraints import Constraints
+from .sampling import Sampling
 
 GENERATION = "generation_config.json"
 DEFAULT_TOKENS = 128  # where the files name no length

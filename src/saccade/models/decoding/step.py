@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...nn import KVCache
-from ..output import ModelOutput
 
 
 class Step(Protocol):
@@ -27,16 +26,9 @@ class Step(Protocol):
 
 
 class Decoding(Protocol):
-    """A model that reads tokens with a cache: `TextDecoder`, `LanguageModel`."""
+    """A model that reads tokens with a cache: a `GeneratingModel`, a `DecoderLM`."""
 
-    def __call__(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        cache: KVCache | None = None,
-        logits_to_keep: int | None = None,
-    ) -> ModelOutput: ...
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor: ...
 
     def cache(self) -> KVCache: ...
 
@@ -59,9 +51,7 @@ class DecoderStep:
         mask, self._mask = self._mask, None
         if mask is not None:
             ids, mask = padded_on_the_left(ids, mask)
-        logits = self.model(ids, mask, cache=self.cache, logits_to_keep=1).logits
-        assert logits is not None
-        return logits[:, -1]
+        return self.model.next_logits(ids, mask, self.cache)
 
     def reorder(self, items: Tensor) -> None:
         """Item n becomes a copy of item `items[n]`."""

@@ -5,7 +5,7 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bart, bert, distilbert, electra, esm, gpt2, marian, patchtst, roberta, t5, vit, wav2vec2
+from . import bart, bert, distilbert, electra, esm, gpt2, gpt_neo, llama, marian, patchtst, roberta, t5, vit, wav2vec2
 
 FAMILIES = (
     bert.FAMILY,
@@ -14,6 +14,8 @@ FAMILIES = (
     electra.FAMILY,
     esm.FAMILY,
     gpt2.FAMILY,
+    gpt_neo.FAMILY,
+    llama.FAMILY,
     t5.FAMILY,
     bart.FAMILY,
     marian.FAMILY,

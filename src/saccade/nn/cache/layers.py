@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..._masks import Mask
 from .context import ContextLayer
-from .fitting import LastAnswer
+from .fitting import LastAnswers
 from .growing import GrowingLayer
 from .layer import LayerCache
 from .static import StaticLayer
@@ -33,7 +33,7 @@ class KVCache:
             raise ValueError("layers: a layer's cache serves that layer only, but one object came twice")
         self.layers = list(layers)
         self.contexts = [ContextLayer() for _ in layers]
-        shared = LastAnswer()
+        shared = LastAnswers()
         for layer in self.layers:
             layer._latest = shared
 
