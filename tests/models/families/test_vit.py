@@ -60,6 +60,18 @@ def test_images_of_other_sizes(tmp_path, name, height, width):
     assert_agrees(theirs, tmp_path, inputs)
 
 
+def test_models_of_images_that_are_not_square(tmp_path):
+    theirs = written(tmp_path, "ViTModel", config(image_size=[20, 35], num_hidden_layers=1))
+    model = assert_agrees(theirs, tmp_path, {"pixel_values": images(3, 20, 35)})
+    with torch.no_grad():  # each position says its row and its column
+        rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(7.0), indexing="ij")
+        model.positions[0, 1:, 0], model.positions[0, 1:, 1] = rows.flatten(), columns.flatten()
+    stretched = model._stretched(9, 3)[0, 1:].view(9, 3, 42)
+    assert torch.allclose(stretched[:, :1, 0].expand(9, 3), stretched[..., 0])
+    assert torch.allclose(stretched[:1, :, 1].expand(9, 3), stretched[..., 1])
+    assert (stretched[1:, 0, 0] > stretched[:-1, 0, 0]).all()
+
+
 def test_gradients_and_loss(tmp_path):
     theirs = written(tmp_path, "ViTForImageClassification", config(num_labels=5))
     ours = models.load(tmp_path, dtype=torch.float64)
