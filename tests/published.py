@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,35 @@ FIELDS = (
     "end_logits",
     "cls_logits",
     "distillation_logits",
+    "prediction_outputs",
+    "encoder_last_hidden_state",
     "loss",
 )
+STATES = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
+
+
+def sources_and_targets(vocabulary: int = 101, seed: int = 1) -> dict[str, Tensor]:
+    """Three sources of 5, 11 and 9 tokens, which end with 2, and targets of 7, 4 and 2, padded with 1 on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([[5], [11], [9]])
+    ids = torch.randint(3, vocabulary, (3, 11), generator=generator).scatter(1, lengths - 1, 2)
+    mask = (torch.arange(11) < lengths).long()
+    return {
+        "input_ids": torch.where(mask != 0, ids, 1),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, vocabulary, (3, 7), generator=generator),
+        "decoder_attention_mask": (torch.arange(7) < torch.tensor([[7], [4], [2]])).long(),
+    }
+
+
+def padded_on_the_left(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch of `sources_and_targets` with each item's padding before it."""
+    lengths = {name: inputs[name].sum(1).tolist() for name in inputs if name.endswith("mask")}
+    side = {name: "decoder_attention_mask" if "decoder" in name else "attention_mask" for name in inputs}
+    return {
+        name: torch.stack([row.roll(-n) for row, n in zip(x, lengths[side[name]], strict=True)])
+        for name, x in inputs.items()
+    }
 
 
 def transformers() -> Any:
@@ -61,24 +88,39 @@ def written(folder: Path, class_name: str, config: Any, seed: int = 0, spread: f
     return model
 
 
+def written_words(folder: Path, texts: Sequence[str], **config: object) -> Path:
+    """A tokenizer as BERT's in `folder`, of 97 tokens: vocab.txt and tokenizer_config.json."""
+    import tokenizers
+
+    trained = tokenizers.BertWordPieceTokenizer(lowercase=bool(config.get("do_lower_case", True)))
+    trained.train_from_iterator([*texts] * 5, vocab_size=97, min_frequency=1, show_progress=False)
+    trained.save_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **config}))
+    return folder
+
+
 def assert_agrees(
     theirs: nn.Module,
     folder: Path,
     inputs: Mapping[str, Any],
     *,
-    real: Tensor | None = None,
+    real: Tensor | Iterable[Tensor] | None = None,
     ours: Mapping[str, Any] | None = None,
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
     fields: Iterable[str] = FIELDS,
     load: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    last_state: bool = True,
 ) -> models.Model:
     """Both models of the folder give the same hidden states and outputs; returns ours, float64.
 
     Args:
         inputs: of transformers' call; tensors of floats are cast.
-        real: bool (B, L), the rows that are compared; None: all.
+        real: bool (B, L), the rows that are compared; None: all. Several where lengths differ, as of source and target.
         ours: what our call gets in the place of, or beside, `inputs`.
         load: further arguments of `saccade.models.load`.
+        names: fields that transformers calls otherwise: ours -> theirs.
+        last_state: whether their hidden states end with what the last layer gives, as ours do.
     """
     model: models.Model | None = None
     for dtype in dtypes:
@@ -87,18 +129,19 @@ def assert_agrees(
         with torch.no_grad():
             expected = theirs(**_cast(inputs, dtype), output_hidden_states=True)
             got = model(**_cast({**inputs, **(ours or {})}, dtype), hidden_states=True)
-        pairs = [(f, getattr(expected, f, None), getattr(got, f, None)) for f in fields]
+        pairs = [(f, getattr(expected, (names or {}).get(f, f), None), getattr(got, f, None)) for f in fields]
         compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
-        states = expected.hidden_states
         assert got.hidden_states is not None
-        assert len(states) == len(got.hidden_states)
-        compared += [
-            (f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, got.hidden_states, strict=True))
-        ]
+        for field in (name for name in STATES if getattr(expected, name, None)):
+            mine = getattr(got, field) if last_state else getattr(got, field)[:-1]
+            states = zip(getattr(expected, field), mine, strict=True)
+            compared += [(f"{field}[{n}]", a, b) for n, (a, b) in enumerate(states)]
         for name, a, b in compared:
             assert b is not None, f"{name}: not given"
             assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"
-            a, b = (t[real] if real is not None and t.shape[:2] == real.shape else t for t in (a, b))
+            choices = [] if real is None else [real] if isinstance(real, Tensor) else real
+            rows = next((chosen for chosen in choices if chosen.shape == a.shape[:2]), ...)
+            a, b = a[rows], b[rows]
             assert torch.allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]), (
                 f"{name} in {dtype}: off by {(a - b).abs().max():.3g}"
             )

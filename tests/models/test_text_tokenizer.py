@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from published import transformers
+from published import transformers, written_words
 from saccade.models.text_tokenizer import open_tokenizer
 
 TEXTS = [
@@ -24,10 +24,8 @@ PAIRS = list(zip(TEXTS, TEXTS[::-1], strict=True))
 
 def words(folder: Path, **config: object) -> Path:
     """A folder as BERT's: vocab.txt and tokenizer_config.json."""
-    trained = tokenizers.BertWordPieceTokenizer(lowercase=bool(config.get("do_lower_case", True)))
-    trained.train_from_iterator(TEXTS * 5, vocab_size=97, min_frequency=1, show_progress=False)
-    trained.save_model(str(folder))
-    return _described(folder, {"tokenizer_class": "BertTokenizer", **config}, "bert")
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    return written_words(folder, TEXTS, **config)
 
 
 def pairs(folder: Path, **config: object) -> Path:
@@ -37,12 +35,8 @@ def pairs(folder: Path, **config: object) -> Path:
     trained.train_from_iterator(TEXTS * 5, vocab_size=311, special_tokens=special, show_progress=False)
     trained.save_model(str(folder))
     kind = str(config["tokenizer_class"])
-    return _described(folder, config, kind.removesuffix("Tokenizer").lower())
-
-
-def _described(folder: Path, config: dict[str, object], model_type: str) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.removesuffix("Tokenizer").lower()}))
     return folder
 
 

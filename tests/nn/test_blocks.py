@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -59,6 +60,7 @@ FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
     "reglu": F.relu,
     "swiglu": F.silu,
 }
@@ -69,7 +71,7 @@ FORMULAS = {
 def test_feed_forward_is_its_formula(activation, bias):
     module, x = spread(FeedForward(WIDTH, HIDDEN, activation, bias=bias)), tokens()
     f = FORMULAS[activation]
-    if activation.endswith("glu"):
+    if "glu" in activation:
         gate, up = module.gate_up(x).split(HIDDEN, -1)
         inner = f(gate) * up
     else:
@@ -277,9 +279,9 @@ ENCODER = Encoder(config(), LAYERS)
     [
         (
             lambda: config(activation="swish"),
-            "activation: expected one of 'gelu', 'gelu_tanh', 'relu', 'silu', 'geglu', 'reglu', 'swiglu'; got 'swish'",
+            "'relu', 'silu', 'geglu', 'geglu_tanh', 'reglu', 'swiglu'; got 'swish'",
         ),
-        (lambda: config(norm="batch"), "norm: expected one of 'layer', 'rms'; got 'batch'"),
+        (lambda: config(norm="group"), "norm: expected one of 'layer', 'rms', 'batch'; got 'group'"),
         (lambda: config(placement="sandwich"), "placement: expected one of 'pre', 'post', 'parallel'; got 'sandwich'"),
         (lambda: config(hidden=-1), "hidden: must be at least 0, got -1"),
         (

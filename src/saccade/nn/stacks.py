@@ -208,7 +208,8 @@ class Decoder(Stack):
         Args:
             x: the tokens; with a cache, those that continue the ones in it.
             mask: who sees whom; tokens see nothing later in any case, unless `causal` is False.
-            context: (B, Lc, C), where the blocks have cross-attention.
+            context: (B, Lc, C), where the blocks have cross-attention; with a cache also (B / n, Lc, C), each read by
+                n items of x that stand one after another, such as the beams of one source.
             context_mask: who sees what of it, by row and key; None shows everything. `Padding(lengths)` says what is
                 real. With a cache it can say no more than that.
             bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
@@ -257,10 +258,13 @@ class Decoder(Stack):
             return
         check_tokens("x", x, self.config.width)
         check_tokens("context", context, cross.shape.context)
-        if context.shape[0] != x.shape[0]:
-            raise ValueError(f"context: has batch {context.shape[0]}, expected x's {x.shape[0]}")
+        batch, items = context.shape[0], x.shape[0]
+        if batch != items and (cache is None or not batch or items % batch):
+            shared = "" if cache is None else ", or a part of it that divides it"
+            raise ValueError(f"context: has batch {batch}, expected x's {items}{shared}")
         if checked is not None:
-            checked.check(x.shape[0], cross.heads, x.shape[1], context.shape[1], x.device)
+            rows = x.shape[1] * items // batch if batch else x.shape[1]
+            checked.check(batch, cross.heads, rows, context.shape[1], x.device)
         if cache is not None:
             refuse_rows(checked)
 
