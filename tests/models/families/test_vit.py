@@ -129,6 +129,21 @@ def test_a_body_without_its_head_and_a_new_classifier(tmp_path):
     assert calls == [0, 1, 2]
 
 
+def test_a_new_classifier_is_saved_with_what_prepares_its_images(tmp_path):
+    written(tmp_path / "a", "ViTModel", config())
+    (tmp_path / "a" / "preprocessor_config.json").write_text('{"size": 20}')
+    model = models.load(tmp_path / "a", head="image-classification", labels=["cat", "dog"])
+    assert set(model.report.initialised) == {"head.inner.out.weight", "head.inner.out.bias"}
+    assert set(model.report.unused) == {"pooler.dense.weight", "pooler.dense.bias"}
+    model.save(tmp_path / "b")
+    theirs = transformers().ViTForImageClassification.from_pretrained(tmp_path / "b")
+    again, picture = models.load(tmp_path / "b"), np.zeros((9, 31, 3), np.uint8)
+    assert again.label_names == list(theirs.config.id2label.values()) == ["cat", "dog"]
+    inputs = again.prepare(picture)
+    with torch.no_grad():
+        assert torch.allclose(theirs(**inputs).logits, again(**inputs).logits, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_its_task_without_transformers(tmp_path):
     """Files of images in, names of labels out, in a process that cannot import transformers."""

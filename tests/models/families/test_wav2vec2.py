@@ -182,6 +182,9 @@ def test_pre_training_heads_are_left_out_and_new_ones_begin(tmp_path):
     model = models.load(tmp_path, head="ctc")
     assert model(**batch()).logits.shape == (3, 15, 17)
     assert set(model.report.initialised) == {"head.out.weight", "head.out.bias"}
+    model.save(tmp_path / "b")
+    theirs = transformers().Wav2Vec2ForCTC.from_pretrained(tmp_path / "b")
+    assert torch.allclose(theirs(**batch()).logits[frames()], model(**batch()).logits[frames()], atol=1e-5)
     assert models.load(tmp_path, head="sequence-classification", labels=4)(**batch()).logits.shape == (3, 4)
     with pytest.raises(ValueError, match="labels: only of a classifier, which the head 'ctc' is not"):
         models.load(tmp_path, head="ctc", labels=3)
