@@ -9,7 +9,7 @@ from .checkpoint import LanguageModel, save
 from .config import ModelConfig
 from .generation import Sampling, generate
 from .language_model import DecoderLM
-from .loading import load
+from .loading import load, new_graph_model
 from .model import LoadReport, Model
 from .output import ModelOutput
 from .protein_tokenizer import ProteinTokenizer
@@ -28,5 +28,6 @@ __all__ = [
     "Tokenizer",
     "generate",
     "load",
+    "new_graph_model",
     "save",
 ]

@@ -5,6 +5,7 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bert, esm, gpt2, patchtst
+from . import bert, esm, gat, gpt2, graphormer, patchtst
 
-FAMILIES = (bert.FAMILY, esm.FAMILY, gpt2.FAMILY, patchtst.FAMILY)
+GRAPHS = (gat.FAMILY, graphormer.FAMILY)  # without published weights: `new_graph_model` begins them
+FAMILIES = (bert.FAMILY, esm.FAMILY, gpt2.FAMILY, patchtst.FAMILY, *GRAPHS)
