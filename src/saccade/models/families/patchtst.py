@@ -47,8 +47,9 @@ class PatchTST(Model):
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
         settings.only("channel_attention", False)
-        if request.head is None:
-            settings.only("do_mask_input", False)  # a head turns it off, as published
+        if settings.get("architectures") == ["PatchTSTModel"]:
+            settings.only("do_mask_input", False)
+        settings.values["do_mask_input"] = False  # of pre-training; a head turns it off, as published
         self.steps, self.channels = settings.count("context_length", 32), settings.count("num_input_channels", 1)
         self.patch, self.stride = settings.count("patch_length", 1), settings.count("patch_stride", 1)
         if self.steps <= self.patch:
