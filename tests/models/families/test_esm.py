@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
@@ -122,7 +123,10 @@ def test_contacts_are_those_of_transformers(tmp_path, dtype):
     theirs = written(tmp_path, "EsmModel", config(attn_implementation="eager")).to(dtype)
     model = models.load(tmp_path, dtype=dtype)
     with torch.no_grad():
-        theirs.contact_head.regression.weight.mul_(300), model.contact_head.weight.mul_(300)  # away from one half
+        (
+            theirs.contact_head.regression.weight.mul_(300),
+            model.contact_head.regression.weight.mul_(300),
+        )  # away from one half
     inputs = batch()
     with torch.no_grad():
         expected, got = theirs.predict_contacts(inputs["input_ids"], inputs["attention_mask"]), model.contacts(**inputs)
@@ -145,6 +149,28 @@ def test_rounded_frequencies_of_the_files_are_used(tmp_path):
     with torch.no_grad():
         model.encoder.positions.frequencies.mul_(2)
     assert not torch.allclose(before, model(**batch()).last_hidden_state)
+
+
+def test_files_of_older_versions(tmp_path):
+    """Frequencies in every layer, learned positions that rotary models do not read, the tied decoder written out."""
+    theirs = written(tmp_path, "EsmForMaskedLM", config())
+    stored = load_file(tmp_path / "model.safetensors")
+    frequencies = stored.pop("esm.encoder.layer.*.attention.self.rotary_embeddings.inv_freq")
+    old = {name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("beta", "bias"): t for name, t in stored.items()}
+    for n in range(3):
+        old[f"esm.encoder.layer.{n}.attention.self.rotary_embeddings.inv_freq"] = frequencies.clone()
+    old["esm.embeddings.position_embeddings.weight"] = torch.randn(37, 42)
+    old["esm.embeddings.position_ids"] = torch.arange(37)[None]
+    old["lm_head.decoder.weight"] = old["esm.embeddings.word_embeddings.weight"].clone()
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = assert_agrees(theirs, tmp_path, batch(), real=batch()["attention_mask"].bool())
+    assert model.report.unused == ("esm.embeddings.position_embeddings.weight",)
+    assert len(model.report.tied) == 3
+    half = models.load(tmp_path, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half.encoder.positions.frequencies, frequencies)
+    body = models.load(tmp_path, head="none")
+    assert torch.equal(body(**batch()).last_hidden_state, models.load(tmp_path)(**batch()).last_hidden_state)
 
 
 def test_a_window_over_everything_is_exact_attention(tmp_path):

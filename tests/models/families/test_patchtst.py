@@ -196,6 +196,10 @@ def test_a_new_head_on_a_pretrained_body(tmp_path):
     assert model(series()["past_values"]).prediction_outputs.shape == (2, 7, 3)
     assert set(model.report.initialised) == {"head.projections.0.weight", "head.projections.0.bias"}
     assert set(model.report.unused) == {"head.linear.weight", "head.linear.bias"}
+    models.load(tmp_path, head="none").save(tmp_path / "body")  # its head has the name of a classifier's
+    classifier = models.load(tmp_path / "body", head="classification", labels=3)
+    assert torch.equal(classifier.places, model.places)
+    assert classifier(series()["past_values"]).logits.shape == (2, 3)
 
 
 def test_a_classifier_of_other_labels(tmp_path):
@@ -226,7 +230,11 @@ def test_bad_input(tmp_path):
         with pytest.raises((ValueError, TypeError), match=told):
             call()
     for changes, told in [
-        ({"loss": "nll"}, r"loss: expected 'mse': nothing else is computed, got 'nll'"),
+        ({"do_mask_input": True, "architectures": ["PatchTSTModel"]}, r"do_mask_input: expected False"),
+        (
+            {"do_mask_input": False, "architectures": ["PatchTSTForPrediction"], "loss": "nll"},
+            r"loss: expected 'mse': nothing else is computed, got 'nll'",
+        ),
         ({"loss": "mse", "channel_attention": True}, r"channel_attention: expected False"),
         (
             {"channel_attention": False, "patch_length": 37},
