@@ -143,7 +143,7 @@ def test_work_of_another_run_is_not_continued(tmp_path, model, lines, capsys, mo
 
 @pytest.mark.slow
 def test_a_killed_process_goes_on_to_equal_bytes(tmp_path, model):
-    lines, texts = tmp_path / "texts.txt", [f"the cat sat on the mat {n}. " * 9 for n in range(40_000)]
+    lines, texts = tmp_path / "texts.txt", [f"the cat sat on the mat {n}. " * 9 for n in range(12_000)]
     lines.write_text("\n".join(texts))
     out = tmp_path / "out.npy"
     command = [sys.executable, "-m", "saccade", "embed", lines, "--model", model, "--out"]
