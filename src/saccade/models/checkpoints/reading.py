@@ -6,6 +6,9 @@ Tensors are read piece by piece, so that loading costs little more memory than t
 from __future__ import annotations
 
 import json
+import pickle
+import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,14 +133,19 @@ def _tensors(file: Path) -> dict[str, Stored]:
 def _unpickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin; code in it is refused, never run."""
     try:
-        zipped = torch.serialization._is_zipfile(file.open("rb"))
-        values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
+        with file.open("rb") as opened:
+            zipped = torch.serialization._is_zipfile(opened)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it says of the way a foreign file was pickled, the error says
+            values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except FileNotFoundError:
         raise FileNotFoundError(f"{file}: missing from the model folder") from None
+    except pickle.UnpicklingError as error:  # its message tells how to run the code: not repeated
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        code = f"code or other objects than tensors ({named[1]:.80}), which are not loaded" if named else ""
+        raise ValueError(f"{file}: holds {code or 'no tensors that PyTorch saved'}") from None
     except Exception as error:  # unpickling raises whatever its stream makes it raise
-        code = "Unsupported global" in str(error) or "WeightsUnpickler" in str(error)
-        told = "holds code or other objects than tensors, which are not loaded" if code else "damaged"
-        raise ValueError(f"{file}: {told} ({shortened(error)})") from None
+        raise ValueError(f"{file}: damaged ({shortened(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(tensor, Tensor) for tensor in values.values()):
         raise ValueError(f"{file}: expected names and tensors, got {type(values).__name__}")
     return values
