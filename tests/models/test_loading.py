@@ -14,6 +14,7 @@ import torch
 
 from published import transformers, written
 from saccade import models
+from saccade.models.checkpoints import reading
 from saccade.models.checkpoints.reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX
 
 SIZES = dict(
@@ -125,6 +126,19 @@ def test_a_folder_without_weights_or_settings(tmp_path):
     refused(tmp_path, r"config\.json: damaged")
     (tmp_path / "config.json").unlink()
     refused(tmp_path, r"config\.json: missing from the model folder")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("kind", ["Bert", "GPT2"])  # the second holds matrices transposed
+def test_large_tensors_are_read_in_parts(tmp_path, monkeypatch, kind, pickled):
+    sizes = SIZES if kind == "Bert" else dict(vocab_size=29, n_embd=14, n_layer=1, n_head=7, n_positions=11)
+    written(tmp_path, f"{kind}Model", getattr(transformers(), f"{kind}Config")(**sizes))
+    if pickled:
+        torch.save(tensors(tmp_path), tmp_path / PICKLED)
+        (tmp_path / SAFE).unlink()
+    expected = models.load(tmp_path)(IDS).last_hidden_state
+    monkeypatch.setattr(reading, "_MAPPED", 200)
+    assert torch.equal(models.load(tmp_path)(IDS).last_hidden_state, expected)
 
 
 # Shards
