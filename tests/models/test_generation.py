@@ -10,7 +10,8 @@ import torch
 
 from looped import looped
 from saccade.models import Sampling, generate
-from saccade.models.generation import keep_top_k, keep_top_p, sample_tokens
+from saccade.models.decoding.sampling import keep_top_k, keep_top_p
+from saccade.models.generation import sample_tokens
 
 
 def softmax(logits: list[float]) -> list[float]:

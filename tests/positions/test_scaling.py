@@ -1,4 +1,4 @@
-"""Linear, NTK and YaRN scaling against the papers' equations and transformers' functions."""
+"""Linear, NTK, YaRN and Llama 3 scaling against the papers' equations and transformers' functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import given
 
 from looped import looped
 from positions.formulas import theta
-from saccade.positions import LinearScaling, NTKScaling, Rotary, YaRNScaling
+from saccade.positions import LinearScaling, Llama3Scaling, NTKScaling, Rotary, YaRNScaling
 
 WIDTHS = st.integers(2, 67).map(lambda n: 2 * n)
 FACTORS = st.floats(1.0, 64.0)
 BASES = st.sampled_from([77.0, 10000.0, 500000.0])
-ENDS = [LinearScaling(3.0), NTKScaling(3.0), YaRNScaling(3.0, 1009)]
+ENDS = [LinearScaling(3.0), NTKScaling(3.0), YaRNScaling(3.0, 1009), Llama3Scaling(3.0, 1009)]
 
 
 def transformers_frequencies(kind, width, base, seq_len=None, longest=16, **parameters):
@@ -90,6 +90,24 @@ def test_yarn_is_that_of_transformers(width, base, factor, length, betas):
     assert ours.attention == pytest.approx(attention, rel=1e-15)
 
 
+@given(WIDTHS, BASES, FACTORS, st.integers(1, 100_000), st.sampled_from([(1.0, 4.0), (0.5, 0.7), (2.0, 9.0)]))
+def test_llama3_is_that_of_transformers(width, base, factor, length, turns):
+    ours = Llama3Scaling(factor, length, *turns)
+    theirs, attention = transformers_frequencies(
+        "llama3",
+        width,
+        base,
+        factor=factor,
+        original_max_position_embeddings=length,
+        low_freq_factor=turns[0],
+        high_freq_factor=turns[1],
+    )
+    # Their share is a difference of float32 turns, divided by high - low: its roundings grow by high / (high - low).
+    grown = turns[1] / (turns[1] - turns[0])
+    assert ((ours.frequencies(width, base) - theirs.double()).abs() <= (1 + grown) * allowed(width, base)).all()
+    assert attention == ours.attention == 1.0
+
+
 @given(WIDTHS, BASES, st.floats(1.01, 64.0), st.integers(40, 100_000))
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones(width, base, factor, length):
     """Peng et al. 2023, section 3.2: by how often a pair turns within the length, r = L / wavelength."""
@@ -152,12 +170,12 @@ def test_a_factor_of_one_changes_nothing(scaling):
 def test_values_compare_hash_and_pickle(scaling):
     again = pickle.loads(pickle.dumps(scaling))
     assert again == scaling and hash(again) == hash(scaling)
-    assert len({*ENDS, again}) == 3
+    assert len({*ENDS, again}) == 4
     with pytest.raises(AttributeError):
         scaling.factor = 5.0
 
 
-@looped("kind", [LinearScaling, NTKScaling, lambda factor: YaRNScaling(factor, 4096)])
+@looped("kind", [LinearScaling, NTKScaling, lambda factor: YaRNScaling(factor, 4096), lambda f: Llama3Scaling(f, 4096)])
 @looped(
     ("factor", "error", "message"),
     [
@@ -184,6 +202,9 @@ def test_bad_factors(kind, factor, error, message):
         (lambda: YaRNScaling(4.0, 4096, 1.0, 0.0), ValueError, "beta_slow: must be positive, got 0.0"),
         (lambda: YaRNScaling(4.0, 4096, math.inf), ValueError, "beta_fast: must be finite, got inf"),
         (lambda: YaRNScaling(4.0, 4096, attention_factor=0.0), ValueError, "attention_factor: must be positive"),
+        (lambda: Llama3Scaling(4.0, 0), ValueError, "original_length must be at least 1, got 0"),
+        (lambda: Llama3Scaling(4.0, 8192, 0.0), ValueError, "low_turns: must be positive, got 0.0"),
+        (lambda: Llama3Scaling(4.0, 8192, 4.0, 4.0), ValueError, "high_turns: must be greater than low_turns, got"),
         (lambda: Rotary(2, scaling=NTKScaling(4.0)), ValueError, "scaling: NTKScaling needs at least 4 .*, got 2"),
         (lambda: Rotary(8, turned=2, scaling=NTKScaling(4.0)), ValueError, "NTKScaling needs at least 4 .*, got 2"),
         (lambda: Rotary(6, scaling=4.0), TypeError, "scaling: must be LinearScaling, NTKScaling, .*, got 4.0"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,14 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="How the text begins; may be empty.", show_default=False)
     ],
-    model: Annotated[Path | None, typer.Option(help="A model folder.  [default: the embedded model]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_HUB_ID",
+            help="A folder of Saccade's or with published weights of a decoder (GPT-2, Llama, ...), or a name on "
+            "the Hugging Face hub.  [default: the embedded model]",
+        ),
+    ] = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to write, at most to the end of the context.")] = 100,
     temperature: Annotated[float, typer.Option(help="Above 1: more surprising; 0: always the likeliest.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens only.")] = None,
@@ -28,14 +34,17 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.")] = None,
 ) -> None:
     """Continue PROMPT, token by token."""
-    from ..models import Sampling
+    from ..models import Sampling, load
     from ..models import generate as pieces
-    from ..models.checkpoint import load_own
+    from ..models.decoding.generating import GeneratingModel
 
     if tokens < 1:
         raise ValueError(f"tokens: must be at least 1, got {tokens}")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    continuation = pieces(load_own(model), prompt, tokens, sampling)
+    opened = load(model)
+    if not isinstance(opened, GeneratingModel):
+        raise ValueError(f"model: {model} is {opened.family.name}, which continues no text; expected a decoder")
+    continuation = pieces(opened, prompt, tokens, sampling)
     first = next(continuation, "")  # whatever is wrong with the prompt is known before anything is printed
     written = sys.stdout if sys.stdout.isatty() else uncleaned(sys.stdout)  # in a pipe or a file it is data
     typer.echo(prompt + first, file=written, nl=False)

@@ -10,8 +10,9 @@ from .._numbers import hundredths, short_number
 from ._collect import AttentionMap, collect, words_that_fit
 from ._findings import MapFinding, find, name_of
 from ._look import Look, look
-from ._models import TextModel, Tokens, as_text_model, weights_of
+from ._models import TextModel, Tokens, weights_of
 from ._open import open_model
+from ._published import as_text_model
 from ._roles import ROLE_NAMES, RULES, measure_roles, role_of
 from ._scores import here, telling
 from ._words import START, Word, group, split_words

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from .._call import ObservedCall
-from ..models import LanguageModel
+from ..models import Model
 from ._chance import UniformCalls
-from ._models import TextModel, Tokens, as_text_model, weights_of
+from ._models import TextModel, Tokens, weights_of
+from ._published import as_text_model
 from ._words import Word, group, split_words
 
 
@@ -87,7 +88,7 @@ class AttentionMap:
         return np.asarray(-np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0).sum(-1).mean(-1))
 
 
-def collect(model: TextModel | LanguageModel, text: str) -> AttentionMap:
+def collect(model: TextModel | Model, text: str) -> AttentionMap:
     """The attention weights of every head of ``model`` on ``text``.
 
     Raises ValueError for a text without a word and for one that is longer than the model's context.
@@ -140,12 +141,12 @@ def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
     return tokens, group(text, tokens.spans, spans, before=before, after=after, special=special)
 
 
-def observe_weights(lm: TextModel | LanguageModel, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
+def observe_weights(lm: TextModel | Model, tokens: Tensor, visit: Callable[[int, Tensor], None]) -> None:
     """Run ``tokens`` (B, L) and call ``visit(layer, weights)`` with (B, H, L, L) weights, layer after layer."""
     as_text_model(lm).run(tokens, lambda layer, call: visit(layer, weights_of(call)))
 
 
-def words_that_fit(model: TextModel | LanguageModel, text: str, spans: list[tuple[int, int]] | None = None) -> int:
+def words_that_fit(model: TextModel | Model, text: str, spans: list[tuple[int, int]] | None = None) -> int:
     """How many words of ``text``, counted from its start, the model's context holds beside the special tokens."""
     model = as_text_model(model)
     spans = split_words(text) if spans is None else spans

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from .._numbers import short_number
-from ..models import LanguageModel
+from ..models import Model
 from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
 from ._findings import MapFinding, find
-from ._models import ModelWithProgress, SaccadeModel, TextModel, as_text_model
+from ._models import ModelWithProgress, SaccadeModel, TextModel
+from ._published import as_text_model
 from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
 from ._token_map import TokenMap, look_again, survey
@@ -170,7 +171,7 @@ class Look:
 
 
 def look(
-    model: TextModel | LanguageModel,
+    model: TextModel | Model,
     text: str,
     head: tuple[int, int] | None = None,
     *,

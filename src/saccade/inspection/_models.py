@@ -160,11 +160,6 @@ class ModelWithProgress(TextModel):
         self._model._forward(tokens, tell)
 
 
-def as_text_model(model: TextModel | LanguageModel) -> TextModel:
-    """The model itself, or a language model of Saccade's as one."""
-    return model if isinstance(model, TextModel) else SaccadeModel(model)
-
-
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """In evaluation mode meanwhile."""

@@ -10,8 +10,11 @@ from typing import Any
 
 from ..models import LanguageModel, ModelConfig
 from ..models.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
+from ..models.checkpoints.hub import folder_of
 from ..models.checkpoints.reading import read_json
+from ..models.loading import is_known
 from ._models import SaccadeModel, TextModel, UnreadableCheckpoint
+from ._published import open_published
 
 FILES = "config.json, model.safetensors and tokenizer.json"
 FORMS = (
@@ -49,6 +52,8 @@ def _from_folder(folder: Path) -> TextModel:
     config = _settings(path)
     if config is None or "model_type" not in config:
         return SaccadeModel(_own(folder, config))
+    if is_known(config["model_type"]):
+        return open_published(folder)
     _require_transformers(str(folder))
     from ._transformers import read_checkpoint
 
@@ -78,7 +83,8 @@ def _settings(path: Path) -> dict[str, Any] | None:
 
 
 def _from_hub(name: str) -> TextModel:
-    _require_transformers(name)
+    if importlib.util.find_spec("transformers") is None:
+        return _from_folder(folder_of(name))
     from ._transformers import read_checkpoint
 
     try:

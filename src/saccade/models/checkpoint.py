@@ -28,10 +28,11 @@ from ._shortened import shortened
 from .checkpoints.reading import read_json
 from .checkpoints.settings import Settings
 from .config import ModelConfig
+from .decoding.generating import GeneratingModel
 from .heads import next_token_loss
 from .inputs import check_ids
 from .language_model import DecoderLM
-from .model import Family, Model, Request
+from .model import Family, Request
 from .output import ModelOutput
 from .token_layout import token_layout
 from .tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def _unbuilt(*given: Any) -> Any:
     raise NotImplementedError("Saccade's own folders have names and settings of their own")
 
 
-class LanguageModel(Model):
+class LanguageModel(GeneratingModel):
     """A model of Saccade's own, the tokenizer it was trained with, and what is known of its heads.
 
     Args:
@@ -67,6 +68,26 @@ class LanguageModel(Model):
     def tokenizer(self) -> Tokenizer:  # type: ignore[override]  # its own, which knows one special token
         return self._tokenizer
 
+    @property
+    def longest(self) -> int:  # type: ignore[override]
+        """The context: tokens the model takes, the start token included."""
+        return self.model.config.context
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.vocabulary
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The start token, which means the end of a text where it is drawn."""
+        return (self.tokenizer.start,)
+
+    def cache(self) -> KVCache:
+        return self.model.cache()
+
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
+        return self.model.next_logits(ids, attention_mask, cache)
+
     def forward(
         self,
         input_ids: Tensor,
@@ -83,7 +104,7 @@ class LanguageModel(Model):
             input_ids: (B, L) ints.
             attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
             labels: (B, L): `input_ids`, -100 where nothing is to be learned; they are moved by one here.
-            cache: from `self.model.cache()`, which these tokens join.
+            cache: from `cache()`, which these tokens join.
             hidden_states: whether to return what each layer reads and the last one gives.
             observe: `observe(layer, observation)` is called in each layer.
         """

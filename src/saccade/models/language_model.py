@@ -77,6 +77,14 @@ class DecoderLM(nn.Module):
         """An empty cache for this model."""
         return self.decoder.cache()
 
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
+        """Read `ids (B, L)`, which continue what the cache holds; logits (B, V) of what follows the last column.
+
+        `attention_mask (B, L)` is 1 for real tokens and 0 for padding; None: all are real.
+        """
+        padding = None if attention_mask is None else Padding(attention_mask != 0)
+        return self(ids, padding=padding, cache=cache)[:, -1]
+
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 

@@ -64,6 +64,11 @@ def load(
     return _published(folder, settings, dtype, device, mechanism, head, labels)
 
 
+def is_known(model_type: object) -> bool:
+    """Whether a `model_type` of config.json is of a family here."""
+    return isinstance(model_type, str) and any(model_type in family.types for family in FAMILIES)
+
+
 def _published(
     folder: Path,
     settings: Settings,
@@ -100,6 +105,10 @@ def _family(settings: Settings) -> Family:
             raise ValueError(
                 f"{settings.path}: {field}: asks for code that comes with the checkpoint, which is never run"
             )
+    for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        asked = str(settings.get(field, ""))
+        if "/" in asked:
+            raise ValueError(f"{settings.path}: {field}: {shortened(repr(asked))} is code on the hub, never run")
     kind = settings.get("model_type")
     for family in FAMILIES:
         if isinstance(kind, str) and kind in family.types:
@@ -130,7 +139,7 @@ def _request(
         raise ValueError(f"head: {family.name} has {known}; got {head!r}")
     else:
         chosen = None if head == "none" else head
-    if labels is not None and chosen not in family.new_heads:
+    if labels is not None and (chosen not in family.new_heads or chosen in family.unlabelled):
         raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
     if labels is not None:
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)

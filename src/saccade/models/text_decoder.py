@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from ..nn import Decoder, KVCache
 from ..nn.stacks import LayerObserver
 from ..positions import Offset
+from .decoding.generating import GeneratingModel
 from .heads import ItemHead, next_token_loss
 from .inputs import check_ids, check_like
-from .model import Model
 from .output import ModelOutput
 from .token_layout import TokenLayout, token_layout
 
 
-class TextDecoder(Model):
+class TextDecoder(GeneratingModel):
     """`input_ids (B, L)` through an embedding, a stack of causal blocks, and logits of what comes next. Abstract.
 
     Padding is never computed: without a cache the real tokens of all items run in one row. Positions count from each
@@ -44,8 +44,13 @@ class TextDecoder(Model):
         """What the first layer reads: ids and positions, both as they are computed, to (.., T, E)."""
 
     def cache(self) -> KVCache:
-        """An empty cache for decoding."""
+        """An empty cache for decoding, which keeps everything."""
         return self.decoder.cache()
+
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
+        logits = self(ids, attention_mask, cache=cache, logits_to_keep=1).logits
+        assert logits is not None
+        return logits[:, -1]
 
     def forward(
         self,

@@ -6,6 +6,7 @@ Begin with `attention.py`, then `blocks.py` and `stacks.py`. Imports the operato
 from __future__ import annotations
 
 from ._from_torch import from_torch
+from ._linear import packed_weights
 from ._to_torch import to_torch
 from ._torch_masks import TranslatedMasks, masks_from_torch
 from .attention import MultiHeadAttention, Observation
@@ -52,5 +53,6 @@ __all__ = [
     "WindowLayer",
     "from_torch",
     "masks_from_torch",
+    "packed_weights",
     "to_torch",
 ]

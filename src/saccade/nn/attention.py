@@ -24,6 +24,7 @@ from ..batching import fill_padding
 from ..positions import Offset, Rotary
 from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
+from ._linear import Linear
 from ._ragged import refuse_with_nested, through_nested
 from .cache import CachedInputs, ContextLayer, GrowingLayer, KVCache, LayerCache, RecurrentLayer, StreamingLayer
 from .cache.aligning import AlignedItems
@@ -81,17 +82,17 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(config, AttentionConfig):
             raise TypeError(f"config: expected AttentionConfig, got {type(config).__name__}")
         self.config, self.shape = config, config.shape
-        queries, keys, values = config.sizes
+        self.sizes = queries, keys, values = config.sizes
         if self.shape.fused:
-            self.projection = nn.Linear(config.width, queries + keys + values, bias=config.bias)
+            self.projection = Linear(config.width, queries + keys + values, bias=config.bias)
         else:
-            self.query = nn.Linear(config.width, queries, bias=config.bias)
+            self.query = Linear(config.width, queries, bias=config.bias)
             if keys:
-                self.key = nn.Linear(self.shape.context, keys, bias=config.bias)
-            self.value = nn.Linear(self.shape.values, values, bias=config.bias)
+                self.key = Linear(self.shape.context, keys, bias=config.bias)
+            self.value = Linear(self.shape.values, values, bias=config.bias)
         read = config.heads * self.shape.value_head
-        self.output = nn.Linear(read, self.shape.out, bias=self.shape.output_bias)
-        self.gate = nn.Linear(config.width, read, bias=False) if config.gate else None
+        self.output = Linear(read, self.shape.out, bias=self.shape.output_bias)
+        self.gate = Linear(config.width, read, bias=False) if config.gate else None
         self.query_norm, self.key_norm = _head_norm(config), _head_norm(config)
         self.sink = nn.Parameter(torch.empty(config.heads)) if config.sink else None
         scheme = config.positions
@@ -178,7 +179,7 @@ class MultiHeadAttention(nn.Module):
             refuse_across(positions=positions, padding=padding, offset=offset)
             check_cross(self.config)
             mask = of_context(mask)
-            query, key, value = self._across(x, *real_context(mask, context, values), cache)
+            query, key, value = self._across(x, mask, context, values, cache)
             seen = CachedInputs(key, value, mask, bias)
         out = self._attend(query, seen, x, place)
         if observe is None and not return_weights:
@@ -319,14 +320,23 @@ class MultiHeadAttention(nn.Module):
         return 0 if padding is None or self.mechanism is None else first_position(padding)
 
     def _across(
-        self, x: Tensor, context: Tensor, values: Tensor, cache: LayerCache | ContextLayer | None
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        context: Tensor,
+        values: Tensor | None,
+        cache: LayerCache | ContextLayer | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-attention: queries of `x`, keys and values of the context, projected once where there is a cache."""
+
+        def project() -> tuple[Tensor, Tensor]:
+            return self._keys_values(*real_context(mask, context, values))
+
         if cache is None:
-            return self._queries(x), *self._keys_values(context, values)
+            return self._queries(x), *project()
         if not isinstance(cache, ContextLayer):
             raise TypeError(f"cache: expected a ContextLayer for a context, got {type(cache).__name__}")
-        key, value = cache.get(lambda: self._keys_values(context, values), x.shape[0])
+        key, value = cache.get(project, x.shape[0])
         held, expected = key.shape[1:], (self.shape.key_heads, context.shape[1], self.shape.head)
         if held != expected:
             raise ValueError(
@@ -339,19 +349,21 @@ class MultiHeadAttention(nn.Module):
         """(weight, bias) of query, key and value, fused or not; a key's has no rows where keys are the queries."""
         if not self.shape.fused:
             of_query, of_value = ((layer.weight, layer.bias) for layer in (self.query, self.value))
-            of_key = (self.key.weight, self.key.bias) if self.config.sizes[1] else (of_query[0][:0], None)
+            of_key = (self.key.weight, self.key.bias) if self.sizes[1] else (of_query[0][:0], None)
             return [of_query, of_key, of_value]
-        weights = self.projection.weight.split(self.config.sizes)
-        biases = (None,) * 3 if self.projection.bias is None else self.projection.bias.split(self.config.sizes)
+        weights = self.projection.weight.split(self.sizes)
+        biases = (None,) * 3 if self.projection.bias is None else self.projection.bias.split(self.sizes)
         return list(zip(weights, biases, strict=True))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, Hq, L, D), keys (B, Hkv, L, D) and values (B, Hkv, L, Dv) of the same tokens."""
         if not self.shape.fused:
             return self._queries(x), *self._keys_values(x, x)
-        query, key, value = self.projection(x).split(self.config.sizes, dim=-1)
+        query, key, value = self.projection(x).split(self.sizes, dim=-1)
         heads = self._split_heads(query)
-        key_heads = self._split_heads(key) if self.config.sizes[1] else heads
+        key_heads = self._split_heads(key) if self.sizes[1] else heads
+        if self.config.qk_norm is None:
+            return heads, key_heads, self._value_heads(value)
         return self.query_norm(heads), self.key_norm(key_heads), self._value_heads(value)
 
     def _queries(self, x: Tensor) -> Tensor:
@@ -361,11 +373,11 @@ class MultiHeadAttention(nn.Module):
     def _keys_values(self, context: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self.shape.fused:
             of_query, of_key, of_value = self.matrices()
-            of_key = of_key if self.config.sizes[1] else of_query
+            of_key = of_key if self.sizes[1] else of_query
             key, value = F.linear(context, *of_key), F.linear(values, *of_value)
         else:
             # Keys that are the queries are made by the queries' matrix.
-            key, value = (self.key if self.config.sizes[1] else self.query)(context), self.value(values)
+            key, value = (self.key if self.sizes[1] else self.query)(context), self.value(values)
         return self.key_norm(self._split_heads(key)), self._value_heads(value)
 
     def _split_heads(self, features: Tensor) -> Tensor:
@@ -419,9 +431,10 @@ def check_tokens(name: str, x: object, width: int, weight: Tensor | None = None)
         return
     if x.device != weight.device:
         raise ValueError(f"{name}: is on {x.device}, expected the module's device {weight.device}")
+    if x.dtype == weight.dtype:
+        return
     kind = x.device.type
-    mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.is_floating_point()
-    if x.dtype != weight.dtype and not mixed:
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and x.is_floating_point()):
         raise TypeError(f"{name}: is {x.dtype}, expected the module's {weight.dtype}")
 
 

@@ -5,21 +5,16 @@ Shape legend: B batch, L length, E model width, F hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._initial import by_fan_in
+from ._linear import FUNCTIONS, Linear
 from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_share, default_hidden
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
+
+def dropped(dropout: nn.Module, x: Tensor) -> Tensor:
+    """`dropout(x)`, without the cost of asking where it would leave x as it is: in a step of decoding that is felt."""
+    return x if type(dropout) is nn.Dropout and not (dropout.training and dropout.p) else dropout(x)
 
 
 class FeedForward(nn.Module):
@@ -31,7 +26,7 @@ class FeedForward(nn.Module):
     Args:
         width: E.
         hidden: F; None is 4 E, or where it is gated 8/3 E (as many parameters) rounded up to a multiple of 32.
-        activation: "gelu" (exact), "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu".
+        activation: "gelu" (exact), "gelu_tanh", "relu", "silu", or gated: "geglu", "geglu_tanh", "reglu", "swiglu".
         dropout: after the activation, in training.
         bias: whether the layers have one.
 
@@ -55,10 +50,10 @@ class FeedForward(nn.Module):
         hidden = default_hidden(width, gated=self.gated) if hidden is None else hidden
         check_positive("hidden", hidden)
         if self.gated:
-            self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
+            self.gate_up = Linear(width, 2 * hidden, bias=bias)
         else:
-            self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+            self.up = Linear(width, hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
@@ -72,8 +67,8 @@ class FeedForward(nn.Module):
             gate, up = self.gate_up(x).chunk(2, dim=-1)
             inner = FUNCTIONS[GATED[self.activation]](gate) * up
         else:
-            inner = FUNCTIONS[self.activation](self.up(x))
-        return self.down(self.dropout(inner))
+            inner = self.up.activated(x, self.activation)
+        return self.down(dropped(self.dropout, inner))
 
     def extra_repr(self) -> str:
         return repr(self.activation)

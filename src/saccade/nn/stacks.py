@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ._ragged import refuse_with_nested, through_nested
 from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
-from .config import BlockConfig, check_causal, check_flag, check_positive
+from .config import BlockConfig, PositionsConfig, check_causal, check_flag, check_positive, check_share
 from .masking import causal, of_context, refuse_rows
 from .norm import make_norm
 
@@ -36,25 +36,36 @@ class Stack(nn.Module):
     block: type[EncoderBlock]
 
     def __init__(
-        self, config: BlockConfig, layers: int, *, final_norm: bool | None = None, checkpointing: bool = False
+        self,
+        config: BlockConfig | Sequence[BlockConfig],
+        layers: int | None = None,
+        *,
+        final_norm: bool | None = None,
+        checkpointing: bool = False,
+        layer_drop: float = 0.0,
     ):
         super().__init__()
-        if not isinstance(config, BlockConfig):
-            raise TypeError(f"config: expected BlockConfig, got {type(config).__name__}")
-        check_positive("layers", layers)
-        self.config, self.checkpointing = config, checkpointing
-        scheme = config.attention.positions
-        heads, head_width = config.attention.heads, config.attention.shape.head
-        # One module for all layers: T5's layers share their table, and rotary tables are made once.
-        self.positions = None if scheme is None else scheme.build(heads, head_width)
-        self.blocks = nn.ModuleList(self.block(config.without_positions().at_depth(n)) for n in range(layers))
-        wanted = config.placement != "post" if final_norm is None else final_norm
-        self.norm = make_norm(config.norm, config.width, bias=config.bias, eps=config.eps) if wanted else nn.Identity()
+        check_share("layer_drop", layer_drop)
+        self.configs = _of_layers(config, layers)
+        self.config, self.checkpointing, self.layer_drop = self.configs[0], checkpointing, layer_drop
+        # One module for all layers that agree: T5's layers share their table, and rotary tables are made once.
+        schemes = [_scheme(config) for config in self.configs]
+        different = [scheme for scheme in dict.fromkeys(schemes) if scheme is not None]
+        made = [positions.build(heads, head) for positions, heads, head in different]
+        self.positions = nn.ModuleList(made) if len(made) > 1 else made[0] if made else None
+        self._places = [None if scheme is None else different.index(scheme) for scheme in schemes]
+        self.blocks = nn.ModuleList(
+            self.block(config.without_positions().at_depth(n)) for n, config in enumerate(self.configs)
+        )
+        last = self.configs[-1]
+        wanted = last.placement != "post" if final_norm is None else final_norm
+        self.norm = make_norm(last.norm, last.width, bias=last.bias, eps=last.eps) if wanted else nn.Identity()
         self._divide_writers()
 
     def reset_parameters(self) -> None:
         """Draw all weights anew, as they were drawn at first: after `to_empty` on a model made on the meta device."""
-        for part in (self.positions, *self.blocks, self.norm):
+        shared = self.positions if isinstance(self.positions, nn.ModuleList) else [self.positions]
+        for part in (*shared, *self.blocks, self.norm):
             begin_anew(part)
         self._divide_writers()
 
@@ -62,6 +73,23 @@ class Stack(nn.Module):
         if self.config.placement != "post":
             blocks = (block for block in self.blocks if isinstance(block, EncoderBlock))
             divide_writers([writer for block in blocks for writer in block.writers()])
+
+    def positions_of(self, layer: int) -> nn.Module | None:
+        """The module of a layer's positions, shared with those that agree; None where it has none."""
+        place = self._places[layer]
+        if place is None:
+            return None
+        return self.positions[place] if isinstance(self.positions, nn.ModuleList) else self.positions
+
+    def _check_weights(self, x: object) -> None:
+        for config in self.configs:
+            check_weights(config.attention, x)
+
+    def _through_nested(self, x: Tensor, mask: Mask | Tensor | None, **rest: Any) -> Tensor:
+        """A nested batch, as all layers can read it."""
+        attentions = [config.attention for config in self.configs]
+        chosen = next((attention for attention in attentions if attention.mechanism is not None), attentions[0])
+        return through_nested(self, x, mask, chosen, **rest)
 
     def _run(
         self,
@@ -76,7 +104,14 @@ class Stack(nn.Module):
         weights, states = [], [] if hidden_states is None else hidden_states
         for layer, block in enumerate(self.blocks):
             states += [] if hidden_states is None else [x]
-            given = {**common, **per_layer(layer), "positions": self.positions, "return_weights": return_weights}
+            if self.training and self.layer_drop and not return_weights and torch.rand(()) < self.layer_drop:
+                continue
+            given = {
+                **common,
+                **per_layer(layer),
+                "positions": self.positions_of(layer),
+                "return_weights": return_weights,
+            }
             out = self._run_block(block, x, given)
             x = out[0] if return_weights else out
             weights += [out[1]] if return_weights else []
@@ -105,13 +140,17 @@ class Encoder(Stack):
     residual stream is divided by sqrt(number of writers) (Radford et al., GPT-2, 2019).
 
     Args:
-        config: of each block. Its `attention.positions` are shared by all layers.
-        layers: how many blocks.
+        config: of every block, or a sequence with one for each: of one width, placement and context, and otherwise as
+            different as they like (windows that alternate, layers without positions). Layers whose
+            `attention.positions` agree share them.
+        layers: how many blocks; None where `config` is a sequence, which says it.
         final_norm: whether a norm comes last; None is where the blocks leave the residual stream unnormalised (all
             but "post").
         checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
             more time, and activation memory of one block instead of all (Chen et al. 2016). An attribute too. Calls
             with `observe=` or a cache keep everything, since they must not be run twice.
+        layer_drop: probability that a call leaves a block out, in training (Fan et al., "Reducing Transformer Depth on
+            Demand with Structured Dropout", 2020). Calls with `return_weights=True` leave none out. An attribute too.
     """
 
     block = EncoderBlock
@@ -136,10 +175,10 @@ class Encoder(Stack):
         output. All else is as in `MultiHeadAttention`.
         """
         if return_weights:
-            check_weights(self.config.attention, x)
+            self._check_weights(x)
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(padding=padding, offset=offset, hidden_states=hidden_states)
-            return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
+            return self._through_nested(x, mask, bias=bias, observe=observe)
         given: dict[str, Any] = dict(mask=mask, bias=bias, padding=padding, offset=offset)
         return self._run(
             x, lambda layer: {"observe": _of_layer(observe, layer)}, return_weights, hidden_states, **given
@@ -163,16 +202,17 @@ class Decoder(Stack):
 
     def __init__(
         self,
-        config: BlockConfig,
-        layers: int,
+        config: BlockConfig | Sequence[BlockConfig],
+        layers: int | None = None,
         *,
         final_norm: bool | None = None,
         checkpointing: bool = False,
         causal: bool = True,
     ):
         check_flag("causal", causal)
-        if causal and isinstance(config, BlockConfig):
-            check_causal(config.attention)
+        if causal:
+            for one in dict.fromkeys(_of_layers(config, layers)):
+                check_causal(one.attention)
         super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
         self.causal = causal
 
@@ -197,7 +237,8 @@ class Decoder(Stack):
         Args:
             x: the tokens; with a cache, those that continue the ones in it.
             mask: who sees whom; tokens see nothing later in any case, unless `causal` is False.
-            context: (B, Lc, C), where the blocks have cross-attention.
+            context: (B, Lc, C), where the blocks have cross-attention; with a cache also (B / n, Lc, C), each read by
+                n items of x that stand one after another, such as the beams of one source.
             context_mask: who sees what of it, by row and key; None shows everything. `Padding(lengths)` says what is
                 real. With a cache it can say no more than that.
             bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
@@ -207,13 +248,13 @@ class Decoder(Stack):
             return_weights: gives beside the output a tuple of what each `DecoderBlock` returns.
         """
         if return_weights:
-            check_weights(self.config.attention, x)
+            self._check_weights(x)
         mask = causal(as_mask(mask)) if self.causal else mask
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(
                 context=context, padding=padding, offset=offset, cache=cache, hidden_states=hidden_states
             )
-            return through_nested(self, x, mask, self.config.attention, bias=bias, observe=observe)
+            return self._through_nested(x, mask, bias=bias, observe=observe)
         if cache is not None and not isinstance(cache, KVCache):
             raise TypeError(f"cache: expected a KVCache of all layers, got {type(cache).__name__}")
         if cache is not None and len(cache) != len(self.blocks):
@@ -246,10 +287,13 @@ class Decoder(Stack):
             return
         check_tokens("x", x, self.config.width)
         check_tokens("context", context, cross.shape.context)
-        if context.shape[0] != x.shape[0]:
-            raise ValueError(f"context: has batch {context.shape[0]}, expected x's {x.shape[0]}")
+        batch, items = context.shape[0], x.shape[0]
+        if batch != items and (cache is None or not batch or items % batch):
+            shared = "" if cache is None else ", or a part of it that divides it"
+            raise ValueError(f"context: has batch {batch}, expected x's {items}{shared}")
         if checked is not None:
-            checked.check(x.shape[0], cross.heads, x.shape[1], context.shape[1], x.device)
+            rows = x.shape[1] * items // batch if batch else x.shape[1]
+            checked.check(batch, cross.heads, rows, context.shape[1], x.device)
         if cache is not None:
             refuse_rows(checked)
 
@@ -271,20 +315,63 @@ def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
     if cache is None or torch.compiler.is_compiling():
         yield
         return
-    before = [torch.as_tensor(layer.length) for layer in cache.layers]
-    if not all(torch.equal(length, before[0]) for length in before):
-        told = ", ".join(str(length.tolist()) for length in before)
+    before = [layer.lengths() for layer in cache.layers]
+    held = {lengths.tobytes() for lengths in before}
+    if len(held) > 1:
+        told = ", ".join(str(lengths.tolist() if lengths.size > 1 else int(lengths[0])) for lengths in before)
         raise ValueError(f"cache: its layers hold {told} tokens, so they are not of the same calls; reset() it")
     try:
         yield
     except BaseException:  # Ctrl-C as well
         for layer, length in zip(cache.layers, before, strict=True):
-            added = layer.length - length
+            added = layer.lengths() - length
             # A full ring cannot take everything back; then the next call sees that the layers differ.
             with contextlib.suppress(ValueError):
-                if bool((added > 0).any()):
-                    layer.rollback(added)
+                if (added > 0).any():
+                    layer.rollback(torch.from_numpy(added) if added.size > 1 else int(added[0]))
         raise
+
+
+def _of_layers(config: BlockConfig | Sequence[BlockConfig], layers: int | None) -> tuple[BlockConfig, ...]:
+    """The configuration of each layer; TypeError or ValueError where they do not fit together."""
+    if isinstance(config, BlockConfig):
+        check_positive("layers", layers)
+        assert layers is not None
+        return (config,) * layers
+    if not isinstance(config, Sequence) or not all(isinstance(one, BlockConfig) for one in config):
+        came = type(config).__name__
+        raise TypeError(f"config: expected BlockConfig, or a sequence of one for each layer, got {came}")
+    if not config:
+        raise ValueError("config: expected at least one layer, got an empty sequence")
+    if layers is not None and layers != len(config):
+        raise ValueError(f"layers: {layers}, but config has {len(config)}, one for each layer; leave layers out")
+    for number, one in enumerate(config):
+        for name, of in (("width", _width), ("placement", _placement), ("context_width", _context_width)):
+            if of(one) != of(config[0]):
+                raise ValueError(
+                    f"config: all layers need the same {name}, got {of(config[0])!r} in layer 0 and {of(one)!r} in "
+                    f"layer {number}"
+                )
+    return tuple(config)
+
+
+def _width(config: BlockConfig) -> int:
+    return config.width
+
+
+def _placement(config: BlockConfig) -> str:
+    return config.placement
+
+
+def _context_width(config: BlockConfig) -> int | None:
+    """Of what its cross-attention reads; None where it has none."""
+    return None if config.cross is None else config.cross.shape.context
+
+
+def _scheme(config: BlockConfig) -> tuple[PositionsConfig, int, int] | None:
+    """What a module of positions is made of: layers with the same share it."""
+    attention = config.attention
+    return None if attention.positions is None else (attention.positions, attention.heads, attention.shape.head)
 
 
 def _of_layer(observe: LayerObserver | None, layer: int) -> Callable[[Observation], None] | None:

@@ -12,7 +12,7 @@ from .configs import AlibiConfig, Config, RotaryConfig, T5Config
 from .learned import Learned
 from .offsets import Offset, places
 from .rotary import Rotary
-from .scaling import LinearScaling, NTKScaling, YaRNScaling
+from .scaling import LinearScaling, Llama3Scaling, NTKScaling, YaRNScaling
 from .sinusoidal import Sinusoidal
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Config",
     "Learned",
     "LinearScaling",
+    "Llama3Scaling",
     "NTKScaling",
     "Offset",
     "Rotary",

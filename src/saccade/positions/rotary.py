@@ -5,15 +5,15 @@ Shape legend: B batch, H heads, L length, D key width.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from .._masks._data import describe, whole
 from .offsets import Offset
-from .scaling import LinearScaling, NTKScaling, Scaling, YaRNScaling, check_number
-from .waves import Waves
+from .scaling import Scaling, check_number, frequencies
+from .waves import StoredWaves, Waves
 
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")
@@ -39,8 +39,8 @@ class Rotary(nn.Module):
         layout: "half" or "interleaved".
         turned: R, how many features are turned, the first ones; the rest are left as they are (partial rotary
             positions: GPT-J, GPT-NeoX). None is all of them.
-        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for contexts longer than those trained on. An attention
-            factor multiplies turned features only.
+        scaling: `LinearScaling`, `NTKScaling`, `YaRNScaling` or `Llama3Scaling`, for contexts longer than those trained
+            on. An attention factor multiplies turned features only.
 
     Raises:
         TypeError: a number or a scaling of another type.
@@ -103,6 +103,35 @@ class Rotary(nn.Module):
         return ", ".join(words)
 
 
+class StoredRotary(Rotary):
+    """`Rotary` with frequencies of its own, which a checkpoint carries: rounded ones are what its model was trained on.
+
+    Attributes:
+        frequencies: (width / 2,) radians a token, a buffer; it keeps its dtype when the model's is changed.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, base: float = 10000.0):
+        super().__init__(width, base)
+        self._waves: StoredWaves = StoredWaves(width, base)
+        self.register_buffer("frequencies", frequencies(width, base).float())
+
+    def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
+        """As in `Rotary`."""
+        self._waves.hold(self.frequencies)
+        return super().forward(x, offset)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> StoredRotary:
+        kept = self.frequencies
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else kept.to(moved.device)
+
+        return super()._apply(move, recurse)
+
+
 def check_rotary(base: float, layout: str, turned: int | None, scaling: Scaling | None) -> None:
     """Errors of everything about rotary positions that does not need the width."""
     if check_number("base", base) <= 1.0:
@@ -111,5 +140,6 @@ def check_rotary(base: float, layout: str, turned: int | None, scaling: Scaling 
         raise ValueError(f"layout: must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
     if turned is not None and (whole(turned, "turned") < 2 or turned % 2):
         raise ValueError(f"turned: features are turned in pairs, so it must be even and at least 2, got {turned}")
-    if scaling is not None and not isinstance(scaling, (LinearScaling, NTKScaling, YaRNScaling)):
-        raise TypeError(f"scaling: must be LinearScaling, NTKScaling, YaRNScaling or None, got {describe(scaling)}")
+    if scaling is not None and not isinstance(scaling, Scaling):
+        known = ", ".join(kind.__name__ for kind in get_args(Scaling))
+        raise TypeError(f"scaling: must be {known} or None, got {describe(scaling)}")

@@ -135,7 +135,52 @@ class YaRNScaling:
         return width * math.log(self.original_length / (2 * math.pi * turns)) / (2 * math.log(base))
 
 
-Scaling = LinearScaling | NTKScaling | YaRNScaling
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Fast pairs stay as they are, slow ones are interpolated, those between are mixed by how often they turn.
+
+    `frequency_i = s_i * theta_i + (1 - s_i) * theta_i / factor` with `theta_i = base ** (-2 i / D)`,
+    `t_i = original_length * theta_i / (2 pi)` turns within the original length, and
+    `s_i = (t_i - low_turns) / (high_turns - low_turns)`, at least 0 and at most 1. The size of logits stays as it is.
+    Dubey et al., "The Llama 3 Herd of Models" (2024), section 3.4.2, and `apply_scaling` in Meta's llama-models, whose
+    `low_freq_factor` and `high_freq_factor` are `low_turns` and `high_turns` here.
+
+    Args:
+        factor: how many times longer the context becomes; finite, at least 1.
+        original_length: tokens the model was trained on.
+        low_turns, high_turns: `high_turns > low_turns > 0`.
+    """
+
+    factor: float
+    original_length: int
+    low_turns: float = 1.0
+    high_turns: float = 4.0
+
+    def __post_init__(self) -> None:
+        _at_least_one("factor", self.factor)
+        whole(self.original_length, "original_length", least=1)
+        for name in ("low_turns", "high_turns"):
+            _positive(name, getattr(self, name))
+        if self.high_turns <= self.low_turns:
+            raise ValueError(
+                f"high_turns: must be greater than low_turns, got high_turns={self.high_turns} and "
+                f"low_turns={self.low_turns}"
+            )
+
+    @property
+    def attention(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 1.0
+
+    def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
+        """Radians a token, float64 (width / 2,)."""
+        plain = frequencies(width, base, device)
+        turns = plain * (self.original_length / (2 * math.pi))
+        share = ((turns - self.low_turns) / (self.high_turns - self.low_turns)).clamp(0.0, 1.0)
+        return plain * share + plain / self.factor * (1.0 - share)
+
+
+Scaling = LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling
 
 
 def check_number(name: str, value: object) -> float:

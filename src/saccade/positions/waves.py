@@ -5,7 +5,7 @@ Shape legend: B batch, L length, n frequencies.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,37 @@ from torch import Tensor
 from .offsets import Offset, checked, eager, extremes, places
 from .scaling import Scaling, check_number, frequencies
 
+_REMEMBERED = 1 << 14  # tokens of a call whose waves are kept for the next one
 LONGEST = 1 << 20  # positions in a table; beyond, angles are computed for the positions of the call alone
+
+
+class _Latest(NamedTuple):
+    """The last answer of eager calls, and to what."""
+
+    offset: Offset
+    version: int  # of an offset that is a tensor: what is written into it changes that
+    length: int
+    batch: int
+    dtype: torch.dtype
+    waves: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(
+        cls, offset: Offset, length: int, batch: int, dtype: torch.dtype, waves: tuple[Tensor, Tensor]
+    ) -> _Latest | None:
+        # Of others nobody could see that they have changed; and long ones are not to outlive their call.
+        if isinstance(offset, Tensor) and (offset.is_inference() or not eager(offset) or batch * length > _REMEMBERED):
+            return None
+        return cls(offset, offset._version if isinstance(offset, Tensor) else 0, length, batch, dtype, waves)
+
+    def serves(self, offset: Offset, length: int, batch: int, dtype: torch.dtype, device: torch.device) -> bool:
+        known = self.offset
+        if isinstance(known, Tensor):
+            if known is not offset or known._version != self.version or batch != self.batch:
+                return False
+        elif type(offset) is not int or offset != known:
+            return False
+        return length == self.length and dtype is self.dtype and self.waves[0].device == device
 
 
 class Waves:
@@ -29,6 +59,7 @@ class Waves:
     _cos: Tensor | None = None
     _sin: Tensor | None = None
     _steps: Tensor | None = None
+    _latest: _Latest | None = None  # queries and keys of every layer ask for the same
 
     def __init__(self, width: int, base: float, scaling: Scaling | None = None):
         if check_number("base", base) <= 1.0:
@@ -43,7 +74,16 @@ class Waves:
         """
         length, batch = x.shape[-2], x.shape[0]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        at_once = eager(x)
+        latest = self._latest if at_once else None
+        if latest is not None and latest.serves(offset, length, batch, dtype, x.device):
+            return latest.waves
         offset = checked(offset, length, batch)
+        waves = self._of(x, offset, length, batch, dtype)
+        self._latest = _Latest.of(offset, length, batch, dtype, waves) if at_once else None
+        return waves
+
+    def _of(self, x: Tensor, offset: Offset, length: int, batch: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if not isinstance(offset, Tensor) and eager(x) and offset + length <= LONGEST:
             cos, sin = self._tables(offset + length, x.device, dtype)
             return cos[offset : offset + length], sin[offset : offset + length]
@@ -86,7 +126,28 @@ class Waves:
         return self._cos, self._sin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cos": None, "_sin": None, "_steps": None}
+        return {**self.__dict__, "_cos": None, "_sin": None, "_steps": None, "_latest": None}
+
+
+class StoredWaves(Waves):
+    """`Waves` of given frequencies, which `hold` takes before every call."""
+
+    _held: Tensor | None = None
+    _version: int = -1
+
+    def hold(self, frequencies: Tensor) -> None:
+        """Use `frequencies` (n,); tables of others are forgotten."""
+        if not eager(frequencies):
+            self._held = frequencies
+        elif frequencies is not self._held or frequencies._version != self._version:
+            self._cos = self._sin = self._steps = self._latest = None
+            self._held, self._version = frequencies, frequencies._version
+
+    def _frequencies(self, device: torch.device | str) -> Tensor:
+        return super()._frequencies(device) if self._held is None else self._held.to(device, torch.float64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_held": None}
 
 
 def _round_up(length: int) -> int:

@@ -86,6 +86,9 @@ def test_padding_on_either_side_equals_alone(tmp_path):
 
 def test_a_window_over_everything_is_exact_attention(tmp_path):
     written(tmp_path, "BertModel", config())
-    exact, windowed = models.load(tmp_path), models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=()))
+    exact, windowed = (
+        models.load(tmp_path),
+        models.load(tmp_path, mechanism=LongformerConfig(window=64, global_tokens=())),
+    )
     inputs = batch()
     assert torch.allclose(exact(**inputs).last_hidden_state, windowed(**inputs).last_hidden_state, atol=1e-5)

@@ -109,7 +109,9 @@ def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | N
     if type(mask) is Causal:
         seen = _causal(rows, keys)
     elif isinstance(mask, Mask):
-        mask.check(batch, heads, rows, keys, _CPU)
+        if mask.remembered("fits", (rows, keys)) != (batch, heads):  # else another layer has asked
+            mask.check(batch, heads, rows, keys, _CPU)
+            mask.remember("fits", (rows, keys), (batch, heads))
         seen = native_mask(mask, rows, keys)
     elif mask is not None:
         return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import AttentionConfig, BlockConfig, Encoder
-from ...nn.feed_forward import FUNCTIONS
+from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead, SpanHead, TokenHead, VocabularyHead

@@ -52,10 +52,10 @@ class GPT2(TextDecoder):
         self.places = Learned(self.longest, width)
         self.dropout = nn.Dropout(settings.share("embd_pdrop", 0.1))
         self.decoder = Decoder(block, settings.layers("n_layer", 12))
-        self.head = None
+        self.head, self.tied = None, settings.flag("tie_word_embeddings", True)
         if request.head == "sequence-classification":
             self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
-        elif request.head == "causal-lm" and not settings.flag("tie_word_embeddings", True):
+        elif request.head == "causal-lm" and not self.tied:
             self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
 
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
@@ -77,15 +77,15 @@ KEYS = (
 
 
 def _keys(model: GPT2) -> KeyMap:
-    classifies = model.request.head == "sequence-classification"
-    head = (Key("head.inner.out", "score"),) if classifies else (Key("head", "lm_head"),)
+    head = {"causal-lm": (Key("head", "lm_head"),), "sequence-classification": (Key("head.inner.out", "score"),)}
+    mine = head.get(model.request.head or "", ())
     return KeyMap(
         KEYS,
-        head,
+        mine,
         prefix="transformer.",
-        tied={"lm_head.weight": "wte.weight"},
+        tied={"lm_head.weight": "wte.weight"} if model.tied else {},
         derived=("h.{n}.attn.bias", "h.{n}.attn.masked_bias"),
-        unused=("lm_head",) if classifies else ("score",),
+        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
     )
 
 

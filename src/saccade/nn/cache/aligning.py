@@ -48,7 +48,7 @@ class AlignedItems:
             )
         if not (mask is None or isinstance(mask, Causal)):
             raise ValueError(f"mask: with a cache the mechanism {name!r} takes Causal() or None, got {mask!r}")
-        before, arriving = cache._lengths(), NewRows.of(padding, rows)
+        before, arriving = cache.lengths(), NewRows.of(padding, rows)
         if before.size == 1 and arriving.whole:
             return None
         return cls(mask is not None, rows, before, arriving)

@@ -16,21 +16,58 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores, TensorBias, as_bias
 from ..._masks import Mask, Padding
 from .key_positions import both, standing
-from .new_rows import NewRows
+from .new_rows import NewRows, alike
 
 
-class LastAnswer:
-    """The last answer: all layers of a model ask for the same mask, one after another."""
+class LastAnswers:
+    """The last answers: the layers of a model ask the same few things, one after another."""
+
+    _KEPT = 4  # kinds of layers that take turns, and what each asks
 
     def __init__(self) -> None:
-        self._question: tuple[Any, ...] | None = None
-        self._answer: Any = None
+        self._known: list[tuple[tuple[Any, ...], Any]] = []
 
     def of(self, question: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        if self._question != question:
-            self._answer = make()
-            self._question = question
-        return self._answer
+        for asked, answer in self._known:
+            if asked == question:
+                return answer
+        made = make()
+        self._known = [(question, made), *self._known[: self._KEPT - 1]]
+        return made
+
+
+class InOrder:
+    """New rows behind the tokens of a buffer that holds each item's from slot 0 on: where they go, and who sees whom.
+
+    Args:
+        mask: of the whole sequence; None shows everything so far.
+        before: how many tokens each item had.
+        batch: B.
+    """
+
+    def __init__(self, mask: Mask | None, before: np.ndarray, arriving: NewRows, batch: int):
+        self._before, self._arriving, self._batch = before, arriving, batch
+        after = before + arriving.count
+        self.used, self.held = int(before.max(initial=0)), int(after.max(initial=0))
+        self.mask = in_order(mask, before, arriving, self.held, batch)
+        (self.after,) = alike(after)  # the new lengths
+        self._run: tuple[int, int, int] | None = None
+        if before.size == 1 and arriving.count.size == 1:
+            self._run = int(before[0]), int(arriving.left[0]), int(arriving.count[0])
+        self._places: tuple[Tensor, ...] | None = None
+
+    def put(self, buffer: Tensor, new: Tensor) -> None:
+        """Write the tokens among the new rows (B, H, L, n) behind those that the buffer (B, H, S, n) holds."""
+        if self._run is not None:
+            slot, left, count = self._run
+            buffer.narrow(2, slot, count).copy_(new.narrow(2, left, count))
+            return
+        if self._places is None or self._places[0].device != buffer.device:
+            first = np.broadcast_to(self._before - self._arriving.left, self._batch)
+            item, row = np.nonzero(self._arriving.real() & np.ones((self._batch, 1), bool))
+            self._places = tuple(torch.from_numpy(n).to(buffer.device) for n in (item, row, first[item] + row))
+        items, rows, slots = self._places
+        buffer[items, :, slots] = new[items, :, rows]
 
 
 def in_order(mask: Mask | None, before: np.ndarray, arriving: NewRows, keys: int, batch: int) -> Mask | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .fitting import bias_in_order, in_order
-from .layer import CachedInputs, LayerCache, NewTokens, joined, put, slots
+from .fitting import InOrder, bias_in_order
+from .layer import CachedInputs, LayerCache, NewTokens, joined, slots
 
 _FEWEST = 16  # slots of a first buffer
 
@@ -30,23 +30,21 @@ class GrowingLayer(LayerCache):
     def _append(self, new: NewTokens) -> CachedInputs:
         key, value, mask, _, _ = new
         arriving = self._arriving(new)
-        before = self._host
-        after = before + arriving.count
-        held = int(after.max(initial=0))
-        question = ("in order", mask, key.shape[0], before.tobytes(), *arriving.summary)
-        fitted = self._latest.of(question, lambda: in_order(mask, before, arriving, held, key.shape[0]))
-        bias = bias_in_order(new.bias, before, arriving, held)
+        before, batch = self._host, key.shape[0]
+        question = ("in order", mask, batch, before.tobytes(), *arriving.summary)
+        fit = self._latest.of(question, lambda: InOrder(mask, before, arriving, batch))
+        bias = None if new.bias is None else bias_in_order(new.bias, before, arriving, fit.held)
         if torch.is_grad_enabled():
             self._key = joined(self._key, key, before, arriving)
             self._value = joined(self._value, value, before, arriving)
             self._owned = False
         else:
-            self._make_room(key, value, int(before.max(initial=0)), held)
+            self._make_room(key, value, fit.used, fit.held)
             assert self._key is not None and self._value is not None
-            put(self._key, key, before, arriving)
-            put(self._value, value, before, arriving)
-        self._set_lengths(after)
-        return CachedInputs(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
+            fit.put(self._key, key)
+            fit.put(self._value, value)
+        self._host = fit.after
+        return CachedInputs(self._key[:, :, : fit.held], self._value[:, :, : fit.held], fit.mask, bias)
 
     def _make_room(self, key: Tensor, value: Tensor, used: int, needed: int) -> None:
         held_key, held_value = self._key, self._value

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._biases import Bias
 from ..._masks import Mask, Padding
 from ...positions import Offset
-from .fitting import LastAnswer
+from .fitting import LastAnswers
 from .new_rows import NewRows, alike, per_item
 
 
@@ -53,7 +53,7 @@ class LayerCache(ABC):
         self._key: Tensor | None = None  # (B, Hkv, S, D)
         self._value: Tensor | None = None  # (B, Hkv, S, Dv)
         self._host = np.zeros(1, np.int64)
-        self._latest = LastAnswer()
+        self._latest = LastAnswers()
 
     def append(
         self,
@@ -89,8 +89,14 @@ class LayerCache(ABC):
 
     def offset(self, length: int, padding: Padding | None = None) -> Offset:
         """Position of row 0 of `length` new rows: an int, or int64 (B,) where items differ; negative if left-padded."""
-        arriving = NewRows.of(padding, length)
-        start = self._lengths() - arriving.left
+        arriving, lengths = NewRows.of(padding, length), self.lengths()
+        if arriving.left.size > 1 or lengths.size > 1:  # one tensor for all layers
+            question = "offset", lengths.tobytes(), *arriving.summary, self._place(padding)
+            return self._latest.of(question, lambda: self._offset(arriving, padding))
+        return self._offset(arriving, padding)
+
+    def _offset(self, arriving: NewRows, padding: Padding | None) -> Offset:
+        start = self.lengths() - arriving.left
         if start.size == 1 and start[0] >= 0:
             return int(start[0])
         if padding is not None and start.size == 1:
@@ -99,12 +105,12 @@ class LayerCache(ABC):
 
     def reach(self, rows: int) -> int:
         """One past the furthest position that any of `rows` more rows gets."""
-        return int(self._lengths().max(initial=0)) + rows
+        return int(self.lengths().max(initial=0)) + rows
 
     @property
     def length(self) -> int | Tensor:
         """Tokens seen: an int where all items have as many, otherwise int64 (B,)."""
-        lengths = self._lengths()
+        lengths = self.lengths()
         return int(lengths[0]) if lengths.size == 1 else torch.from_numpy(lengths.copy()).to(self._place(None))
 
     @property
@@ -146,7 +152,8 @@ class LayerCache(ABC):
         self._key = self._value = None
         self._set_lengths(np.zeros(1, np.int64))
 
-    def _lengths(self) -> np.ndarray:
+    def lengths(self) -> np.ndarray:
+        """Tokens seen, on the host: int64 (1,) where all items have as many, otherwise (B,). Not to be written to."""
         return self._host
 
     def _set_lengths(self, lengths: np.ndarray) -> None:
@@ -162,7 +169,7 @@ class LayerCache(ABC):
 
     def _rolled_back(self, count: int | Tensor) -> np.ndarray:
         """The lengths without the last `count` tokens."""
-        lengths = self._lengths()
+        lengths = self.lengths()
         counts = per_item(count, self._batch(), "rollback")
         after: np.ndarray = lengths - counts
         if (after < 0).any():
@@ -218,17 +225,6 @@ def checked_items(items: Tensor, batch: int) -> Tensor:
     if wrong.numel():
         raise ValueError(f"items: there is no item {int(wrong[0])}, the cache holds {batch} (0 to {batch - 1})")
     return items
-
-
-def put(buffer: Tensor, new: Tensor, before: np.ndarray, arriving: NewRows) -> None:
-    """Write the tokens among the new rows (B, H, L, n) behind those that the buffer (B, H, S, n) holds."""
-    if before.size == 1 and arriving.count.size == 1:
-        left, count = int(arriving.left[0]), int(arriving.count[0])
-        buffer.narrow(2, int(before[0]), count).copy_(new.narrow(2, left, count))
-        return
-    item, row = np.nonzero(arriving.real() & np.ones((new.shape[0], 1), bool))
-    first = np.broadcast_to(before - arriving.left, new.shape[:1])
-    scatter(buffer, new, item, row, first[item] + row)
 
 
 def joined(held: Tensor | None, new: Tensor, before: np.ndarray, arriving: NewRows) -> Tensor:

@@ -6,6 +6,7 @@ Shape legend: B batch, L new rows. An array of one entry speaks for all items, o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -29,7 +30,7 @@ class NewRows:
             TypeError: not a Padding. ValueError: one of other rows, or a row of tokens with a hole.
         """
         if padding is None:
-            return cls(rows, np.zeros(1, np.int64), np.full(1, rows))
+            return _without_padding(rows)
         kept = _checked(padding).keys
         table: np.ndarray = kept.table.host
         if kept.by_length:
@@ -45,7 +46,7 @@ class NewRows:
         """Whether there is no padding."""
         return self.count.size == 1 and int(self.count[0]) == self.rows
 
-    @property
+    @cached_property
     def summary(self) -> tuple[int, bytes, bytes]:
         """The same, to be compared."""
         return self.rows, self.left.tobytes(), self.count.tobytes()
@@ -62,6 +63,11 @@ class NewRows:
     def queries(self) -> list[int] | list[list[bool]]:
         """The same as `Padding` takes it: lengths where the padding is on the right."""
         return self.real().tolist() if self.left.any() else self.count.tolist()
+
+
+@lru_cache(maxsize=64)  # every layer asks at every step
+def _without_padding(rows: int) -> NewRows:
+    return NewRows(rows, np.zeros(1, np.int64), np.full(1, rows))
 
 
 def alike(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..._masks import FromTensor, Mask, Padding
 from ..._masks._data import bounded
 from ...positions import Offset
-from .fitting import bias_at, bias_in_order, in_order
+from .fitting import InOrder, bias_at, bias_in_order
 from .key_positions import check_reach, standing
-from .layer import CachedInputs, LayerCache, NewTokens, check_new, fits, lasting, put, refuse_gradients, slots
+from .layer import CachedInputs, LayerCache, NewTokens, check_new, fits, lasting, refuse_gradients, slots
 from .new_rows import alike
 
 
@@ -50,23 +50,22 @@ class StaticLayer(LayerCache):
             self._empty, self._stale = False, True
             return self._append_tensors(new, self.capacity)
         arriving = self._arriving(new)
-        before = self._lengths()
+        before = self.lengths()
         after = before + arriving.count
         self._check_room(before, after)
-        held = int(after.max(initial=0))
         if self._keeps_shapes(key):
-            seen = self._append_tensors(new, held)
+            seen = self._append_tensors(new, int(after.max(initial=0)))
             self._host, self._empty = alike(after)[0], False
             return seen
         question = ("in order", mask, key.shape[0], before.tobytes(), *arriving.summary)
-        fitted = self._latest.of(question, lambda: in_order(mask, before, arriving, held, key.shape[0]))
-        bias = bias_in_order(bias, before, arriving, held)
+        fit = self._latest.of(question, lambda: InOrder(mask, before, arriving, key.shape[0]))
+        bias = None if bias is None else bias_in_order(bias, before, arriving, fit.held)
         assert self._key is not None and self._value is not None
-        put(self._key, key, before, arriving)
-        put(self._value, value, before, arriving)
+        fit.put(self._key, key)
+        fit.put(self._value, value)
         self._set_lengths(after)
         self._empty = False
-        return CachedInputs(self._key[:, :, :held], self._value[:, :, :held], fitted, bias)
+        return CachedInputs(self._key[:, :, : fit.held], self._value[:, :, : fit.held], fit.mask, bias)
 
     def offset(self, length: int, padding: Padding | None = None) -> Offset:
         """As `LayerCache.offset`; under torch.compile always int64 (B,)."""
@@ -131,7 +130,7 @@ class StaticLayer(LayerCache):
                 f"cache: {old} tokens and {int(after[item]) - old} new ones do not fit its capacity of {self.capacity}"
             )
 
-    def _lengths(self) -> np.ndarray:
+    def lengths(self) -> np.ndarray:
         if self._stale and self._counts is not None:
             super()._set_lengths(self._counts.cpu().numpy())
             self._stale = False
@@ -150,7 +149,7 @@ class StaticLayer(LayerCache):
                     self._counts = known.to(self._counts.device)
 
     def _choose_lengths(self, items: np.ndarray) -> None:
-        lengths = self._lengths()
+        lengths = self.lengths()
         self._set_lengths(lengths if lengths.size == 1 else lengths[items])
 
     def _chosen(self, tensor: Tensor, items: Tensor) -> Tensor:

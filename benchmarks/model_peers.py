@@ -1,0 +1,176 @@
+"""Other libraries with the same weights, for `benchmarks/models.py`. Each gives a function that runs one row.
+
+Shape legend: B batch, L length.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+Run = Callable[[], Any]
+Batch = dict[str, Tensor]
+
+
+def version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+def quiet_transformers() -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def transformers_model(folder: Path, kind: str = "AutoModel", attention: str = "sdpa") -> Any:
+    cls = getattr(quiet_transformers(), kind)
+    return cls.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32).eval()
+
+
+def encode_transformers(folder: Path, batches: list[Batch], attention: str) -> Run:
+    model = transformers_model(folder, attention=attention)
+
+    @torch.inference_mode()
+    def run() -> list[Tensor]:
+        return [model(**batch).last_hidden_state for batch in batches]
+
+    return run
+
+
+def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    config = quiet_transformers().BertConfig
+    if not hasattr(config, "position_embedding_type"):
+        config.position_embedding_type = "absolute"  # the converter asks for it, and transformers 5 has it no more
+    out = work / "ctranslate2"
+    if not out.exists():
+        TransformersConverter(str(folder)).convert(str(out))
+    encoder = ctranslate2.Encoder(str(out), compute_type="float32", inter_threads=1, intra_threads=threads)
+    texts = [
+        [row[real.bool()].tolist() for row, real in zip(b["input_ids"], b["attention_mask"], strict=True)]
+        for b in batches
+    ]
+
+    def run() -> list[Any]:
+        return [encoder.forward_batch(ids).last_hidden_state for ids in texts]
+
+    return run
+
+
+def onnx_file(folder: Path, work: Path) -> Path:
+    """The encoder as transformers has it, exported, and optimised by ONNX Runtime's own tool."""
+    from onnxruntime.transformers import optimizer
+
+    path, best = work / "encoder.onnx", work / "encoder-optimised.onnx"
+    if best.exists():
+        return best
+    model = transformers_model(folder)
+    ids = torch.ones(2, 16, dtype=torch.long)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    axes = {0: "batch", 1: "length"}
+    torch.onnx.export(
+        _Hidden(model),
+        (ids, ids, torch.zeros_like(ids)),
+        str(path),
+        input_names=list(names),
+        output_names=["hidden"],
+        dynamic_axes={**dict.fromkeys(names, axes), "hidden": axes},
+        dynamo=False,
+    )
+    config = model.config
+    optimizer.optimize_model(
+        str(path), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=1
+    ).save_model_to_file(str(best))
+    return best
+
+
+class _Hidden(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)[0]
+
+
+def _arrays(batches: list[Batch]) -> list[dict[str, Any]]:
+    made = [{**b, "token_type_ids": b.get("token_type_ids", torch.zeros_like(b["input_ids"]))} for b in batches]
+    return [{name: tensor.numpy() for name, tensor in batch.items()} for batch in made]
+
+
+def encode_onnxruntime(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(onnx_file(folder, work)), options, providers=["CPUExecutionProvider"])
+    given = _arrays(batches)
+
+    def run() -> list[Any]:
+        return [session.run(None, batch)[0] for batch in given]
+
+    return run
+
+
+def encode_openvino(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+    import openvino
+
+    onnx_file(folder, work)
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    compiled = core.compile_model(core.read_model(str(work / "encoder.onnx")), "CPU", settings)
+    given = _arrays(batches)
+
+    def run() -> list[Any]:
+        return [compiled(batch)[0] for batch in given]
+
+    return run
+
+
+def generate_transformers(folder: Path, prompts: Batch, new: int, **options: Any) -> Run:
+    model = transformers_model(folder, "AutoModelForCausalLM")
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        return model.generate(**prompts, max_new_tokens=new, min_new_tokens=new, do_sample=False, **options)
+
+    return run
+
+
+def generate_ctranslate2(folder: Path, prompts: Batch, new: int, work: Path, threads: int) -> Run:
+    """Tokens are strings there: every id is written as its number."""
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    out = work / "ctranslate2-decoder"
+    if not out.exists():
+        TransformersConverter(str(folder)).convert(str(out))
+    generator = ctranslate2.Generator(str(out), compute_type="float32", inter_threads=1, intra_threads=threads)
+    vocabulary = (out / "vocabulary.json").read_text()
+    import json
+
+    names = json.loads(vocabulary)
+    texts = [
+        [names[token] for token in row[real.bool()].tolist()]
+        for row, real in zip(prompts["input_ids"], prompts["attention_mask"], strict=True)
+    ]
+
+    def run() -> Any:
+        return generator.generate_batch(
+            texts, max_length=new, min_length=new, include_prompt_in_result=False, beam_size=1, sampling_topk=1
+        )
+
+    return run

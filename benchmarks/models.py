@@ -1,0 +1,412 @@
+"""Whole models against other libraries: `python benchmarks/models.py --minilm FOLDER`.
+
+All contenders of a row run in one process and take turns, with a pause between them so that no library's threads still
+wait for work when the next one begins; times are medians, factors medians of the rounds' ratios to transformers. Every
+row checks the outputs first. A contender that is not installed is left out and named.
+
+A row also says where Saccade's time goes: in matrix products, in attention, in the rest, and which share of the chip's
+speed the products reach; that speed is what the best of several large products reaches on this machine, in this run.
+
+Shape legend: B batch, L length, T real tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import model_peers as peers
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+import saccade
+from saccade import models
+from saccade.benchmark.attention import machine
+from saccade.nn import packed_weights
+
+OUT = Path(__file__).parent / "results" / "models.md"
+PAUSE = 0.1  # seconds, in which waiting threads fall asleep
+BERT = dict(vocab_size=1000, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@dataclasses.dataclass
+class Row:
+    """One line of the table."""
+
+    name: str
+    unit: str  # of `amount`
+    amount: float  # texts, tokens or steps of a run
+    contenders: dict[str, peers.Run]
+    products: float = 0.0  # FLOP of Saccade's matrix products in a run
+    attention: float = 0.0
+    check: Callable[[dict[str, peers.Run]], None] | None = None
+
+
+# --- inputs -------------------------------------------------------------------------------------------------------
+
+
+def batch_of(lengths: list[int], vocabulary: int = 1000, side: str = "right") -> peers.Batch:
+    """Random ids of these lengths, padded."""
+    longest = max(lengths)
+    real = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    real = real.flip(1) if side == "left" else real
+    ids = torch.randint(5, vocabulary, real.shape).masked_fill(~real, 0)
+    return {"input_ids": ids, "attention_mask": real.long()}
+
+
+def spread(count: int, low: int = 16, high: int = 128) -> list[int]:
+    """Lengths, evenly from low to high, shuffled."""
+    lengths = torch.linspace(low, high, count).round().long()
+    return lengths[torch.randperm(count)].tolist()
+
+
+def sentences(folder: Path, count: int) -> list[str]:
+    """Sentences of a novel, in its order."""
+    text = sorted(folder.glob("*.txt"))[0].read_text(encoding="utf-8")
+    found = (s.strip() for s in re.split(r"(?<=[.!?])\s+", " ".join(text.split())))
+    return [s for s in found if len(s) > 20][:count]
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+def encoder_work(model: models.Model, batches: list[peers.Batch]) -> tuple[float, float]:
+    """FLOP of the products and of attention, for real tokens alone."""
+    weights = sum(
+        p.numel() for n, p in model.named_parameters() if p.ndim == 2 and n.startswith(("encoder", "decoder"))
+    )
+    width = next(p.shape[1] for n, p in model.named_parameters() if n.endswith("projection.weight"))
+    stack: Any = getattr(model, "encoder", None) or model.get_submodule("decoder")
+    lengths = torch.cat([b["attention_mask"].sum(1) for b in batches]).double()
+    return 2.0 * weights * float(lengths.sum()), 4.0 * width * len(stack.blocks) * float((lengths**2).sum())
+
+
+def chip(threads: int) -> float:
+    """FLOP/s of the best large product here, packed, in float32."""
+    best = 0.0
+    for rows, width, out in ((1024, 768, 3072), (2048, 1024, 1024), (512, 3072, 768)):
+        x, layer = torch.randn(rows, width), saccade.nn._linear.Linear(width, out)
+        with packed_weights(layer), torch.no_grad():
+            layer(x)
+            for _ in range(20):
+                began = time.perf_counter()
+                layer(x)
+                best = max(best, 2.0 * rows * width * out / (time.perf_counter() - began))
+    return best
+
+
+class Parts:
+    """Seconds inside linear layers and inside attention calls of one run."""
+
+    def __init__(self) -> None:
+        self.products = self.attention = 0.0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        from saccade.nn import attention as module
+        from saccade.nn._linear import Linear
+
+        forward, activated, attend = Linear.forward, Linear.activated, module.attention
+
+        def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*given: Any, **named: Any) -> Any:
+                began = time.perf_counter()
+                out = function(*given, **named)
+                setattr(self, name, getattr(self, name) + time.perf_counter() - began)
+                return out
+
+            return run
+
+        Linear.forward = timed("products", forward)  # type: ignore[method-assign]
+        Linear.activated = timed("products", activated)  # type: ignore[method-assign]
+        module.attention = timed("attention", attend)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            Linear.forward, Linear.activated, module.attention = forward, activated, attend  # type: ignore[method-assign, assignment]
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def same_hidden(batches: list[peers.Batch], tolerance: float) -> Callable[[dict[str, peers.Run]], None]:
+    """Every contender gives transformers' hidden states of the real tokens."""
+
+    def check(contenders: dict[str, peers.Run]) -> None:
+        outs = {name: run() for name, run in contenders.items()}
+        expected = outs["transformers sdpa"]
+        for name, got in outs.items():
+            for batch, a, b in zip(batches, expected, got, strict=True):
+                real = batch["attention_mask"].bool()
+                off = float((torch.as_tensor(_numpy(b))[real] - a[real]).abs().max())
+                assert off < tolerance, f"{name}: off by {off:.1e}"
+
+    return check
+
+
+def _numpy(out: Any) -> Any:
+    import numpy
+
+    return out if isinstance(out, Tensor) else numpy.array(out)
+
+
+def encoding(name: str, folder: Path, batches: list[peers.Batch], work: Path, threads: int, tolerance: float) -> Row:
+    """Batches through an encoder."""
+    model = models.load(folder, head="none")
+
+    @torch.inference_mode()
+    def plain() -> list[Tensor]:
+        return [model(**batch).last_hidden_state for batch in batches]
+
+    def packed() -> list[Tensor]:
+        with packed_weights(model):
+            return plain()
+
+    contenders: dict[str, peers.Run] = {
+        "Saccade": packed,
+        "Saccade, plain weights": plain,
+        "transformers sdpa": peers.encode_transformers(folder, batches, "sdpa"),
+        "transformers eager": peers.encode_transformers(folder, batches, "eager"),
+    }
+    work.mkdir(exist_ok=True)
+    for label, package, make in (
+        ("CTranslate2", "ctranslate2", peers.encode_ctranslate2),
+        ("ONNX Runtime", "onnxruntime", peers.encode_onnxruntime),
+        ("OpenVINO", "openvino", peers.encode_openvino),
+    ):
+        with told(label):
+            peers.version(package)
+            contenders[label] = make(folder, batches, work, threads)
+    texts = sum(len(b["input_ids"]) for b in batches)
+    return Row(name, "texts", texts, contenders, *encoder_work(model, batches), same_hidden(batches, tolerance))
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """A contender that is not there, or cannot, is named and left out."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what} left out: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+
+
+def random_folder(work: Path, name: str, class_name: str, config: Any) -> Path:
+    """A folder with random weights of transformers."""
+    folder = work / name
+    if not folder.exists():
+        torch.manual_seed(0)
+        getattr(peers.quiet_transformers(), class_name)(config).save_pretrained(folder)
+    return folder
+
+
+def bert(work: Path, layers: int, longest: int) -> Path:
+    config = peers.quiet_transformers().BertConfig(**BERT, num_hidden_layers=layers, max_position_embeddings=longest)
+    return random_folder(work, f"bert-{layers}-{longest}", "BertModel", config)
+
+
+def training(work: Path, layers: int) -> Row:
+    """A step of a classifier: forward, backward, and AdamW."""
+    folder = bert(work, layers, 512)
+    batch = batch_of(spread(16))
+    labels = torch.randint(0, 3, (16,))
+    ours = models.load(folder, head="sequence-classification", labels=3).train()
+    theirs = peers.quiet_transformers().AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, attn_implementation="sdpa"
+    )
+
+    def stepping(model: Any) -> peers.Run:
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+
+        def run() -> None:
+            optimizer.zero_grad()
+            model(**batch, labels=labels).loss.backward()
+            optimizer.step()
+
+        return run
+
+    name = f"training step, BERT-base, {layers} layers, 16 texts of 16 to 128"
+    work_of = encoder_work(ours, [batch])
+    contenders = {"Saccade": stepping(ours), "transformers sdpa": stepping(theirs.train())}
+    return Row(name, "steps", 1, contenders, 3 * work_of[0], 3.5 * work_of[1])
+
+
+def corpus(folder: Path, texts: list[str]) -> Row:
+    """Sentences to vectors: tokens, model, pooling."""
+    from sentence_transformers import SentenceTransformer
+
+    from saccade.models import embed
+
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), models.load(folder)
+
+    def check(contenders: dict[str, peers.Run]) -> None:
+        a, b = (torch.as_tensor(_numpy(contenders[name]())) for name in ("transformers sdpa", "Saccade"))
+        off = float((a - b).abs().max())
+        assert off < 1e-5, f"embeddings: off by {off:.1e}"
+
+    contenders: dict[str, peers.Run] = {
+        "Saccade": lambda: embed(texts, ours),
+        "transformers sdpa": lambda: theirs.encode(texts, batch_size=32, show_progress_bar=False),
+    }
+    return Row(
+        f"embedding {len(texts)} sentences of a novel (sentence-transformers)",
+        "texts",
+        len(texts),
+        contenders,
+        check=check,
+    )
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    if row.check is not None:
+        row.check(row.contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in row.contenders}
+    names = list(row.contenders)
+    for number in range(-1, rounds):  # the first one warms up
+        for name in names if number % 2 else reversed(names):
+            time.sleep(PAUSE)
+            began = time.perf_counter()
+            row.contenders[name]()
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - began)
+    parts = Parts()
+    with parts.counted():
+        began = time.perf_counter()
+        row.contenders["Saccade"]()
+        whole = time.perf_counter() - began
+    return {
+        "row": row.name,
+        "unit": row.unit,
+        "amount": row.amount,
+        "seconds": seconds,
+        "shares": [parts.products / whole, parts.attention / whole],
+        "products": row.products / parts.products if parts.products and row.products else None,
+    }
+
+
+def lines(found: dict[str, Any], speed: float) -> list[str]:
+    base = found["seconds"]["transformers sdpa"]
+    made = [f"## {found['row']}", "", f"| | {found['unit']}/s | ms | against transformers |", "|---|---|---|---|"]
+    for name, seconds in found["seconds"].items():
+        median = statistics.median(seconds)
+        factor = statistics.median(b / s for b, s in zip(base, seconds, strict=True))
+        made.append(f"| {name} | {found['amount'] / median:,.1f} | {1e3 * median:,.1f} | {factor:.2f} |")
+    products, attention = found["shares"]
+    reached = (
+        ""
+        if found["products"] is None
+        else f"; the products reach {found['products'] / 1e9:,.0f} GFLOP/s, {found['products'] / speed:.0%} of the chip"
+    )
+    made += [
+        "",
+        f"Saccade's time: {products:.0%} in matrix products, {attention:.0%} in attention, "
+        f"{1 - products - attention:.0%} elsewhere{reached}.",
+        "",
+    ]
+    return made
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minilm", type=Path, help="folder of all-MiniLM-L6-v2; without it those rows are left out")
+    parser.add_argument("--novels", type=Path, help="folder of texts, for sentences")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
+    parser.add_argument("--rows", nargs="+", help="only rows whose names hold one of these words")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    seen, speed, found = machine.describe(saccade.__version__, options.threads), chip(options.threads), []
+    with tempfile.TemporaryDirectory() as folder, Progress(transient=True) as progress:
+        makers = rows(options, Path(folder))
+        chosen = {n: m for n, m in makers.items() if not options.rows or any(word in n for word in options.rows)}
+        for name, make in progress.track(list(chosen.items()), description="rows"):
+            with told(name):
+                found.append(measure(make(), options.rounds))
+                print("\n".join(lines(found[-1], speed)), flush=True)
+    versions = {}
+    for package in ("transformers", "sentence-transformers", "ctranslate2", "onnxruntime", "openvino"):
+        with contextlib.suppress(Exception):
+            versions[package] = peers.version(package)
+    options.out.with_suffix(".json").write_text(
+        json.dumps({"machine": seen, "chip": speed, "versions": versions, "rows": found}, indent=1)
+    )
+    options.out.write_text(page(seen, speed, versions, found, options.rounds))
+
+
+def page(seen: dict[str, Any], speed: float, versions: dict[str, str], found: list[Any], rounds: int) -> str:
+    head = [
+        "# Whole models",
+        "",
+        "    python benchmarks/models.py",
+        "",
+        f"{seen['processor']}, {seen['threads']} thread(s), PyTorch {seen['torch']}, Saccade {seen['saccade']}, "
+        f"{', '.join(f'{name} {number}' for name, number in versions.items())}; {seen['date']}. float32. Medians of "
+        f"{rounds} rounds in turns; factors are medians of the rounds' ratios. The chip: {speed / 1e9:,.0f} GFLOP/s, the "
+        "best large product of this run.",
+        "",
+    ]
+    return "\n".join(head + [line for one in found for line in lines(one, speed)])
+
+
+def rows(options: argparse.Namespace, work: Path) -> dict[str, Callable[[], Row]]:
+    """All rows by name, each made when its turn comes."""
+    made: dict[str, Callable[[], Row]] = {}
+
+    def of_bert(name: str, lengths: list[int], longest: int) -> None:
+        made[name] = lambda: encoding(
+            name,
+            bert(work, options.layers, longest),
+            [batch_of(lengths)],
+            work / f"peers-{longest}",
+            options.threads,
+            1e-3,
+        )
+
+    if options.minilm:
+        mixed = [batch_of(spread(32), 20000) for _ in range(4)]
+        made["MiniLM, 128 texts of 16 to 128 tokens"] = lambda: encoding(
+            "MiniLM, 128 texts of 16 to 128 tokens", options.minilm, mixed, work / "peers-minilm", options.threads, 1e-3
+        )
+    if options.minilm and options.novels:
+        made["MiniLM, sentences of a novel"] = lambda: encoding(
+            "MiniLM, 256 sentences of a novel in batches of 32",
+            options.minilm,
+            tokenized(options.minilm, sentences(options.novels, 256)),
+            work / "peers-minilm",
+            options.threads,
+            1e-3,
+        )
+        made["embedding"] = lambda: corpus(options.minilm, sentences(options.novels, 1000))
+    of_bert("BERT-base, 16 texts of 16 to 128 tokens", spread(16), 512)
+    of_bert("BERT-base, 8 x 128", [128] * 8, 512)
+    of_bert("BERT-base, 4 x 512", [512] * 4, 512)
+    of_bert("BERT-base, 1 x 2048", [2048], 2048)
+    made["training"] = lambda: training(work, options.layers)
+    return made
+
+
+def tokenized(folder: Path, texts: list[str]) -> list[peers.Batch]:
+    tokenizer = peers.quiet_transformers().AutoTokenizer.from_pretrained(folder)
+    return [
+        {**tokenizer(texts[n : n + 32], padding=True, truncation=True, max_length=256, return_tensors="pt")}
+        for n in range(0, len(texts), 32)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Models that continue texts, and how: what ends a text, how many positions there are, and the call.
+
+Shape legend: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import bisect
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from ...nn import KVCache
+from ..checkpoints.reading import read_json
+from ..checkpoints.settings import Settings
+from ..inputs import check_ids
+from ..model import Model
+from .loop import tokens_after
+from .sampling import GREEDY, Sampling
+from .step import DecoderStep
+
+GENERATION = "generation_config.json"
+
+
+class GeneratingModel(Model):
+    """A decoder that continues tokens. Abstract.
+
+    Attributes:
+        longest: positions there are; None where nothing limits them.
+    """
+
+    longest: int | None
+
+    @abstractmethod
+    def cache(self) -> KVCache:
+        """An empty cache for decoding, which keeps everything."""
+
+    @abstractmethod
+    def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
+        """Read `ids (B, L)`, which continue what the cache holds; logits (B, V) of what follows the last column."""
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.settings.count("vocab_size")
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a text: `eos_token_id` of generation_config.json, or of config.json; () where none is
+        named."""
+        return self._tokens("eos_token_id")
+
+    @property
+    def begin_tokens(self) -> tuple[int, ...]:
+        """What a text without a prompt begins with: `bos_token_id`, or else the first end token, which ended another
+        text before it."""
+        return self._tokens("bos_token_id") or self.end_tokens[:1]
+
+    @property
+    def pad_token(self) -> int:
+        """What stands after the end of a text: `pad_token_id`, or the first end token, or 0."""
+        return (*self._tokens("pad_token_id"), *self.end_tokens, 0)[0]
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int = 20,
+        sampling: Sampling | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Continue each text of a batch: ids (B, L + n), n at most `max_new_tokens`, fewer where all texts end before.
+
+        After an item's end token stand `pad_token`s. Padding of the prompts, on either side, is not read.
+
+        Args:
+            input_ids: (B, L) ints, the prompts.
+            attention_mask: (B, L), 1 for real tokens and 0 for padding; None: all are real.
+            max_new_tokens: n, at least 1.
+            sampling: how tokens are drawn; None always takes the likeliest.
+            cache: an empty one of any kind, such as `KVCache.streaming(layers, window)`; None keeps everything.
+
+        Raises:
+            TypeError, ValueError: ids outside the vocabulary, other shapes, an item of padding alone, a head that is no
+                language model's, or more tokens than the model has positions.
+        """
+        self.check_generates()
+        length = check_ids("input_ids", input_ids, self.vocabulary)[1]
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: must be at least 1, got {max_new_tokens}")
+        cache = self.cache() if cache is None else cache
+        room = room_after(length, max_new_tokens, cache, self.longest)
+        if room < max_new_tokens:
+            raise ValueError(
+                f"max_new_tokens: {max_new_tokens} after {length} tokens, but the model has {self.longest} positions; "
+                f"ask for at most {room}, cut the prompt, or give a streaming cache"
+            )
+        new = tokens_after(
+            DecoderStep(self, attention_mask, cache),
+            input_ids,
+            max_new_tokens,
+            GREEDY if sampling is None else sampling,
+            attention_mask=attention_mask,
+            ends=self.end_tokens,
+            pad=self.pad_token,
+        )
+        return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
+
+    def check_generates(self) -> None:
+        """ValueError unless the head is a language model's."""
+        if self.request.head != "causal-lm":
+            has = "none" if self.request.head is None else repr(self.request.head)
+            raise ValueError(f"generate: needs the head 'causal-lm', and this model has {has}")
+
+    def _tokens(self, name: str) -> tuple[int, ...]:
+        """A token or several, as generation_config.json says or config.json."""
+        for settings in self._generation_settings(), self.settings:
+            value = settings.get(name)
+            if value is None:
+                continue
+            tokens = value if isinstance(value, list) else [value]
+            if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+                raise settings.error(name, "a token's number, or several")
+            return tuple(tokens)
+        return ()
+
+    def _generation_settings(self) -> Settings:
+        path = None if self.folder is None else self.folder / GENERATION
+        if path is None or not path.is_file():
+            return Settings({}, self.settings.path)
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: damaged, expected an object of settings")
+        return Settings(values, path)
+
+
+def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:
+    """How many of `count` tokens there are positions for after `length` more in the cache."""
+    if longest is None:
+        return count
+    return bisect.bisect_right(range(1, count + 1), longest, key=lambda n: cache.reach(length + n))

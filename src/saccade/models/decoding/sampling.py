@@ -1,0 +1,120 @@
+"""How the next token is chosen from logits.
+
+Shape legend: N items, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Args:
+        temperature: the logits are divided by it; 0 always takes the likeliest token.
+        top_k: keep the k likeliest tokens only; None keeps all.
+        top_p: of those, keep the fewest likeliest tokens whose probabilities reach p ("nucleus sampling", Holtzman
+            et al. 2020); None keeps all.
+        seed: of the draws; None draws a fresh one.
+        repetition_penalty: r > 1 makes tokens that stand in the text less likely, before all else: positive logits of
+            theirs are divided by r, negative ones multiplied (Keskar et al., "CTRL", 2019, section 4.1); 1 does not.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: must be finite and not negative, got {self.temperature}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed: must be a 64-bit integer, got {self.seed}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k: must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p: must be in (0, 1], got {self.top_p}")
+        if not 0.0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty: must be positive and finite, got {self.repetition_penalty}")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The distribution the next token is drawn from: logits (..., V) -> (..., V) float32."""
+        logits = logits.float()
+        if self.temperature == 0.0:
+            return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        logits = logits / self.temperature
+        if self.top_k is not None:
+            logits = keep_top_k(logits, self.top_k)
+        if self.top_p is not None:
+            logits = keep_top_p(logits, self.top_p)
+        return logits.softmax(-1)
+
+    def generator(self) -> torch.Generator:
+        """A source of random numbers begun with the seed, or with a fresh one."""
+        generator = torch.Generator()
+        if self.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(self.seed)
+        return generator
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """One token for each item, int64 (N,), from logits (N, V)."""
+        if self.temperature == 0.0:
+            return logits.argmax(-1)
+        drawn = torch.multinomial(self.probabilities(logits).cpu(), 1, generator=generator)
+        return drawn[:, 0].to(logits.device)
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """All but the k largest of `logits (..., V)` become -inf; equals of the k-th stay."""
+    if k >= logits.shape[-1]:
+        return logits
+    return logits.masked_fill(logits < logits.topk(k).values[..., -1:], float("-inf"))
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """All of `logits (..., V)` but the fewest largest whose probabilities reach p become -inf; at least one stays."""
+    ordered, order = logits.sort(descending=True, stable=True)
+    probabilities = ordered.softmax(-1)
+    reached_before = probabilities.cumsum(-1) - probabilities >= p
+    reached_before[..., 0] = False
+    dropped = torch.zeros_like(reached_before).scatter(-1, order, reached_before)
+    return logits.masked_fill(dropped, float("-inf"))
+
+
+class Repeated:
+    """Which tokens stand in the text of each item, for the repetition penalty.
+
+    Args:
+        ids: (N, L) of the prompts.
+        mask: (N, L), 1 for real tokens; None: all are real.
+        vocabulary: V.
+    """
+
+    def __init__(self, ids: Tensor, mask: Tensor | None, vocabulary: int):
+        real = torch.ones_like(ids) if mask is None else mask.to(ids)
+        counts = torch.zeros(ids.shape[0], vocabulary, dtype=ids.dtype, device=ids.device)
+        self.there = counts.scatter_add_(1, ids, real) > 0
+
+    def penalised(self, logits: Tensor, penalty: float) -> Tensor:
+        """Logits (N, V), less of those that are there."""
+        return torch.where(self.there, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+    def add(self, tokens: Tensor) -> None:
+        """Tokens (N,) that were drawn."""
+        self.there.scatter_(1, tokens[:, None], True)
+
+    def reorder(self, items: Tensor) -> None:
+        """Item n becomes a copy of item `items[n]`."""
+        self.there = self.there[items]

@@ -1,0 +1,111 @@
+"""GPT-Neo: a decoder of text. Black et al., "GPT-Neo: Large Scale Autoregressive Language Modeling with
+Mesh-Tensorflow" (2021).
+
+GPT-2's block, with layers in turn that see everything before and layers that see a window of it; dot products are not
+divided by sqrt(D), and queries, keys and values have no biases.
+
+Shape legend: B batch, L length, T tokens as they are computed, E width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..._masks import Window
+from ...nn import AttentionConfig, BlockConfig, Decoder
+from ...positions import Learned, Offset
+from ..checkpoints.keys import Key, KeyMap
+from ..checkpoints.settings import Settings
+from ..heads import Classifier, ItemHead
+from ..model import Family, Request
+from ..text_decoder import TextDecoder
+from .bert import ACTIVATIONS
+
+HEADS = {"causal-lm": "ForCausalLM", "sequence-classification": "ForSequenceClassification"}
+LAYERS = {"global": False, "local": True}  # whether there is a window
+
+
+class GPTNeo(TextDecoder):
+    """GPT-Neo with the head of a language model, a classifier of its last token, or none."""
+
+    def __init__(self, settings: Settings, request: Request):
+        super().__init__()
+        width, dropout = settings.count("hidden_size", 2048), settings.share("resid_dropout", 0.0)
+        attention = AttentionConfig(
+            width,
+            settings.count("num_heads", 16),
+            output_bias=True,
+            scale=1.0,
+            dropout=settings.share("attention_dropout", 0.0),
+            mechanism=request.mechanism,
+        )
+        block = BlockConfig(
+            attention,
+            hidden=settings.count("intermediate_size", 4 * width),
+            activation=settings.choice("activation_function", ACTIVATIONS, "gelu_new"),
+            norm="layer",
+            dropout=dropout,
+            bias=True,
+            eps=settings.number("layer_norm_epsilon", 1e-5),
+        )
+        local = replace(block, attention=replace(attention, window=Window(settings.count("window_size", 256) - 1, 0)))
+        self.longest = settings.count("max_position_embeddings", 2048)
+        self.tokens = nn.Embedding(settings.count("vocab_size", 50257), width)
+        self.places = Learned(self.longest, width)
+        self.dropout = nn.Dropout(settings.share("embed_dropout", 0.0))
+        self.decoder = Decoder([local if windowed else block for windowed in _windowed(settings)])
+        self.head, self.tied = None, settings.flag("tie_word_embeddings", True)
+        if request.head == "sequence-classification":
+            self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
+        elif request.head == "causal-lm" and not self.tied:
+            self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
+
+    def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
+        return self.dropout(self.places(self.tokens(input_ids), offset))
+
+
+def _windowed(settings: Settings) -> list[bool]:
+    """Which layers see a window: `attention_types` is [[["global", "local"], 12]] for 24 layers."""
+    layers = settings.layers("num_layers", 24)
+    types: Any = settings.get("attention_types", [[["global", "local"], 12]])
+    try:
+        kinds = [kind for kinds, times in types for _ in range(min(int(times), layers + 1)) for kind in kinds]
+        found = [LAYERS[kind] for kind in kinds]
+    except (TypeError, ValueError, KeyError):
+        found = []
+    if len(found) != layers:
+        raise settings.error("attention_types", f"[[[kinds], times], ...] with {layers} of 'global' and 'local' in all")
+    return found
+
+
+BLOCK, LAYER = "decoder.blocks.{n}", "h.{n}.attn.attention"
+KEYS = (
+    Key("tokens", "wte"),
+    Key("places", "wpe"),
+    Key(f"{BLOCK}.attention_norm", "h.{n}.ln_1"),
+    Key(f"{BLOCK}.attention.projection", tuple(f"{LAYER}.{part}_proj" for part in "qkv")),
+    Key(f"{BLOCK}.attention.output", f"{LAYER}.out_proj"),
+    Key(f"{BLOCK}.feed_forward_norm", "h.{n}.ln_2"),
+    Key(f"{BLOCK}.feed_forward.up", "h.{n}.mlp.c_fc"),
+    Key(f"{BLOCK}.feed_forward.down", "h.{n}.mlp.c_proj"),
+    Key("decoder.norm", "ln_f"),
+)
+
+
+def _keys(model: GPTNeo) -> KeyMap:
+    head = {"causal-lm": (Key("head", "lm_head"),), "sequence-classification": (Key("head.inner.out", "score"),)}
+    mine = head.get(model.request.head or "", ())
+    return KeyMap(
+        KEYS,
+        mine,
+        prefix="transformer.",
+        tied={"lm_head.weight": "wte.weight"} if model.tied else {},
+        derived=(f"{LAYER}.bias", f"{LAYER}.masked_bias"),
+        unused=tuple({"lm_head", "score"} - {key.published for key in mine}),
+    )
+
+
+FAMILY = Family("GPT-Neo", {"gpt_neo": "GPTNeo"}, HEADS, GPTNeo, _keys, ("sequence-classification",))

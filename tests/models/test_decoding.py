@@ -1,0 +1,153 @@
+"""Generating from token ids: batches of unequal prompts against transformers and against each prompt alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from models.families import test_gpt2, test_llama
+from published import written
+from saccade import models
+from saccade.models import Sampling
+from saccade.models.decoding.loop import tokens_after
+from saccade.models.decoding.step import DecoderStep
+from saccade.nn import KVCache
+
+NAMES = {
+    "GPT2LMHeadModel": {},
+    "GPTNeoForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 4},
+    "Qwen3ForCausalLM": {},
+    "SmolLM3ForCausalLM": {"use_sliding_window": True, "sliding_window": 3, "no_rope_layers": [1, 0, 1]},
+}
+
+
+def pair(folder, name="Qwen3ForCausalLM", **changes):
+    """transformers' model and ours, float64, so that no rounding chooses between two tokens."""
+    config = (test_gpt2 if name.startswith("GPT") else test_llama).config(name, **{**NAMES[name], **changes})
+    theirs = written(folder, name, config, spread=0.8).double()
+    theirs.generation_config.pad_token_id = 100
+    return theirs, models.load(folder, dtype=torch.float64)
+
+
+def greedy(theirs, inputs, **options):
+    return theirs.generate(**inputs, do_sample=False, **{"max_new_tokens": 12, "min_new_tokens": 0, **options})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_is_that_of_transformers_with_unequal_prompts(tmp_path, name):
+    theirs, ours = pair(tmp_path, name)
+    inputs = test_gpt2.batch("left")
+    expected = greedy(theirs, inputs)
+    assert torch.equal(ours.generate(**inputs, max_new_tokens=12), expected)
+    right = ours.generate(**test_gpt2.batch("right"), max_new_tokens=12)
+    assert torch.equal(right[:, 13:], expected_of_right(ours))
+
+
+def expected_of_right(ours):
+    """Each prompt alone."""
+    inputs = test_gpt2.batch("right")
+    rows = []
+    for ids, real in zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True):
+        rows.append(ours.generate(ids[real][None], max_new_tokens=12)[0, int(real.sum()) :])
+    return torch.stack(rows)
+
+
+def test_items_end_at_their_own_end_token(tmp_path):
+    theirs, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    free = greedy(theirs, inputs)[:, 13:]
+    ends = [int(free[0, 3]), int(free[2, 6])]
+    expected = greedy(theirs, inputs, eos_token_id=ends)
+    assert (expected[:, 13:] == 100).any()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "pad_token_id": 100}))
+    ours = models.load(tmp_path, dtype=torch.float64)
+    assert torch.equal(ours.generate(**inputs, max_new_tokens=12), expected)
+    first = greedy(theirs, inputs, eos_token_id=free[:, 2].tolist())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": free[:, 2].tolist()}))
+    assert models.load(tmp_path, dtype=torch.float64).generate(**inputs, max_new_tokens=12).shape == first.shape
+
+
+def test_repeated_tokens_are_penalised_as_transformers_does(tmp_path):
+    theirs, ours = pair(tmp_path)
+    ids = test_gpt2.batch()["input_ids"][1:2]
+    got = ours.generate(ids, max_new_tokens=12, sampling=Sampling(temperature=0.0, repetition_penalty=1.7))
+    assert torch.equal(got, greedy(theirs, {"input_ids": ids}, repetition_penalty=1.7))
+    assert not torch.equal(got, greedy(theirs, {"input_ids": ids}))
+
+
+@pytest.mark.parametrize(
+    "cache", [lambda: KVCache.static(3, 25), lambda: KVCache.window(3, 25), lambda: KVCache.streaming(3, 21)]
+)
+def test_every_cache_that_holds_all_tokens_gives_the_same(tmp_path, cache):
+    _, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    expected = ours.generate(**inputs, max_new_tokens=12)
+    assert torch.equal(ours.generate(**inputs, max_new_tokens=12, cache=cache()), expected)
+
+
+def test_draws_are_those_of_each_distribution(tmp_path):
+    """Sampled in a batch: each item by its own distribution, within five standard deviations."""
+    _, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    sampling, count = Sampling(temperature=0.8, top_k=3, seed=1), 900
+    many = {name: x.repeat(count // 3, 1) for name, x in inputs.items()}
+    drawn = ours.generate(**many, max_new_tokens=1, sampling=sampling)[:, -1].view(-1, 3)
+    with torch.no_grad():
+        expected = sampling.probabilities(ours(**inputs).logits[:, -1])
+    for item in range(3):
+        share = torch.bincount(drawn[:, item], minlength=101) / len(drawn)
+        assert ((share - expected[item]).abs() <= 5 * (expected[item] * (1 - expected[item]) / len(drawn)).sqrt()).all()
+    again = ours.generate(**many, max_new_tokens=1, sampling=sampling)[:, -1].view(-1, 3)
+    assert torch.equal(again, drawn)
+
+
+def test_items_that_have_ended_are_computed_no_more(tmp_path):
+    _, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    free = ours.generate(**inputs, max_new_tokens=12)[:, 13:]
+    seen = []
+
+    class Counted(DecoderStep):
+        def step(self, ids):
+            seen.append(len(ids))
+            return super().step(ids)
+
+    ends = {int(free[0, 1]), int(free[1, 1])} - set(free[2].tolist())
+    assert len(ends) == 2
+    step = Counted(ours, inputs["attention_mask"])
+    tokens = list(tokens_after(step, inputs["input_ids"], 12, models.decoding.sampling.GREEDY, ends=ends, pad=100))
+    assert seen == [3, 3, *[1] * 10]
+    assert torch.equal(torch.stack(tokens, 1)[2], free[2])
+
+
+def test_bad_input(tmp_path):
+    _, ours = pair(tmp_path, "GPT2LMHeadModel")
+    ids = torch.ones(2, 25, dtype=torch.int64)
+    for options, message in [
+        ({"max_new_tokens": 7}, "max_new_tokens: 7 after 25 tokens, but the model has 31 positions; ask for at most 6"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be at least 1, got 0"),
+        (
+            {"attention_mask": torch.zeros(2, 25).long(), "max_new_tokens": 6},
+            "attention_mask: item 0 has no real token",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ours.generate(ids, **options)
+    with pytest.raises(ValueError, match="input_ids: ids must be from 0 to 100, got 101"):
+        ours.generate(ids + 100)
+    with pytest.raises(ValueError, match="generate: needs the head 'causal-lm', and this model has none"):
+        models.load(tmp_path, head="none").generate(ids)
+    assert ours.generate(ids, max_new_tokens=6).shape == (2, 31)
+
+
+def test_seen_tokens_of_padding_are_not_penalised(tmp_path):
+    _, ours = pair(tmp_path)
+    inputs = test_gpt2.batch("left")
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.7)
+    together = ours.generate(**inputs, max_new_tokens=8, sampling=sampling)
+    for item, real in enumerate(inputs["attention_mask"].bool()):
+        alone = ours.generate(inputs["input_ids"][item, real][None], max_new_tokens=8, sampling=sampling)
+        assert torch.equal(alone[0, -8:], together[item, -8:])
