@@ -196,9 +196,10 @@ def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
     places: dict[str, list[Piece]] = {}
     for piece in wanted.pieces:
         places.setdefault(piece.published, []).append(piece)
-    for name, tensor in stored.read(list(places)):
+    for name, start, tensor in stored.read_parts(list(places)):
         for piece in places[name]:
-            piece.of(targets[piece.ours]).copy_(tensor)
+            held = piece.of(targets[piece.ours])
+            (held.narrow(0, start, len(tensor)) if tensor.ndim else held).copy_(tensor)
     tied = dict(wanted.tied)
     for name, tensor in stored.read(list(tied)):
         for piece in places[tied[name]]:
