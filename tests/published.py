@@ -5,13 +5,19 @@ Tolerances: rounding of float32 and float64 in a few narrow layers, on values of
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
+import subprocess
+import sys
+import tempfile
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +25,43 @@ from saccade import models
 
 # Hidden states and logits are of size 1; float64 has 1e-16 of that for every operation, float32 6e-8.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-FIELDS = ("last_hidden_state", "logits", "pooler_output", "start_logits", "end_logits", "loss")
+FIELDS = (
+    "last_hidden_state",
+    "logits",
+    "pooler_output",
+    "start_logits",
+    "end_logits",
+    "cls_logits",
+    "distillation_logits",
+    "prediction_outputs",
+    "encoder_last_hidden_state",
+    "loss",
+)
+STATES = ("hidden_states", "decoder_hidden_states", "encoder_hidden_states")
+
+
+def sources_and_targets(vocabulary: int = 101, seed: int = 1) -> dict[str, Tensor]:
+    """Three sources of 5, 11 and 9 tokens, which end with 2, and targets of 7, 4 and 2, padded with 1 on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([[5], [11], [9]])
+    ids = torch.randint(3, vocabulary, (3, 11), generator=generator).scatter(1, lengths - 1, 2)
+    mask = (torch.arange(11) < lengths).long()
+    return {
+        "input_ids": torch.where(mask != 0, ids, 1),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, vocabulary, (3, 7), generator=generator),
+        "decoder_attention_mask": (torch.arange(7) < torch.tensor([[7], [4], [2]])).long(),
+    }
+
+
+def padded_on_the_left(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch of `sources_and_targets` with each item's padding before it."""
+    lengths = {name: inputs[name].sum(1).tolist() for name in inputs if name.endswith("mask")}
+    side = {name: "decoder_attention_mask" if "decoder" in name else "attention_mask" for name in inputs}
+    return {
+        name: torch.stack([row.roll(-n) for row, n in zip(x, lengths[side[name]], strict=True)])
+        for name, x in inputs.items()
+    }
 
 
 def transformers() -> Any:
@@ -63,19 +105,23 @@ def assert_agrees(
     folder: Path,
     inputs: Mapping[str, Any],
     *,
-    real: Tensor | None = None,
+    real: Tensor | Iterable[Tensor] | None = None,
     ours: Mapping[str, Any] | None = None,
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
     fields: Iterable[str] = FIELDS,
     load: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    last_state: bool = True,
 ) -> models.Model:
     """Both models of the folder give the same hidden states and outputs; returns ours, float64.
 
     Args:
         inputs: of transformers' call; tensors of floats are cast.
-        real: bool (B, L), the rows that are compared; None: all.
+        real: bool (B, L), the rows that are compared; None: all. Several where lengths differ, as of source and target.
         ours: what our call gets in the place of, or beside, `inputs`.
         load: further arguments of `saccade.models.load`.
+        names: fields that transformers calls otherwise: ours -> theirs.
+        last_state: whether their hidden states end with what the last layer gives, as ours do.
     """
     model: models.Model | None = None
     for dtype in dtypes:
@@ -84,18 +130,19 @@ def assert_agrees(
         with torch.no_grad():
             expected = theirs(**_cast(inputs, dtype), output_hidden_states=True)
             got = model(**_cast({**inputs, **(ours or {})}, dtype), hidden_states=True)
-        pairs = [(f, getattr(expected, f, None), getattr(got, f, None)) for f in fields]
+        pairs = [(f, getattr(expected, (names or {}).get(f, f), None), getattr(got, f, None)) for f in fields]
         compared = [(name, a, b) for name, a, b in pairs if isinstance(a, Tensor)]
-        states = expected.hidden_states
         assert got.hidden_states is not None
-        assert len(states) == len(got.hidden_states)
-        compared += [
-            (f"hidden_states[{n}]", a, b) for n, (a, b) in enumerate(zip(states, got.hidden_states, strict=True))
-        ]
+        for field in (name for name in STATES if getattr(expected, name, None)):
+            mine = getattr(got, field) if last_state else getattr(got, field)[:-1]
+            states = zip(getattr(expected, field), mine, strict=True)
+            compared += [(f"{field}[{n}]", a, b) for n, (a, b) in enumerate(states)]
         for name, a, b in compared:
             assert b is not None, f"{name}: not given"
             assert a.shape == b.shape, f"{name}: {tuple(b.shape)}, expected {tuple(a.shape)}"
-            a, b = (t[real] if real is not None and t.shape[:2] == real.shape else t for t in (a, b))
+            choices = [] if real is None else [real] if isinstance(real, Tensor) else real
+            rows = next((chosen for chosen in choices if chosen.shape == a.shape[:2]), ...)
+            a, b = a[rows], b[rows]
             assert torch.allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]), (
                 f"{name} in {dtype}: off by {(a - b).abs().max():.3g}"
             )
@@ -111,6 +158,8 @@ def assert_same_gradients(theirs: nn.Module, ours: models.Model, inputs: Mapping
     loss(ours(**_cast(inputs, torch.float64))).backward()
     expected = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     got = published_gradients(ours)
+    if not expected.keys() <= got.keys():  # some models have other names in memory than in their files
+        expected = _as_stored(theirs)
     assert expected.keys() <= got.keys(), sorted(expected.keys() - got.keys())
     for name, gradient in expected.items():
         assert torch.allclose(gradient, got[name], rtol=1e-8, atol=1e-10), (
@@ -134,6 +183,16 @@ def published_gradients(model: models.Model) -> dict[str, Tensor]:
     return named
 
 
+def _as_stored(theirs: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a model of transformers under the names that its files have."""
+    twin = copy.deepcopy(theirs)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for parameter, source in zip(twin.parameters(), theirs.parameters(), strict=True):
+            parameter.copy_(torch.zeros_like(source) if source.grad is None else source.grad)
+        twin.save_pretrained(folder)
+        return safetensors.torch.load_file(Path(folder) / "model.safetensors")
+
+
 def assert_round_trip(theirs: nn.Module, folder: Path, out: Path) -> None:
     """Loaded and saved by us, opened by transformers: equal bits in every tensor, and nothing to complain of."""
     model = models.load(folder)
@@ -143,6 +202,19 @@ def assert_round_trip(theirs: nn.Module, folder: Path, out: Path) -> None:
     stored = type(theirs).from_pretrained(folder).state_dict()
     for name, tensor in opened.state_dict().items():
         assert torch.equal(tensor, stored[name]), name
+
+
+def run_alone(program: str, folder: Path) -> Any:
+    """What `program` leaves in `result`, as JSON has it, in a process that cannot import transformers.
+
+    It finds `folder`, `models` and `torch`.
+    """
+    before = "import json, sys; sys.modules['transformers'] = None; from pathlib import Path; import torch\n"
+    before += f"from saccade import models; folder = Path({str(folder)!r})\n"
+    code = before + textwrap.dedent(program) + "\nprint(json.dumps(result))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def assert_padded_equals_alone(model: models.Model, inputs: Mapping[str, Tensor], filler: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -59,6 +60,7 @@ FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
     "reglu": F.relu,
     "swiglu": F.silu,
 }
@@ -69,7 +71,7 @@ FORMULAS = {
 def test_feed_forward_is_its_formula(activation, bias):
     module, x = spread(FeedForward(WIDTH, HIDDEN, activation, bias=bias)), tokens()
     f = FORMULAS[activation]
-    if activation.endswith("glu"):
+    if "glu" in activation:
         gate, up = module.gate_up(x).split(HIDDEN, -1)
         inner = f(gate) * up
     else:
@@ -216,6 +218,26 @@ def test_checkpointing_changes_nothing_but_memory(kind, placement):
     assert results[1][2] < results[0][2] / 5
 
 
+def test_layer_drop_leaves_blocks_out_in_training_only():
+    stack, x = spread(Encoder(config(placement="post"), LAYERS, layer_drop=0.5)), tokens()
+    torch.manual_seed(1)
+    for _ in range(8):
+        seen, states = [], []
+        out = stack(x, observe=lambda layer, call, seen=seen: seen.append(layer), hidden_states=states)
+        expected = x
+        for layer in seen:
+            expected = stack.blocks[layer](expected)
+        torch.testing.assert_close(out, expected)
+        assert len(states) == LAYERS + 1
+    assert len(stack(x, return_weights=True)[1]) == LAYERS
+    stack.eval()
+    out = stack(x)
+    stack.layer_drop = 0.0
+    assert torch.equal(stack.train()(x), out)
+    with pytest.raises(ValueError, match="layer_drop"):
+        Encoder(config(), LAYERS, layer_drop=1.0)
+
+
 def test_dropout_acts_in_training_only_and_in_each_place():
     for options in (
         {"dropout": 0.5},
@@ -257,9 +279,9 @@ ENCODER = Encoder(config(), LAYERS)
     [
         (
             lambda: config(activation="swish"),
-            "activation: expected one of 'gelu', 'gelu_tanh', 'relu', 'silu', 'geglu', 'reglu', 'swiglu'; got 'swish'",
+            "'relu', 'silu', 'geglu', 'geglu_tanh', 'reglu', 'swiglu'; got 'swish'",
         ),
-        (lambda: config(norm="batch"), "norm: expected one of 'layer', 'rms'; got 'batch'"),
+        (lambda: config(norm="group"), "norm: expected one of 'layer', 'rms', 'batch'; got 'group'"),
         (lambda: config(placement="sandwich"), "placement: expected one of 'pre', 'post', 'parallel'; got 'sandwich'"),
         (lambda: config(hidden=-1), "hidden: must be at least 0, got -1"),
         (

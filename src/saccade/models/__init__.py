@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from .checkpoint import LanguageModel, save
 from .config import ModelConfig
+from .decoding.beam import BeamSearch
+from .decoding.constraints import Constraints
+from .decoding.generated import Generated
 from .decoding.sampling import Sampling
 from .embedding import embed
 from .generation import generate
@@ -14,17 +17,22 @@ from .language_model import DecoderLM
 from .loading import load
 from .model import LoadReport, Model
 from .output import ModelOutput
+from .protein_tokenizer import ProteinTokenizer
 from .text_tokenizer import TextTokenizer
 from .tokenizer import Encoding, Tokenizer
 
 __all__ = [
+    "BeamSearch",
+    "Constraints",
     "DecoderLM",
     "Encoding",
+    "Generated",
     "LanguageModel",
     "LoadReport",
     "Model",
     "ModelConfig",
     "ModelOutput",
+    "ProteinTokenizer",
     "Sampling",
     "TextTokenizer",
     "Tokenizer",

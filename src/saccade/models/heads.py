@@ -8,7 +8,7 @@ Shape legend: B batch, L length, T tokens as they are computed, E width, K label
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -130,12 +130,11 @@ class Classifier(nn.Module):
 class VocabularyHead(nn.Module):
     """Logits of the vocabulary: `norm(activation(dense(x))) W^T + b`, W the token embedding unless it has its own.
 
-    With its own, `out` has W and b; some families publish a `bias` beside it, which nothing reads.
-
     Args:
         embedding: (V, D) token embedding, which W is when tied.
         tied: whether it is.
-        beside: whether there is a `bias` beside `out`.
+        published_bias: of a head of its own, where b is published: with W as "out", apart as "bias", or "both", of
+            which the second is read by nothing.
     """
 
     def __init__(
@@ -146,17 +145,19 @@ class VocabularyHead(nn.Module):
         eps: float,
         *,
         tied: bool,
-        beside: bool = True,
+        published_bias: Literal["out", "bias", "both"] = "both",
     ):
         super().__init__()
         vocabulary, inner = embedding.num_embeddings, embedding.embedding_dim
         self.activation = activation
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, eps)
-        self.bias = nn.Parameter(torch.zeros(vocabulary)) if tied or beside else None
-        self.out = None if tied else nn.Linear(inner, vocabulary)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if tied or published_bias != "out" else None
+        self.out = None if tied else nn.Linear(inner, vocabulary, bias=published_bias != "bias")
         self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) to (..., V)."""
         x = self.norm(self.activation(self.dense(x)))
-        return F.linear(x, self._embedding[0].weight, self.bias) if self.out is None else self.out(x)
+        if self.out is None:
+            return F.linear(x, self._embedding[0].weight, self.bias)
+        return self.out(x) if self.out.bias is not None else F.linear(x, self.out.weight, self.bias)

@@ -139,7 +139,7 @@ def _request(
         raise ValueError(f"head: {family.name} has {known}; got {head!r}")
     else:
         chosen = None if head == "none" else head
-    if labels is not None and chosen not in family.new_heads:
+    if labels is not None and (chosen not in family.new_heads or chosen in family.unlabelled):
         raise ValueError(f"labels: only of a classifier, which the head {chosen!r} is not")
     if labels is not None:
         names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)

@@ -39,6 +39,7 @@ COMPANIONS = (
     "source.spm",
     "target.spm",
     "preprocessor_config.json",
+    "processor_config.json",
     "generation_config.json",
     "modules.json",
     "sentence_bert_config.json",
@@ -182,6 +183,7 @@ class Family:
         build: the model, with weights that mean nothing yet.
         keys: its key map.
         new_heads: heads that may begin anew on a checkpoint without them.
+        unlabelled: those of them whose size config.json says, so that no labels can be given.
     """
 
     name: str
@@ -191,6 +193,7 @@ class Family:
     keys: Callable[[Any], KeyMap]
     new_heads: tuple[str, ...] = ()
     body: str = field(default="Model")
+    unlabelled: tuple[str, ...] = ()
 
     def architecture(self, model_type: str, head: str | None) -> str:
         """The published class of a head."""

@@ -46,6 +46,20 @@ class TokenLayout:
         """(B, L, ...) as it is computed: (1, T, ...) where packed."""
         return x if self.places is None else x.flatten(0, 1)[self.places][None]
 
+    def packed(self) -> TokenLayout:
+        """The same batch with the tokens of all items in one row, also where nothing is padded."""
+        if self.places is not None:
+            return self
+        if self.real is not None:
+            return token_layout(self.batch, self.length, self.real)
+        real = torch.ones(self.batch, self.length, dtype=torch.bool)
+        return _packed(real, [self.length] * self.batch)
+
+    def across(self, keys: TokenLayout) -> Documents:
+        """The mask that keeps tokens of this row to the same item of another row, in cross-attention."""
+        assert self.mask is not None and keys.mask is not None
+        return Documents(self.mask.query_ids, keys.mask.query_ids)
+
     def put(self, x: Tensor, fill: float = 0) -> Tensor:
         """What was computed, (B, L, ...), `fill` where no real token stands."""
         if self.places is None:
@@ -96,11 +110,11 @@ class TokenLayout:
 
     def first(self, x: Tensor) -> Tensor:
         """The rows (B, E) of each item's first real token."""
-        return self._chosen(x, self.ends[0])
+        return self.at(x, self.ends[0])
 
     def last(self, x: Tensor) -> Tensor:
         """The rows (B, E) of each item's last real token."""
-        return self._chosen(x, self.ends[1])
+        return self.at(x, self.ends[1])
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean (B, E) of each item's real tokens."""
@@ -114,7 +128,16 @@ class TokenLayout:
             return self.put(x).sum(1) / counts
         return x.new_zeros(self.batch, x.shape[-1]).index_add(0, self.items, x[0]) / counts
 
-    def _chosen(self, x: Tensor, columns: Tensor) -> Tensor:
+    def place(self, item: int) -> tuple[int, slice]:
+        """Row and columns where an item's tokens are computed: its real ones alone where packed."""
+        if self.places is None or self.real is None:
+            return item, slice(0, self.length)
+        counts = self.real.sum(1)
+        end = int(counts[: item + 1].sum())
+        return 0, slice(end - int(counts[item]), end)
+
+    def at(self, x: Tensor, columns: Tensor) -> Tensor:
+        """The rows (B, E) of the real tokens in these columns (B,)."""
         if self.lengths is not None:
             return x[0, columns.to(x.device)]
         rows = torch.arange(self.batch, device=columns.device)
@@ -151,7 +174,12 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
         raise ValueError(f"attention_mask: item {counts.index(0)} has no real token; leave it out of the batch")
     if not packed:
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
+    return _packed(real, counts)
+
+
+def _packed(real: Tensor, counts: list[int]) -> TokenLayout:
     ends = torch.tensor([0, *counts]).cumsum(0).tolist()
+    batch, length = real.shape
     return TokenLayout(batch, length, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))
 
 

@@ -179,7 +179,7 @@ class MultiHeadAttention(nn.Module):
             refuse_across(positions=positions, padding=padding, offset=offset)
             check_cross(self.config)
             mask = of_context(mask)
-            query, key, value = self._across(x, *real_context(mask, context, values), cache)
+            query, key, value = self._across(x, mask, context, values, cache)
             seen = CachedInputs(key, value, mask, bias)
         out = self._attend(query, seen, x, place)
         if observe is None and not return_weights:
@@ -320,14 +320,23 @@ class MultiHeadAttention(nn.Module):
         return 0 if padding is None or self.mechanism is None else first_position(padding)
 
     def _across(
-        self, x: Tensor, context: Tensor, values: Tensor, cache: LayerCache | ContextLayer | None
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        context: Tensor,
+        values: Tensor | None,
+        cache: LayerCache | ContextLayer | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-attention: queries of `x`, keys and values of the context, projected once where there is a cache."""
+
+        def project() -> tuple[Tensor, Tensor]:
+            return self._keys_values(*real_context(mask, context, values))
+
         if cache is None:
-            return self._queries(x), *self._keys_values(context, values)
+            return self._queries(x), *project()
         if not isinstance(cache, ContextLayer):
             raise TypeError(f"cache: expected a ContextLayer for a context, got {type(cache).__name__}")
-        key, value = cache.get(lambda: self._keys_values(context, values), x.shape[0])
+        key, value = cache.get(project, x.shape[0])
         held, expected = key.shape[1:], (self.shape.key_heads, context.shape[1], self.shape.head)
         if held != expected:
             raise ValueError(

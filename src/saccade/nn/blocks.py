@@ -28,7 +28,7 @@ from .norm import make_norm
 class Context(NamedTuple):
     """What cross-attention reads: another sequence, who sees what of it, and where its keys and values are kept."""
 
-    tokens: Tensor  # (B, Lc, C)
+    tokens: Tensor  # (B, Lc, C), or (B / n, Lc, C) where n items of x, one after another, read the same
     mask: Mask | Tensor | None = None
     cache: ContextLayer | None = None
 
@@ -178,8 +178,9 @@ class DecoderBlock(EncoderBlock):
     ) -> Tensor | tuple[Tensor, Any]:
         """x (B, L, E) to (B, L, E).
 
-        `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; all else is as in
-        `MultiHeadAttention`, in self-attention. `return_weights` gives with a context two, (own, of the context).
+        `context` is what cross-attention reads, (B, Lc, C) or a `Context` with a mask of its own; `Context` says when
+        it may have fewer items than x. All else is as in `MultiHeadAttention`, in self-attention. `return_weights`
+        gives with a context two, (own, of the context).
         """
         given: dict[str, Any] = dict(bias=bias, padding=padding, offset=offset, cache=cache, positions=positions)
         if return_weights:
@@ -198,12 +199,13 @@ class DecoderBlock(EncoderBlock):
         x = x if padding is None else fill_padding(x, padding)
         where = context if isinstance(context, Context) else Context(context)
         x = self._with_residual(x, self.attention_norm, lambda x: self.attention(x, mask, **given))
-        x = self._with_residual(
-            x,
-            self.cross_norm,
-            lambda x: self.cross(x, where.mask, context=where.tokens, cache=where.cache, observe=observe),
-        )
-        return self._with_feed_forward(x)
+
+        def read(x: Tensor) -> Tensor:
+            # Items that read one context are rows of one call, since no row sees another there.
+            rows = x.reshape(where.tokens.shape[0], -1, x.shape[-1]) if len(x) > len(where.tokens) else x
+            return self.cross(rows, where.mask, context=where.tokens, cache=where.cache, observe=observe).view_as(x)
+
+        return self._with_feed_forward(self._with_residual(x, self.cross_norm, read))
 
     def writers(self) -> list[nn.Linear]:
         return super().writers() + ([] if self.config.cross is None else [self.cross.output])

@@ -17,9 +17,10 @@ from ..variants import HeadSizes, MechanismConfig
 
 PositionsConfig = RotaryConfig | AlibiConfig | T5Config
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "geglu", "reglu", "swiglu")
-GATED = {"geglu": "gelu", "reglu": "relu", "swiglu": "silu"}
-NORMS = ("layer", "rms")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "geglu", "geglu_tanh", "reglu", "swiglu")
+GATED = {"geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "swiglu": "silu"}
+HEAD_NORMS = ("layer", "rms")
+NORMS = (*HEAD_NORMS, "batch")
 PLACEMENTS = ("pre", "post", "parallel")
 
 
@@ -107,7 +108,7 @@ class AttentionConfig:
                 f"fused: one projection needs one width, got width={self.width}, context_width={shape.context} "
                 f"and values_width={shape.values}"
             )
-        check_choice("qk_norm", self.qk_norm, (None, *NORMS))
+        check_choice("qk_norm", self.qk_norm, (None, *HEAD_NORMS))
         check_eps(self.eps)
         check_share("dropout", self.dropout)
         self._check_logits()
@@ -221,8 +222,10 @@ class BlockConfig:
         cross: to a context; for decoder blocks of an encoder-decoder. None is none.
         hidden: F, width inside the feed-forward layer; None is 4 E, or where it is gated 8/3 E (as many parameters)
             rounded up to a multiple of 32; 0 is no such layer, and no norm of its own: attention alone.
-        activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu" (Shazeer 2020).
-        norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
+        activation: "gelu", "gelu_tanh", "relu", "silu", or gated: "geglu", "geglu_tanh", "reglu", "swiglu" (Shazeer
+            2020).
+        norm: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019) or "batch" (Ioffe and Szegedy 2015), which in
+            training joins all tokens of a batch, padding and later ones too.
         placement: "pre", x + f(norm(x)) (Xiong et al. 2020); "post", norm(x + f(x)) (Vaswani et al. 2017); or
             "parallel", x + attention(norm(x)) + feed_forward(norm(x)) (GPT-J; Chowdhery et al. 2022).
         dropout: on what is added to the residual stream, in training. Attention weights have `attention.dropout`.

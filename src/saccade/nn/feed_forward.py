@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
     Args:
         width: E.
         hidden: F; None is 4 E, or where it is gated 8/3 E (as many parameters) rounded up to a multiple of 32.
-        activation: "gelu" (exact), "gelu_tanh", "relu", "silu", or gated: "geglu", "reglu", "swiglu".
+        activation: "gelu" (exact), "gelu_tanh", "relu", "silu", or gated: "geglu", "geglu_tanh", "reglu", "swiglu".
         dropout: after the activation, in training.
         bias: whether the layers have one.
 

@@ -23,7 +23,7 @@ from ._ragged import refuse_with_nested, through_nested
 from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
-from .config import BlockConfig, PositionsConfig, check_causal, check_flag, check_positive
+from .config import BlockConfig, PositionsConfig, check_causal, check_flag, check_positive, check_share
 from .masking import causal, of_context, refuse_rows
 from .norm import make_norm
 
@@ -42,10 +42,12 @@ class Stack(nn.Module):
         *,
         final_norm: bool | None = None,
         checkpointing: bool = False,
+        layer_drop: float = 0.0,
     ):
         super().__init__()
         self.configs = _of_layers(config, layers)
-        self.config, self.checkpointing = self.configs[0], checkpointing
+        check_share("layer_drop", layer_drop)
+        self.config, self.checkpointing, self.layer_drop = self.configs[0], checkpointing, layer_drop
         # One module for all layers that agree: T5's layers share their table, and rotary tables are made once.
         schemes = [_scheme(config) for config in self.configs]
         different = [scheme for scheme in dict.fromkeys(schemes) if scheme is not None]
@@ -102,6 +104,8 @@ class Stack(nn.Module):
         weights, states = [], [] if hidden_states is None else hidden_states
         for layer, block in enumerate(self.blocks):
             states += [] if hidden_states is None else [x]
+            if self.training and self.layer_drop and not return_weights and torch.rand(()) < self.layer_drop:
+                continue
             given = {
                 **common,
                 **per_layer(layer),
@@ -145,6 +149,8 @@ class Encoder(Stack):
         checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
             more time, and activation memory of one block instead of all (Chen et al. 2016). An attribute too. Calls
             with `observe=` or a cache keep everything, since they must not be run twice.
+        layer_drop: probability that a call leaves a block out, in training (Fan et al., "Reducing Transformer Depth on
+            Demand with Structured Dropout", 2020). Calls with `return_weights=True` leave none out. An attribute too.
     """
 
     block = EncoderBlock
@@ -231,7 +237,8 @@ class Decoder(Stack):
         Args:
             x: the tokens; with a cache, those that continue the ones in it.
             mask: who sees whom; tokens see nothing later in any case, unless `causal` is False.
-            context: (B, Lc, C), where the blocks have cross-attention.
+            context: (B, Lc, C), where the blocks have cross-attention; with a cache also (B / n, Lc, C), each read by
+                n items of x that stand one after another, such as the beams of one source.
             context_mask: who sees what of it, by row and key; None shows everything. `Padding(lengths)` says what is
                 real. With a cache it can say no more than that.
             bias, padding, offset: as in `MultiHeadAttention`, in self-attention.
@@ -280,10 +287,13 @@ class Decoder(Stack):
             return
         check_tokens("x", x, self.config.width)
         check_tokens("context", context, cross.shape.context)
-        if context.shape[0] != x.shape[0]:
-            raise ValueError(f"context: has batch {context.shape[0]}, expected x's {x.shape[0]}")
+        batch, items = context.shape[0], x.shape[0]
+        if batch != items and (cache is None or not batch or items % batch):
+            shared = "" if cache is None else ", or a part of it that divides it"
+            raise ValueError(f"context: has batch {batch}, expected x's {items}{shared}")
         if checked is not None:
-            checked.check(x.shape[0], cross.heads, x.shape[1], context.shape[1], x.device)
+            rows = x.shape[1] * items // batch if batch else x.shape[1]
+            checked.check(batch, cross.heads, rows, context.shape[1], x.device)
         if cache is not None:
             refuse_rows(checked)
 

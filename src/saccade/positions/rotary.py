@@ -5,15 +5,15 @@ Shape legend: B batch, H heads, L length, D key width.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from .._masks._data import describe, whole
 from .offsets import Offset
-from .scaling import Scaling, check_number
-from .waves import Waves
+from .scaling import Scaling, check_number, frequencies
+from .waves import StoredWaves, Waves
 
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")
@@ -101,6 +101,35 @@ class Rotary(nn.Module):
         if self.scaling is not None:
             words.append(f"scaling={self.scaling}")
         return ", ".join(words)
+
+
+class StoredRotary(Rotary):
+    """`Rotary` with frequencies of its own, which a checkpoint carries: rounded ones are what its model was trained on.
+
+    Attributes:
+        frequencies: (width / 2,) radians a token, a buffer; it keeps its dtype when the model's is changed.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, base: float = 10000.0):
+        super().__init__(width, base)
+        self._waves: StoredWaves = StoredWaves(width, base)
+        self.register_buffer("frequencies", frequencies(width, base).float())
+
+    def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
+        """As in `Rotary`."""
+        self._waves.hold(self.frequencies)
+        return super().forward(x, offset)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> StoredRotary:
+        kept = self.frequencies
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else kept.to(moved.device)
+
+        return super()._apply(move, recurse)
 
 
 def check_rotary(base: float, layout: str, turned: int | None, scaling: Scaling | None) -> None:

@@ -5,6 +5,8 @@ Shape legend: B batch, L length, E model width.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -26,14 +28,20 @@ class Sinusoidal(nn.Module):
     Args:
         width: E, at least 1.
         base: wavelengths go from `2 pi` up to about `2 pi base`.
+        layout: "interleaved", sine and cosine in turn as in the paper, or "halves", all sines and then all cosines, as
+            the authors' own code and Marian have it.
 
     Raises:
-        TypeError: a width that is no int, a base that is no number. ValueError: a width below 1, a base of 1 or less.
+        TypeError: a width that is no int, a base that is no number. ValueError: a width below 1, a base of 1 or less,
+            an unknown layout.
     """
 
-    def __init__(self, width: int, *, base: float = 10000.0):
+    def __init__(self, width: int, *, base: float = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved"):
         super().__init__()
         self.width = whole(width, "width", least=1)
+        if layout not in ("interleaved", "halves"):
+            raise ValueError(f"layout: expected 'interleaved' or 'halves', got {layout!r}")
+        self.layout = layout
         self._waves = Waves(self.width, base)
         self.base = self._waves.base
 
@@ -44,19 +52,22 @@ class Sinusoidal(nn.Module):
         token.
         """
         check_embedded(x, self.width)
-        return (x + self._interleave(*self._waves.of(x, offset))).to(x.dtype)
+        return (x + self._laid_out(*self._waves.of(x, offset))).to(x.dtype)
 
     def table(self, positions: Tensor) -> Tensor:
         """PE of any positions (...,), whole or not, negative or not: float64 (..., E)."""
         if positions.dtype == torch.bool or positions.is_complex():
             raise TypeError(f"positions: must be numbers, got {describe(positions)}")
-        return self._interleave(*self._waves.at(positions, torch.float64))
+        return self._laid_out(*self._waves.at(positions, torch.float64))
 
-    def _interleave(self, cos: Tensor, sin: Tensor) -> Tensor:
+    def _laid_out(self, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.layout == "halves":
+            return torch.cat((sin, cos), dim=-1)[..., : self.width]
         return torch.stack((sin, cos), dim=-1).flatten(-2)[..., : self.width]
 
     def extra_repr(self) -> str:
-        return f"{self.width}, base={self.base:g}"
+        layout = "" if self.layout == "interleaved" else f", layout={self.layout!r}"
+        return f"{self.width}, base={self.base:g}{layout}"
 
 
 def check_embedded(x: Tensor, width: int) -> None:

@@ -129,6 +129,27 @@ class Waves:
         return {**self.__dict__, "_cos": None, "_sin": None, "_steps": None, "_latest": None}
 
 
+class StoredWaves(Waves):
+    """`Waves` of given frequencies, which `hold` takes before every call."""
+
+    _held: Tensor | None = None
+    _version: int = -1
+
+    def hold(self, frequencies: Tensor) -> None:
+        """Use `frequencies` (n,); tables of others are forgotten."""
+        if not eager(frequencies):
+            self._held, self._latest = frequencies, None
+        elif frequencies is not self._held or frequencies._version != self._version:
+            self._cos = self._sin = self._steps = self._latest = None
+            self._held, self._version = frequencies, frequencies._version
+
+    def _frequencies(self, device: torch.device | str) -> Tensor:
+        return super()._frequencies(device) if self._held is None else self._held.to(device, torch.float64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_held": None}
+
+
 def _round_up(length: int) -> int:
     """The next power of two, so that decoding token by token rebuilds the tables a few times only."""
     return 1 << max(length - 1, 63).bit_length()

@@ -87,7 +87,7 @@ def _head(settings: Settings, request: Request, tokens: nn.Embedding, block: Blo
     width, head = block.width, request.head
     if head == "masked-lm":
         tied, activation = settings.flag("tie_word_embeddings", True), FUNCTIONS[block.activation]
-        return TokenHead(VocabularyHead(width, tokens, activation, _EPS, tied=tied, beside=False))
+        return TokenHead(VocabularyHead(width, tokens, activation, _EPS, tied=tied, published_bias="out"))
     if head == "sequence-classification":
         dropout = settings.share("seq_classif_dropout", 0.2)
         return ItemHead(_Classifier(width, request.labels, dropout), settings.get("problem_type"))

@@ -42,7 +42,7 @@ class Electra(Bert):
         self.project = nn.Linear(inner, width) if inner != width else None
         if request.head == "masked-lm":
             tied = settings.flag("tie_word_embeddings", True)
-            self.head = TokenHead(VocabularyHead(width, self.tokens, F.gelu, eps, tied=tied, beside=False))
+            self.head = TokenHead(VocabularyHead(width, self.tokens, F.gelu, eps, tied=tied, published_bias="out"))
         elif request.head == "sequence-classification":
             dropout = settings.share("classifier_dropout", self.dropout.p)
             self.head = ItemHead(Classifier(width, request.labels, dropout, F.gelu), settings.get("problem_type"))

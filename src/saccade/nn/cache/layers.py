@@ -85,11 +85,17 @@ class KVCache:
             raise ValueError("mask: the layers of this cache hide different things; ask cache[layer].mask")
         return masks.pop() if masks else None
 
-    def reorder(self, items: Tensor) -> None:
-        """Beam search: item b becomes a copy of item `items[b]` in every layer; as `LayerCache.reorder`."""
+    def reorder(self, items: Tensor, contexts: Tensor | None = None) -> None:
+        """Beam search: item b becomes a copy of item `items[b]` in every layer; as `LayerCache.reorder`.
+
+        Args:
+            contexts: the same for the contexts, where several items read one; None is `items`.
+        """
         items = items.cpu() if isinstance(items, Tensor) else items  # read from a device once
-        for held in self._all():
+        for held in self.layers:
             held.reorder(items)
+        for context in self.contexts:
+            context.reorder(items if contexts is None else contexts)
 
     def rollback(self, count: int | Tensor) -> None:
         """Forget the last tokens in every layer, or in none where one cannot; as `LayerCache.rollback`."""

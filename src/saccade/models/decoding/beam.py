@@ -1,0 +1,169 @@
+"""Beam search: the likeliest texts a model can be found to give, several at once for each item.
+
+Shape legend: B items, k beams, N rows (k for each item still searched), M most new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .constraints import Constraints
+from .generated import Generated
+from .step import Step
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """How texts are searched for.
+
+    The score of a text of n new tokens is `sum(log p) / n ** length_penalty`. Names and rules are transformers'.
+
+    Args:
+        beams: k, texts that are kept at each step; at most the vocabulary.
+        length_penalty: above 0 favours long texts, below 0 short ones, 0 compares sums.
+        early_stopping: when an item is done that has k finished texts. True: at once. False: when the best beam, with
+            its length so far, is no better than the worst of them. "never": when it could not become better at any
+            length (with a length penalty of 0 or more, which is when longer ones can gain).
+        n_best: how many texts to return for each item; at most k.
+
+    Raises:
+        ValueError: numbers outside of these.
+    """
+
+    beams: int = 4
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    n_best: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("beams", "n_best"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected an int of at least 1, got {value!r}")
+        if self.n_best > self.beams:
+            raise ValueError(f"n_best: {self.n_best} texts of {self.beams} beams; expected at most as many")
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(f"early_stopping: expected True, False or 'never', got {self.early_stopping!r}")
+
+
+@torch.no_grad()
+def search(step: Step, start: Tensor, beams: BeamSearch, constraints: Constraints, pad: int = 0) -> Generated:
+    """The best texts of each item.
+
+    The first step has a row for each item, all others k of each item that is not done: those that are leave the batch.
+
+    Args:
+        step: what reads tokens; `start` first.
+        start: (B, L), what the texts begin with.
+        pad: stands behind the end of a text.
+
+    Raises:
+        ValueError: more beams than tokens in the vocabulary, constraints that name others.
+    """
+    k, most, count = beams.beams, constraints.max_new_tokens, 0
+    ids, told, state = start, start[:, None], None
+    while count < most:
+        logits = step.step(ids)
+        if state is None:
+            _check(beams, constraints, logits.shape[-1])
+            state = _State(logits, k, most, pad)
+        scores = F.log_softmax(logits.to(state.scores.dtype), -1)
+        scores = constraints.apply(scores, told.flatten(0, 1), count).unflatten(0, told.shape[:2])
+        count += 1
+        best, parents, tokens = _candidates(state.scores[..., None] + scores, max(2, 1 + len(constraints.ends)) * k)
+        ended = constraints.finished(tokens, count)
+        if bool(ended[:, :k].any()):  # those below the first k are there to go on with
+            new = (best / count**beams.length_penalty).masked_fill(~ended, -torch.inf)[:, :k]
+            state.finish(new, _told(told, parents[:, :k], tokens[:, :k])[..., start.shape[1] :], count)
+        if count == most:
+            break
+        state.scores, chosen = best.masked_fill(ended, -torch.inf).topk(k)
+        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
+        going = state.may_improve(beams, count, most).nonzero()[:, 0]
+        if not len(going):
+            break
+        step.reorder((going[:, None] * told.shape[1] + parents[going]).flatten())
+        told = _told(told[going], parents[going], tokens[going])
+        ids = tokens[going].flatten()[:, None]
+        state.keep(going)
+    assert state is not None
+    return state.result(beams.n_best)
+
+
+class _State:
+    """What is known of all items, and the beams of those still searched.
+
+    Attributes:
+        scores: (A, k), sums of log-probabilities of the beams of the A items still searched; (A, 1) at first.
+        items: (A,), which items they are.
+        best: (B, k), the scores of each item's finished texts, best first; -inf where there is none.
+        ids, lengths: (B, k, M) and (B, k) of those texts.
+    """
+
+    def __init__(self, logits: Tensor, k: int, most: int, pad: int):
+        batch, device = logits.shape[0], logits.device
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        self.scores = torch.zeros(batch, 1, dtype=dtype, device=device)
+        self.items = torch.arange(batch, device=device)
+        self.best = torch.full((batch, k), -torch.inf, dtype=dtype, device=device)
+        self.ids = torch.full((batch, k, most), pad, device=device)
+        self.lengths = torch.zeros(batch, k, dtype=torch.int64, device=device)
+        self.pad = pad
+
+    def finish(self, scores: Tensor, ids: Tensor, length: int) -> None:
+        """Texts `ids (A, k, length)` join the finished ones where their scores (A, k) are better; -inf are none."""
+        most, k = self.ids.shape[-1], self.best.shape[1]
+        ids = F.pad(ids, (0, most - length), value=self.pad)
+        lengths = torch.full_like(scores, length, dtype=torch.int64)
+        both, chosen = torch.cat((self.best[self.items], scores), 1).topk(k)
+        self.best[self.items] = both
+        self.ids[self.items] = _rows(torch.cat((self.ids[self.items], ids), 1), chosen)
+        self.lengths[self.items] = torch.cat((self.lengths[self.items], lengths), 1).gather(1, chosen)
+
+    def may_improve(self, beams: BeamSearch, count: int, most: int) -> Tensor:
+        """Which items are not done, booleans (A,)."""
+        length = most if beams.early_stopping == "never" and beams.length_penalty > 0 else count
+        hope, best = self.scores[:, 0] / length**beams.length_penalty, self.best[self.items]
+        full = best.isfinite().all(1)
+        worst = torch.where(full, best[:, -1], -torch.inf)
+        stopped = full if beams.early_stopping is True else torch.zeros_like(full)
+        return (hope > worst) & ~stopped
+
+    def keep(self, going: Tensor) -> None:
+        """Leave out the items that are done."""
+        self.scores, self.items = self.scores[going], self.items[going]
+
+    def result(self, n: int) -> Generated:
+        found = self.best[:, :n].isfinite()
+        lengths = self.lengths[:, :n].masked_fill(~found, 0)
+        longest = int(lengths.max())
+        ids = self.ids[:, :n, :longest].masked_fill(~found[..., None], self.pad)
+        return Generated(ids, lengths, self.best[:, :n])
+
+
+def _candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best of `scores (A, rows, V)`, best first: scores, rows, tokens, each (A, count or as many as there are)."""
+    vocabulary = scores.shape[-1]
+    best, places = scores.flatten(1).topk(min(count, scores.shape[1] * vocabulary))
+    return best, places.div(vocabulary, rounding_mode="floor"), places % vocabulary
+
+
+def _told(told: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+    """Texts (A, rows, t) continued: (A, c, t + 1)."""
+    return torch.cat((_rows(told, parents), tokens[..., None]), -1)
+
+
+def _rows(texts: Tensor, chosen: Tensor) -> Tensor:
+    """(A, rows, t) at chosen (A, c): (A, c, t)."""
+    return texts.gather(1, chosen[..., None].expand(-1, -1, texts.shape[-1]))
+
+
+def _check(beams: BeamSearch, constraints: Constraints, vocabulary: int) -> None:
+    if beams.beams > vocabulary:
+        raise ValueError(f"beams: {beams.beams} are more than the {vocabulary} tokens of the vocabulary")
+    constraints.check(vocabulary)

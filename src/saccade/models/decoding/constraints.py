@@ -1,0 +1,106 @@
+"""What generated text keeps to, whoever chooses its tokens.
+
+Shape legend: N rows, t tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a generated text must keep to. Each rule is a rule about the next token's log-probabilities.
+
+    Args:
+        max_new_tokens: the most tokens of a text, its end token included.
+        min_new_tokens: no end token comes before so many tokens.
+        ends: end tokens; one of them finishes a text.
+        no_repeat_ngram: no n tokens in a row come twice, those that the text began with included; 0 is no such rule.
+        banned: tokens, or sequences of tokens, that never come.
+        forced_first: the first token, whatever the model says; it costs nothing.
+        forced_last: the last token of a text that reaches `max_new_tokens`; it costs nothing.
+
+    Raises:
+        ValueError: a number below its least, an empty sequence.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    ends: tuple[int, ...] = ()
+    no_repeat_ngram: int = 0
+    banned: tuple[tuple[int, ...], ...] = ()
+    forced_first: int | None = None
+    forced_last: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("no_repeat_ngram", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: expected an int of at least {least}, got {value!r}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens: {self.min_new_tokens} are more than max_new_tokens={self.max_new_tokens}"
+            )
+        if not all(self.banned):
+            raise ValueError("banned: a sequence is empty, expected at least one token")
+
+    def check(self, vocabulary: int) -> None:
+        """ValueError where a rule names a token that there is not."""
+        forced = [("forced_first", self.forced_first), ("forced_last", self.forced_last)]
+        named = [("ends", token) for token in self.ends] + [(n, t) for n, t in forced if t is not None]
+        for name, token in named + [("banned", token) for words in self.banned for token in words]:
+            if not 0 <= token < vocabulary:
+                raise ValueError(f"{name}: tokens must be from 0 to {vocabulary - 1}, got {token}")
+
+    def apply(self, scores: Tensor, told: Tensor, count: int) -> Tensor:
+        """Log-probabilities (N, V) of the next token, -inf where it may not come; a new tensor.
+
+        Args:
+            told: (N, t), the tokens so far, those that the text began with included.
+            count: how many of them were generated.
+        """
+        forced = self.forced_first if count == 0 else None
+        forced = self.forced_last if count + 1 == self.max_new_tokens and self.forced_last is not None else forced
+        if forced is not None:
+            only = torch.full_like(scores, -torch.inf)
+            only[:, forced] = 0.0
+            return only
+        scores = self._without_repeats(scores, told)
+        for words in self.banned:
+            scores = _without(scores, told, words)
+        if count < self.min_new_tokens:
+            scores = scores.index_fill(1, torch.tensor(self.ends, device=scores.device, dtype=torch.int64), -torch.inf)
+        return scores
+
+    def finished(self, tokens: Tensor, count: int) -> Tensor:
+        """Whether a text ends with these tokens, the `count`th; booleans of their shape."""
+        if count == self.max_new_tokens:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        return torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
+
+    def _without_repeats(self, scores: Tensor, told: Tensor) -> Tensor:
+        n = self.no_repeat_ngram
+        if n == 0 or told.shape[1] < n:
+            return scores
+        grams = told.unfold(1, n, 1)  # (N, t - n + 1, n)
+        begun = told[:, None, told.shape[1] - n + 1 :]
+        again = (grams[..., :-1] == begun).all(-1)
+        banned = torch.where(again, grams[..., -1], scores.shape[1])  # where nothing repeats, a column that is cut off
+        marks = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.bool)
+        return scores.masked_fill(marks.scatter(1, banned, True)[:, :-1], -torch.inf)
+
+
+def _without(scores: Tensor, told: Tensor, words: Sequence[int]) -> Tensor:
+    """-inf at the last of the words in rows that end with the others."""
+    before = len(words) - 1
+    if told.shape[1] < before:
+        return scores
+    ends_so = (told[:, told.shape[1] - before :] == torch.tensor(words[:-1], device=told.device)).all(1)
+    marks = torch.zeros_like(scores, dtype=torch.bool)
+    marks[:, words[-1]] = ends_so
+    return scores.masked_fill(marks, -torch.inf)

@@ -1,0 +1,273 @@
+"""ESM-2: an encoder of proteins. Lin et al., "Evolutionary-scale prediction of atomic-level protein structure" (2023).
+
+The block with its norms first and rotary positions, biases everywhere, exact GELU, a norm after the last block. A token
+is a residue. Masked tokens are dropped from the input as training dropped them (`token_dropout`), and attention maps
+tell which residues touch (Rao et al., "Transformer protein language models are unsupervised structure learners", 2021).
+
+Shape legend: B batch, L length, T tokens as they are computed, E width, H heads, n tokens of one item.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..._weights import attention_weights
+from ...nn import AttentionConfig, BlockConfig, Encoder
+from ...nn._linear import FUNCTIONS
+from ...nn.attention import Observation
+from ...positions import RotaryConfig
+from ...positions.rotary import StoredRotary
+from ..checkpoints.keys import Key, KeyMap
+from ..checkpoints.settings import Settings
+from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
+from ..inputs import check_ids, check_like
+from ..model import Family, Request
+from ..text_encoder import TextEncoder
+from ..token_layout import TokenLayout, token_layout
+
+HEADS = {
+    "masked-lm": "ForMaskedLM",
+    "sequence-classification": "ForSequenceClassification",
+    "token-classification": "ForTokenClassification",
+}
+NEW_HEADS = ("sequence-classification", "token-classification")
+TRAINED_MASKED = 0.15 * 0.8  # of the tokens, in the training of every published ESM
+END = 2  # <eos>: the contact head was trained without it
+FREQUENCIES = "rotary_embeddings.inv_freq"
+
+
+class Esm(TextEncoder):
+    """ESM-2 with one of its heads, or none.
+
+    Attributes:
+        contact_head: of `contacts`; None where the checkpoint has none.
+    """
+
+    def __init__(self, settings: Settings, request: Request):
+        super().__init__()
+        for setting in ("is_decoder", "add_cross_attention", "is_folding_model"):
+            settings.only(setting, False)
+        settings.only("hidden_act", "gelu")
+        stored = {name.removeprefix("esm.") for name in settings.stored}
+        rotary = settings.choice("position_embedding_type", {"rotary": True, "absolute": False}, "absolute")
+        block = _block(settings, request, rotary)
+        width, eps, vocabulary = block.width, block.eps, settings.count("vocab_size")
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.pad = settings.count("pad_token_id", 1, least=0)
+        self.mask = settings.count("mask_token_id", least=0) if settings.flag("token_dropout", False) else None
+        places = settings.count("max_position_embeddings", 1026)
+        self.places = None if rotary else nn.Embedding(places, width)
+        self.longest = None if rotary else places - self.pad - 1
+        self.norm = nn.LayerNorm(width, eps or 0.0) if settings.flag("emb_layer_norm_before", False) else None
+        self.encoder = Encoder(block, settings.layers("num_hidden_layers", 12))
+        if rotary and any(name.endswith(FREQUENCIES) for name in stored):
+            self.encoder.positions = StoredRotary(block.attention.shape.head, settings.number("rope_theta", 1e4))
+        pooled = request.head is None and "pooler.dense.weight" in stored
+        self.pooler = nn.Linear(width, width) if pooled else None
+        maps = len(self.encoder.blocks) * block.attention.heads
+        self.contact_head = nn.Linear(maps, 1) if "contact_head.regression.weight" in stored else None
+        self.head = _head(settings, request, self.tokens, block)
+
+    def embed(
+        self, input_ids: Tensor, layout: TokenLayout, token_type_ids: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
+        if token_type_ids is not None:
+            raise ValueError("token_type_ids: ESM has none; leave them out")
+        ids = layout.take(input_ids)
+        x = self.tokens(ids)
+        if self.mask is not None:
+            x = x.masked_fill((ids == self.mask)[..., None], 0.0)
+            x = (x * layout.take(self._share_kept(input_ids, layout))[..., None]).to(x.dtype)
+        if self.places is not None:
+            x = x + self.places(layout.take(self._places(input_ids, layout, position_ids)))
+        elif position_ids is not None:
+            raise ValueError("position_ids: positions are rotary here and count from each item's first; leave them out")
+        return x if self.norm is None else self.norm(x)
+
+    def pool(self, x: Tensor, layout: TokenLayout) -> Tensor | None:
+        return None if self.pooler is None else torch.tanh(self.pooler(layout.first(x)))
+
+    def residue_means(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """One vector (B, E) a protein: the mean of the last hidden states of its residues, without <cls> and <eos>.
+
+        Raises:
+            ValueError: an item without residues; else as in the call.
+        """
+        states = self(input_ids, attention_mask).last_hidden_state
+        residues = self._residues(input_ids, attention_mask)
+        counts = residues.sum(1)
+        if not bool(counts.all()):
+            raise ValueError(
+                f"input_ids: item {int((counts == 0).nonzero()[0, 0])} has no residue between <cls> and <eos>"
+            )
+        return torch.where(residues[..., None], states, 0).sum(1) / counts[:, None]
+
+    def contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """How likely two residues touch (closer than 8 angstroms), (B, L - 2, L - 2): a logistic regression on maps.
+
+            p_ij = sigmoid(b + sum_h w_h (s_ij - s_i. s_.j / s_..)),   s = a + a^T, a the weights of head h
+
+        The correction by row and column sums is that of Dunn et al. (2008). Row and column 0 are token 1, the first
+        residue where padding is on the right; pairs that are not two residues are 0. Only the maps of one layer and
+        item are held at a time; call it under `torch.no_grad()` unless gradients are wanted.
+
+        Args:
+            input_ids: (B, L), each item <cls>, residues, <eos>; L at least 3.
+            attention_mask: (B, L), as in the call.
+
+        Raises:
+            ValueError: a checkpoint without a contact head, a mechanism without weights; else as in the call.
+        """
+        if self.contact_head is None:
+            raise ValueError(f"contacts: {self.folder} has no contact head (contact_head.regression)")
+        if self.request.mechanism is not None:
+            raise ValueError(
+                f"contacts: the mechanism {self.request.mechanism.name!r} has no weights to read maps from"
+            )
+        batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
+        if length < 3:
+            raise ValueError(f"input_ids: contacts need <cls>, residues and <eos>, at least 3 tokens, got {length}")
+        residues = self._residues(input_ids, attention_mask)
+        residues[:, length - 1] = False  # no place in the result
+        layout = token_layout(batch, length, attention_mask)
+        places = [layout.place(item) for item in range(batch)]
+        inside = [layout.take(residues)[at] for at in places]
+        weight = self.contact_head.weight[0].view(len(self.encoder.blocks), -1)
+        logits = [self.contact_head.bias.expand(int(held.sum()), int(held.sum())) for held in inside]
+
+        def add(layer: int, seen: Observation) -> None:
+            for item, (row, span) in enumerate(places):
+                query, key = seen.query[row, None, :, span], seen.key[row, None, :, span]
+                maps = attention_weights(query, key, scale=seen.scale)[0]
+                logits[item] = logits[item] + _corrected(maps[:, inside[item]][..., inside[item]], weight[layer])
+
+        self(input_ids, attention_mask, observe=add)
+        out = logits[0].new_zeros(batch, length, length)
+        for item, found in enumerate(logits):
+            columns = residues[item].nonzero()[:, 0]
+            out[item, columns[:, None], columns] = found.sigmoid()
+        return out[:, 1:-1, 1:-1]
+
+    def _share_kept(self, input_ids: Tensor, layout: TokenLayout) -> Tensor:
+        """(B, L): what an item's embeddings are multiplied by, as if as many tokens were masked as in training."""
+        real = torch.ones_like(input_ids, dtype=torch.bool) if layout.real is None else layout.real
+        dtype = torch.promote_types(self.tokens.weight.dtype, torch.float32)
+        kept = (real & (input_ids != self.mask)).sum(1).to(dtype) / real.sum(1)
+        # Nothing is kept where all is masked, whatever it is multiplied by.
+        return ((1 - TRAINED_MASKED) / torch.where(kept > 0, kept, 1.0))[:, None].expand(input_ids.shape)
+
+    def _places(self, input_ids: Tensor, layout: TokenLayout, position_ids: Tensor | None) -> Tensor:
+        """(B, L): learned positions count from the number of the padding token + 1, over all tokens but padding."""
+        assert self.places is not None
+        if position_ids is not None:
+            return check_like("position_ids", position_ids, (layout.batch, layout.length), self.places.num_embeddings)
+        real = input_ids != self.pad
+        return real.cumsum(1) * real + self.pad
+
+    def _residues(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """bool (B, L): real tokens without each item's first, <cls>, and without <eos>."""
+        layout = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask)
+        residues = (input_ids != END) if layout.real is None else layout.real & (input_ids != END)
+        first = layout.ends[0].to(input_ids.device)[:, None]
+        return residues & (torch.arange(input_ids.shape[1], device=input_ids.device) != first)
+
+
+def _corrected(maps: Tensor, weight: Tensor) -> Tensor:
+    """Maps (H, n, n), symmetric and less what their sums explain, weighed by (H,): (n, n)."""
+    maps = (maps + maps.transpose(1, 2)).to(weight.dtype)
+    sums = maps.sum(-1)
+    explained = sums[:, :, None] * sums[:, None, :] / sums.sum(-1)[:, None, None]
+    return torch.einsum("hij,h->ij", maps - explained, weight)
+
+
+def _block(settings: Settings, request: Request, rotary: bool) -> BlockConfig:
+    attention = AttentionConfig(
+        settings.count("hidden_size", 768),
+        settings.count("num_attention_heads", 12),
+        bias=True,
+        dropout=settings.share("attention_probs_dropout_prob", 0.1),
+        positions=RotaryConfig(settings.number("rope_theta", 1e4)) if rotary else None,
+        mechanism=request.mechanism,
+    )
+    return BlockConfig(
+        attention,
+        hidden=settings.count("intermediate_size", 3072),
+        activation="gelu",
+        norm="layer",
+        placement="pre",
+        dropout=settings.share("hidden_dropout_prob", 0.1),
+        bias=True,
+        eps=settings.number("layer_norm_eps", 1e-12),
+    )
+
+
+def _head(settings: Settings, request: Request, tokens: nn.Embedding, block: BlockConfig) -> nn.Module | None:
+    width, dropout, head = block.width, block.dropout, request.head
+    if head == "masked-lm":
+        tied, eps = settings.flag("tie_word_embeddings", True), settings.number("layer_norm_eps", 1e-12)
+        return TokenHead(VocabularyHead(width, tokens, FUNCTIONS["gelu"], eps, tied=tied, published_bias="bias"))
+    if head == "sequence-classification":
+        return ItemHead(Classifier(width, request.labels, dropout, torch.tanh), settings.get("problem_type"))
+    return TokenHead(Classifier(width, request.labels, dropout)) if head == "token-classification" else None
+
+
+LAYER, ATTENTION = "encoder.layer.{n}", "encoder.layer.{n}.attention.self"
+BODY = (
+    Key("tokens", "embeddings.word_embeddings"),
+    Key("places", "embeddings.position_embeddings"),
+    Key("norm", "embeddings.layer_norm"),
+    Key("encoder.blocks.{n}.attention_norm", f"{LAYER}.attention.LayerNorm"),
+    Key("encoder.blocks.{n}.attention.projection", (f"{ATTENTION}.query", f"{ATTENTION}.key", f"{ATTENTION}.value")),
+    Key("encoder.blocks.{n}.attention.output", f"{LAYER}.attention.output.dense"),
+    Key("encoder.blocks.{n}.feed_forward_norm", f"{LAYER}.LayerNorm"),
+    Key("encoder.blocks.{n}.feed_forward.up", f"{LAYER}.intermediate.dense"),
+    Key("encoder.blocks.{n}.feed_forward.down", f"{LAYER}.output.dense"),
+    Key("encoder.norm", "encoder.emb_layer_norm_after"),
+    Key(  # one table for all layers; files have it once, or in every layer
+        "encoder.positions.frequencies",
+        f"encoder.layer.0.attention.self.{FREQUENCIES}",
+        also=(FREQUENCIES, f"encoder.layer.*.attention.self.{FREQUENCIES}"),
+    ),
+    Key("pooler", "pooler.dense"),
+    Key("contact_head", "contact_head.regression"),
+)
+HEAD_KEYS = {
+    "masked-lm": (
+        Key("head.inner.dense", "lm_head.dense"),
+        Key("head.inner.norm", "lm_head.layer_norm"),
+        Key("head.inner.bias", "lm_head.bias"),
+        Key("head.inner.out", "lm_head.decoder"),
+    ),
+    "sequence-classification": (
+        Key("head.inner.dense", "classifier.dense"),
+        Key("head.inner.out", "classifier.out_proj"),
+    ),
+    "token-classification": (Key("head.inner.out", "classifier"),),
+}
+
+
+def _keys(model: Esm) -> KeyMap:
+    head = model.request.head or ""
+    prefix = "esm."
+    first = f"encoder.layer.0.attention.self.{FREQUENCIES}"
+    copies = {first.replace("0", str(n), 1): first for n in range(1, len(model.encoder.blocks))}
+    mine = {key.published for key in HEAD_KEYS.get(head, ())}
+    others = {"lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder", "classifier"} - mine
+    return KeyMap(
+        BODY,
+        HEAD_KEYS.get(head, ()),
+        prefix=prefix,
+        tied={
+            "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
+            **copies,
+            **{prefix + name: other for name, other in copies.items()},
+        },
+        derived=("embeddings.position_ids",),
+        unused=tuple(others if head != "sequence-classification" else others - {"classifier"})
+        + (() if model.pooler else ("pooler",)),
+        endings={"gamma": "weight", "beta": "bias"},
+    )
+
+
+FAMILY = Family("ESM-2", {"esm": "Esm"}, HEADS, Esm, _keys, NEW_HEADS)

@@ -1,0 +1,89 @@
+"""What models of time series are made of: the scaling of a series by itself, and heads.
+
+Shape legend: B batch, S steps of the past, C channels, P patches, E width, F steps of a forecast, K targets.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Scaler(nn.Module):
+    """Instance normalisation: (B, S, C) to the same less its `loc`, by its `scale`, each (B, 1, C).
+
+    "std": mean and standard deviation of the observed steps. "mean": no loc, the mean of absolute values; a channel
+    without observations takes that of the batch. None: 0 and 1.
+
+    Args:
+        kind: "std", "mean" or None.
+        least: of variances ("std", added) or scales ("mean").
+        default: scale of a channel without observations, for "mean".
+    """
+
+    def __init__(self, kind: str | None, least: float, default: float | None = None):
+        super().__init__()
+        self.kind, self.least, self.default = kind, least, default
+
+    def forward(self, values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is read, `loc` and `scale`."""
+        if self.kind is None:
+            return values, torch.zeros_like(values[:, :1]), torch.ones_like(values[:, :1])
+        counts = observed.sum(1, keepdim=True)
+        if self.kind == "std":
+            counts = counts.clamp(min=1)
+            loc = (values * observed).sum(1, keepdim=True) / counts
+            variance = ((values - loc) * observed).square().sum(1, keepdim=True) / counts
+            scale = (variance + self.least).sqrt()
+            return (values - loc) / scale, loc, scale
+        sums = (values * observed).abs().sum(1, keepdim=True)
+        default = sums.sum(0) / counts.sum(0).clamp(min=1) if self.default is None else self.default
+        scale = torch.where(counts > 0, sums / counts.clamp(min=1), default).clamp(min=self.least)
+        return values / scale, torch.zeros_like(scale), scale
+
+
+class ForecastHead(nn.Module):
+    """(B, C, P, E) to (B, F, C): a linear map of each channel's patches, pooled or one beside the other.
+
+    Args:
+        width: of what is mapped.
+        steps: F.
+        channels: how many have a map of their own; None: one map for all.
+        pooling: "mean", "max", "cls" (the first token), or None.
+    """
+
+    def __init__(self, width: int, steps: int, channels: int | None, pooling: str | None, dropout: float):
+        super().__init__()
+        self.pooling, self.dropout, self.shared = pooling, nn.Dropout(dropout), channels is None
+        self.projections = nn.ModuleList(nn.Linear(width, steps) for _ in range(channels or 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, P, E) to (B, F, C)."""
+        x = self.dropout(pooled(x, self.pooling).flatten(2))
+        if self.shared:
+            return self.projections[0](x).transpose(1, 2)
+        return torch.stack([project(x[:, n]) for n, project in enumerate(self.projections)], -1)
+
+
+class SeriesHead(nn.Module):
+    """(B, C, P, E) to (B, K), from all channels, pooled; between `low` and `high` where there are any."""
+
+    def __init__(self, width: int, targets: int, pooling: str, dropout: float, bounds: tuple[float, float] | None):
+        super().__init__()
+        self.pooling, self.dropout, self.bounds = pooling, nn.Dropout(dropout), bounds
+        self.out = nn.Linear(width, targets)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, P, E) to (B, K)."""
+        x = self.out(self.dropout(pooled(x, self.pooling).flatten(1)))
+        if self.bounds is None:
+            return x
+        low, high = self.bounds
+        return x.sigmoid() * (high - low) + low
+
+
+def pooled(x: Tensor, pooling: str | None) -> Tensor:
+    """(B, C, P, E) to (B, C, E); as it is without pooling."""
+    if pooling == "cls":
+        return x[:, :, 0]
+    return x if pooling is None else x.mean(2) if pooling == "mean" else x.amax(2)
