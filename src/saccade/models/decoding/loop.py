@@ -58,12 +58,12 @@ def tokens_after(
             left = int(going.sum())
             if not left:
                 return
-        if repeated is not None:
-            repeated.add(drawn)
+        kept = None
         if last.numel() and 2 * left <= going.numel():
             kept = going.nonzero()[:, 0]
             step.reorder(kept)
+        if repeated is not None:
+            repeated.add(drawn, kept)
+        if kept is not None:
             items, going, drawn = items[kept], going[kept], drawn[kept]
-            if repeated is not None:
-                repeated.there = repeated.there[kept]
         new = drawn[:, None]
