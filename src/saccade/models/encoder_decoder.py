@@ -193,7 +193,8 @@ class EncoderDecoder(Model):
         if self.longest is not None and begun.shape[1] + rules.max_new_tokens - 1 > self.longest:
             if max_new_tokens is not None:
                 raise ValueError(
-                    f"max_new_tokens: {max_new_tokens} after {begun.shape[1]} exceed the {self.longest} positions"
+                    f"max_new_tokens: {max_new_tokens} after {begun.shape[1]} are more than the "
+                    f"{self.longest} positions"
                 )
             rules = replace(rules, max_new_tokens=max(self.longest - begun.shape[1] + 1, 1))
         pad = self.settings.count("pad_token_id", 0, least=0)

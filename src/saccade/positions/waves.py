@@ -138,7 +138,7 @@ class StoredWaves(Waves):
     def hold(self, frequencies: Tensor) -> None:
         """Use `frequencies` (n,); tables of others are forgotten."""
         if not eager(frequencies):
-            self._held = frequencies
+            self._held, self._latest = frequencies, None
             return
         version = 0 if frequencies.is_inference() else frequencies._version
         if frequencies is not self._held or version != self._version:

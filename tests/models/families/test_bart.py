@@ -113,8 +113,11 @@ def test_the_likeliest_texts_are_those_of_transformers(tmp_path):
     expected = theirs.generate(**inputs, max_new_tokens=6, do_sample=False)
     model = models.load(tmp_path)
     assert torch.equal(model.generate(**inputs, max_new_tokens=6).ids[:, 0], expected[:, 1:])
+    expected = theirs.generate(**inputs, max_new_tokens=6, do_sample=False, repetition_penalty=1.7)
+    penalised = model.generate(**inputs, max_new_tokens=6, search=models.Sampling(0.0, repetition_penalty=1.7))
+    assert torch.equal(penalised.ids[:, 0], expected[:, 1:])
     assert model.generate(**inputs, constraints=models.Constraints()).lengths.tolist() == [[17]] * 3
-    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1 exceed the 17 positions"):
+    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1 are more than the 17 positions"):
         model.generate(**inputs, max_new_tokens=18)
 
 

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor
 
 from ...nn import KVCache
-from ..checkpoints.reading import read_json
-from ..checkpoints.settings import Settings
 from ..inputs import check_ids
 from ..model import Model
 from .loop import tokens_after
+from .published import generation_settings, named_tokens
 from .sampling import GREEDY, Sampling
 from .step import DecoderStep
-
-GENERATION = "generation_config.json"
 
 
 class GeneratingModel(Model):
@@ -116,24 +113,7 @@ class GeneratingModel(Model):
 
     def _tokens(self, name: str) -> tuple[int, ...]:
         """A token or several, as generation_config.json says or config.json."""
-        for settings in self._generation_settings(), self.settings:
-            value = settings.get(name)
-            if value is None:
-                continue
-            tokens = value if isinstance(value, list) else [value]
-            if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-                raise settings.error(name, "a token's number, or several")
-            return tuple(tokens)
-        return ()
-
-    def _generation_settings(self) -> Settings:
-        path = None if self.folder is None else self.folder / GENERATION
-        if path is None or not path.is_file():
-            return Settings({}, self.settings.path)
-        values = read_json(path)
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: damaged, expected an object of settings")
-        return Settings(values, path)
+        return named_tokens(generation_settings(self.folder, self.settings), name)
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:

@@ -52,7 +52,7 @@ def published_constraints(settings: Settings) -> Constraints:
     return Constraints(
         most,
         min(least, most),
-        _tokens(settings, "eos_token_id"),
+        named_tokens(settings, "eos_token_id"),
         settings.count("no_repeat_ngram_size", 0, least=0),
         _banned(settings),
         _token(settings, "forced_bos_token_id"),
@@ -60,7 +60,8 @@ def published_constraints(settings: Settings) -> Constraints:
     )
 
 
-def _tokens(settings: Settings, name: str) -> tuple[int, ...]:
+def named_tokens(settings: Settings, name: str) -> tuple[int, ...]:
+    """A setting that is a token or several, such as `eos_token_id`; () where there is none."""
     value = settings.get(name, [])
     tokens: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
@@ -69,7 +70,7 @@ def _tokens(settings: Settings, name: str) -> tuple[int, ...]:
 
 
 def _token(settings: Settings, name: str) -> int | None:
-    tokens = _tokens(settings, name)
+    tokens = named_tokens(settings, name)
     if len(tokens) > 1:
         raise settings.error(name, "one token's number")
     return tokens[0] if tokens else None
@@ -77,7 +78,7 @@ def _token(settings: Settings, name: str) -> int | None:
 
 def _banned(settings: Settings) -> tuple[tuple[int, ...], ...]:
     """`bad_words_ids` without end tokens alone, which are left out there as well."""
-    words, ends = settings.get("bad_words_ids", []), _tokens(settings, "eos_token_id")
+    words, ends = settings.get("bad_words_ids", []), named_tokens(settings, "eos_token_id")
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise settings.error("bad_words_ids", "a list of lists of tokens")
     return tuple(tuple(word) for word in words if word not in [[end] for end in ends])

@@ -63,6 +63,11 @@ class Llama(TextDecoder):
         elif request.head == "causal-lm" and not self.tied:
             self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
 
+    @property
+    def context(self) -> int | None:
+        """`max_position_embeddings`, on which it was trained; rotary positions go on beyond."""
+        return self.settings.count("max_position_embeddings", 2048)
+
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         return self.tokens(input_ids)
 
