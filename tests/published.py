@@ -6,6 +6,8 @@ Tolerances: rounding of float32 and float64 in a few narrow layers, on values of
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,12 @@ def _cast(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
     }
+
+
+def run_without_transformers(code: str, *arguments: object) -> str:
+    """What a child process prints that cannot import transformers; `code` reads `sys.argv[1:]`."""
+    blocked = "import sys; sys.modules['transformers'] = None\n"
+    command = [sys.executable, "-c", blocked + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

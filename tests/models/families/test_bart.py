@@ -114,7 +114,7 @@ def test_the_likeliest_texts_are_those_of_transformers(tmp_path):
     model = models.load(tmp_path)
     assert torch.equal(model.generate(**inputs, max_new_tokens=6).ids[:, 0], expected[:, 1:])
     assert model.generate(**inputs, constraints=models.Constraints()).lengths.tolist() == [[17]] * 3
-    with pytest.raises(ValueError, match="max_new_tokens: 18 more than 1, but there are 17 positions"):
+    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1, but the model has 17 positions"):
         model.generate(**inputs, max_new_tokens=18)
 
 
