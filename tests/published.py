@@ -67,7 +67,7 @@ def written(folder: Path, class_name: str, config: Any, seed: int = 0, spread: f
     torch.manual_seed(seed)
     model = getattr(transformers(), class_name)(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (p for p in model.parameters() if p.requires_grad):  # fixed ones are a formula
             parameter.add_(spread * torch.randn_like(parameter) / max(1, parameter.shape[-1]) ** 0.5)
     model.save_pretrained(folder)
     return model
