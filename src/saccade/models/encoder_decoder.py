@@ -181,7 +181,7 @@ class EncoderDecoder(Model):
 
         Raises:
             TypeError, ValueError: as in `forward`; more tokens than positions, more beams than tokens in the
-                vocabulary, a model without a head.
+                vocabulary, a model without a head, files that ask for another kind of search.
         """
         if self.head is None:
             raise ValueError("generate: the model has no head that gives logits; load it with its own")

@@ -36,6 +36,7 @@ COMPANIONS = (
     "sentencepiece.bpe.model",
     "source.spm",
     "target.spm",
+    "target_vocab.json",
     "preprocessor_config.json",
     "generation_config.json",
     "modules.json",
