@@ -38,6 +38,7 @@ COMPANIONS = (
     "sentencepiece.bpe.model",
     "source.spm",
     "target.spm",
+    "target_vocab.json",
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
