@@ -120,7 +120,7 @@ class EncoderDecoder(Model):
                 encoder's.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         memory = self._memory(input_ids, attention_mask, memory, hidden_states, observe)
         if decoder_input_ids is None:
