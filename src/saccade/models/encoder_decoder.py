@@ -139,7 +139,7 @@ class EncoderDecoder(Model):
             loss=None if logits is None or labels is None else _loss(logits, labels, layout),
             hidden_states=states,
             cache=cache,
-            encoder_last_hidden_state=memory.padded(),
+            encoder_last_hidden_state=memory.last_hidden_state,
             encoder_hidden_states=memory.hidden_states,
         )
 
@@ -249,9 +249,9 @@ class EncoderDecoder(Model):
         across: Any
         if packed and (source.places is not None or target.places is not None):
             source, target = source.packed(), target.packed()
-            context, across = source.take(memory.padded()), target.across(source)
+            context, across = source.take(memory.last_hidden_state), target.across(source)
         else:
-            context = memory.padded()
+            context = memory.last_hidden_state
             real = None if source.real is None else Padding(source.real)
             across = real if cache is not None else across_padding(real, target.padding, context)
         states: list[Tensor] | None = [] if hidden_states else None

@@ -105,7 +105,7 @@ class BartClassifier(Bart):
         return ModelOutput(
             last_hidden_state=layout.put(x),
             hidden_states=states,
-            encoder_last_hidden_state=memory.padded(),
+            encoder_last_hidden_state=memory.last_hidden_state,
             encoder_hidden_states=memory.hidden_states,
             **self.head(layout.at(x, last), labels),
         )
