@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
-from saccade import models
+from saccade import attention_weights, models
 from saccade.variants import LongformerConfig
 
 SIZES = dict(
@@ -138,6 +139,25 @@ def test_contacts_are_those_of_transformers(tmp_path, dtype):
         assert (got - expected)[1].abs().max() < 1e-10
 
 
+def test_contacts_hold_the_maps_of_one_layer_and_item(tmp_path, monkeypatch):
+    written(tmp_path, "EsmModel", config())
+    model = models.load(tmp_path)
+    alive: list[weakref.ref[Tensor]] = []
+    sizes = []
+
+    def counted(*args, **options):
+        assert not [ref for ref in alive if ref() is not None]
+        maps = attention_weights(*args, **options)
+        alive.append(weakref.ref(maps))
+        sizes.append(tuple(maps.shape))
+        return maps
+
+    monkeypatch.setattr("saccade.models.contacts.attention_weights", counted)
+    with torch.no_grad():
+        model.contacts(**batch())
+    assert sizes == [(1, 7, 4, 4), (1, 7, 16, 16), (1, 7, 8, 8)] * 3
+
+
 def test_rounded_frequencies_of_the_files_are_used(tmp_path):
     """Published weights were once float16, and their frequencies with them."""
     theirs = written(tmp_path, "EsmModel", config())
@@ -237,7 +257,7 @@ TASK = """
 import sys
 sys.modules["transformers"] = None
 import torch
-from saccade import models
+from saccade import attention_weights, models
 model = models.load(sys.argv[1])
 tokens = models.ProteinTokenizer.from_folder(sys.argv[1])(["MKT<mask>AYI", "GAV"])
 with torch.no_grad():
