@@ -87,6 +87,13 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
 
 
+def test_learned_positions_leave_out_padding_that_no_mask_names(tmp_path):
+    theirs = written(tmp_path, "EsmModel", config(position_embedding_type="absolute", token_dropout=False))
+    ids = batch()["input_ids"]
+    ids[1, 4] = ids[1, 9] = 1
+    assert_agrees(theirs, tmp_path, {"input_ids": ids})
+
+
 def test_gradients_of_all_weights(tmp_path):
     theirs = written(tmp_path, "EsmForMaskedLM", config())
     inputs = batch()
@@ -129,6 +136,7 @@ def test_contacts_are_those_of_transformers(tmp_path, dtype):
             model.contact_head.regression.weight.mul_(300),
         )  # away from one half
     inputs = batch()
+    inputs["input_ids"][1, -1] = 7  # cut off without <eos>: transformers leaves its last residue out
     with torch.no_grad():
         expected, got = theirs.predict_contacts(inputs["input_ids"], inputs["attention_mask"]), model.contacts(**inputs)
     assert got.shape == expected.shape == (3, 14, 14)
@@ -221,6 +229,8 @@ def test_tokens_are_those_of_transformers(tmp_path):
         for length in torch.randint(0, 30, (200,), generator=generator)
     ]
     assert [ours.encode(protein) for protein in proteins] == theirs(proteins)["input_ids"]
+    longer = models.ProteinTokenizer([*ours.tokens, "AY", "AYI"])
+    assert longer.encode("AAYIY")[1:-1] == [5, 34, 19]  # the longest token that fits
     padded, expected = ours(["MKTAY", "M<mask>"]), theirs(["MKTAY", "M<mask>"], padding=True, return_tensors="pt")
     assert all(torch.equal(padded[name], expected[name]) for name in ("input_ids", "attention_mask"))
     assert ours.decode(padded["input_ids"][1]) == "M<mask>"
