@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from ..fault import Fault
-from . import backends, caches, kernels, masks, models, monitoring, positions, statistics, training, verification
+from . import (
+    backends,
+    caches,
+    kernels,
+    masks,
+    models,
+    monitoring,
+    positions,
+    statistics,
+    structures,
+    training,
+    verification,
+)
 
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "masks": masks.FAULTS,
@@ -12,6 +24,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "statistics": statistics.FAULTS,
     "caches": caches.FAULTS,
     "positions": positions.FAULTS,
+    "structures": structures.FAULTS,
     "training": training.FAULTS,
     "verification": verification.FAULTS,
     "monitoring": monitoring.FAULTS,
