@@ -43,11 +43,14 @@ class ContactMaps:
 
     def add(self, layer: int, seen: Observation) -> None:
         """The observer of the model's layers."""
-        for item, ((row, columns), inside) in enumerate(zip(self.places, self.inside, strict=True)):
-            query, key = seen.query[row, None, :, columns], seen.key[row, None, :, columns]
-            maps = attention_weights(query, key, scale=seen.scale)[0]
-            found = _corrected(maps[:, inside][..., inside], self.head.weights(layer))
-            self.logits[item] = self.logits[item] + found
+        for item in range(len(self.logits)):
+            self.logits[item] = self.logits[item] + self._found(layer, seen, item)
+
+    def _found(self, layer: int, seen: Observation, item: int) -> Tensor:
+        (row, columns), inside = self.places[item], self.inside[item]
+        query, key = seen.query[row, None, :, columns], seen.key[row, None, :, columns]
+        maps = attention_weights(query, key, scale=seen.scale)[0]
+        return _corrected(maps[:, inside][..., inside], self.head.weights(layer))
 
 
 def _corrected(maps: Tensor, weight: Tensor) -> Tensor:

@@ -25,10 +25,9 @@ def check_series(
         raise ValueError(f"past_values: expected shape {expected}, got {tuple(values.shape)}")
     if observed is None:
         observed = torch.ones_like(values)
-    elif observed.shape != values.shape:
-        raise ValueError(
-            f"past_observed_mask: expected past_values' shape {tuple(values.shape)}, got {tuple(observed.shape)}"
-        )
+    elif not isinstance(observed, Tensor) or observed.shape != values.shape:
+        given = tuple(observed.shape) if isinstance(observed, Tensor) else type(observed).__name__
+        raise ValueError(f"past_observed_mask: expected past_values' shape {tuple(values.shape)}, got {given}")
     finite = values.isfinite()
     if not torch.compiler.is_compiling() and not bool((finite | (observed == 0)).all()):
         raise ValueError("past_values: holds NaN or infinite values; say in past_observed_mask what was not observed")

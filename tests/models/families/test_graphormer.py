@@ -213,6 +213,18 @@ def test_a_bias_of_pairs_is_a_dense_bias(length):
     assert torch.allclose(*found, rtol=0, atol=1e-12)
 
 
+def test_a_large_graph_keeps_its_near_pairs_alone():
+    graphormer, nodes = model(None, edge_types=None, attention_hops=2, num_hidden_layers=1), 500
+    ring = torch.stack((torch.arange(nodes), (torch.arange(nodes) + 1) % nodes))
+    calls = []
+    graphormer(
+        torch.zeros(nodes, dtype=torch.int64),
+        torch.cat((ring, ring.flip(0)), 1),
+        observe=lambda _, call: calls.append(call),
+    )
+    assert len(calls[0].bias.codes) == 5 * nodes + 2 * nodes + 1  # two each way and itself; with the virtual node
+
+
 def test_features_in_the_place_of_kinds_and_a_round_trip(tmp_path):
     graphormer = model(node_types=None, node_features=6, edge_types=None, edge_features=2)
     x, edges = torch.randn(9, 6).double(), torch.randint(0, 9, (2, 20))

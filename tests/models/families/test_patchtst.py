@@ -97,6 +97,16 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("scaling", ["std", "mean"])
+def test_values_that_were_not_observed_do_not_scale(tmp_path, scaling):
+    """As published they are read all the same; a channel that nobody observed takes the scale of the batch."""
+    theirs = trained(tmp_path, "PatchTSTForPrediction", {"scaling": scaling})
+    inputs = series()
+    inputs["past_values"] = inputs["past_values"].where(inputs["past_observed_mask"] > 0, 3)
+    inputs["past_observed_mask"][0, :, 1] = 0
+    assert_agrees(theirs, tmp_path, inputs, last_state=False)
+
+
 def test_gradients_of_all_weights(tmp_path):
     theirs = trained(tmp_path, "PatchTSTForPrediction", {})
     ours = models.load(tmp_path, dtype=torch.float64)

@@ -13,6 +13,7 @@ from . import (
     positions,
     senses,
     statistics,
+    structures,
     training,
     verification,
 )
@@ -24,6 +25,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "statistics": statistics.FAULTS,
     "caches": caches.FAULTS,
     "positions": positions.FAULTS,
+    "structures": structures.FAULTS,
     "training": training.FAULTS,
     "verification": verification.FAULTS,
     "monitoring": monitoring.FAULTS,
