@@ -121,9 +121,15 @@ def test_a_dense_layer(tmp_path):
 
 def test_no_padding_is_computed_and_the_budget_is_kept(tmp_path, monkeypatch):
     model = models.load(folder(tmp_path))
-    rows = []
-    read = type(model).read_row
-    monkeypatch.setattr(type(model), "read_row", lambda s, row, lengths: rows.append(lengths) or read(s, row, lengths))
+    rows, run = [], type(model.encoder).forward
+
+    def seen(self, x, mask, **options):
+        assert x.shape[0] == 1
+        rows.append(np.unique(mask.query_ids.host, return_counts=True)[1].tolist())
+        assert sum(rows[-1]) == x.shape[1]
+        return run(self, x, mask, **options)
+
+    monkeypatch.setattr(type(model.encoder), "forward", seen)
     done = []
     models.embed(TEXTS, model, tokens_per_batch=50, progress=lambda *told: done.append(told))
     real = sorted(len(ids) for ids in model.tokenizer.whole_many(TEXTS))
