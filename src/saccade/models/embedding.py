@@ -19,6 +19,7 @@ from torch import Tensor
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
 from .loading import load
 from .model import Model
+from .text_decoder import TextDecoder
 from .text_encoder import TextEncoder
 from .text_tokenizer import TextTokenizer
 from .token_layout import TokenLayout, token_layout
@@ -151,15 +152,14 @@ def open_embedder(
         model = load(model, head="none")
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a model from saccade.models.load, or its folder, got {type(model).__name__}")
-    tokenizer: Any = model.tokenizer
-    if not hasattr(tokenizer, "whole_many"):
-        raise TypeError(f"model: expected a published encoder of text, got {type(model).__name__}")
+    if not isinstance(model, (TextEncoder, TextDecoder)):
+        raise TypeError(f"model: expected a published encoder or decoder of text, got {type(model).__name__}")
     files = SentenceFiles() if model.folder is None else read_sentence_files(model.folder)
     if pooling is not None:
         files = replace(files, pooling=(pooling,))
     if normalize is not None:
         files = replace(files, normalize=normalize)
-    return Embedder(model, tokenizer, files, tokens_per_batch)
+    return Embedder(model, model.tokenizer, files, tokens_per_batch)
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
