@@ -178,6 +178,20 @@ def test_saving_keeps_what_makes_the_vectors(tmp_path):
     assert np.array_equal(models.embed(TEXTS, path), models.embed(TEXTS, tmp_path / "b"))
 
 
+def test_a_default_prompt_and_lower_case(tmp_path):
+    path = folder(tmp_path)
+    sentence_files(path, "Pooling", mean_tokens=True)
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    (path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    (path / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "the cat "}, "default_prompt_name": "query"})
+    )
+    got = models.embed(["SAT on"], path)
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        (path / name).unlink()
+    assert np.array_equal(got, models.embed(["the cat sat on"], path))
+
+
 def test_training_mode_comes_back_and_dropout_is_off(tmp_path):
     model = models.load(folder(tmp_path))
     expected = models.embed(TEXTS, model)
@@ -202,6 +216,15 @@ def test_faults_are_told(tmp_path):
         models.embed(["a"], models.load())
     sentence_files(path, "Pooling", "LSTM", mean_tokens=True)
     with pytest.raises(ValueError, match=r"step 2 is 'sentence_transformers\.models\.LSTM'; expected Transformer"):
+        models.embed(["a"], path)
+    (path / "modules.json").write_text('[{"type": "Transformer", "path": "../elsewhere"}]')
+    with pytest.raises(ValueError, match=r"names '../elsewhere', expected a folder within its own"):
+        models.embed(["a"], path)
+    (path / "modules.json").write_text(
+        '[{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]'
+    )
+    (path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "sum"}')
+    with pytest.raises(ValueError, match="expected a pooling_mode, one of first, max, .*, got sum"):
         models.embed(["a"], path)
     (path / "modules.json").unlink()
     (path / "vocab.txt").unlink()
