@@ -232,9 +232,7 @@ def assert_padded_equals_alone(model: models.Model, inputs: Mapping[str, Tensor]
         for name, x in right.items()
     }
     beside = {name: x for name, x in right.items() if name not in ("input_ids", "attention_mask")}
-    row = {name: torch.cat([x[i, :n] for i, n in enumerate(lengths)])[None] for name, x in beside.items()}
-    ids = torch.cat([right["input_ids"][i, :n] for i, n in enumerate(lengths)])[None]
-    states, layout = model.read_row(ids, lengths, **row)
+    states, layout = model.packed_states(**right)
     means, firsts = layout.mean(states), layout.first(states)
     right_out, left_out = model(**right).last_hidden_state, model(**left).last_hidden_state
     for item, (length, state) in enumerate(zip(lengths, states[0].split(lengths), strict=True)):

@@ -131,6 +131,8 @@ def _family(settings: Settings) -> Family:
             raise ValueError(
                 f"{settings.path}: {field}: asks for code that comes with the checkpoint, which is never run"
             )
+    if "quantization_config" in settings:
+        raise ValueError(f"{settings.path}: quantization_config: quantised weights are not read; expected float ones")
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         asked = str(settings.get(field, ""))
         if "/" in asked:

@@ -113,6 +113,8 @@ def test_padding_on_either_side_equals_alone(tmp_path):
     right_out, left_out = model(**inputs), model(**left)
     right_map, left_map = model.contacts(**inputs), model.contacts(**left)
     means, left_means = model.residue_means(**inputs), model.residue_means(**left)
+    states, layout = model.packed_states(**inputs)
+    assert torch.equal(layout.put(states), right_out.last_hidden_state)
     for item, n in enumerate(lengths):
         ids = inputs["input_ids"][item : item + 1, :n]
         alone = model(ids).last_hidden_state[0]
