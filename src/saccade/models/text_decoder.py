@@ -43,6 +43,10 @@ class TextDecoder(GeneratingModel):
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         """What the first layer reads: ids and positions, both as they are computed, to (.., T, E)."""
 
+    @property
+    def vocabulary(self) -> int:
+        return self.tokens.num_embeddings
+
     def cache(self) -> KVCache:
         """An empty cache for decoding, which keeps everything."""
         return self.decoder.cache()
