@@ -154,6 +154,12 @@ def test_seen_tokens_of_padding_are_not_penalised(tmp_path):
         assert torch.equal(alone[0, -8:], together[item, -8:])
 
 
+def test_a_padding_token_that_there_is_not_is_not_written(tmp_path):
+    _, ours = pair(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"pad_token_id": -1, "eos_token_id": [500, 7]}))
+    assert ours.pad_token == 7
+
+
 def test_texts_end_where_the_context_does_and_tokens_do_not(tmp_path):
     _, ours = pair(tmp_path)
     assert ours.context == 64 and ours.longest is None

@@ -38,9 +38,9 @@ class GeneratingModel(Model):
         """Read `ids (B, L)`, which continue what the cache holds; logits (B, V) of what follows the last column."""
 
     @property
+    @abstractmethod
     def vocabulary(self) -> int:
         """V."""
-        return self.settings.count("vocab_size")
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -56,8 +56,9 @@ class GeneratingModel(Model):
 
     @property
     def pad_token(self) -> int:
-        """What stands after the end of a text: `pad_token_id`, or the first end token, or 0."""
-        return (*self._tokens("pad_token_id"), *self.end_tokens, 0)[0]
+        """What stands after the end of a text: `pad_token_id`, or the first end token, or 0; old folders name -1."""
+        named = (*self._tokens("pad_token_id"), *self.end_tokens, 0)
+        return next(token for token in named if 0 <= token < self.vocabulary)
 
     def generate(
         self,
