@@ -32,10 +32,6 @@ SIZES = dict(
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 
-def config(**changes: object):
-    return transformers().T5Config(**{**SIZES, **changes})
-
-
 @pytest.fixture(autouse=True)
 def norms_in_their_dtype(monkeypatch):
     """transformers takes mean squares in float32, whatever the dtype; in float64 that would be all that is compared."""
@@ -44,14 +40,17 @@ def norms_in_their_dtype(monkeypatch):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
     transformers()
+    from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    monkeypatch.setattr(T5LayerNorm, "forward", forward)
+    for norm in (T5LayerNorm, MT5LayerNorm):
+        monkeypatch.setattr(norm, "forward", forward)
 
 
 def write(folder, name="T5ForConditionalGeneration", own_head=False, **changes):
     """A checkpoint; with `own_head` in the form of version 1.1, whose head is not the embedding."""
-    theirs = written(folder, name, config(**changes))
+    kind = "MT5Config" if name.startswith("MT5") else "T5Config"
+    theirs = written(folder, name, getattr(transformers(), kind)(**{**SIZES, **changes}))
     if own_head:
         theirs.lm_head.weight = torch.nn.Parameter(torch.randn(101, 26))
         theirs.save_pretrained(folder)
@@ -65,6 +64,8 @@ def write(folder, name="T5ForConditionalGeneration", own_head=False, **changes):
         ("T5ForConditionalGeneration", False, {"num_layers": 1, "num_decoder_layers": 1, "layer_norm_epsilon": 1e-3}),
         ("T5ForConditionalGeneration", True, GATED),
         ("T5ForConditionalGeneration", False, {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False}),
+        ("MT5ForConditionalGeneration", True, {}),
+        ("MT5ForConditionalGeneration", False, {"initializer_factor": 0.3}),
     ],
 )
 def test_outputs_and_files_are_those_of_transformers(tmp_path, name, own_head, changes):
