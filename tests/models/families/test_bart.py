@@ -79,6 +79,7 @@ def test_gradients_of_all_weights_from_labels_alone(tmp_path):
     theirs = write(tmp_path, "BartForConditionalGeneration")
     inputs = sources_and_targets()
     labels = inputs["decoder_input_ids"].masked_fill(inputs["decoder_attention_mask"] == 0, -100)
+    labels[0, 2] = -100
     ours = models.load(tmp_path, dtype=torch.float64)
     inputs = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "labels": labels}
     assert_same_gradients(theirs, ours, inputs, lambda out: out.loss)
@@ -151,7 +152,8 @@ def test_bad_input(tmp_path):
             "decoder_input_ids: 21 tokens are more than the 17",
         ),
         (lambda: model(ids, decoder_input_ids=targets, labels=ids), r"labels: expected shape \(3, 7\), got \(3, 11\)"),
-        (lambda: models.load(tmp_path, head="none").generate(ids), "generate: the model has no head"),
+        (lambda: model(ids, labels=-targets - 101), "labels: ids must be from 0 to 100, got -"),
+        (lambda: models.load(tmp_path, head="none").generate(ids), "generate: needs the head 'conditional-generation'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
