@@ -60,6 +60,7 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
 def test_a_text_is_classified_by_its_end_token(tmp_path):
     theirs = write(tmp_path / "a", "BartForSequenceClassification", num_labels=5)
     inputs = {name: x for name, x in sources_and_targets().items() if not name.startswith("decoder")}
+    inputs["input_ids"][:, 1] = 2  # each text has two end tokens
     ours = assert_agrees(
         theirs,
         tmp_path / "a",
@@ -70,7 +71,7 @@ def test_a_text_is_classified_by_its_end_token(tmp_path):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
     left = padded_on_the_left(inputs)
     assert torch.allclose(ours(**left).logits, ours(**inputs).logits, atol=1e-12)
-    inputs["input_ids"][1, -1] = 3
+    inputs["input_ids"][1] = 3
     with pytest.raises(ValueError, match="input_ids: item 1 has no end token 2"):
         ours(**inputs)
 
@@ -106,7 +107,9 @@ def test_a_window_over_everything_is_exact_attention(tmp_path):
     write(tmp_path, "BartForConditionalGeneration")
     exact, windowed = models.load(tmp_path), models.load(tmp_path, mechanism=LongformerConfig(64, global_tokens=()))
     inputs = sources_and_targets()
+    inputs["labels"] = torch.randint(101, (3, 7))
     assert torch.allclose(exact(**inputs).logits, windowed(**inputs).logits, atol=1e-5)
+    assert torch.allclose(exact(**inputs).loss, windowed(**inputs).loss, atol=1e-5)
 
 
 def test_the_likeliest_texts_are_those_of_transformers(tmp_path):

@@ -15,6 +15,7 @@ from published import (
     written,
 )
 from saccade import models
+from saccade.models.decoding.targets import TargetStep
 from saccade.variants import LongformerConfig
 
 SIZES = dict(
@@ -125,6 +126,17 @@ def test_cached_equals_parallel_with_several_targets_of_each_source(tmp_path):
         ]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)
     assert cache.contexts[0].nbytes == 2 * 3 * 3 * 11 * 7 * 8  # keys and values of 3 sources, not of 6 targets
+
+
+@torch.no_grad()
+def test_a_step_begins_with_any_sources(tmp_path):
+    write(tmp_path)
+    model, inputs = models.load(tmp_path, dtype=torch.float64), sources_and_targets()
+    chosen, ids = torch.tensor([2, 0, 2]), torch.tensor([[0, 7], [0, 9], [0, 5]])
+    step = TargetStep(model, model.encode(inputs["input_ids"], inputs["attention_mask"]))
+    step.reorder(chosen)
+    whole = model(inputs["input_ids"][chosen], inputs["attention_mask"][chosen], ids).logits
+    assert torch.allclose(step.step(ids), whole[:, -1], atol=1e-12)
 
 
 def test_a_window_over_everything_is_exact_attention(tmp_path):
