@@ -39,13 +39,13 @@ class Table:
         self.items, self.before = self.items[items], self.before[items]
 
 
-def all_texts(table: Table, item: int, allowed: tuple[int, ...], penalty: float) -> list[tuple[float, list[int]]]:
+def all_texts(table: Table, item: int, allowed, penalty: float, ends=(END,)) -> list[tuple[float, list[int]]]:
     """Every text of the allowed tokens that ends, or is as long as any may be, with its score, best first."""
     scores = table.table[item].log_softmax(-1)
     found = []
     for length in range(1, LONGEST + 1):
         for text in itertools.product(allowed, repeat=length):
-            if END in text[:-1] or (text[-1] != END and length < LONGEST):
+            if any(token in ends for token in text[:-1]) or (text[-1] not in ends and length < LONGEST):
                 continue
             told = [0, 0, *text]
             total = sum(scores[told[i], told[i + 1], told[i + 2]] for i in range(length))
@@ -70,6 +70,17 @@ def test_beams_for_all_texts_find_the_best_ones(penalty, allowed):
         scores = torch.tensor([score for score, _ in expected], dtype=torch.float64)
         assert torch.allclose(found.scores[item, : len(expected)], scores, atol=1e-12)
         assert not any(texts[len(expected) :])
+
+
+def test_ends_leave_room_for_beams_that_go_on():
+    """Nine of eleven tokens are ends, and likelier than the others; longer texts have the higher scores."""
+    table, ends = Table(2), tuple(range(2, VOCABULARY))
+    table.table[..., 2:] += 6.0
+    rules = Constraints(LONGEST, ends=ends)
+    found = search(table, torch.zeros(2, 1, dtype=torch.int64), BeamSearch(8, 4.0, "never"), rules)
+    for item, texts in enumerate(found.texts()):
+        score, text = all_texts(table, item, range(VOCABULARY), 4.0, ends)[0]
+        assert texts == [text] and abs(float(found.scores[item, 0]) - score) < 1e-12
 
 
 def test_items_that_are_done_leave_the_batch():
