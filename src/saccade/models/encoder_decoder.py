@@ -123,6 +123,8 @@ class EncoderDecoder(Model):
             TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         memory = self._memory(input_ids, attention_mask, memory, hidden_states, observe)
+        if labels is not None:
+            check_ids("labels", _counted(labels, 0), self._targets.num_embeddings)
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids: missing; give the targets so far, or labels")
@@ -183,8 +185,8 @@ class EncoderDecoder(Model):
             TypeError, ValueError: as in `forward`; more tokens than positions, more beams than tokens in the
                 vocabulary, a model without a head, files that ask for another kind of search.
         """
-        if self.head is None:
-            raise ValueError("generate: the model has no head that gives logits; load it with its own")
+        if not isinstance(self.head, NextTokenHead):
+            raise ValueError(f"generate: needs the head 'conditional-generation', got {self.request.head!r}")
         begun = self._begun(input_ids, decoder_input_ids)
         search, rules = search or self.search, self._rules(constraints, max_new_tokens, begun.shape[1])
         pad = self.settings.count("pad_token_id", 0, least=0)
@@ -248,7 +250,7 @@ class EncoderDecoder(Model):
         target = token_layout(input_ids.shape[0], input_ids.shape[1], attention_mask, packed=packed)
         across: Any
         if packed and (source.places is not None or target.places is not None):
-            source, target = source.packed(), target.packed()
+            source, target = source.packed(input_ids.device), target.packed(input_ids.device)
             context, across = source.take(memory.last_hidden_state), target.across(source)
         else:
             context = memory.last_hidden_state
@@ -274,10 +276,10 @@ class EncoderDecoder(Model):
 
     def _shifted(self, labels: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Targets that `labels` come after: the start token and all labels but the last."""
-        check_ids("labels", labels.clamp(min=0), self._targets.num_embeddings)
         if self.start is None:
             raise ValueError("decoder_input_ids: needed, since config.json has no decoder_start_token_id")
-        begun = F.pad(labels.clamp(min=0)[:, :-1], (1, 0), value=self.start)
+        pad = self.settings.count("pad_token_id", 0, least=0)  # is read where nothing is to be learned on the way
+        begun = F.pad(_counted(labels, pad)[:, :-1], (1, 0), value=self.start)
         if attention_mask is None and not torch.compiler.is_compiling():
             counted = (labels != IGNORED).flip(1).cummax(1).values.flip(1)  # up to the last that counts
             counted[:, 0] = True
@@ -326,6 +328,11 @@ class NextTokenHead(nn.Module):
         x = x if self.scale == 1.0 else x * self.scale
         logits = F.linear(x, (self._embedding[0] if self.out is None else self.out).weight)
         return logits if self.bias is None else logits + self.bias
+
+
+def _counted(labels: Any, fill: int) -> Any:
+    """Labels with `fill` where nothing is to be learned."""
+    return labels.masked_fill(labels == IGNORED, fill) if isinstance(labels, Tensor) else labels
 
 
 def _loss(logits: Tensor, labels: Tensor, layout: TokenLayout) -> Tensor:

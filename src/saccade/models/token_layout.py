@@ -42,13 +42,13 @@ class TokenLayout:
         """(B, L, ...) as it is computed: (1, T, ...) where packed."""
         return x if self.places is None else x.flatten(0, 1)[self.places][None]
 
-    def packed(self) -> TokenLayout:
+    def packed(self, device: torch.device) -> TokenLayout:
         """The same batch with the tokens of all items in one row, also where nothing is padded."""
         if self.places is not None:
             return self
         if self.real is not None:
             return token_layout(self.batch, self.length, self.real)
-        real = torch.ones(self.batch, self.length, dtype=torch.bool)
+        real = torch.ones(self.batch, self.length, dtype=torch.bool, device=device)
         return _packed(real, [self.length] * self.batch)
 
     def across(self, keys: TokenLayout) -> Documents:

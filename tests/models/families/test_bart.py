@@ -60,6 +60,7 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
 def test_a_text_is_classified_by_its_end_token(tmp_path):
     theirs = write(tmp_path / "a", "BartForSequenceClassification", num_labels=5)
     inputs = {name: x for name, x in sources_and_targets().items() if not name.startswith("decoder")}
+    inputs["input_ids"][:, 1] = 2  # each text has two end tokens
     ours = assert_agrees(
         theirs,
         tmp_path / "a",
@@ -70,7 +71,7 @@ def test_a_text_is_classified_by_its_end_token(tmp_path):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
     left = padded_on_the_left(inputs)
     assert torch.allclose(ours(**left).logits, ours(**inputs).logits, atol=1e-12)
-    inputs["input_ids"][1, -1] = 3
+    inputs["input_ids"][1] = 3
     with pytest.raises(ValueError, match="input_ids: item 1 has no end token 2"):
         ours(**inputs)
 
@@ -79,6 +80,7 @@ def test_gradients_of_all_weights_from_labels_alone(tmp_path):
     theirs = write(tmp_path, "BartForConditionalGeneration")
     inputs = sources_and_targets()
     labels = inputs["decoder_input_ids"].masked_fill(inputs["decoder_attention_mask"] == 0, -100)
+    labels[0, 2] = -100
     ours = models.load(tmp_path, dtype=torch.float64)
     inputs = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "labels": labels}
     assert_same_gradients(theirs, ours, inputs, lambda out: out.loss)
@@ -105,7 +107,9 @@ def test_a_window_over_everything_is_exact_attention(tmp_path):
     write(tmp_path, "BartForConditionalGeneration")
     exact, windowed = models.load(tmp_path), models.load(tmp_path, mechanism=LongformerConfig(64, global_tokens=()))
     inputs = sources_and_targets()
+    inputs["labels"] = torch.randint(101, (3, 7))
     assert torch.allclose(exact(**inputs).logits, windowed(**inputs).logits, atol=1e-5)
+    assert torch.allclose(exact(**inputs).loss, windowed(**inputs).loss, atol=1e-5)
 
 
 def test_the_likeliest_texts_are_those_of_transformers(tmp_path):
@@ -154,7 +158,8 @@ def test_bad_input(tmp_path):
             "decoder_input_ids: 21 tokens are more than the 17",
         ),
         (lambda: model(ids, decoder_input_ids=targets, labels=ids), r"labels: expected shape \(3, 7\), got \(3, 11\)"),
-        (lambda: models.load(tmp_path, head="none").generate(ids), "generate: the model has no head"),
+        (lambda: model(ids, labels=-targets - 101), "labels: ids must be from 0 to 100, got -"),
+        (lambda: models.load(tmp_path, head="none").generate(ids), "generate: needs the head 'conditional-generation'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

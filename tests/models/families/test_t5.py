@@ -15,6 +15,7 @@ from published import (
     written,
 )
 from saccade import models
+from saccade.models.decoding.targets import TargetStep
 from saccade.variants import LongformerConfig
 
 SIZES = dict(
@@ -32,10 +33,6 @@ SIZES = dict(
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 
-def config(**changes: object):
-    return transformers().T5Config(**{**SIZES, **changes})
-
-
 @pytest.fixture(autouse=True)
 def norms_in_their_dtype(monkeypatch):
     """transformers takes mean squares in float32, whatever the dtype; in float64 that would be all that is compared."""
@@ -44,14 +41,17 @@ def norms_in_their_dtype(monkeypatch):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
     transformers()
+    from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    monkeypatch.setattr(T5LayerNorm, "forward", forward)
+    for norm in (T5LayerNorm, MT5LayerNorm):
+        monkeypatch.setattr(norm, "forward", forward)
 
 
 def write(folder, name="T5ForConditionalGeneration", own_head=False, **changes):
     """A checkpoint; with `own_head` in the form of version 1.1, whose head is not the embedding."""
-    theirs = written(folder, name, config(**changes))
+    kind = "MT5Config" if name.startswith("MT5") else "T5Config"
+    theirs = written(folder, name, getattr(transformers(), kind)(**{**SIZES, **changes}))
     if own_head:
         theirs.lm_head.weight = torch.nn.Parameter(torch.randn(101, 26))
         theirs.save_pretrained(folder)
@@ -65,6 +65,8 @@ def write(folder, name="T5ForConditionalGeneration", own_head=False, **changes):
         ("T5ForConditionalGeneration", False, {"num_layers": 1, "num_decoder_layers": 1, "layer_norm_epsilon": 1e-3}),
         ("T5ForConditionalGeneration", True, GATED),
         ("T5ForConditionalGeneration", False, {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False}),
+        ("MT5ForConditionalGeneration", True, {}),
+        ("MT5ForConditionalGeneration", False, {"initializer_factor": 0.3}),
     ],
 )
 def test_outputs_and_files_are_those_of_transformers(tmp_path, name, own_head, changes):
@@ -124,6 +126,17 @@ def test_cached_equals_parallel_with_several_targets_of_each_source(tmp_path):
         ]
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-12)
     assert cache.contexts[0].nbytes == 2 * 3 * 3 * 11 * 7 * 8  # keys and values of 3 sources, not of 6 targets
+
+
+@torch.no_grad()
+def test_a_step_begins_with_any_sources(tmp_path):
+    write(tmp_path)
+    model, inputs = models.load(tmp_path, dtype=torch.float64), sources_and_targets()
+    chosen, ids = torch.tensor([2, 0, 2]), torch.tensor([[0, 7], [0, 9], [0, 5]])
+    step = TargetStep(model, model.encode(inputs["input_ids"], inputs["attention_mask"]))
+    step.reorder(chosen)
+    whole = model(inputs["input_ids"][chosen], inputs["attention_mask"][chosen], ids).logits
+    assert torch.allclose(step.step(ids), whole[:, -1], atol=1e-12)
 
 
 def test_a_window_over_everything_is_exact_attention(tmp_path):

@@ -1,5 +1,5 @@
 """T5: text to text. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
-(2020); version 1.1 and Flan-T5 with a gated feed-forward layer (Shazeer 2020) and a head of its own.
+(2020); version 1.1, Flan-T5 and mT5 with a gated feed-forward layer (Shazeer 2020) and a head of its own.
 
 The block with its norm first and no bias anywhere: x = x + attention(norm(x)), and so on; RMS norms. Logits are not
 divided by sqrt(D). Positions are a bias on the logits of self-attention, from one table for all layers of a stack:
@@ -58,8 +58,10 @@ class T5(EncoderDecoder):
         self.dropout = nn.Dropout(block.dropout)
         self.head = None
         if request.head is not None:
-            # Version 1.1 has a head of its own and does not scale; newer configurations name only the scaling.
-            scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
+            # Version 1.1 has a head of its own and does not scale; newer configurations name only the scaling. mT5 is
+            # of version 1.1, whatever they say.
+            named = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
+            scaled = named and settings.get("model_type") == "t5"
             own = not scaled and "lm_head.weight" in settings.stored
             self.head = NextTokenHead(self.tokens, tied=not own, scale=block.width**-0.5 if scaled else 1.0)
 
@@ -97,6 +99,7 @@ class T5Encoder(TextEncoder):
 
 def t5_block(settings: Settings, request: Request) -> BlockConfig:
     """The encoder's block."""
+    t5 = settings.get("model_type") == "t5"
     dropout = settings.share("dropout_rate", 0.1)
     attention = AttentionConfig(
         settings.count("d_model", 512),
@@ -110,7 +113,7 @@ def t5_block(settings: Settings, request: Request) -> BlockConfig:
     return BlockConfig(
         attention,
         hidden=settings.count("d_ff", 2048),
-        activation=settings.choice("feed_forward_proj", ACTIVATIONS, "relu"),
+        activation=settings.choice("feed_forward_proj", ACTIVATIONS, "relu" if t5 else "gated-gelu"),
         dropout=dropout,
         feed_forward_dropout=dropout,
         eps=settings.number("layer_norm_epsilon", 1e-6),
@@ -171,4 +174,4 @@ def _keys(model: T5 | T5Encoder) -> KeyMap:
     )
 
 
-FAMILY = Family("T5", {"t5": "T5"}, HEADS, _build, _keys)
+FAMILY = Family("T5", {"t5": "T5", "mt5": "MT5"}, HEADS, _build, _keys)
