@@ -16,7 +16,7 @@ from test_transformers import TEXT, dense, on_words
 from saccade.inspection import collect, look, open_model
 from saccade.inspection._published import PublishedModel
 
-FAMILIES = ("bert", "roberta", "gpt2")
+FAMILIES = ("bert", "roberta", "gpt2", "llama", "t5")
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,8 @@ def states(path: Path, longest: int = 37) -> tuple[Tensor, Tensor]:
         TEXTS, padding=True, truncation=True, max_length=longest, return_tensors="pt"
     )
     with torch.no_grad():
-        return theirs(**batch).last_hidden_state, batch["attention_mask"][..., None]
+        ids, mask = batch["input_ids"], batch["attention_mask"]  # of token types GPT-2 would make words
+        return theirs(ids, attention_mask=mask).last_hidden_state, mask[..., None]
 
 
 FORMULAS = {
@@ -121,9 +122,15 @@ def test_a_dense_layer(tmp_path):
 
 def test_no_padding_is_computed_and_the_budget_is_kept(tmp_path, monkeypatch):
     model = models.load(folder(tmp_path))
-    rows = []
-    read = type(model).read_row
-    monkeypatch.setattr(type(model), "read_row", lambda s, row, lengths: rows.append(lengths) or read(s, row, lengths))
+    rows, run = [], type(model.encoder).forward
+
+    def seen(self, x, mask, **options):
+        assert x.shape[0] == 1
+        rows.append(np.unique(mask.query_ids.host, return_counts=True)[1].tolist())
+        assert sum(rows[-1]) == x.shape[1]
+        return run(self, x, mask, **options)
+
+    monkeypatch.setattr(type(model.encoder), "forward", seen)
     done = []
     models.embed(TEXTS, model, tokens_per_batch=50, progress=lambda *told: done.append(told))
     real = sorted(len(ids) for ids in model.tokenizer.whole_many(TEXTS))
@@ -147,6 +154,44 @@ def test_a_model_with_another_mechanism_is_padded(tmp_path):
     np.testing.assert_allclose(models.embed(TEXTS, windowed), models.embed(TEXTS, path), atol=1e-5)
 
 
+def test_a_decoder_gives_its_last_token(tmp_path):
+    written_words(tmp_path, TEXTS)
+    sizes = dict(vocab_size=97, n_embd=14, n_layer=2, n_head=7, n_positions=37)
+    written(tmp_path, "GPT2LMHeadModel", transformers().GPT2Config(**sizes))
+    x, m = states(tmp_path)
+    got = models.embed(TEXTS, tmp_path, pooling="last", tokens_per_batch=40)
+    np.testing.assert_allclose(got, FORMULAS["last"](x, m), atol=1e-5)
+
+
+def test_saving_keeps_what_makes_the_vectors(tmp_path):
+    path = folder(tmp_path / "a")
+    sentence_files(path, "Pooling", "Dense", longest=9, max_tokens=True)
+    settings = {
+        "in_features": 42,
+        "out_features": 11,
+        "bias": False,
+        "activation_function": "torch.nn.modules.Identity",
+    }
+    (path / "2_Dense" / "config.json").write_text(json.dumps(settings))
+    safetensors.torch.save_file({"linear.weight": torch.randn(11, 42)}, path / "2_Dense" / "model.safetensors")
+    models.load(path).save(tmp_path / "b")
+    assert np.array_equal(models.embed(TEXTS, path), models.embed(TEXTS, tmp_path / "b"))
+
+
+def test_a_default_prompt_and_lower_case(tmp_path):
+    path = folder(tmp_path)
+    sentence_files(path, "Pooling", mean_tokens=True)
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    (path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    (path / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "the cat "}, "default_prompt_name": "query"})
+    )
+    got = models.embed(["SAT on"], path)
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        (path / name).unlink()
+    assert np.array_equal(got, models.embed(["the cat sat on"], path))
+
+
 def test_training_mode_comes_back_and_dropout_is_off(tmp_path):
     model = models.load(folder(tmp_path))
     expected = models.embed(TEXTS, model)
@@ -167,10 +212,19 @@ def test_faults_are_told(tmp_path):
         models.embed(["a"], path, pooling="sum")
     with pytest.raises(ValueError, match="tokens_per_batch: expected an int above 0, got 0"):
         models.embed(["a"], path, tokens_per_batch=0)
-    with pytest.raises(TypeError, match="model: expected a published encoder of text, got LanguageModel"):
+    with pytest.raises(TypeError, match="model: expected a published encoder or decoder of text, got LanguageModel"):
         models.embed(["a"], models.load())
     sentence_files(path, "Pooling", "LSTM", mean_tokens=True)
     with pytest.raises(ValueError, match=r"step 2 is 'sentence_transformers\.models\.LSTM'; expected Transformer"):
+        models.embed(["a"], path)
+    (path / "modules.json").write_text('[{"type": "Transformer", "path": "../elsewhere"}]')
+    with pytest.raises(ValueError, match=r"names '../elsewhere', expected a folder within its own"):
+        models.embed(["a"], path)
+    (path / "modules.json").write_text(
+        '[{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]'
+    )
+    (path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "sum"}')
+    with pytest.raises(ValueError, match="expected a pooling_mode, one of first, max, .*, got sum"):
         models.embed(["a"], path)
     (path / "modules.json").unlink()
     (path / "vocab.txt").unlink()

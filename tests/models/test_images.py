@@ -104,6 +104,8 @@ def test_what_is_wrong_with_its_settings_is_told(tmp_path):
     wrong = [
         ({"image_processor_type": "ConvNextImageProcessor"}, "processor of ViT or DeiT, got ConvNextImageProcessor"),
         ({"size": -3}, "size: expected a side of pixels"),
+        ({"size": 10**6}, "size: expected a side of pixels"),
+        ({"size": {"shortest_edge": 3, "longest_edge": "5"}}, "size: expected longest_edge an int"),
         ({"size": {"width": 3}}, "size: expected a side of pixels"),
         ({"resample": 9}, "resample: expected one of 0, 1, 2, 3, 4, 5, got 9"),
         ({"image_mean": [1, 2]}, "image_mean: expected 3 numbers"),

@@ -133,3 +133,22 @@ def test_faults_are_told(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ValueError, match=r"tokenizer\.json: damaged, not a tokenizer"):
         open_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"additional_special_tokens": 3}, r"tokenizer_config\.json: expected a list of special tokens, got 3"),
+        ({"unk_token": "zz"}, r"vocab\.txt: 'zz' is missing from the vocabulary"),
+        ({"cls_token": 5}, r"cls_token: expected a token, got 5"),
+        ({"padding_side": "up"}, r"padding_side: expected 'right' or 'left', got 'up'"),
+        ({"model_max_length": "long"}, r"model_max_length: expected a number of tokens, got 'long'"),
+        ({"added_tokens_decoder": {"500": {"content": "<new>"}}}, r"'<new>' is to have the id 500, but gets \d+"),
+        ([1], r"tokenizer_config\.json: damaged, expected an object"),
+    ],
+)
+def test_settings_of_another_kind(tmp_path, config, message):
+    words(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        open_tokenizer(tmp_path)

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import bench, compare, generate, look, train, verify
+from . import bench, compare, embed, generate, look, train, verify
 
 EXAMPLES = """
 Examples:
@@ -18,6 +18,8 @@ Examples:
   saccade generate "It was a dark night"
 
   saccade train lm my-novel.txt --out runs/novel
+
+  saccade embed texts.txt --model MODEL_FOLDER --out vectors.npy
 
   saccade verify attention.py:SelfAttention --arg embed_dim=64
 
@@ -66,5 +68,5 @@ def _shell(
         typer.echo(context.get_help())
 
 
-for command in (look, generate, train, verify, bench, compare):
+for command in (look, generate, train, embed, verify, bench, compare):
     command.register(app)

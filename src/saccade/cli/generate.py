@@ -23,7 +23,7 @@ def generate(
         str | None,
         typer.Option(
             metavar="DIR_OR_HUB_ID",
-            help="A model folder, of Saccade's or with published weights of a decoder such as GPT-2, or a name on "
+            help="A folder of Saccade's or with published weights of a decoder (GPT-2, Llama, ...), or a name on "
             "the Hugging Face hub.  [default: the embedded model]",
         ),
     ] = None,

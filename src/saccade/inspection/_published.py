@@ -9,16 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from ..models import LanguageModel, Model, load
+from ..models.encoder_decoder import EncoderDecoder
 from ..models.text_decoder import TextDecoder
 from ..models.text_encoder import TextEncoder
 from ..models.text_tokenizer import TextTokenizer
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
 
+Reader = TextEncoder | TextDecoder | EncoderDecoder
+
 
 class PublishedModel(TextModel):
-    """An encoder or decoder of text with published weights."""
+    """An encoder or decoder of text with published weights; of an encoder-decoder the encoder reads a text."""
 
-    def __init__(self, model: TextEncoder | TextDecoder, name: str):
+    def __init__(self, model: Reader, name: str):
         self.name, self._model = name, model
         self.tokenizer = model.tokenizer
         stack: Any = model.decoder if isinstance(model, TextDecoder) else model.encoder
@@ -30,7 +33,8 @@ class PublishedModel(TextModel):
             )
         self.heads = tuple(block.attention.config.heads for block in stack.blocks)
         self.causal = isinstance(model, TextDecoder)
-        self.context = self.tokenizer.longest
+        limits = (self.tokenizer.longest, model.settings.get("max_position_embeddings"))
+        self.context = min((limit for limit in limits if limit is not None), default=None)
         self.before, self.after = self.tokenizer.before, self.tokenizer.after
         self.special = _special(self.tokenizer)
 
@@ -52,7 +56,10 @@ class PublishedModel(TextModel):
         return self.tokenizer.written(token)
 
     def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
-        self._model(tokens, observe=observe)
+        if isinstance(self._model, EncoderDecoder):
+            self._model.encode(tokens, observe=observe)
+        else:
+            self._model(tokens, observe=observe)
 
 
 def _special(tokenizer: TextTokenizer) -> frozenset[int]:
@@ -69,7 +76,7 @@ def open_published(source: str | Path) -> PublishedModel:
             finite.
     """
     model = load(source)
-    if not isinstance(model, TextEncoder | TextDecoder):
+    if not isinstance(model, Reader):
         raise ValueError(f"{source}: {model.family.name} reads no tokens of a text")
     _check_finite(model, source)
     return PublishedModel(model, str(source))
@@ -79,12 +86,11 @@ def as_text_model(model: TextModel | Model) -> TextModel:
     """The model itself, or one that `saccade.models.load` opened as what is looked through."""
     if isinstance(model, TextModel):
         return model
-    if isinstance(model, LanguageModel):
-        return SaccadeModel(model)
-    if isinstance(model, TextEncoder | TextDecoder):
+    if isinstance(model, Reader):
         return PublishedModel(model, "unnamed" if model.folder is None else str(model.folder))
-    told = model.family.name if isinstance(model, Model) else type(model).__name__
-    raise TypeError(f"model: expected a model that reads text, as saccade.models.load opens it, got {told}")
+    if isinstance(model, Model) and not isinstance(model, LanguageModel):
+        raise TypeError(f"model: expected one that reads text, got {model.family.name}")
+    return SaccadeModel(model)
 
 
 def _check_finite(model: Model, source: str | Path) -> None:

@@ -19,9 +19,10 @@ from torch import Tensor
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
 from .loading import load
 from .model import Model
+from .text_decoder import TextDecoder
 from .text_encoder import TextEncoder
 from .text_tokenizer import TextTokenizer
-from .token_layout import TokenLayout, row_layout
+from .token_layout import TokenLayout, token_layout
 
 TOKENS = 4096  # of a row, where nothing else is asked for
 CHUNK = 4096  # texts that are sorted and packed together; more would only cost memory
@@ -81,14 +82,15 @@ class Embedder:
 
     def _states(self, ids: list[list[int]]) -> tuple[Tensor, TokenLayout]:
         """The last hidden states (1, T, E) of texts one behind the other, and where each text is."""
-        device, lengths = self.model.device, [len(row) for row in ids]
+        lengths = torch.tensor([len(row) for row in ids])
+        real = torch.arange(int(lengths.max())) < lengths[:, None]
+        padded = torch.full(real.shape, self.tokenizer.pad)  # the only padding there is: numbers of tokens
+        padded[real] = torch.tensor([token for row in ids for token in row])
+        padded, real = padded.to(self.model.device), real.to(self.model.device)
         if isinstance(self.model, TextEncoder) and self.model.request.mechanism is None:
-            return self.model.read_row(torch.tensor([[n for row in ids for n in row]], device=device), lengths)
-        real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        padded = torch.full(real.shape, self.tokenizer.pad)
-        padded[real] = torch.tensor([n for row in ids for n in row])
-        states = self.model(padded.to(device), real.long().to(device)).last_hidden_state
-        return states[real.to(device)][None], row_layout(lengths)
+            return self.model.packed_states(padded, real)
+        layout = token_layout(len(ids), real.shape[1], real).packed()
+        return layout.take(self.model(padded, real).last_hidden_state), layout
 
 
 def embed(
@@ -150,15 +152,14 @@ def open_embedder(
         model = load(model, head="none")
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a model from saccade.models.load, or its folder, got {type(model).__name__}")
-    tokenizer: Any = model.tokenizer
-    if not hasattr(tokenizer, "whole_many"):
-        raise TypeError(f"model: expected a published encoder of text, got {type(model).__name__}")
+    if not isinstance(model, (TextEncoder, TextDecoder)):
+        raise TypeError(f"model: expected a published encoder or decoder of text, got {type(model).__name__}")
     files = SentenceFiles() if model.folder is None else read_sentence_files(model.folder)
     if pooling is not None:
         files = replace(files, pooling=(pooling,))
     if normalize is not None:
         files = replace(files, normalize=normalize)
-    return Embedder(model, tokenizer, files, tokens_per_batch)
+    return Embedder(model, model.tokenizer, files, tokens_per_batch)
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
@@ -175,13 +176,16 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield group
 
 
+def _counts(layout: TokenLayout) -> Tensor:
+    return torch.bincount(layout.items, minlength=layout.batch)
+
+
 def _maximum(states: Tensor, layout: TokenLayout) -> Tensor:
-    assert layout.lengths is not None
-    return torch.stack([text.amax(0) for text in states[0].split(layout.lengths)])
+    return torch.stack([text.amax(0) for text in states[0].split(_counts(layout).tolist())])
 
 
 def _mean_sqrt(states: Tensor, layout: TokenLayout) -> Tensor:
-    return layout.mean(states) * torch.tensor(layout.lengths).to(states).sqrt()[:, None]
+    return layout.mean(states) * _counts(layout).to(states).sqrt()[:, None]
 
 
 def _weighted_mean(states: Tensor, layout: TokenLayout) -> Tensor:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KINDS = {"ViT": (224, None, 2), "DeiT": (256, 224, 3)}  # size, crop and filter, where the file leaves them out
 FILTERS = range(6)  # Pillow's numbers of its filters
+MOST = 2**14  # pixels of a side that a file may ask for
 EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
@@ -65,14 +66,13 @@ class ImageInputs:
         settings.only("crop_pct", None)
         scaled, normal = settings.flag("do_rescale", True), settings.flag("do_normalize", True)
         resized, cropped = settings.flag("do_resize", True), settings.flag("do_center_crop", crop is not None)
-        longest = settings.get("size").get("longest_edge") if isinstance(settings.get("size"), dict) else None
         square = _size(settings, "crop_size", crop or size) if cropped else None
         if isinstance(square, int):
             raise settings.error("crop_size", "a height and a width")
         return cls(
             channels,
             _size(settings, "size", size) if resized else None,
-            longest,
+            _longest(settings),
             settings.choice("resample", {n: n for n in FILTERS}, resample),
             square,
             settings.number("rescale_factor", 1 / 255) if scaled else None,
@@ -216,9 +216,18 @@ def _size(settings: Settings, name: str, default: int) -> tuple[int, int] | int:
             sides = [given.get("height"), given.get("width")] if keys == {"height", "width"} else []
     else:
         sides = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given, given]
-    if len(sides) not in (1, 2) or not all(type(side) is int and 0 < side < 2**16 for side in sides):
+    if len(sides) not in (1, 2) or not all(type(side) is int and 0 < side <= MOST for side in sides):
         raise settings.error(name, "a side of pixels, height and width, or shortest_edge")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _longest(settings: Settings) -> int | None:
+    """What the longer side may have, where `size` limits it."""
+    given = settings.get("size")
+    longest = given.get("longest_edge") if isinstance(given, dict) else None
+    if longest is not None and not (type(longest) is int and 0 < longest <= MOST):
+        raise settings.error("size", f"longest_edge an int from 1 to {MOST}")
+    return longest
 
 
 def _by_channel(settings: Settings, name: str, channels: int) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
 from .checkpoints.reading import StoredWeights, find_weights
 from .checkpoints.settings import Settings, read_settings
-from .families import FAMILIES
+from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -69,6 +70,31 @@ def is_known(model_type: object) -> bool:
     return isinstance(model_type, str) and any(model_type in family.types for family in FAMILIES)
 
 
+def new_graph_model(
+    kind: str, *, head: str | None = None, labels: int | Sequence[str] | None = None, **settings: Any
+) -> Model:
+    """A model of graphs with new weights, in training mode; there are no published ones.
+
+    Args:
+        kind: "saccade-gat" or "saccade-graphormer".
+        head: "node-classification" or "graph-classification"; None is the body alone.
+        labels: how many, or their names.
+        settings: as the family's config.json has them, such as num_features=16.
+
+    Raises:
+        ValueError: an unknown kind, head or value of a setting.
+    """
+    known = {name: family for family in GRAPHS for name in family.types}
+    if kind not in known:
+        raise ValueError(f"kind: expected one of {', '.join(map(repr, known))}, got {kind!r}")
+    read = Settings({**settings, "model_type": kind}, Path("settings"))
+    family = known[kind]
+    request = _request(family, read, None, head, labels)
+    model = family.build(read, request)
+    model.settings, model.request, model.family = read, request, family
+    return model
+
+
 def _published(
     folder: Path,
     settings: Settings,
@@ -105,6 +131,8 @@ def _family(settings: Settings) -> Family:
             raise ValueError(
                 f"{settings.path}: {field}: asks for code that comes with the checkpoint, which is never run"
             )
+    if "quantization_config" in settings:
+        raise ValueError(f"{settings.path}: quantization_config: quantised weights are not read; expected float ones")
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         asked = str(settings.get(field, ""))
         if "/" in asked:
@@ -170,9 +198,10 @@ def _fill(model: Model, wanted: Plan, stored: StoredWeights) -> None:
     places: dict[str, list[Piece]] = {}
     for piece in wanted.pieces:
         places.setdefault(piece.published, []).append(piece)
-    for name, tensor in stored.read(list(places)):
+    for name, start, tensor in stored.read_parts(list(places)):
         for piece in places[name]:
-            piece.of(targets[piece.ours]).copy_(tensor)
+            held = piece.of(targets[piece.ours])
+            (held.narrow(0, start, len(tensor)) if tensor.ndim else held).copy_(tensor)
     tied = dict(wanted.tied)
     for name, tensor in stored.read(list(tied)):
         for piece in places[tied[name]]:

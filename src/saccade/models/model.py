@@ -38,6 +38,7 @@ COMPANIONS = (
     "sentencepiece.bpe.model",
     "source.spm",
     "target.spm",
+    "target_vocab.json",
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
@@ -45,6 +46,9 @@ COMPANIONS = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "2_Dense/pytorch_model.bin",
 )
 
 

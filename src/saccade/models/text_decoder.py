@@ -82,7 +82,7 @@ class TextDecoder(GeneratingModel):
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings)
         packed = self.request.mechanism is None and cache is None

@@ -6,7 +6,6 @@ Shape legend: B batch, L length, T tokens as they are computed, E width.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from .heads import ItemHead, SpanHead
 from .inputs import check_ids
 from .model import Model
 from .output import ModelOutput
-from .token_layout import TokenLayout, row_layout, token_layout
+from .token_layout import TokenLayout, token_layout
 
 
 class TextEncoder(Model):
@@ -74,7 +73,7 @@ class TextEncoder(Model):
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         layout = token_layout(batch, length, attention_mask, packed=self.request.mechanism is None)
@@ -89,34 +88,22 @@ class TextEncoder(Model):
             **self._read(x, layout, pooled, labels, (start_positions, end_positions)),
         )
 
-    def read_row(
-        self, row: Tensor, lengths: Sequence[int], token_type_ids: Tensor | None = None
+    def packed_states(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, TokenLayout]:
-        """The last hidden states of several texts that stand one behind the other in one row, without any padding.
+        """The last hidden states (1, T, E) of the real tokens of all items alone, one item behind the other.
 
-        Args:
-            row: (1, T) ints.
-            lengths: of the texts; their sum is T.
-            token_type_ids: (1, T).
-
-        Returns:
-            The states (1, T, E), and the layout that finds each text in them: `layout.mean(states)` is (N, E).
+        No tensor as wide as the model has padding, not even the result. The layout finds each item in it:
+        `layout.mean(states)` is (B, E).
 
         Raises:
-            TypeError, ValueError: as of a batch; other lengths; another mechanism than softmax attention.
+            TypeError, ValueError: as of a call; another mechanism than softmax attention.
         """
         if self.request.mechanism is not None:
-            raise ValueError(
-                f"read_row: a row of several texts takes softmax attention, not {self.request.mechanism!r}"
-            )
-        layout = row_layout(lengths)
-        tokens = check_ids("row", row, self.tokens.num_embeddings)
-        if tokens != (1, layout.length):
-            raise ValueError(f"row: expected shape (1, {layout.length}), the lengths' sum, got {tuple(row.shape)}")
-        if self.longest is not None and max(lengths) > self.longest:
-            raise ValueError(f"lengths: {max(lengths)} tokens are more than the {self.longest} the model reads at once")
-        x = self.embed(row, layout, token_type_ids, None)
-        return self.encoder(x, layout.mask), layout
+            raise ValueError(f"packed_states: needs softmax attention, not {self.request.mechanism!r}")
+        batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
+        layout = token_layout(batch, length, attention_mask).packed()
+        return self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask), layout
 
     def _read(
         self,

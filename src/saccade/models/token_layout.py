@@ -5,10 +5,8 @@ Shape legend: B batch, L length, T real tokens, E width; ... any further axes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,7 +29,6 @@ class TokenLayout:
         places: int64 (T,), b * L + l of each real token, where they are packed; None where they are not.
         padding: of batches that stay as they are; for `padding=` of modules.
         mask: of packed batches; for `mask=` of modules.
-        lengths: of the items of a row (1, T) that nobody padded; None: the batch is (B, L). B is 1 then and L is T.
     """
 
     batch: int
@@ -40,7 +37,6 @@ class TokenLayout:
     places: Tensor | None = None
     padding: Padding | None = None
     mask: Documents | None = None
-    lengths: tuple[int, ...] | None = None
 
     def take(self, x: Tensor) -> Tensor:
         """(B, L, ...) as it is computed: (1, T, ...) where packed."""
@@ -71,10 +67,7 @@ class TokenLayout:
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:
-        """The columns (B,) of the first and the last real token of each item; of a row, one of each of its items."""
-        if self.lengths is not None:
-            after = torch.tensor(self.lengths).cumsum(0)
-            return after - torch.tensor(self.lengths), after - 1
+        """The columns (B,) of the first and the last real token of each item."""
         if self.real is None:
             first = torch.zeros(self.batch, dtype=torch.int64)
             return first, first + self.length - 1
@@ -83,26 +76,22 @@ class TokenLayout:
 
     @cached_property
     def items(self) -> Tensor:
-        """int64 (T,), the item of each token of a packed batch or of a row."""
-        if self.lengths is not None:
-            return torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
+        """int64 (T,), the item of each token of a packed batch."""
         assert self.places is not None
         return self.places.div(self.length, rounding_mode="floor")
 
     def counted(self, flags: Tensor) -> Tensor:
         """int64: how many tokens of its item are flagged, up to each token and with it; `flags` as it is computed."""
-        if self.places is None and self.lengths is None:
+        if self.places is None:
             return (flags if self.real is None else flags & self.real).long().cumsum(1)
         total = flags.long().cumsum(1)
-        items = self.items.to(flags.device)
-        starts = torch.searchsorted(items, torch.arange(int(items[-1]) + 1, device=items.device))
+        items = self.items
+        starts = torch.searchsorted(items, torch.arange(self.batch, device=items.device))
         return total - (total - flags.long())[:, starts][:, items]
 
     def positions(self) -> Tensor:
         """int64, as tokens are computed: columns counted from the first real one of each item."""
         columns = torch.arange(self.length)
-        if self.lengths is not None:
-            return (columns - self.ends[0][self.items])[None]
         if self.real is None:
             return columns.expand(self.batch, -1)
         first = self.ends[0]
@@ -117,13 +106,10 @@ class TokenLayout:
         return self.at(x, self.ends[1])
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean (B, E) of each item's real tokens."""
-        if self.lengths is not None:
-            sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, self.items.to(x.device), x[0])
-            return sums / torch.tensor(self.lengths).to(x)[:, None]
+        """The mean (B, E) of each item's real tokens; 0 of an item without."""
         if self.real is None:
             return x.mean(1)
-        counts = self.real.sum(1, dtype=x.dtype)[:, None]
+        counts = self.real.sum(1, dtype=x.dtype).clamp(min=1)[:, None]
         if self.places is None:
             return self.put(x).sum(1) / counts
         return x.new_zeros(self.batch, x.shape[-1]).index_add(0, self.items, x[0]) / counts
@@ -137,14 +123,14 @@ class TokenLayout:
         return 0, slice(end - int(counts[item]), end)
 
     def at(self, x: Tensor, columns: Tensor) -> Tensor:
-        """The rows (B, E) of the real tokens in these columns (B,)."""
-        if self.lengths is not None:
-            return x[0, columns.to(x.device)]
+        """The rows (B, E) of the real tokens in these columns (B,); 0 of an item without tokens."""
         rows = torch.arange(self.batch, device=columns.device)
         if self.places is None:
-            return x[rows, columns]
-        places = (rows * self.length + columns).to(self.places)
-        return x[0, torch.searchsorted(self.places, places)]
+            found = x[rows, columns]
+        else:
+            places = (rows * self.length + columns).to(self.places)
+            found = x[0, torch.searchsorted(self.places, places).clamp(max=x.shape[1] - 1)]
+        return found if self.real is None else torch.where(self.real.any(1)[:, None], found, 0)
 
 
 def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool = True) -> TokenLayout:
@@ -154,7 +140,7 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
         packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values.
 
     Raises:
-        TypeError: not a tensor. ValueError: another shape, other values than 0 and 1, an item without tokens.
+        TypeError: not a tensor. ValueError: another shape, other values than 0 and 1.
     """
     if attention_mask is None:
         return TokenLayout(batch, length)
@@ -170,9 +156,7 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
     if bool(real.all()):
         return TokenLayout(batch, length)
     counts = real.sum(1).tolist()
-    if 0 in counts:
-        raise ValueError(f"attention_mask: item {counts.index(0)} has no real token; leave it out of the batch")
-    if not packed:
+    if not packed or not any(counts):
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
     return _packed(real, counts)
 
@@ -181,15 +165,3 @@ def _packed(real: Tensor, counts: list[int]) -> TokenLayout:
     ends = torch.tensor([0, *counts]).cumsum(0).tolist()
     batch, length = real.shape
     return TokenLayout(batch, length, real, real.flatten().nonzero()[:, 0], mask=Documents.from_cu_seqlens(ends))
-
-
-def row_layout(lengths: Sequence[int]) -> TokenLayout:
-    """How a row (1, T) of several items, one behind the other, is computed: there never was padding.
-
-    Raises:
-        ValueError: no items, or one without tokens.
-    """
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"lengths: expected at least one item, and a token in each, got {list(lengths)!r:.80}")
-    ends = [0, *accumulate(lengths)]
-    return TokenLayout(1, ends[-1], mask=Documents.from_cu_seqlens(ends), lengths=tuple(lengths))

@@ -45,8 +45,8 @@ class Stack(nn.Module):
         layer_drop: float = 0.0,
     ):
         super().__init__()
-        self.configs = _of_layers(config, layers)
         check_share("layer_drop", layer_drop)
+        self.configs = _of_layers(config, layers)
         self.config, self.checkpointing, self.layer_drop = self.configs[0], checkpointing, layer_drop
         # One module for all layers that agree: T5's layers share their table, and rotary tables are made once.
         schemes = [_scheme(config) for config in self.configs]

@@ -60,6 +60,18 @@ def test_images_of_other_sizes(tmp_path, name, height, width):
     assert_agrees(theirs, tmp_path, inputs)
 
 
+def test_models_of_images_that_are_not_square(tmp_path):
+    theirs = written(tmp_path, "ViTModel", config(image_size=[20, 35], num_hidden_layers=1))
+    model = assert_agrees(theirs, tmp_path, {"pixel_values": images(3, 20, 35)})
+    with torch.no_grad():  # each position says its row and its column
+        rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(7.0), indexing="ij")
+        model.positions[0, 1:, 0], model.positions[0, 1:, 1] = rows.flatten(), columns.flatten()
+    stretched = model._stretched(9, 3)[0, 1:].view(9, 3, 42)
+    assert torch.allclose(stretched[:, :1, 0].expand(9, 3), stretched[..., 0])
+    assert torch.allclose(stretched[:1, :, 1].expand(9, 3), stretched[..., 1])
+    assert (stretched[1:, 0, 0] > stretched[:-1, 0, 0]).all()
+
+
 def test_gradients_and_loss(tmp_path):
     theirs = written(tmp_path, "ViTForImageClassification", config(num_labels=5))
     ours = models.load(tmp_path, dtype=torch.float64)
@@ -115,6 +127,21 @@ def test_a_body_without_its_head_and_a_new_classifier(tmp_path):
     assert out.logits.shape == (2, 3)
     assert out.loss.isfinite()
     assert calls == [0, 1, 2]
+
+
+def test_a_new_classifier_is_saved_with_what_prepares_its_images(tmp_path):
+    written(tmp_path / "a", "ViTModel", config())
+    (tmp_path / "a" / "preprocessor_config.json").write_text('{"size": 20}')
+    model = models.load(tmp_path / "a", head="image-classification", labels=["cat", "dog"])
+    assert set(model.report.initialised) == {"head.inner.out.weight", "head.inner.out.bias"}
+    assert set(model.report.unused) == {"pooler.dense.weight", "pooler.dense.bias"}
+    model.save(tmp_path / "b")
+    theirs = transformers().ViTForImageClassification.from_pretrained(tmp_path / "b")
+    again, picture = models.load(tmp_path / "b"), np.zeros((9, 31, 3), np.uint8)
+    assert again.label_names == list(theirs.config.id2label.values()) == ["cat", "dog"]
+    inputs = again.prepare(picture)
+    with torch.no_grad():
+        assert torch.allclose(theirs(**inputs).logits, again(**inputs).logits, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -182,6 +182,9 @@ def test_pre_training_heads_are_left_out_and_new_ones_begin(tmp_path):
     model = models.load(tmp_path, head="ctc")
     assert model(**batch()).logits.shape == (3, 15, 17)
     assert set(model.report.initialised) == {"head.out.weight", "head.out.bias"}
+    model.save(tmp_path / "b")
+    theirs = transformers().Wav2Vec2ForCTC.from_pretrained(tmp_path / "b")
+    assert torch.allclose(theirs(**batch()).logits[frames()], model(**batch()).logits[frames()], atol=1e-5)
     assert models.load(tmp_path, head="sequence-classification", labels=4)(**batch()).logits.shape == (3, 4)
     with pytest.raises(ValueError, match="labels: only of a classifier, which the head 'ctc' is not"):
         models.load(tmp_path, head="ctc", labels=3)
@@ -216,6 +219,26 @@ def test_what_is_wrong_with_a_call_or_its_settings_is_told(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**settings, **change}))
         with pytest.raises(ValueError, match=told):
             models.load(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, LARGE])
+def test_sounds_are_written_down_together_as_alone(tmp_path, changes):
+    written(tmp_path, "Wav2Vec2ForCTC", config(**changes), spread=3)
+    rng = np.random.default_rng(0)
+    sounds = [rng.standard_normal(n).astype(np.float32) for n in (300, 531)]
+    model = models.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"preprocessor_config.json: missing"):
+        model.transcribe(sounds)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"return_attention_mask": bool(changes)}))
+    with pytest.raises(FileNotFoundError, match=r"vocab.json: missing"):
+        model.transcribe(sounds)
+    (tmp_path / "vocab.json").write_text(json.dumps({"<pad>": 0, **{chr(64 + n): n for n in range(1, 17)}}))
+    for beams in (None, 4):
+        together = model.transcribe(sounds, beams=beams)
+        assert together == [model.transcribe(sound, beams=beams)[0] for sound in sounds]
+        assert all(together)
+    with pytest.raises(ValueError, match="needs the head 'ctc', this model has None"):
+        models.load(tmp_path, head="none").transcribe(sounds)
 
 
 @pytest.mark.slow

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from ..fault import Fault
-from . import backends, caches, kernels, masks, models, monitoring, positions, statistics, training, verification
+from . import (
+    backends,
+    caches,
+    kernels,
+    masks,
+    models,
+    monitoring,
+    positions,
+    senses,
+    statistics,
+    structures,
+    training,
+    verification,
+)
 
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "masks": masks.FAULTS,
@@ -12,8 +25,10 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "statistics": statistics.FAULTS,
     "caches": caches.FAULTS,
     "positions": positions.FAULTS,
+    "structures": structures.FAULTS,
     "training": training.FAULTS,
     "verification": verification.FAULTS,
     "monitoring": monitoring.FAULTS,
     "models": models.FAULTS,
+    "senses": senses.FAULTS,
 }

@@ -6,10 +6,13 @@ Tensors are read piece by piece, so that loading costs little more memory than t
 from __future__ import annotations
 
 import json
+import pickle
+import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -22,7 +25,7 @@ PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WHOLE = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {**_WHOLE, "BOOL": torch.bool}
-_MAPPED = 32 * 2**20  # bytes read before a file is opened anew, so that what was read of it leaves the memory
+_MAPPED = 16 * 2**20  # bytes read before a file is opened anew, so that what was read of it leaves the memory
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,66 @@ class StoredWeights:
 
     def read(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         """Each tensor in turn, on the CPU. It is the caller's until the next one is asked for."""
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            by_file.setdefault(self.tensors[name].file, []).append(name)
-        for file, wanted in by_file.items():
-            reader = self._safe if file.suffix == ".safetensors" else _pickled
-            yield from reader(file, wanted)
+        return ((name, tensor) for name, _, tensor in self._read(names, most=None))
 
-    def _safe(self, file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-        waiting = list(reversed(names))
-        while waiting:
-            mapped = 0
-            with safetensors.safe_open(file, "pt") as opened:
-                while waiting and mapped < _MAPPED:
-                    mapped += self.tensors[waiting[-1]].bytes
-                    yield waiting[-1], opened.get_tensor(waiting[-1])
-                    waiting.pop()
+    def read_parts(self, names: list[str]) -> Iterator[tuple[str, int, Tensor]]:
+        """Each tensor in turn, large ones in parts: its name, the first row, and some of its rows, or all of it."""
+        return self._read(names, most=_MAPPED)
+
+    def _read(self, names: list[str], most: int | None) -> Iterator[tuple[str, int, Tensor]]:
+        by_file: dict[Path, list[_Part]] = {}
+        for name in names:
+            stored = self.tensors[name]
+            by_file.setdefault(stored.file, []).extend(_parts(name, stored, most))
+        for file, parts in by_file.items():
+            yield from _safe(file, parts) if file.suffix == ".safetensors" else _pickled(file, parts)
+
+
+class _Part(NamedTuple):
+    name: str
+    start: int
+    stop: int | None  # None: to the end
+    bytes: int
+
+
+def _parts(name: str, stored: Stored, most: int | None) -> Iterator[_Part]:
+    if most is None or stored.bytes <= most:
+        yield _Part(name, 0, None, stored.bytes)
+        return
+    row = stored.bytes // stored.shape[0]
+    step = max(1, most // row)
+    for start in range(0, stored.shape[0], step):
+        yield _Part(name, start, min(start + step, stored.shape[0]), step * row)
+
+
+def _safe(file: Path, parts: list[_Part]) -> Iterator[tuple[str, int, Tensor]]:
+    for group in _groups(parts):
+        with safetensors.safe_open(file, "pt") as opened:
+            for name, start, stop, _ in group:
+                yield name, start, opened.get_tensor(name) if stop is None else opened.get_slice(name)[start:stop]
+
+
+def _pickled(file: Path, parts: list[_Part]) -> Iterator[tuple[str, int, Tensor]]:
+    # A file of the old form is in memory as a whole, and read once.
+    for group in _groups(parts) if _is_zipped(file) else [parts]:
+        tensors = _unpickled(file)
+        last = {part.name: n for n, part in enumerate(group)}
+        for n, (name, start, stop, _) in enumerate(group):
+            tensor = tensors.pop(name) if last[name] == n else tensors[name]
+            yield name, start, tensor if stop is None else tensor[start:stop]
+            del tensor
+
+
+def _groups(parts: list[_Part]) -> Iterator[list[_Part]]:
+    """Parts of one opening each: what was read of a mapped file leaves the memory when it is closed."""
+    group: list[_Part] = []
+    for part in parts:
+        group.append(part)
+        if sum(one.bytes for one in group) >= _MAPPED:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def find_weights(folder: Path) -> StoredWeights:
@@ -130,23 +177,26 @@ def _tensors(file: Path) -> dict[str, Stored]:
 def _unpickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin; code in it is refused, never run."""
     try:
-        zipped = torch.serialization._is_zipfile(file.open("rb"))
-        values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
+        zipped = _is_zipped(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it says of the way a foreign file was pickled, the error says
+            values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except FileNotFoundError:
         raise FileNotFoundError(f"{file}: missing from the model folder") from None
+    except pickle.UnpicklingError as error:  # its message tells how to run the code: not repeated
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        code = f"code or other objects than tensors ({named[1]:.80}), which are not loaded" if named else ""
+        raise ValueError(f"{file}: holds {code or 'no tensors that PyTorch saved'}") from None
     except Exception as error:  # unpickling raises whatever its stream makes it raise
-        code = "Unsupported global" in str(error) or "WeightsUnpickler" in str(error)
-        told = "holds code or other objects than tensors, which are not loaded" if code else "damaged"
-        raise ValueError(f"{file}: {told} ({shortened(error)})") from None
+        raise ValueError(f"{file}: damaged ({shortened(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(tensor, Tensor) for tensor in values.values()):
         raise ValueError(f"{file}: expected names and tensors, got {type(values).__name__}")
     return values
 
 
-def _pickled(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    tensors = _unpickled(file)
-    for name in names:
-        yield name, tensors.pop(name)
+def _is_zipped(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return bool(torch.serialization._is_zipfile(opened))
 
 
 def read_json(path: Path) -> Any:

@@ -163,6 +163,6 @@ def _prompt(path: Path) -> str:
     name, prompts = values.get("default_prompt_name"), values.get("prompts") or {}
     if name is None:
         return ""
-    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
+    if not isinstance(prompts, dict) or not isinstance(name, str) or not isinstance(prompts.get(name), str):
         raise ValueError(f"{path}: default_prompt_name: {shortened(repr(name))} is not among its prompts")
     return prompts[name]

@@ -157,6 +157,7 @@ def _word_pieces(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     with path.open(encoding="utf-8", newline="\n") as lines:  # some of its tokens are other line ends
         vocabulary = {line.rstrip("\n").rstrip("\r"): n for n, line in enumerate(lines)}
     tokens = {**_DEFAULTS["bert"], **{role: _content(token) for role, token in _named(config, path).items()}}
+    _known(vocabulary, tokens["unk"], path)
     inner = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=tokens["unk"], max_input_chars_per_word=100))
     inner.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -230,7 +231,9 @@ def _add(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], writ
     except (TypeError, ValueError):
         raise ValueError(f"{folder}: its added tokens are damaged, expected tokens with numbers") from None
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    more = list(more.values()) if isinstance(more, dict) else list(more)
+    if not isinstance(more, (list, dict)):
+        raise ValueError(f"{folder / CONFIG}: expected a list of special tokens, got {shortened(repr(more))}")
+    more = list(more.values()) if isinstance(more, dict) else more
     there = {token.content for token in inner.get_added_tokens_decoder().values()}
     roles = {_content(token) for token in (*written, *more)}
     for token in (*(numbered[number] for number in sorted(numbered)), *written, *more):

@@ -86,6 +86,10 @@ class GeneratingModel(Model):
         """
         self.check_generates()
         length = check_ids("input_ids", input_ids, self.vocabulary)[1]
+        if isinstance(attention_mask, Tensor) and attention_mask.shape == input_ids.shape:
+            empty = (attention_mask == 0).all(1)
+            if bool(empty.any()):
+                raise ValueError(f"attention_mask: item {int(empty.int().argmax())} has no real token to continue")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: must be at least 1, got {max_new_tokens}")
         cache = self.cache() if cache is None else cache

@@ -1,0 +1,159 @@
+"""`saccade embed`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._errors import UserError
+from ._options import GroupedCommand, flattened, option
+
+if TYPE_CHECKING:
+    from ..models.embedding_file import Corpus
+
+_TABLES = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorOptions:
+    """How a text becomes a vector"""
+
+    pooling: str | None = option(
+        None,
+        "mean, first, last, max, mean-sqrt or weighted-mean.  [default: as the model's sentence-transformers files "
+        "say, else mean]",
+        metavar="NAME",
+    )
+    normalize: bool | None = option(
+        None, "Vectors of length 1, or as they are.  [default: as the files say]", "--normalize/--no-normalize"
+    )
+    tokens_per_batch: int = option(4096, "Tokens that are computed together.")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("embed", cls=GroupedCommand, short_help="Make a vector of every text of a corpus.")(flattened(embed))
+
+
+def embed(
+    texts: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE_OR_FOLDER",
+            help="A text a line, a .csv or .tsv with --column, or a folder: a text each .txt file in it.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Option(metavar="DIR_OR_HUB_ID", help="The model's folder or its name on the hub.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="What to write: .npy or .jsonl.", show_default=False)],
+    vectors: VectorOptions,
+    column: Annotated[str | None, typer.Option(help="The column of a .csv or .tsv that holds the texts.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE, and unfinished work for it.")] = False,
+) -> None:
+    """Make a vector of every text of a corpus, row n of text n.
+
+    Texts are sorted by length and computed without padding. Interrupted work goes on where it was: what is done stands
+    beside FILE in FILE.partial, until FILE appears whole.
+    """
+    from ..models.embedding_file import ENDINGS
+
+    if out.suffix.lower() not in ENDINGS:
+        raise UserError(f"--out {out}: vectors are written to a name that ends in {' or '.join(ENDINGS)}")
+    from ..viewer import check_target
+
+    if out.is_file() and not force:
+        raise UserError(f"{out} exists; --force replaces it, --out writes elsewhere")
+    target = check_target(out, force=True)
+    corpus = _read(texts, column)
+    from ..models.embedding import open_embedder
+    from ..models.embedding_file import embed_to_file
+
+    embedder = open_embedder(
+        model, pooling=vectors.pooling, normalize=vectors.normalize, tokens_per_batch=vectors.tokens_per_batch
+    )
+    with _progress() as told:
+        written = embed_to_file(corpus, embedder, target, anew=force, progress=told)
+    empty = sum(not text.strip() for text in corpus.texts)
+    if empty:
+        typer.echo(f"saccade: {empty:,} of the texts are empty; their vectors are of no words", err=True)
+    rows, width = written.shape
+    found = f", {written.found:,} of them from the run before" if written.found else ""
+    typer.echo(f"{rows:,} vectors of {width:,} numbers{found}  {out}")
+
+
+def _read(path: Path, column: str | None) -> Corpus:
+    """The texts of a file or a folder."""
+    from ..models.embedding_file import Corpus
+
+    if column is not None and path.suffix.lower() not in _TABLES:
+        raise UserError(f"--column {column}: of a .csv or .tsv; {path} is none")
+    if path.is_dir():
+        files = sorted(path.rglob("*.txt"))
+        if not files:
+            raise UserError(f"{path}: the folder holds no .txt file")
+        return Corpus([_content(file) for file in files], [file.relative_to(path).as_posix() for file in files])
+    content = _content(path)
+    if path.suffix.lower() in _TABLES:
+        texts = _column(path, content, column)
+    else:
+        texts = content.removesuffix("\n").split("\n") if content else []
+    if not texts:
+        raise UserError(f"{path}: empty, it holds no text")
+    return Corpus(texts)
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text in UTF-8 (at byte {error.start:,})") from None
+
+
+def _column(path: Path, content: str, column: str | None) -> list[str]:
+    rows = csv.reader(io.StringIO(content, newline=""), delimiter=_TABLES[path.suffix.lower()])
+    try:
+        names = next(rows, [])
+        if column is None or column not in names:
+            told = "--column is missing" if column is None else f"no column {column!r}"
+            raise UserError(f"{path}: {told}; it has {', '.join(map(repr, names)) or 'none'}")
+        place = names.index(column)
+        texts = []
+        for row in rows:
+            if row and len(row) <= place:
+                raise UserError(f"{path}: line {rows.line_num} has no {column!r}")
+            texts += [row[place]] if row else []
+        return texts
+    except csv.Error as error:
+        raise UserError(f"{path}: line {rows.line_num}: {error}") from None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar with texts/s on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from .._terminal._console import progress_bar
+
+    left = TextColumn("left"), TimeRemainingColumn()
+    rate = TextColumn("{task.fields[rate]}")
+    with progress_bar(TextColumn("texts"), BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn(), *left) as bar:
+        task = bar.add_task("", total=None, rate="")
+        first: list[float] = []  # the time and the texts at the first call: what is there already took no time
+
+        def told(done: int, total: int) -> None:
+            first.extend([] if first else [time.monotonic(), done])
+            seconds = time.monotonic() - first[0]
+            rate = f"{(done - first[1]) / seconds:,.0f} texts/s" if seconds > 0.5 else ""
+            bar.update(task, completed=done, total=total, rate=rate)
+
+        yield told

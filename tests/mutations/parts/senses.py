@@ -1,0 +1,112 @@
+"""Faults in images and sound: what models read, the families that read it, and text from sound."""
+
+from __future__ import annotations
+
+from ..fault import Fault
+
+FAULTS = (
+    Fault(
+        "vit-grid",
+        "src/saccade/models/families/vit.py",
+        "table = patches.unflatten(1, self.grid)",
+        "table = patches.unflatten(1, self.grid[::-1])",
+        ("tests/models/families/test_vit.py",),
+        "Positions of images that are not square are stretched from the wrong grid.",
+    ),
+    Fault(
+        "vit-special",
+        "src/saccade/models/families/vit.py",
+        "self.positions[:, : self.special], self.positions[:, self.special :]",
+        "self.positions[:, :1], self.positions[:, 1:]",
+        ("tests/models/families/test_vit.py",),
+        "DeiT's distillation token is taken for a patch where positions are stretched.",
+    ),
+    Fault(
+        "image-mean",
+        "src/saccade/models/images.py",
+        "values = (values - mean) / deviation",
+        "values = values / deviation - mean",
+        ("tests/models/test_images.py",),
+        "The mean is taken off after the division.",
+    ),
+    Fault(
+        "image-white",
+        "src/saccade/models/images.py",
+        '.new("RGBA", image.size, (255, 255, 255, 255))',
+        '.new("RGBA", image.size, (0, 0, 0, 255))',
+        ("tests/models/test_images.py",),
+        "What is transparent becomes black.",
+    ),
+    Fault(
+        "image-crop",
+        "src/saccade/models/images.py",
+        "before = ceil((wanted - there) / 2)",
+        "before = (wanted - there) // 2",
+        ("tests/models/test_images.py",),
+        "The border of images that are too small is wider on the other side.",
+    ),
+    Fault(
+        "sound-real-length",
+        "src/saccade/models/sound.py",
+        "real = row[:length]",
+        "real = row",
+        ("tests/models/test_sound.py",),
+        "Mean and variance include the padding where there is a mask.",
+    ),
+    Fault(
+        "sound-cut",
+        "src/saccade/models/sound.py",
+        "if len(samples) != expected or _cut(path):",
+        "if len(samples) != expected:",
+        ("tests/models/test_sound.py",),
+        "A WAV file that was cut is read as far as it goes.",
+    ),
+    Fault(
+        "weight-norm",
+        "src/saccade/models/sound_layers.py",
+        "dim=(0, 1), keepdim=True",
+        "dim=(1, 2), keepdim=True",
+        ("tests/models/families/test_wav2vec2.py",),
+        "The norm of the convolution's weight is over the wrong axes.",
+    ),
+    Fault(
+        "even-kernel",
+        "src/saccade/models/sound_layers.py",
+        "x.shape[-1] - 1 + kernel % 2",
+        "x.shape[-1]",
+        ("tests/models/families/test_wav2vec2.py",),
+        "An even kernel gives one frame too many.",
+    ),
+    Fault(
+        "spans-length",
+        "src/saccade/models/sound_layers.py",
+        "starts = length - span + 1",
+        "starts = most - span + 1",
+        ("tests/models/families/test_wav2vec2.py",),
+        "Frames of padding are masked in the place of real ones.",
+    ),
+    Fault(
+        "ctc-double",
+        "src/saccade/models/decoding/ctc.py",
+        "longer[rows, last] = blanks + row[last]",
+        "longer[rows, last] = total + row[last]",
+        ("tests/models/decoding/test_ctc.py",),
+        "A token is written twice without a blank between.",
+    ),
+    Fault(
+        "ctc-merge",
+        "src/saccade/models/decoding/ctc.py",
+        "stay_tokens[n] = np.logaddexp(stay_tokens[n], longer[shorter, prefix[-1]])",
+        "stay_tokens[n] = max(stay_tokens[n], longer[shorter, prefix[-1]])",
+        ("tests/models/decoding/test_ctc.py",),
+        "Alignments of one text are not added up.",
+    ),
+    Fault(
+        "layer-drop",
+        "src/saccade/nn/stacks.py",
+        "if self.training and self.layer_drop and not",
+        "if self.layer_drop and not",
+        ("tests/nn/test_blocks.py",),
+        "Layers are left out in evaluation, too.",
+    ),
+)
