@@ -22,7 +22,7 @@ def encoder():
 
 
 def held(module):
-    return [layer._copy is not None for layer in module.modules() if isinstance(layer, Linear)]
+    return [layer.product.copy is not None for layer in module.modules() if isinstance(layer, Linear)]
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)
@@ -70,5 +70,5 @@ def test_gradients_hooks_copies_and_functions_get_plain_layers(encoder):
             torch.func.vmap(encoder)(x[:, None])
         for twin in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder.blocks[1]))):
             assert not any(held(twin))
-            assert all(layer._users == 0 for layer in twin.modules() if isinstance(layer, Linear))
+            assert all(layer.product.users == 0 for layer in twin.modules() if isinstance(layer, Linear))
     assert bool((seen[0] < -0.2).any())  # before the GELU, which is never below -.17

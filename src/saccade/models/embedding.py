@@ -6,7 +6,7 @@ Shape legend: N texts, T tokens of a row, E width of the model, D numbers of a v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..nn import packed_weights
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
 from .loading import load
 from .model import Model
@@ -26,6 +27,7 @@ from .token_layout import TokenLayout, token_layout
 
 TOKENS = 4096  # of a row, where nothing else is asked for
 CHUNK = 4096  # texts that are sorted and packed together; more would only cost memory
+_MANY = 1000  # tokens, from which on packed copies of the weights pay for themselves
 
 Progress = Callable[[int, int], None]
 
@@ -62,7 +64,9 @@ class Embedder:
         if empty is not None:
             raise ValueError(f"texts: {texts[empty]!r:.40} has no token, so there is no vector of it")
         vectors: np.ndarray | None = None
-        with _reading(self.model):
+        # A packed copy of the weights pays for itself after some hundred tokens.
+        many = sum(map(len, ids)) >= _MANY
+        with _reading(self.model), packed_weights(self.model) if many else nullcontext():
             for batch in batches([len(row) for row in ids], self.tokens_per_batch):
                 found = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
                 if vectors is None:
@@ -89,7 +93,7 @@ class Embedder:
         padded, real = padded.to(self.model.device), real.to(self.model.device)
         if isinstance(self.model, TextEncoder) and self.model.request.mechanism is None:
             return self.model.packed_states(padded, real)
-        layout = token_layout(len(ids), real.shape[1], real).packed()
+        layout = token_layout(len(ids), real.shape[1], real).packed(real.device)
         return layout.take(self.model(padded, real).last_hidden_state), layout
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .._masks import Padding
 from ..nn import Decoder, Encoder, KVCache
+from ..nn._linear import Product
 from ..nn.stacks import LayerObserver
 from ..nn.transformer import across_padding
 from ..positions import Offset
@@ -23,6 +24,7 @@ from .decoding.beam import search as find
 from .decoding.constraints import Constraints
 from .decoding.drawing import draw
 from .decoding.generated import Generated
+from .decoding.generating import weights_for
 from .decoding.published import generation_settings, published_constraints, published_search
 from .decoding.sampling import Sampling
 from .decoding.targets import TargetStep
@@ -190,11 +192,12 @@ class EncoderDecoder(Model):
         begun = self._begun(input_ids, decoder_input_ids)
         search, rules = search or self.search, self._rules(constraints, max_new_tokens, begun.shape[1])
         pad = self.settings.count("pad_token_id", 0, least=0)
-        with torch.no_grad():
+        rows = len(begun) * (search.beams if isinstance(search, BeamSearch) else 1)
+        with torch.no_grad(), weights_for(self, rows, rules.max_new_tokens):
             step = TargetStep(self, self.encode(input_ids, attention_mask))
-        if isinstance(search, BeamSearch):
-            return find(step, begun, search, rules, pad)
-        return draw(step, begun, search, rules, pad)
+            if isinstance(search, BeamSearch):
+                return find(step, begun, search, rules, pad)
+            return draw(step, begun, search, rules, pad)
 
     def _rules(self, given: Constraints | None, most: int | None, begun: int) -> Constraints:
         """The constraints of a call, no longer than there are positions after the `begun` first tokens."""
@@ -316,6 +319,7 @@ class NextTokenHead(nn.Module):
         self.out = None if tied else nn.Linear(embedding.embedding_dim, embedding.num_embeddings, bias=False)
         self.register_buffer("bias", torch.zeros(1, embedding.num_embeddings) if bias else None)
         self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
+        self.product = Product()
 
     def reset_parameters(self) -> None:
         """The bias at 0, and `out` drawn anew."""
@@ -326,7 +330,7 @@ class NextTokenHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.scale == 1.0 else x * self.scale
-        logits = F.linear(x, (self._embedding[0] if self.out is None else self.out).weight)
+        logits = self.product(x, (self._embedding[0] if self.out is None else self.out).weight)
         return logits if self.bias is None else logits + self.bias
 
 

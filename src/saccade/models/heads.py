@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..nn._linear import Linear
 from .token_layout import TokenLayout
 
 IGNORED = -100  # a label that counts for nothing, as everywhere in PyTorch
@@ -150,9 +151,9 @@ class VocabularyHead(nn.Module):
         super().__init__()
         vocabulary, inner = embedding.num_embeddings, embedding.embedding_dim
         self.activation = activation
-        self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, eps)
+        self.dense, self.norm = Linear(width, inner), nn.LayerNorm(inner, eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if tied or published_bias != "out" else None
-        self.out = None if tied else nn.Linear(inner, vocabulary, bias=published_bias != "bias")
+        self.out = None if tied else Linear(inner, vocabulary, bias=published_bias != "bias")
         self._embedding = (embedding,)  # in a tuple: it is another module's, and not saved here
 
     def forward(self, x: Tensor) -> Tensor:

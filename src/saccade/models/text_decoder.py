@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..nn import Decoder, KVCache
+from ..nn._linear import Product
 from ..nn.stacks import LayerObserver
 from ..positions import Offset
 from .decoding.generating import GeneratingModel
@@ -38,6 +38,10 @@ class TextDecoder(GeneratingModel):
     decoder: Decoder
     head: nn.Module | None
     longest: int | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = Product()  # by the token embedding
 
     @abstractmethod
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
@@ -125,7 +129,7 @@ class TextDecoder(GeneratingModel):
 
     def next_token_logits(self, x: Tensor) -> Tensor:
         """(..., E) to (..., V)."""
-        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
+        return self.product(x, self.tokens.weight) if self.head is None else self.head(x)
 
     def _offset(self, layout: TokenLayout, position_ids: Tensor | None, cache: KVCache | None) -> Offset:
         if position_ids is not None:

@@ -102,7 +102,7 @@ class TextEncoder(Model):
         if self.request.mechanism is not None:
             raise ValueError(f"packed_states: needs softmax attention, not {self.request.mechanism!r}")
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
-        layout = token_layout(batch, length, attention_mask).packed()
+        layout = token_layout(batch, length, attention_mask).packed(input_ids.device)
         return self.encoder(self.embed(input_ids, layout, token_type_ids, None), layout.mask), layout
 
     def _read(

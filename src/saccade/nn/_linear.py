@@ -24,63 +24,77 @@ _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("rel
 _FEWEST = 2  # rows; one row is read as fast by a plain product, which is bound by memory
 
 
-class Linear(nn.Linear):
-    """`x W^T + b`: `nn.Linear`, which inside `packed_weights` multiplies by a packed copy of W.
+class Product:
+    """`x W^T + b` for one weight, which inside `packed_weights` is multiplied as a packed copy.
 
-    `activated` gives the activation of that in one pass.
+    Copies and pickles of a module begin without the copy of the weight.
     """
+
+    def __init__(self) -> None:
+        self.users = 0  # of `packed_weights`, which may be nested
+        self.copy: tuple[tuple[int, int], Tensor] | None = None  # of which weight, and the copy
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+        """x (..., E) with W (F, E) and b (F,) to (..., F); an activation is a name of `FUNCTIONS`."""
+        packed = self._packed(x, weight) if self.users else None
+        if packed is not None:
+            name, algorithm = ("none", "") if activation is None else _FUSED[activation]
+            return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, name, [], algorithm)
+        out = F.linear(x, weight, bias)
+        return out if activation is None else FUNCTIONS[activation](out)
+
+    def _packed(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """The copy, made anew where the weight has changed; None where the call is not for it."""
+        rows = x.numel() // max(1, x.shape[-1])
+        if rows < _FEWEST or not _plain(x, weight):
+            return None
+        version = weight.data_ptr(), weight._version
+        if self.copy is None or self.copy[0] != version:
+            self.copy = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
+        return self.copy[1]
+
+    def __deepcopy__(self, memo: Any) -> Product:
+        return Product()
+
+    def __reduce__(self) -> Any:
+        return Product, ()
+
+
+class Linear(nn.Linear):
+    """`x W^T + b`: `nn.Linear`, which inside `packed_weights` multiplies by a packed copy of W."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True):
         super().__init__(in_features, out_features, bias)
-        self._users = 0  # of `packed_weights`, which may be nested
-        self._copy: tuple[tuple[int, int], Tensor] | None = None  # of which weight, and the copy
+        self.product = Product()
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., E) to (..., F)."""
-        packed = self._packed(x) if self._users else None
-        if packed is None:
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise.default(x, packed, self.bias, "none", [], "")
+        return self.product(x, self.weight, self.bias)
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
-        """`activation(x W^T + b)`, a name of `FUNCTIONS`; hooks see what they see of a linear layer."""
-        packed = self._packed(x) if self._users and not (self._forward_hooks or self._forward_pre_hooks) else None
-        if packed is None:
-            return FUNCTIONS[activation](self(x))
-        name, algorithm = _FUSED[activation]
-        return torch.ops.mkldnn._linear_pointwise.default(x, packed, self.bias, name, [], algorithm)
+        """`activation(x W^T + b)`, in one pass where that is possible; hooks see what they see of a linear layer."""
+        if self.product.users and not (self._forward_hooks or self._forward_pre_hooks):
+            return self.product(x, self.weight, self.bias, activation)
+        return FUNCTIONS[activation](self(x))
 
-    def _packed(self, x: Tensor) -> Tensor | None:
-        """The copy, made anew where the weight has changed; None where the call is not for it."""
-        rows = x.numel() // max(1, x.shape[-1])
-        if rows < _FEWEST or not self._plain(x):
-            return None
-        version = self.weight.data_ptr(), self.weight._version
-        if self._copy is None or self._copy[0] != version:
-            self._copy = version, torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), rows)
-        return self._copy[1]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_users": 0, "_copy": None}  # copies and pickles begin without
-
-    def _plain(self, x: Tensor) -> bool:
-        """Whether this call runs now, on plain tensors, with nobody who follows PyTorch's functions."""
-        weight = self.weight
-        return (
-            not torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
-            and type(x) is Tensor
-            and type(weight) is nn.Parameter
-            and not weight.is_inference()  # PyTorch counts no changes of such
-            and x.device.type == weight.device.type == "cpu"
-            and x.dtype == weight.dtype
-            and x.dtype in _dtypes()
-            and not torch._C._len_torch_function_stack()
-            and not torch._C._len_torch_dispatch_stack()
-            and not torch._C._are_functorch_transforms_active()
-            and torch._C._get_tracing_state() is None
-            and not torch.is_autocast_enabled("cpu")
-        )
+def _plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether a call runs now, on plain tensors, with nobody who follows PyTorch's functions."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and type(x) is Tensor
+        and type(weight) is nn.Parameter
+        and not weight.is_inference()  # PyTorch counts no changes of such
+        and x.device.type == weight.device.type == "cpu"
+        and x.dtype == weight.dtype
+        and x.dtype in _dtypes()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 @contextlib.contextmanager
@@ -93,16 +107,17 @@ def packed_weights(module: nn.Module) -> Iterator[None]:
     first call and dropped at the end, and made anew where a weight has been changed in place; a change through
     `weight.data`, which PyTorch does not count, is not noticed.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
-    for layer in layers:
-        layer._users += 1
+    found = [getattr(part, "product", None) for part in module.modules()]
+    products = [product for product in found if isinstance(product, Product)]
+    for product in products:
+        product.users += 1
     try:
         yield
     finally:
-        for layer in layers:
-            layer._users -= 1
-            if not layer._users:
-                layer._copy = None
+        for product in products:
+            product.users -= 1
+            if not product.users:
+                product.copy = None
 
 
 @functools.cache

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import bisect
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...nn import KVCache
+from ...nn import KVCache, packed_weights
 from ..inputs import check_ids
 from ..model import Model
 from .loop import tokens_after
 from .published import generation_settings, named_tokens
 from .sampling import GREEDY, Sampling
 from .step import DecoderStep
+
+_STEPS = 16  # from which on packed copies of the weights pay for themselves
 
 
 class GeneratingModel(Model):
@@ -108,7 +111,8 @@ class GeneratingModel(Model):
             ends=self.end_tokens,
             pad=self.pad_token,
         )
-        return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
+        with weights_for(self, len(input_ids), max_new_tokens):
+            return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
 
     def check_generates(self) -> None:
         """ValueError unless the head is a language model's."""
@@ -119,6 +123,11 @@ class GeneratingModel(Model):
     def _tokens(self, name: str) -> tuple[int, ...]:
         """A token or several, as generation_config.json says or config.json."""
         return named_tokens(generation_settings(self.folder, self.settings), name)
+
+
+def weights_for(model: nn.Module, rows: int, steps: int) -> AbstractContextManager[None]:
+    """Packed copies of the weights where they pay for themselves: several rows a step, and not a few steps."""
+    return packed_weights(model) if rows > 1 and steps >= _STEPS else nullcontext()
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:

@@ -59,9 +59,16 @@ class DecoderStep:
 
 
 def padded_on_the_left(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and mask (N, L) with each item's padding before its tokens, so that all items end in the last column."""
+    """Ids and mask (N, L) with each item's padding before its tokens, so that all items end in the last column.
+
+    Raises:
+        ValueError: an item of padding alone, after which nothing can follow.
+    """
     if not isinstance(mask, Tensor) or mask.shape != ids.shape or bool(mask[:, -1].all()):
         return ids, mask  # the model says what is wrong with it
+    empty = (~(mask != 0).any(1)).nonzero()
+    if empty.numel():
+        raise ValueError(f"attention_mask: item {int(empty[0])} has no real token; leave it out of the batch")
     length = ids.shape[1]
     behind = (mask != 0).flip(1).int().argmax(1)  # columns after the last real token
     places = (torch.arange(length, device=ids.device) - behind[:, None]) % length

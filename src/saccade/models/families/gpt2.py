@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ...nn import AttentionConfig, BlockConfig, Decoder
+from ...nn._linear import Linear
 from ...positions import Learned, Offset
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
@@ -56,7 +57,7 @@ class GPT2(TextDecoder):
         if request.head == "sequence-classification":
             self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
         elif request.head == "causal-lm" and not self.tied:
-            self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
+            self.head = Linear(width, self.tokens.num_embeddings, bias=False)
 
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         return self.dropout(self.places(self.tokens(input_ids), offset))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..._masks import Window
 from ...nn import AttentionConfig, BlockConfig, Decoder
+from ...nn._linear import Linear
 from ...positions import LinearScaling, Llama3Scaling, Offset, RotaryConfig, YaRNScaling
 from ...positions.scaling import Scaling
 from ..checkpoints.keys import Key, KeyMap
@@ -61,7 +62,7 @@ class Llama(TextDecoder):
         if request.head == "sequence-classification":
             self.head = ItemHead(Classifier(width, request.labels, 0.0, bias=False), settings.get("problem_type"))
         elif request.head == "causal-lm" and not self.tied:
-            self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
+            self.head = Linear(width, self.tokens.num_embeddings, bias=False)
 
     @property
     def context(self) -> int | None:
