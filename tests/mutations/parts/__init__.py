@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from ..fault import Fault
-from . import backends, caches, kernels, masks, models, monitoring, positions, statistics, training, verification
+from . import (
+    backends,
+    caches,
+    decoding,
+    kernels,
+    masks,
+    models,
+    monitoring,
+    positions,
+    statistics,
+    training,
+    verification,
+)
 
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "masks": masks.FAULTS,
@@ -16,4 +28,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "verification": verification.FAULTS,
     "monitoring": monitoring.FAULTS,
     "models": models.FAULTS,
+    "decoding": decoding.FAULTS,
 }
