@@ -6,6 +6,7 @@ from ..fault import Fault
 from . import (
     backends,
     caches,
+    decoding,
     kernels,
     masks,
     models,
@@ -31,4 +32,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "monitoring": monitoring.FAULTS,
     "models": models.FAULTS,
     "senses": senses.FAULTS,
+    "decoding": decoding.FAULTS,
 }
