@@ -13,6 +13,7 @@ from . import (
     positions,
     senses,
     statistics,
+    texts,
     training,
     verification,
 )
@@ -22,6 +23,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "backends": backends.FAULTS,
     "kernels": kernels.FAULTS,
     "statistics": statistics.FAULTS,
+    "texts": texts.FAULTS,
     "caches": caches.FAULTS,
     "positions": positions.FAULTS,
     "training": training.FAULTS,
