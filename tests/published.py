@@ -83,7 +83,7 @@ def written(folder: Path, class_name: str, config: Any, seed: int = 0, spread: f
     torch.manual_seed(seed)
     model = getattr(transformers(), class_name)(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (p for p in model.parameters() if p.requires_grad):  # fixed ones are a formula
             parameter.add_(spread * torch.randn_like(parameter) / max(1, parameter.shape[-1]) ** 0.5)
     model.save_pretrained(folder)
     return model
@@ -288,3 +288,12 @@ def _plain_waves(rotary: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, 
         steps = values["rope_theta"] ** (-torch.arange(0, width, 2, dtype=torch.float64) / width) / factor
     angles = (position_ids[..., None].double() * steps).repeat(1, 1, 2)
     return tuple((wave * rotary.attention_scaling).to(x.dtype) for wave in (angles.cos(), angles.sin()))  # type: ignore[return-value]
+
+
+def run_without_transformers(code: str, *arguments: object) -> str:
+    """What a child process prints that cannot import transformers; `code` reads `sys.argv[1:]`."""
+    blocked = "import sys; sys.modules['transformers'] = None\n"
+    command = [sys.executable, "-c", blocked + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -163,6 +164,27 @@ def test_a_decoder_finds_the_texts_of_transformers(tmp_path):
     found = search(step, ids, BeamSearch(4, length_penalty=0.7, n_best=2), Constraints(8, ends=(1,)))
     assert_same_texts(found, expected.sequences.view(3, 2, -1)[..., 7:])
     assert torch.allclose(found.scores, expected.sequences_scores.view(3, 2), atol=1e-5)
+
+
+def test_files_that_ask_for_another_search_are_refused(tmp_path):
+    sizes = dict(vocab_size=37, d_model=18, d_kv=7, d_ff=31, num_layers=1, num_heads=3)
+    written(tmp_path, "T5ForConditionalGeneration", transformers().T5Config(**sizes))
+    for settings, message in (
+        ({"repetition_penalty": 1.5}, "repetition_penalty: expected 1: nothing else is computed, got 1.5"),
+        ({"num_beams": 4, "do_sample": True}, "num_beams: expected 1, since beams are not drawn"),
+        ({"bad_words_ids": [3]}, "bad_words_ids: expected a list of lists of tokens"),
+        ({"eos_token_id": "x"}, "eos_token_id: expected a token's number, or several"),
+        ([], "generation_config.json: damaged, expected an object of settings"),
+    ):
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=message):
+            models.load(tmp_path).generate(torch.ones(1, 2, dtype=torch.int64))
+    (tmp_path / "generation_config.json").write_text(
+        '{"do_sample": true, "top_p": 0.7, "min_length": 4, "max_length": 9}'
+    )
+    model = models.load(tmp_path)
+    assert model.search == models.Sampling(1.0, 50, 0.7)
+    assert model.constraints == Constraints(8, 3, (1,))
 
 
 def test_bad_settings():

@@ -13,6 +13,7 @@ from saccade import models
 from saccade.models import Sampling
 from saccade.models.decoding.loop import tokens_after
 from saccade.models.decoding.step import DecoderStep
+from saccade.models.generation import sample_tokens
 from saccade.nn import KVCache
 
 NAMES = {
@@ -151,3 +152,21 @@ def test_seen_tokens_of_padding_are_not_penalised(tmp_path):
     for item, real in enumerate(inputs["attention_mask"].bool()):
         alone = ours.generate(inputs["input_ids"][item, real][None], max_new_tokens=8, sampling=sampling)
         assert torch.equal(alone[0, -8:], together[item, -8:])
+
+
+def test_a_padding_token_that_there_is_not_is_not_written(tmp_path):
+    _, ours = pair(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"pad_token_id": -1, "eos_token_id": [500, 7]}))
+    assert ours.pad_token == 7
+
+
+def test_texts_end_where_the_context_does_and_tokens_do_not(tmp_path):
+    _, ours = pair(tmp_path)
+    assert ours.context == 64 and ours.longest is None
+    prompt = [3, 1, 4]
+    drawn = list(sample_tokens(ours, prompt, 200, Sampling(temperature=0.0)))
+    assert len(drawn) == 61
+    longer = ours.generate(torch.tensor([prompt]), max_new_tokens=70)
+    assert longer.shape == (1, 73) and longer[0, 3:64].tolist() == drawn
+    streamed = sample_tokens(ours, prompt, 200, Sampling(temperature=0.0), KVCache.streaming(3, window=50))
+    assert len(list(streamed)) == 200

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import torch
+
+from models.families import test_bert, test_gpt2, test_llama
+from published import written
 from saccade import cli
-from saccade.models import save
+from saccade.models import Sampling, generate, load, save
+from saccade.models.tokenizer import train_bpe
 
 
 @pytest.fixture
@@ -70,3 +79,52 @@ def test_a_damaged_model_is_named(write, tmp_path, capsys):
     (tmp_path / "model" / "model.safetensors").write_bytes(b"junk")
     assert write("a") == 2
     assert "model.safetensors: damaged" in capsys.readouterr().err
+
+
+TEXT = "the cat sat on the mat. the dog sat on the cat's mat - dogs do.\n"
+
+
+def published(folder: Path, name: str) -> Path:
+    """A tiny checkpoint as transformers writes it, with a tokenizer of 280 tokens that begins texts with <s>."""
+    make = test_gpt2 if name.startswith("GPT") else test_llama
+    written(folder, name, make.config(name, vocab_size=280), spread=0.8)
+    (folder / "tokenizer.json").write_text(train_bpe([TEXT * 3], 280).to_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "model_max_length": 64}))
+    return folder
+
+
+# What a child process does to be sure that transformers is not asked.
+ALONE = "import sys; sys.modules['transformers'] = None; from saccade import cli; sys.exit(cli.main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LlamaForCausalLM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("GPT2LMHeadModel", "GPTNeoForCausalLM"))],
+)
+def test_published_decoders_alone(tmp_path, name):
+    folder = published(tmp_path / "model", name)
+    options = ["--tokens", "9", "--temperature", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, "generate", "the cat", "--model", folder, *options],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    model = load(folder)
+    assert done.stdout == "the cat" + "".join(generate(model, "the cat", 9, Sampling(temperature=0.0))) + "\n"
+    ids = model.tokenizer.encode("the cat").ids
+    written_ids = model.generate(torch.tensor([[*model.tokenizer.before, *ids]]), max_new_tokens=9)[0]
+    assert done.stdout.strip() == model.tokenizer.decode(written_ids).strip()
+
+
+def test_what_continues_no_text_is_refused(tmp_path, capsys):
+    written(tmp_path / "bert", "BertModel", test_bert.config())
+    assert cli.main(["generate", "a", "--model", str(tmp_path / "bert")]) == 2
+    assert "is BERT, which continues no text; expected a decoder" in capsys.readouterr().err
+    folder = published(tmp_path / "gpt2", "GPT2Model")
+    assert cli.main(["generate", "a", "--model", str(folder)]) == 2
+    assert "generate: needs the head 'causal-lm', and this model has none" in capsys.readouterr().err
+    published(tmp_path / "llama", "LlamaForCausalLM")
+    (tmp_path / "llama" / "tokenizer.json").unlink()
+    assert cli.main(["generate", "a", "--model", str(tmp_path / "llama")]) == 2
+    assert "tokenizer" in capsys.readouterr().err

@@ -96,6 +96,20 @@ def test_norms_are_their_formulas(name):
     equal_with_gradients(module(x), expected, [x, *module.parameters()])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_is_its_formula(training):
+    module, x = spread(make_norm("batch", WIDTH, eps=0.1)).train(training), tokens()
+    module.running_mean.uniform_(-1, 1), module.running_var.uniform_(0.5, 2)
+    flat = x.flatten(0, 1)
+    before = module.running_var.clone()
+    mean = flat.mean(0) if training else module.running_mean.clone()
+    variance = (flat - mean).square().mean(0) if training else before
+    expected = (x - mean) / (variance + 0.1).sqrt() * module.weight + module.bias
+    equal_with_gradients(module(x), expected, [x, *module.parameters()])
+    kept = 0.9 * before + 0.1 * flat.detach().var(0) if training else before
+    assert torch.allclose(module.running_var, kept, atol=1e-12)
+
+
 @looped("norm", ["layer", "rms"])
 @looped("placement", ["pre", "post", "parallel"])
 def test_encoder_block_is_its_formula(placement, norm):

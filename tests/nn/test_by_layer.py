@@ -89,6 +89,15 @@ def test_weights_and_nested_batches_go_through_every_layer():
         torch.testing.assert_close(out, stack(item)[0])
 
 
+def test_layers_keep_their_positions_when_others_are_taken_out():
+    stack, x = stacked()
+    (kept := list(stack.blocks)).pop(0)
+    places = [stack.positions_of(number) for number in range(1, len(MIXED))]
+    stack.blocks = torch.nn.ModuleList(kept)
+    assert [stack.positions_of(number) for number in range(len(kept))] == places
+    assert stack(x).shape == x.shape
+
+
 def test_a_sequence_of_equal_layers_is_one_configuration_many_times():
     torch.manual_seed(3)
     one = Decoder(layer(), 3)

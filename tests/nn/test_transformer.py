@@ -90,6 +90,36 @@ def test_cached_decoding_is_the_parallel_forward(chunks):
     torch.testing.assert_close(torch.cat(parts, 1), model(source, target, source_padding=padding))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_items_that_read_one_source_share_its_keys(grad):
+    """With a cache: two targets of each source, then only of sources 2 and 0, then three of each of those."""
+    model, source, target = make(), tokens(LS), torch.randn(6, LT, WIDTH, dtype=torch.float64)
+    padding, cache = Padding(SOURCE), model.cache()
+    memory = model.encode(source, padding=padding)
+    with torch.set_grad_enabled(grad):
+        first = model.decode(target[:, :3], memory, source_padding=padding, cache=cache)
+    held = cache.contexts[0].nbytes
+    rows, sources = torch.tensor([4, 5, 5, 1, 0, 1]), torch.tensor([2, 0])
+    cache.reorder(rows, sources)
+    assert cache.contexts[0].nbytes == held * 2 // 3
+    chosen, lengths = memory[sources], Padding([SOURCE[2], SOURCE[0]])
+    with torch.set_grad_enabled(grad):
+        second = model.decode(target[rows, 3:], chosen, source_padding=lengths, cache=cache)
+    twice = [0, 0, 1, 1, 2, 2]
+    whole = model(source[twice], target, source_padding=Padding([SOURCE[n] for n in twice]))
+    torch.testing.assert_close(first, whole[:, :3])
+    torch.testing.assert_close(second, whole[rows, 3:])
+
+
+def test_items_that_read_one_source_divide_evenly():
+    model, cache = make(), make().cache()
+    memory = model.encode(tokens(LS))
+    with pytest.raises(ValueError, match="context: has batch 3, expected x's 4, or a part of it that divides it"):
+        model.decode(torch.zeros(4, LT, WIDTH, dtype=torch.float64), memory, cache=cache)
+    with pytest.raises(ValueError, match="context: has batch 3, expected x's 6$"):
+        model.decode(torch.zeros(6, LT, WIDTH, dtype=torch.float64), memory)
+
+
 def test_masks_reach_their_attention():
     model, source, target = make(), tokens(LS), tokens(LT)
     out = model(source, target, source_mask=Window(0, 0), target_mask=Window(0, 0), context_mask=Padding([1] * B))

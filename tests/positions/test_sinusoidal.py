@@ -56,6 +56,14 @@ def test_odd_widths_leave_out_the_last_cosine():
     assert Sinusoidal(1).table(positions).shape == (13, 1)
 
 
+def test_halves_are_all_sines_and_then_all_cosines():
+    positions = torch.arange(13)
+    for width in (1, 7, 8):
+        in_turn = Sinusoidal(width).table(positions)
+        halves = Sinusoidal(width, layout="halves").table(positions)
+        assert torch.equal(halves, torch.cat((in_turn[:, 0::2], in_turn[:, 1::2]), 1))
+
+
 @looped("shape", [(), (3,), (2, 3, 5)])
 @looped("dtype", [torch.int32, torch.int64, torch.float32])
 def test_tables_of_any_positions(shape, dtype):
@@ -119,6 +127,11 @@ def test_tables_made_in_inference_mode_serve_training():
         (lambda: Sinusoidal(2.0), TypeError, "width must be an int, got 2.0"),
         (lambda: Sinusoidal(5, base=1.0), ValueError, "base: must be greater than 1, got 1.0"),
         (lambda: Sinusoidal(5, base=float("nan")), ValueError, "base: must be finite, got nan"),
+        (
+            lambda: Sinusoidal(5, layout="split"),
+            ValueError,
+            "layout: expected 'interleaved' or 'halves', got 'split'",
+        ),
         (lambda: Sinusoidal(5, base="10"), TypeError, "base: must be a number, got '10'"),
         (
             lambda: Sinusoidal(5)(torch.zeros(2, 3, 7)),

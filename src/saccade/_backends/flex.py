@@ -30,6 +30,8 @@ def refuses(call: CheckedCall) -> str | None:
         return "FlexAttention does not take empty inputs"
     if call.query.shape[3] < 16 or call.value.shape[3] < 16:
         return "FlexAttention wants at least 16 columns in key and value"
+    if call.bias is not None and not isinstance(call.bias, (TensorBias, RelativeScores)):
+        return f"FlexAttention is given no {type(call.bias).__name__}"
     if call.transformed:
         return "FlexAttention lacks forward-mode and torch.func derivatives"
     return None

@@ -15,7 +15,6 @@ from ..models.text_encoder import TextEncoder
 from ..models.text_tokenizer import TextTokenizer
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
 
-
 Reader = TextEncoder | TextDecoder | EncoderDecoder
 
 

@@ -14,7 +14,7 @@ from .decoding.sampling import Sampling
 from .embedding import embed
 from .generation import generate
 from .language_model import DecoderLM
-from .loading import load
+from .loading import load, new_graph_model
 from .model import LoadReport, Model
 from .output import ModelOutput
 from .protein_tokenizer import ProteinTokenizer
@@ -39,5 +39,6 @@ __all__ = [
     "embed",
     "generate",
     "load",
+    "new_graph_model",
     "save",
 ]

@@ -120,7 +120,7 @@ class EncoderDecoder(Model):
                 encoder's.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         memory = self._memory(input_ids, attention_mask, memory, hidden_states, observe)
         if decoder_input_ids is None:
@@ -139,7 +139,7 @@ class EncoderDecoder(Model):
             loss=None if logits is None or labels is None else _loss(logits, labels, layout),
             hidden_states=states,
             cache=cache,
-            encoder_last_hidden_state=memory.padded(),
+            encoder_last_hidden_state=memory.last_hidden_state,
             encoder_hidden_states=memory.hidden_states,
         )
 
@@ -181,27 +181,27 @@ class EncoderDecoder(Model):
 
         Raises:
             TypeError, ValueError: as in `forward`; more tokens than positions, more beams than tokens in the
-                vocabulary, a model without a head.
+                vocabulary, a model without a head, files that ask for another kind of search.
         """
         if self.head is None:
             raise ValueError("generate: the model has no head that gives logits; load it with its own")
-        search, rules = search or self.search, constraints or self.constraints
-        if max_new_tokens is not None:
-            least = min(rules.min_new_tokens, max_new_tokens)
-            rules = replace(rules, max_new_tokens=max_new_tokens, min_new_tokens=least)
         begun = self._begun(input_ids, decoder_input_ids)
-        if self.longest is not None and begun.shape[1] + rules.max_new_tokens - 1 > self.longest:
-            if max_new_tokens is not None:
-                raise ValueError(
-                    f"max_new_tokens: {max_new_tokens} after {begun.shape[1]} exceed the {self.longest} positions"
-                )
-            rules = replace(rules, max_new_tokens=max(self.longest - begun.shape[1] + 1, 1))
+        search, rules = search or self.search, self._rules(constraints, max_new_tokens, begun.shape[1])
         pad = self.settings.count("pad_token_id", 0, least=0)
         with torch.no_grad():
             step = TargetStep(self, self.encode(input_ids, attention_mask))
         if isinstance(search, BeamSearch):
             return find(step, begun, search, rules, pad)
         return draw(step, begun, search, rules, pad)
+
+    def _rules(self, given: Constraints | None, most: int | None, begun: int) -> Constraints:
+        """The constraints of a call, no longer than there are positions after the `begun` first tokens."""
+        rules = given or self.constraints
+        room = rules.max_new_tokens if self.longest is None else self.longest - begun + 1
+        if most is not None and most > room:
+            raise ValueError(f"max_new_tokens: {most} after {begun}, but the model has {self.longest} positions")
+        most = min(rules.max_new_tokens if most is None else most, room)
+        return replace(rules, max_new_tokens=most, min_new_tokens=min(rules.min_new_tokens, most))
 
     def _begun(self, input_ids: Tensor, decoder_input_ids: Tensor | None) -> Tensor:
         """What targets begin with, (B, L)."""
@@ -249,9 +249,9 @@ class EncoderDecoder(Model):
         across: Any
         if packed and (source.places is not None or target.places is not None):
             source, target = source.packed(), target.packed()
-            context, across = source.take(memory.padded()), target.across(source)
+            context, across = source.take(memory.last_hidden_state), target.across(source)
         else:
-            context = memory.padded()
+            context = memory.last_hidden_state
             real = None if source.real is None else Padding(source.real)
             across = real if cache is not None else across_padding(real, target.padding, context)
         states: list[Tensor] | None = [] if hidden_states else None

@@ -75,11 +75,11 @@ def prompt_ids(lm: GeneratingModel, prompt: str) -> list[int]:
 
 def _room(model: DecoderLM | GeneratingModel, prompt: Sequence[int], count: int, cache: KVCache) -> int:
     """How many of `count` tokens there is room for; ValueError where there is none for the first."""
-    longest = model.config.context if isinstance(model, DecoderLM) else model.longest
-    room = room_after(len(prompt), count, cache, longest)
+    context = model.config.context if isinstance(model, DecoderLM) else model.context
+    room = room_after(len(prompt), count, cache, context)
     if not prompt or not room:
         raise ValueError(
-            f"prompt: {len(prompt)} tokens with the start token; the model's context of {longest} must hold them and "
+            f"prompt: {len(prompt)} tokens with the start token; the model's context of {context} must hold them and "
             "at least one more"
         )
     return room

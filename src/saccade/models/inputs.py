@@ -46,3 +46,15 @@ def check_like(name: str, given: Tensor, shape: tuple[int, ...], below: int) -> 
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(given.shape)}")
     check_ids(name, given, below)
     return given.expand(shape)
+
+
+def check_kinds(name: str, given: object, below: int, count: int | None = None) -> None:
+    """TypeError or ValueError unless it is (count,) ints from 0 to `below` - 1."""
+    if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:
+        came = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise TypeError(f"{name}: expected a tensor of ints, got {came}")
+    if given.ndim != 1 or count not in (None, len(given)):
+        raise ValueError(f"{name}: expected shape ({'n' if count is None else count},), got {tuple(given.shape)}")
+    if given.numel() and (int(given.min()) < 0 or int(given.max()) >= below):
+        wrong = int(given.min()) if int(given.min()) < 0 else int(given.max())
+        raise ValueError(f"{name}: kinds must be from 0 to {below - 1}, got {wrong}")

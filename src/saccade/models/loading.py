@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from .checkpoints.hub import folder_of
 from .checkpoints.keys import Piece, Plan, plan
 from .checkpoints.reading import StoredWeights, find_weights
 from .checkpoints.settings import Settings, read_settings
-from .families import FAMILIES
+from .families import FAMILIES, GRAPHS
 from .model import MECHANISM, Family, LoadReport, Model, Request
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -67,6 +68,31 @@ def load(
 def is_known(model_type: object) -> bool:
     """Whether a `model_type` of config.json is of a family here."""
     return isinstance(model_type, str) and any(model_type in family.types for family in FAMILIES)
+
+
+def new_graph_model(
+    kind: str, *, head: str | None = None, labels: int | Sequence[str] | None = None, **settings: Any
+) -> Model:
+    """A model of graphs with new weights, in training mode; there are no published ones.
+
+    Args:
+        kind: "saccade-gat" or "saccade-graphormer".
+        head: "node-classification" or "graph-classification"; None is the body alone.
+        labels: how many, or their names.
+        settings: as the family's config.json has them, such as num_features=16.
+
+    Raises:
+        ValueError: an unknown kind, head or value of a setting.
+    """
+    known = {name: family for family in GRAPHS for name in family.types}
+    if kind not in known:
+        raise ValueError(f"kind: expected one of {', '.join(map(repr, known))}, got {kind!r}")
+    read = Settings({**settings, "model_type": kind}, Path("settings"))
+    family = known[kind]
+    request = _request(family, read, None, head, labels)
+    model = family.build(read, request)
+    model.settings, model.request, model.family = read, request, family
+    return model
 
 
 def _published(

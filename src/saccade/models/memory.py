@@ -26,6 +26,7 @@ class Memory:
     layout: TokenLayout
     hidden_states: tuple[Tensor, ...] | None = None
 
-    def padded(self) -> Tensor:
+    @property
+    def last_hidden_state(self) -> Tensor:
         """(B, Ls, E), 0 in the padding."""
         return self.layout.put(self.x)

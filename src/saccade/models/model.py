@@ -38,6 +38,7 @@ COMPANIONS = (
     "sentencepiece.bpe.model",
     "source.spm",
     "target.spm",
+    "target_vocab.json",
     "preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
@@ -105,12 +106,18 @@ class Model(nn.Module, ABC):
     def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
         """The ecosystem's argument names; each family has its own."""
 
+    @property
+    def context(self) -> int | None:
+        """Tokens of a text that the model was made to read at once, where texts are cut; None where nothing says."""
+        longest: int | None = getattr(self, "longest", None)
+        return longest
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the folder. FileNotFoundError where there is none, ValueError where it is damaged."""
         if self.folder is None:
             raise FileNotFoundError("tokenizer: the model comes from no folder, so there is none")
-        return open_tokenizer(self.folder, getattr(self, "longest", None))
+        return open_tokenizer(self.folder, self.context)
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,31 @@ import torch
 from torch import Tensor, nn
 
 
+def check_series(
+    values: object, observed: Tensor | None, steps: int, channels: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The values, 0 where NaN or infinity was not observed, and 1 where one was observed; both (B, S, C).
+
+    Raises:
+        TypeError: another dtype. ValueError: another shape, no series, NaN or infinity that was observed.
+    """
+    if not isinstance(values, Tensor) or values.dtype != dtype:
+        came = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"past_values: expected a tensor of the weights' {dtype}, got {came}")
+    if values.ndim != 3 or values.shape[1:] != (steps, channels) or not len(values):
+        expected = f"(batch, {steps}, {channels}): {steps} steps of {channels} channels"
+        raise ValueError(f"past_values: expected shape {expected}, got {tuple(values.shape)}")
+    if observed is None:
+        observed = torch.ones_like(values)
+    elif not isinstance(observed, Tensor) or observed.shape != values.shape:
+        given = tuple(observed.shape) if isinstance(observed, Tensor) else type(observed).__name__
+        raise ValueError(f"past_observed_mask: expected past_values' shape {tuple(values.shape)}, got {given}")
+    finite = values.isfinite()
+    if not torch.compiler.is_compiling() and not bool((finite | (observed == 0)).all()):
+        raise ValueError("past_values: holds NaN or infinite values; say in past_observed_mask what was not observed")
+    return torch.where(finite, values, 0), observed.to(values)
+
+
 class Scaler(nn.Module):
     """Instance normalisation: (B, S, C) to the same less its `loc`, by its `scale`, each (B, 1, C).
 

@@ -43,6 +43,10 @@ class TextDecoder(GeneratingModel):
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         """What the first layer reads: ids and positions, both as they are computed, to (.., T, E)."""
 
+    @property
+    def vocabulary(self) -> int:
+        return self.tokens.num_embeddings
+
     def cache(self) -> KVCache:
         """An empty cache for decoding, which keeps everything."""
         return self.decoder.cache()
@@ -78,12 +82,13 @@ class TextDecoder(GeneratingModel):
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings)
         packed = self.request.mechanism is None and cache is None
         layout = token_layout(batch, length, attention_mask, packed=packed)
-        self._check_length(length if cache is None else cache.reach(length))
+        if self.longest is not None:
+            self._check_length(length if cache is None else cache.reach(length), self.longest)
         offset = self._offset(layout, position_ids, cache)
         states: list[Tensor] | None = [] if hidden_states else None
         x = self.decoder(
@@ -135,9 +140,9 @@ class TextDecoder(GeneratingModel):
             return (offset[:, None] + columns).clamp(min=0)
         return 0 if layout.real is None else layout.positions()
 
-    def _check_length(self, length: int) -> None:
-        if self.longest is not None and length > self.longest:
+    def _check_length(self, length: int, longest: int) -> None:
+        if length > longest:
             raise ValueError(
-                f"input_ids: {length} tokens are more than the {self.longest} positions the model has; cut the text, "
+                f"input_ids: {length} tokens are more than the {longest} positions the model has; cut the text, "
                 "or read it in pieces"
             )

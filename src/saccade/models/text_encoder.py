@@ -73,7 +73,7 @@ class TextEncoder(Model):
             observe: `observe(layer, observation)` is called in each layer.
 
         Raises:
-            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes, an item of padding alone.
+            TypeError, ValueError: ids outside the vocabulary, too many tokens, other shapes.
         """
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         layout = token_layout(batch, length, attention_mask, packed=self.request.mechanism is None)

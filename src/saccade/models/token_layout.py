@@ -106,10 +106,10 @@ class TokenLayout:
         return self.at(x, self.ends[1])
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean (B, E) of each item's real tokens."""
+        """The mean (B, E) of each item's real tokens; 0 of an item without."""
         if self.real is None:
             return x.mean(1)
-        counts = self.real.sum(1, dtype=x.dtype)[:, None]
+        counts = self.real.sum(1, dtype=x.dtype).clamp(min=1)[:, None]
         if self.places is None:
             return self.put(x).sum(1) / counts
         return x.new_zeros(self.batch, x.shape[-1]).index_add(0, self.items, x[0]) / counts
@@ -123,12 +123,14 @@ class TokenLayout:
         return 0, slice(end - int(counts[item]), end)
 
     def at(self, x: Tensor, columns: Tensor) -> Tensor:
-        """The rows (B, E) of the real tokens in these columns (B,)."""
+        """The rows (B, E) of the real tokens in these columns (B,); 0 of an item without tokens."""
         rows = torch.arange(self.batch, device=columns.device)
         if self.places is None:
-            return x[rows, columns]
-        places = (rows * self.length + columns).to(self.places)
-        return x[0, torch.searchsorted(self.places, places)]
+            found = x[rows, columns]
+        else:
+            places = (rows * self.length + columns).to(self.places)
+            found = x[0, torch.searchsorted(self.places, places).clamp(max=x.shape[1] - 1)]
+        return found if self.real is None else torch.where(self.real.any(1)[:, None], found, 0)
 
 
 def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool = True) -> TokenLayout:
@@ -138,7 +140,7 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
         packed: whether padding may be left out; where a compiler looks, it is not, since no graph may depend on values.
 
     Raises:
-        TypeError: not a tensor. ValueError: another shape, other values than 0 and 1, an item without tokens.
+        TypeError: not a tensor. ValueError: another shape, other values than 0 and 1.
     """
     if attention_mask is None:
         return TokenLayout(batch, length)
@@ -154,9 +156,7 @@ def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool =
     if bool(real.all()):
         return TokenLayout(batch, length)
     counts = real.sum(1).tolist()
-    if 0 in counts:
-        raise ValueError(f"attention_mask: item {counts.index(0)} has no real token; leave it out of the batch")
-    if not packed:
+    if not packed or not any(counts):
         return TokenLayout(batch, length, real, padding=Padding(real, queries=real))
     return _packed(real, counts)
 

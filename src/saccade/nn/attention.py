@@ -359,7 +359,7 @@ class MultiHeadAttention(nn.Module):
         """Queries (B, Hq, L, D), keys (B, Hkv, L, D) and values (B, Hkv, L, Dv) of the same tokens."""
         if not self.shape.fused:
             return self._queries(x), *self._keys_values(x, x)
-        query, key, value = self.projection(x).split(self.sizes, dim=-1)
+        query, key, value = self.projection(x).split_with_sizes(self.sizes, -1)
         heads = self._split_heads(query)
         key_heads = self._split_heads(key) if self.sizes[1] else heads
         if self.config.qk_norm is None:
@@ -382,10 +382,10 @@ class MultiHeadAttention(nn.Module):
 
     def _split_heads(self, features: Tensor) -> Tensor:
         """(B, L, H D) to (B, H, L, D)."""
-        return features.unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
+        return _heads(features, self.shape.head)
 
     def _value_heads(self, features: Tensor) -> Tensor:
-        return features.unflatten(-1, (-1, self.shape.value_head)).transpose(1, 2)
+        return _heads(features, self.shape.value_head)
 
     def _check(self, x: Tensor, context: Tensor | None, values: Tensor | None) -> None:
         config, shape = self.config, self.shape
@@ -413,6 +413,12 @@ class MultiHeadAttention(nn.Module):
         kv = "" if self.shape.kv_heads == config.heads else f", kv_heads={self.shape.kv_heads}"
         out = "" if self.shape.out == config.width else f", out_width={self.shape.out}"
         return f"width={config.width}, heads={config.heads}{kv}{out}"
+
+
+def _heads(features: Tensor, width: int) -> Tensor:
+    """(B, L, H D) to (B, H, L, D)."""
+    batch, length, whole = features.shape
+    return features.view(batch, length, whole // width, width).transpose(1, 2)
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:

@@ -49,6 +49,8 @@ class EncoderBlock(nn.Module):
         config: what it is made of.
     """
 
+    shared_positions: int | None = 0  # which of the positions that its stack holds; None: none
+
     def __init__(self, config: BlockConfig):
         super().__init__()
         if not isinstance(config, BlockConfig):

@@ -53,10 +53,12 @@ class Stack(nn.Module):
         different = [scheme for scheme in dict.fromkeys(schemes) if scheme is not None]
         made = [positions.build(heads, head) for positions, heads, head in different]
         self.positions = nn.ModuleList(made) if len(made) > 1 else made[0] if made else None
-        self._places = [None if scheme is None else different.index(scheme) for scheme in schemes]
         self.blocks = nn.ModuleList(
             self.block(config.without_positions().at_depth(n)) for n, config in enumerate(self.configs)
         )
+        for block, scheme in zip(self.blocks, schemes, strict=True):  # kept there: layers may be taken out later
+            assert isinstance(block, EncoderBlock)
+            block.shared_positions = None if scheme is None else different.index(scheme)
         last = self.configs[-1]
         wanted = last.placement != "post" if final_norm is None else final_norm
         self.norm = make_norm(last.norm, last.width, bias=last.bias, eps=last.eps) if wanted else nn.Identity()
@@ -76,7 +78,10 @@ class Stack(nn.Module):
 
     def positions_of(self, layer: int) -> nn.Module | None:
         """The module of a layer's positions, shared with those that agree; None where it has none."""
-        place = self._places[layer]
+        return self._positions_of(self.blocks[layer])
+
+    def _positions_of(self, block: nn.Module) -> nn.Module | None:
+        place: int | None = getattr(block, "shared_positions", 0)
         if place is None:
             return None
         return self.positions[place] if isinstance(self.positions, nn.ModuleList) else self.positions
@@ -109,7 +114,7 @@ class Stack(nn.Module):
             given = {
                 **common,
                 **per_layer(layer),
-                "positions": self.positions_of(layer),
+                "positions": self._positions_of(block),
                 "return_weights": return_weights,
             }
             out = self._run_block(block, x, given)
@@ -346,26 +351,18 @@ def _of_layers(config: BlockConfig | Sequence[BlockConfig], layers: int | None) 
     if layers is not None and layers != len(config):
         raise ValueError(f"layers: {layers}, but config has {len(config)}, one for each layer; leave layers out")
     for number, one in enumerate(config):
-        for name, of in (("width", _width), ("placement", _placement), ("context_width", _context_width)):
-            if of(one) != of(config[0]):
+        for (name, here), first in zip(_alike(one).items(), _alike(config[0]).values(), strict=True):
+            if here != first:
                 raise ValueError(
-                    f"config: all layers need the same {name}, got {of(config[0])!r} in layer 0 and {of(one)!r} in "
-                    f"layer {number}"
+                    f"config: all layers need the same {name}, got {first!r} in layer 0 and {here!r} in layer {number}"
                 )
     return tuple(config)
 
 
-def _width(config: BlockConfig) -> int:
-    return config.width
-
-
-def _placement(config: BlockConfig) -> str:
-    return config.placement
-
-
-def _context_width(config: BlockConfig) -> int | None:
-    """Of what its cross-attention reads; None where it has none."""
-    return None if config.cross is None else config.cross.shape.context
+def _alike(config: BlockConfig) -> dict[str, object]:
+    """What layers of one stack have in common."""
+    context = None if config.cross is None else config.cross.shape.context
+    return {"width": config.width, "placement": config.placement, "context_width": context}
 
 
 def _scheme(config: BlockConfig) -> tuple[PositionsConfig, int, int] | None:

@@ -138,10 +138,12 @@ class StoredWaves(Waves):
     def hold(self, frequencies: Tensor) -> None:
         """Use `frequencies` (n,); tables of others are forgotten."""
         if not eager(frequencies):
-            self._held = frequencies
-        elif frequencies is not self._held or frequencies._version != self._version:
+            self._held, self._latest = frequencies, None
+            return
+        version = 0 if frequencies.is_inference() else frequencies._version
+        if frequencies is not self._held or version != self._version:
             self._cos = self._sin = self._steps = self._latest = None
-            self._held, self._version = frequencies, frequencies._version
+            self._held, self._version = frequencies, version
 
     def _frequencies(self, device: torch.device | str) -> Tensor:
         return super()._frequencies(device) if self._held is None else self._held.to(device, torch.float64)

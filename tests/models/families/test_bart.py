@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -113,9 +115,21 @@ def test_the_likeliest_texts_are_those_of_transformers(tmp_path):
     expected = theirs.generate(**inputs, max_new_tokens=6, do_sample=False)
     model = models.load(tmp_path)
     assert torch.equal(model.generate(**inputs, max_new_tokens=6).ids[:, 0], expected[:, 1:])
+    expected = theirs.generate(**inputs, max_new_tokens=6, do_sample=False, repetition_penalty=1.7)
+    penalised = model.generate(**inputs, max_new_tokens=6, search=models.Sampling(0.0, repetition_penalty=1.7))
+    assert torch.equal(penalised.ids[:, 0], expected[:, 1:])
     assert model.generate(**inputs, constraints=models.Constraints()).lengths.tolist() == [[17]] * 3
-    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1 exceed the 17 positions"):
+    with pytest.raises(ValueError, match="max_new_tokens: 18 after 1, but the model has 17 positions"):
         model.generate(**inputs, max_new_tokens=18)
+
+
+def test_other_blocks_are_refused(tmp_path):
+    write(tmp_path, "BartForConditionalGeneration")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name, value in (("normalize_before", True), ("normalize_embedding", False), ("tie_word_embeddings", False)):
+        (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(ValueError, match=f"{name}: expected {not value}: nothing else is computed, got {value}"):
+            models.load(tmp_path)
 
 
 def test_bad_input(tmp_path):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from published import assert_agrees, assert_round_trip, assert_same_gradients, transformers, written
-from saccade import models
+from saccade import attention_weights, models
 from saccade.variants import LongformerConfig
 
 SIZES = dict(
@@ -85,6 +87,13 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
 
 
+def test_learned_positions_leave_out_padding_that_no_mask_names(tmp_path):
+    theirs = written(tmp_path, "EsmModel", config(position_embedding_type="absolute", token_dropout=False))
+    ids = batch()["input_ids"]
+    ids[1, 4] = ids[1, 9] = 1
+    assert_agrees(theirs, tmp_path, {"input_ids": ids})
+
+
 def test_gradients_of_all_weights(tmp_path):
     theirs = written(tmp_path, "EsmForMaskedLM", config())
     inputs = batch()
@@ -124,8 +133,12 @@ def test_contacts_are_those_of_transformers(tmp_path, dtype):
     theirs = written(tmp_path, "EsmModel", config(attn_implementation="eager")).to(dtype)
     model = models.load(tmp_path, dtype=dtype)
     with torch.no_grad():
-        theirs.contact_head.regression.weight.mul_(300), model.contact_head.weight.mul_(300)  # away from one half
+        (
+            theirs.contact_head.regression.weight.mul_(300),
+            model.contact_head.regression.weight.mul_(300),
+        )  # away from one half
     inputs = batch()
+    inputs["input_ids"][1, -1] = 7  # cut off without <eos>: transformers leaves its last residue out
     with torch.no_grad():
         expected, got = theirs.predict_contacts(inputs["input_ids"], inputs["attention_mask"]), model.contacts(**inputs)
     assert got.shape == expected.shape == (3, 14, 14)
@@ -134,6 +147,25 @@ def test_contacts_are_those_of_transformers(tmp_path, dtype):
         assert torch.allclose(got[item, : n - 2, : n - 2], expected[item, : n - 2, : n - 2], rtol=0, atol=1e-5)
     if dtype == torch.float64:
         assert (got - expected)[1].abs().max() < 1e-10
+
+
+def test_contacts_hold_the_maps_of_one_layer_and_item(tmp_path, monkeypatch):
+    written(tmp_path, "EsmModel", config())
+    model = models.load(tmp_path)
+    alive: list[weakref.ref[Tensor]] = []
+    sizes = []
+
+    def counted(*args, **options):
+        assert not [ref for ref in alive if ref() is not None]
+        maps = attention_weights(*args, **options)
+        alive.append(weakref.ref(maps))
+        sizes.append(tuple(maps.shape))
+        return maps
+
+    monkeypatch.setattr("saccade.models.contacts.attention_weights", counted)
+    with torch.no_grad():
+        model.contacts(**batch())
+    assert sizes == [(1, 7, 4, 4), (1, 7, 16, 16), (1, 7, 8, 8)] * 3
 
 
 def test_rounded_frequencies_of_the_files_are_used(tmp_path):
@@ -147,6 +179,28 @@ def test_rounded_frequencies_of_the_files_are_used(tmp_path):
     with torch.no_grad():
         model.encoder.positions.frequencies.mul_(2)
     assert not torch.allclose(before, model(**batch()).last_hidden_state)
+
+
+def test_files_of_older_versions(tmp_path):
+    """Frequencies in every layer, learned positions that rotary models do not read, the tied decoder written out."""
+    theirs = written(tmp_path, "EsmForMaskedLM", config())
+    stored = load_file(tmp_path / "model.safetensors")
+    frequencies = stored.pop("esm.encoder.layer.*.attention.self.rotary_embeddings.inv_freq")
+    old = {name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("beta", "bias"): t for name, t in stored.items()}
+    for n in range(3):
+        old[f"esm.encoder.layer.{n}.attention.self.rotary_embeddings.inv_freq"] = frequencies.clone()
+    old["esm.embeddings.position_embeddings.weight"] = torch.randn(37, 42)
+    old["esm.embeddings.position_ids"] = torch.arange(37)[None]
+    old["lm_head.decoder.weight"] = old["esm.embeddings.word_embeddings.weight"].clone()
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = assert_agrees(theirs, tmp_path, batch(), real=batch()["attention_mask"].bool())
+    assert model.report.unused == ("esm.embeddings.position_embeddings.weight",)
+    assert len(model.report.tied) == 3
+    half = models.load(tmp_path, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half.encoder.positions.frequencies, frequencies)
+    body = models.load(tmp_path, head="none")
+    assert torch.equal(body(**batch()).last_hidden_state, models.load(tmp_path)(**batch()).last_hidden_state)
 
 
 def test_a_window_over_everything_is_exact_attention(tmp_path):
@@ -177,6 +231,8 @@ def test_tokens_are_those_of_transformers(tmp_path):
         for length in torch.randint(0, 30, (200,), generator=generator)
     ]
     assert [ours.encode(protein) for protein in proteins] == theirs(proteins)["input_ids"]
+    longer = models.ProteinTokenizer([*ours.tokens, "AY", "AYI"])
+    assert longer.encode("AAYIY")[1:-1] == [5, 34, 19]  # the longest token that fits
     padded, expected = ours(["MKTAY", "M<mask>"]), theirs(["MKTAY", "M<mask>"], padding=True, return_tensors="pt")
     assert all(torch.equal(padded[name], expected[name]) for name in ("input_ids", "attention_mask"))
     assert ours.decode(padded["input_ids"][1]) == "M<mask>"
@@ -213,7 +269,7 @@ TASK = """
 import sys
 sys.modules["transformers"] = None
 import torch
-from saccade import models
+from saccade import attention_weights, models
 model = models.load(sys.argv[1])
 tokens = models.ProteinTokenizer.from_folder(sys.argv[1])(["MKT<mask>AYI", "GAV"])
 with torch.no_grad():

@@ -97,6 +97,16 @@ def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes):
     assert_round_trip(theirs.float(), tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("scaling", ["std", "mean"])
+def test_values_that_were_not_observed_do_not_scale(tmp_path, scaling):
+    """As published they are read all the same; a channel that nobody observed takes the scale of the batch."""
+    theirs = trained(tmp_path, "PatchTSTForPrediction", {"scaling": scaling})
+    inputs = series()
+    inputs["past_values"] = inputs["past_values"].where(inputs["past_observed_mask"] > 0, 3)
+    inputs["past_observed_mask"][0, :, 1] = 0
+    assert_agrees(theirs, tmp_path, inputs, last_state=False)
+
+
 def test_gradients_of_all_weights(tmp_path):
     theirs = trained(tmp_path, "PatchTSTForPrediction", {})
     ours = models.load(tmp_path, dtype=torch.float64)
@@ -196,6 +206,10 @@ def test_a_new_head_on_a_pretrained_body(tmp_path):
     assert model(series()["past_values"]).prediction_outputs.shape == (2, 7, 3)
     assert set(model.report.initialised) == {"head.projections.0.weight", "head.projections.0.bias"}
     assert set(model.report.unused) == {"head.linear.weight", "head.linear.bias"}
+    models.load(tmp_path, head="none").save(tmp_path / "body")  # its head has the name of a classifier's
+    classifier = models.load(tmp_path / "body", head="classification", labels=3)
+    assert torch.equal(classifier.places, model.places)
+    assert classifier(series()["past_values"]).logits.shape == (2, 3)
 
 
 def test_a_classifier_of_other_labels(tmp_path):
@@ -226,7 +240,11 @@ def test_bad_input(tmp_path):
         with pytest.raises((ValueError, TypeError), match=told):
             call()
     for changes, told in [
-        ({"loss": "nll"}, r"loss: expected 'mse': nothing else is computed, got 'nll'"),
+        ({"do_mask_input": True, "architectures": ["PatchTSTModel"]}, r"do_mask_input: expected False"),
+        (
+            {"do_mask_input": False, "architectures": ["PatchTSTForPrediction"], "loss": "nll"},
+            r"loss: expected 'mse': nothing else is computed, got 'nll'",
+        ),
         ({"loss": "mse", "channel_attention": True}, r"channel_attention: expected False"),
         (
             {"channel_attention": False, "patch_length": 37},

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from ..._biases import RelativeScores
+from ..._biases import RelativeScores, TensorBias
 from ..._call import CheckedCall, add_sink, sink_lse
 from ..._costs import BY_CHUNKED, Costs, lse_bytes, output_bytes, share_of_tiles
 from ..._masks import Causal, Mask
@@ -47,6 +47,8 @@ def refuses(call: CheckedCall) -> str | None:
         return _operator.refuses(call)
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace does not see what the native kernels do"
+    if call.bias is not None and not isinstance(call.bias, (TensorBias, RelativeScores)):
+        return f"the native kernels know no {type(call.bias).__name__}"
     if isinstance(call.bias, RelativeScores) and isinstance(call.placement, Tensor):
         low, high = _kernels.extent(call.placement) if call.batch else (0, 0)
         if high - low > _FAR + 8 * (call.length_q + call.length_k):

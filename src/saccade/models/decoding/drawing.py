@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .constraints import Constraints
 from .generated import Generated
-from .sampling import Sampling
+from .sampling import Repeated, Sampling
 from .step import Step
 
 
@@ -28,19 +28,21 @@ def draw(step: Step, start: Tensor, sampling: Sampling, constraints: Constraints
     Raises:
         ValueError: constraints that name tokens that there are not.
     """
-    generator = torch.Generator()
-    generator.seed() if sampling.seed is None else generator.manual_seed(sampling.seed)
+    generator = sampling.generator()
     batch, most = start.shape[0], constraints.max_new_tokens
     items, new, told = torch.arange(batch, device=start.device), start, start
     ids = torch.full((batch, most), pad, device=start.device)
     lengths = torch.zeros(batch, dtype=torch.int64, device=start.device)
+    repeated: Repeated | None = None
     sums = torch.zeros(batch, device=start.device)
     for count in range(most):
-        scores = F.log_softmax(step.step(new).float(), -1)
+        logits = step.step(new).float()
         if count == 0:
-            constraints.check(scores.shape[-1])
+            constraints.check(logits.shape[-1])
+            repeated = Repeated.of(sampling, start, logits)
+        scores = F.log_softmax(logits if repeated is None else repeated.penalised(logits), -1)
         scores = constraints.apply(scores, told, count)
-        tokens = _drawn(scores, sampling, generator)
+        tokens = sampling.draw(scores, generator)
         ids[items, count], lengths[items] = tokens, count + 1
         sums[items] += scores.gather(1, tokens[:, None])[:, 0]
         going = (~constraints.finished(tokens, count + 1)).nonzero()[:, 0]
@@ -48,14 +50,8 @@ def draw(step: Step, start: Tensor, sampling: Sampling, constraints: Constraints
             break
         if len(going) < len(items):
             step.reorder(going)
+        if repeated is not None:
+            repeated.add(tokens, going)
         items, new = items[going], tokens[going][:, None]
         told = torch.cat((told[going], new), 1)
     return Generated(ids[:, None, : int(lengths.max())], lengths[:, None], (sums / lengths)[:, None])
-
-
-def _drawn(scores: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """A token (B,) for each row of `scores (B, V)`."""
-    if sampling.temperature == 0.0:
-        return scores.argmax(-1)
-    shares = torch.stack([sampling.probabilities(row) for row in scores]).cpu()
-    return torch.multinomial(shares, 1, generator=generator)[:, 0].to(scores.device)

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor
 
 from ...nn import KVCache
-from ..checkpoints.reading import read_json
-from ..checkpoints.settings import Settings
 from ..inputs import check_ids
 from ..model import Model
 from .loop import tokens_after
+from .published import generation_settings, named_tokens
 from .sampling import GREEDY, Sampling
 from .step import DecoderStep
-
-GENERATION = "generation_config.json"
 
 
 class GeneratingModel(Model):
@@ -41,9 +38,9 @@ class GeneratingModel(Model):
         """Read `ids (B, L)`, which continue what the cache holds; logits (B, V) of what follows the last column."""
 
     @property
+    @abstractmethod
     def vocabulary(self) -> int:
         """V."""
-        return self.settings.count("vocab_size")
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -59,8 +56,9 @@ class GeneratingModel(Model):
 
     @property
     def pad_token(self) -> int:
-        """What stands after the end of a text: `pad_token_id`, or the first end token, or 0."""
-        return (*self._tokens("pad_token_id"), *self.end_tokens, 0)[0]
+        """What stands after the end of a text: `pad_token_id`, or the first end token, or 0; old folders name -1."""
+        named = (*self._tokens("pad_token_id"), *self.end_tokens, 0)
+        return next(token for token in named if 0 <= token < self.vocabulary)
 
     def generate(
         self,
@@ -88,6 +86,10 @@ class GeneratingModel(Model):
         """
         self.check_generates()
         length = check_ids("input_ids", input_ids, self.vocabulary)[1]
+        if isinstance(attention_mask, Tensor) and attention_mask.shape == input_ids.shape:
+            empty = (attention_mask == 0).all(1)
+            if bool(empty.any()):
+                raise ValueError(f"attention_mask: item {int(empty.int().argmax())} has no real token to continue")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: must be at least 1, got {max_new_tokens}")
         cache = self.cache() if cache is None else cache
@@ -116,24 +118,7 @@ class GeneratingModel(Model):
 
     def _tokens(self, name: str) -> tuple[int, ...]:
         """A token or several, as generation_config.json says or config.json."""
-        for settings in self._generation_settings(), self.settings:
-            value = settings.get(name)
-            if value is None:
-                continue
-            tokens = value if isinstance(value, list) else [value]
-            if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-                raise settings.error(name, "a token's number, or several")
-            return tuple(tokens)
-        return ()
-
-    def _generation_settings(self) -> Settings:
-        path = None if self.folder is None else self.folder / GENERATION
-        if path is None or not path.is_file():
-            return Settings({}, self.settings.path)
-        values = read_json(path)
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: damaged, expected an object of settings")
-        return Settings(values, path)
+        return named_tokens(generation_settings(self.folder, self.settings), name)
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:

@@ -44,9 +44,10 @@ def tokens_after(
     new = ids
     for _ in range(count):
         logits = step.step(new)
-        if sampling.repetition_penalty != 1.0:
-            repeated = repeated or Repeated(ids, attention_mask, logits.shape[-1])
-            logits = repeated.penalised(logits, sampling.repetition_penalty)
+        if new is ids:
+            repeated = Repeated.of(sampling, ids, logits, attention_mask)
+        if repeated is not None:
+            logits = repeated.penalised(logits)
         drawn = sampling.draw(logits, generator)
         if not last.numel():
             yield drawn
@@ -57,12 +58,12 @@ def tokens_after(
             left = int(going.sum())
             if not left:
                 return
-        if repeated is not None:
-            repeated.add(drawn)
+        kept = None
         if last.numel() and 2 * left <= going.numel():
             kept = going.nonzero()[:, 0]
             step.reorder(kept)
+        if repeated is not None:
+            repeated.add(drawn, kept)
+        if kept is not None:
             items, going, drawn = items[kept], going[kept], drawn[kept]
-            if repeated is not None:
-                repeated.reorder(kept)
         new = drawn[:, None]

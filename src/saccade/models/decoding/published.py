@@ -13,18 +13,47 @@ from .sampling import Sampling
 
 GENERATION = "generation_config.json"
 DEFAULT_TOKENS = 128  # where the files name no length
+TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+# What changes which tokens come, and is not computed here: the values that ask for nothing.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+    "penalty_alpha": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "min_p": (0,),
+    "top_h": (1,),
+    "guidance_scale": (1,),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "constraints": (),
+    "force_words_ids": (),
+}
 
 
 def generation_settings(folder: Path | None, settings: Settings) -> Settings:
-    """What the folder says about generation, over what config.json says."""
-    values, path = dict(settings.values), settings.path
+    """What the folder says about generation: of config.json only tokens, where there is generation_config.json.
+
+    Raises:
+        ValueError: a damaged file, or a setting that asks for what is not computed.
+    """
+    found = settings
     if folder is not None and (folder / GENERATION).is_file():
-        path = folder / GENERATION
-        given = read_json(path)
+        given = read_json(folder / GENERATION)
         if not isinstance(given, dict):
-            raise ValueError(f"{path}: damaged, expected an object of settings")
-        values |= {name: value for name, value in given.items() if value is not None}
-    return Settings(values, path)
+            raise ValueError(f"{folder / GENERATION}: damaged, expected an object of settings")
+        tokens = {name: settings.get(name) for name in TOKENS}
+        found = Settings(tokens | {n: v for n, v in given.items() if v is not None}, folder / GENERATION)
+    for name, neutral in NEUTRAL.items():
+        found.only(name, *(neutral or (None,)))
+    return found
 
 
 def published_search(settings: Settings) -> BeamSearch | Sampling:
@@ -52,7 +81,7 @@ def published_constraints(settings: Settings) -> Constraints:
     return Constraints(
         most,
         min(least, most),
-        _tokens(settings, "eos_token_id"),
+        named_tokens(settings, "eos_token_id"),
         settings.count("no_repeat_ngram_size", 0, least=0),
         _banned(settings),
         _token(settings, "forced_bos_token_id"),
@@ -60,7 +89,8 @@ def published_constraints(settings: Settings) -> Constraints:
     )
 
 
-def _tokens(settings: Settings, name: str) -> tuple[int, ...]:
+def named_tokens(settings: Settings, name: str) -> tuple[int, ...]:
+    """A setting that is a token or several, such as `eos_token_id`; () where there is none."""
     value = settings.get(name, [])
     tokens: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
@@ -69,7 +99,7 @@ def _tokens(settings: Settings, name: str) -> tuple[int, ...]:
 
 
 def _token(settings: Settings, name: str) -> int | None:
-    tokens = _tokens(settings, name)
+    tokens = named_tokens(settings, name)
     if len(tokens) > 1:
         raise settings.error(name, "one token's number")
     return tokens[0] if tokens else None
@@ -77,7 +107,7 @@ def _token(settings: Settings, name: str) -> int | None:
 
 def _banned(settings: Settings) -> tuple[tuple[int, ...], ...]:
     """`bad_words_ids` without end tokens alone, which are left out there as well."""
-    words, ends = settings.get("bad_words_ids", []), _tokens(settings, "eos_token_id")
+    words, ends = settings.get("bad_words_ids", []), named_tokens(settings, "eos_token_id")
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise settings.error("bad_words_ids", "a list of lists of tokens")
     return tuple(tuple(word) for word in words if word not in [[end] for end in ends])

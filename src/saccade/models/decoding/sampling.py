@@ -97,24 +97,28 @@ class Repeated:
     """Which tokens stand in the text of each item, for the repetition penalty.
 
     Args:
-        ids: (N, L) of the prompts.
-        mask: (N, L), 1 for real tokens; None: all are real.
-        vocabulary: V.
+        penalty: of `Sampling`.
+        there: bool (N, V).
     """
 
-    def __init__(self, ids: Tensor, mask: Tensor | None, vocabulary: int):
+    def __init__(self, penalty: float, there: Tensor):
+        self.penalty, self.there = penalty, there
+
+    @classmethod
+    def of(cls, sampling: Sampling, ids: Tensor, logits: Tensor, mask: Tensor | None = None) -> Repeated | None:
+        """Begun with the tokens `ids (N, L)` that `mask` shows, for logits (N, V); None where there is no penalty."""
+        if sampling.repetition_penalty == 1.0:
+            return None
+        counts = torch.zeros_like(logits, dtype=torch.int64)
         real = torch.ones_like(ids) if mask is None else mask.to(ids)
-        counts = torch.zeros(ids.shape[0], vocabulary, dtype=ids.dtype, device=ids.device)
-        self.there = counts.scatter_add_(1, ids, real) > 0
+        return cls(sampling.repetition_penalty, counts.scatter_add_(1, ids.long(), real.long()) > 0)
 
-    def penalised(self, logits: Tensor, penalty: float) -> Tensor:
+    def penalised(self, logits: Tensor) -> Tensor:
         """Logits (N, V), less of those that are there."""
-        return torch.where(self.there, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        less = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return torch.where(self.there, less, logits)
 
-    def add(self, tokens: Tensor) -> None:
-        """Tokens (N,) that were drawn."""
-        self.there.scatter_(1, tokens[:, None], True)
-
-    def reorder(self, items: Tensor) -> None:
-        """Item n becomes a copy of item `items[n]`."""
-        self.there = self.there[items]
+    def add(self, tokens: Tensor, kept: Tensor | None = None) -> None:
+        """Tokens (N,) that were drawn; of the items `kept` alone, from now on."""
+        there = self.there.scatter(1, tokens[:, None], True)
+        self.there = there if kept is None else there[kept]

@@ -36,7 +36,7 @@ class TargetStep:
 
     def __init__(self, model: ReadingModel, memory: Memory):
         self.model, self.cache = model, model.cache()
-        self._context, self._real = memory.padded(), memory.layout.real
+        self._context, self._real = memory.last_hidden_state, memory.layout.real
         self._padding = None if self._real is None else Padding(self._real)
         self._source = torch.arange(memory.layout.batch)  # of each row
 

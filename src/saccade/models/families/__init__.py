@@ -5,8 +5,26 @@ Begin with `bert.py`. Imports `nn` and what models have in common.
 
 from __future__ import annotations
 
-from . import bart, bert, distilbert, electra, esm, gpt2, gpt_neo, llama, marian, patchtst, roberta, t5, vit, wav2vec2
+from . import (
+    bart,
+    bert,
+    distilbert,
+    electra,
+    esm,
+    gat,
+    gpt2,
+    gpt_neo,
+    graphormer,
+    llama,
+    marian,
+    patchtst,
+    roberta,
+    t5,
+    vit,
+    wav2vec2,
+)
 
+GRAPHS = (gat.FAMILY, graphormer.FAMILY)  # without published weights: `new_graph_model` begins them
 FAMILIES = (
     bert.FAMILY,
     roberta.FAMILY,
@@ -23,4 +41,5 @@ FAMILIES = (
     vit.DEIT,
     wav2vec2.FAMILY,
     patchtst.FAMILY,
+    *GRAPHS,
 )

@@ -44,6 +44,8 @@ class Bart(EncoderDecoder):
 
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
+        settings.only("normalize_embedding", True)
+        settings.only("static_position_embeddings", False)
         self.encoder, self.decoder = bart_stacks(settings, request)
         width = self.encoder.config.width
         self.longest = settings.count("max_position_embeddings", 1024)
@@ -103,7 +105,7 @@ class BartClassifier(Bart):
         return ModelOutput(
             last_hidden_state=layout.put(x),
             hidden_states=states,
-            encoder_last_hidden_state=memory.padded(),
+            encoder_last_hidden_state=memory.last_hidden_state,
             encoder_hidden_states=memory.hidden_states,
             **self.head(layout.at(x, last), labels),
         )
@@ -136,6 +138,8 @@ def bart_stacks(settings: Settings, request: Request) -> tuple[Encoder, Decoder]
 
     for setting in ("encoder_layerdrop", "decoder_layerdrop"):
         settings.only(setting, 0, 0.0)
+    for setting in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
+        settings.only(setting, False)
     settings.only("tie_word_embeddings", True)
     return (
         Encoder(block("encoder"), settings.layers("encoder_layers", 12)),

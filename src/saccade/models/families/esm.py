@@ -2,9 +2,9 @@
 
 The block with its norms first and rotary positions, biases everywhere, exact GELU, a norm after the last block. A token
 is a residue. Masked tokens are dropped from the input as training dropped them (`token_dropout`), and attention maps
-tell which residues touch (Rao et al., "Transformer protein language models are unsupervised structure learners", 2021).
+tell which residues touch.
 
-Shape legend: B batch, L length, T tokens as they are computed, E width, H heads, n tokens of one item.
+Shape legend: B batch, L length, E width.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..._weights import attention_weights
 from ...nn import AttentionConfig, BlockConfig, Encoder
 from ...nn._linear import FUNCTIONS
-from ...nn.attention import Observation
 from ...positions import RotaryConfig
 from ...positions.rotary import StoredRotary
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
+from ..contacts import ContactHead, ContactMaps
 from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
 from ..inputs import check_ids, check_like
 from ..model import Family, Request
@@ -65,8 +64,8 @@ class Esm(TextEncoder):
             self.encoder.positions = StoredRotary(block.attention.shape.head, settings.number("rope_theta", 1e4))
         pooled = request.head is None and "pooler.dense.weight" in stored
         self.pooler = nn.Linear(width, width) if pooled else None
-        maps = len(self.encoder.blocks) * block.attention.heads
-        self.contact_head = nn.Linear(maps, 1) if "contact_head.regression.weight" in stored else None
+        with_contacts = "contact_head.regression.weight" in stored
+        self.contact_head = ContactHead(len(self.encoder.blocks), block.attention.heads) if with_contacts else None
         self.head = _head(settings, request, self.tokens, block)
 
     def embed(
@@ -104,13 +103,11 @@ class Esm(TextEncoder):
         return torch.where(residues[..., None], states, 0).sum(1) / counts[:, None]
 
     def contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """How likely two residues touch (closer than 8 angstroms), (B, L - 2, L - 2): a logistic regression on maps.
+        """How likely two residues touch (are closer than 8 angstroms), (B, L - 2, L - 2), from all attention weights.
 
-            p_ij = sigmoid(b + sum_h w_h (s_ij - s_i. s_.j / s_..)),   s = a + a^T, a the weights of head h
-
-        The correction by row and column sums is that of Dunn et al. (2008). Row and column 0 are token 1, the first
-        residue where padding is on the right; pairs that are not two residues are 0. Only the maps of one layer and
-        item are held at a time; call it under `torch.no_grad()` unless gradients are wanted.
+        Row and column 0 are token 1, the first residue where padding is on the right; pairs that are not two residues
+        are 0. The maps of one layer and item are held at a time; call it under `torch.no_grad()` unless gradients are
+        wanted.
 
         Args:
             input_ids: (B, L), each item <cls>, residues, <eos>; L at least 3.
@@ -129,22 +126,13 @@ class Esm(TextEncoder):
         if length < 3:
             raise ValueError(f"input_ids: contacts need <cls>, residues and <eos>, at least 3 tokens, got {length}")
         residues = self._residues(input_ids, attention_mask)
-        residues[:, length - 1] = False  # no place in the result
+        residues[:, -1] = False  # as published: it has no place in the result
         layout = token_layout(batch, length, attention_mask)
         places = [layout.place(item) for item in range(batch)]
-        inside = [layout.take(residues)[at] for at in places]
-        weight = self.contact_head.weight[0].view(len(self.encoder.blocks), -1)
-        logits = [self.contact_head.bias.expand(int(held.sum()), int(held.sum())) for held in inside]
-
-        def add(layer: int, seen: Observation) -> None:
-            for item, (row, span) in enumerate(places):
-                query, key = seen.query[row, None, :, span], seen.key[row, None, :, span]
-                maps = attention_weights(query, key, scale=seen.scale)[0]
-                logits[item] = logits[item] + _corrected(maps[:, inside[item]][..., inside[item]], weight[layer])
-
-        self(input_ids, attention_mask, observe=add)
-        out = logits[0].new_zeros(batch, length, length)
-        for item, found in enumerate(logits):
+        maps = ContactMaps(self.contact_head, places, [layout.take(residues)[place] for place in places])
+        self(input_ids, attention_mask, observe=maps.add)
+        out = maps.logits[0].new_zeros(batch, length, length)
+        for item, found in enumerate(maps.logits):
             columns = residues[item].nonzero()[:, 0]
             out[item, columns[:, None], columns] = found.sigmoid()
         return out[:, 1:-1, 1:-1]
@@ -171,14 +159,6 @@ class Esm(TextEncoder):
         residues = (input_ids != END) if layout.real is None else layout.real & (input_ids != END)
         first = layout.ends[0].to(input_ids.device)[:, None]
         return residues & (torch.arange(input_ids.shape[1], device=input_ids.device) != first)
-
-
-def _corrected(maps: Tensor, weight: Tensor) -> Tensor:
-    """Maps (H, n, n), symmetric and less what their sums explain, weighed by (H,): (n, n)."""
-    maps = (maps + maps.transpose(1, 2)).to(weight.dtype)
-    sums = maps.sum(-1)
-    explained = sums[:, :, None] * sums[:, None, :] / sums.sum(-1)[:, None, None]
-    return torch.einsum("hij,h->ij", maps - explained, weight)
 
 
 def _block(settings: Settings, request: Request, rotary: bool) -> BlockConfig:
@@ -230,7 +210,7 @@ BODY = (
         also=(FREQUENCIES, f"encoder.layer.*.attention.self.{FREQUENCIES}"),
     ),
     Key("pooler", "pooler.dense"),
-    Key("contact_head", "contact_head.regression"),
+    Key("contact_head", "contact_head"),
 )
 HEAD_KEYS = {
     "masked-lm": (
@@ -248,24 +228,25 @@ HEAD_KEYS = {
 
 
 def _keys(model: Esm) -> KeyMap:
-    head = model.request.head or ""
-    prefix = "esm."
+    head = HEAD_KEYS.get(model.request.head or "", ())
     first = f"encoder.layer.0.attention.self.{FREQUENCIES}"
     copies = {first.replace("0", str(n), 1): first for n in range(1, len(model.encoder.blocks))}
-    mine = {key.published for key in HEAD_KEYS.get(head, ())}
-    others = {"lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder", "classifier"} - mine
+    mine = {str(key.published).split(".")[0] for key in head}
     return KeyMap(
         BODY,
-        HEAD_KEYS.get(head, ()),
-        prefix=prefix,
+        head,
+        prefix="esm.",
         tied={
             "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
             **copies,
-            **{prefix + name: other for name, other in copies.items()},
+            **{f"esm.{name}": other for name, other in copies.items()},
         },
         derived=("embeddings.position_ids",),
-        unused=tuple(others if head != "sequence-classification" else others - {"classifier"})
-        + (() if model.pooler else ("pooler",)),
+        unused=(
+            *sorted({"lm_head", "classifier"} - mine),
+            *(() if model.pooler else ("pooler",)),
+            *(() if model.places else ("embeddings.position_embeddings",)),  # older files have them beside rotary ones
+        ),
         endings={"gamma": "weight", "beta": "bias"},
     )
 

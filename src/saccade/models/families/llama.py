@@ -63,6 +63,11 @@ class Llama(TextDecoder):
         elif request.head == "causal-lm" and not self.tied:
             self.head = nn.Linear(width, self.tokens.num_embeddings, bias=False)
 
+    @property
+    def context(self) -> int | None:
+        """`max_position_embeddings`, on which it was trained; rotary positions go on beyond."""
+        return self.settings.count("max_position_embeddings", 2048)
+
     def embed(self, input_ids: Tensor, offset: Offset) -> Tensor:
         return self.tokens(input_ids)
 
@@ -135,7 +140,7 @@ def _scaling(kind: str, inside: Settings, settings: Settings) -> tuple[Scaling |
     grown = inside.number("attention_factor") if "attention_factor" in inside else None
     scales = [inside.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
     if grown is None and all(scales):  # DeepSeek's
-        above, below = (0.1 * scale * math.log(factor) + 1.0 for scale in scales)
+        above, below = (0.1 * scale * math.log(max(factor, 1.0)) + 1.0 for scale in scales)
         grown = above / below
     fast, slow = inside.number("beta_fast", 32.0), inside.number("beta_slow", 1.0)
     return YaRNScaling(factor, original, fast, slow, grown), None
@@ -182,7 +187,7 @@ def _turned(settings: Settings, layers: int) -> list[bool]:
     if given is None:
         interval = settings.count("no_rope_layer_interval", 4)
         return [bool((layer + 1) % interval) for layer in range(layers)]
-    if not isinstance(given, list) or len(given) != layers or not set(given) <= {0, 1}:
+    if not isinstance(given, list) or len(given) != layers or not all(turned in (0, 1) for turned in given):
         raise settings.error("no_rope_layers", f"1 or 0 for each of {layers} layers")
     return [bool(turned) for turned in given]
 

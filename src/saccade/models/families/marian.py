@@ -29,6 +29,8 @@ class Marian(EncoderDecoder):
 
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
+        settings.only("normalize_embedding", False)
+        settings.only("static_position_embeddings", True)
         self.encoder, self.decoder = bart_stacks(settings, request)
         width, pad = self.encoder.config.width, settings.count("pad_token_id", 58100, least=0)
         vocabulary = settings.count("vocab_size", 58101)

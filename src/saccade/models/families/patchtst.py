@@ -23,7 +23,7 @@ from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Model, Request
 from ..output import ModelOutput
-from ..series import ForecastHead, Scaler, SeriesHead
+from ..series import ForecastHead, Scaler, SeriesHead, check_series
 from .bert import ACTIVATIONS
 
 HEADS = {"prediction": "ForPrediction", "classification": "ForClassification", "regression": "ForRegression"}
@@ -47,8 +47,9 @@ class PatchTST(Model):
     def __init__(self, settings: Settings, request: Request):
         super().__init__()
         settings.only("channel_attention", False)
-        if request.head is None:
-            settings.only("do_mask_input", False)  # a head turns it off, as published
+        if settings.get("architectures") == ["PatchTSTModel"]:
+            settings.only("do_mask_input", False)
+        settings.values["do_mask_input"] = False  # of pre-training; a head turns it off, as published
         self.steps, self.channels = settings.count("context_length", 32), settings.count("num_input_channels", 1)
         self.patch, self.stride = settings.count("patch_length", 1), settings.count("patch_stride", 1)
         if self.steps <= self.patch:
@@ -99,7 +100,7 @@ class PatchTST(Model):
         Raises:
             TypeError, ValueError: other shapes or dtypes, values that are NaN or infinite and not masked.
         """
-        values, observed = self._checked(past_values, past_observed_mask)
+        values, observed = check_series(past_values, past_observed_mask, self.steps, self.channels, self.dtype)
         scaled, loc, scale = self.scaler(values, observed)
         start = (self.steps - self.patch) % self.stride
         x = self._embed(scaled[:, start:].transpose(1, 2).unfold(-1, self.patch, self.stride)).flatten(0, 1)
@@ -140,27 +141,6 @@ class PatchTST(Model):
         if target.shape != logits.shape:
             raise ValueError(f"target_values: expected shape {tuple(logits.shape)}, got {tuple(target.shape)}")
         return {"logits": logits, "loss": F.mse_loss(logits, target)}
-
-    def _checked(self, values: Tensor, observed: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The values, 0 for what is missing, and 1 where one was observed; both (B, S, C)."""
-        if not isinstance(values, Tensor) or values.dtype != self.dtype:
-            came = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(f"past_values: expected a tensor of the weights' {self.dtype}, got {came}")
-        if values.ndim != 3 or values.shape[1:] != (self.steps, self.channels) or not len(values):
-            expected = f"(batch, {self.steps}, {self.channels}): {self.steps} steps of {self.channels} channels"
-            raise ValueError(f"past_values: expected shape {expected}, got {tuple(values.shape)}")
-        if observed is None:
-            observed = torch.ones_like(values)
-        elif observed.shape != values.shape:
-            raise ValueError(
-                f"past_observed_mask: expected past_values' shape {tuple(values.shape)}, got {tuple(observed.shape)}"
-            )
-        finite = values.isfinite()
-        if not torch.compiler.is_compiling() and not bool((finite | (observed == 0)).all()):
-            raise ValueError(
-                "past_values: holds NaN or infinite values; say in past_observed_mask what was not observed"
-            )
-        return torch.where(finite, values, 0), observed.to(values)
 
 
 def _block(settings: Settings, request: Request) -> BlockConfig:

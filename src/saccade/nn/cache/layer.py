@@ -278,11 +278,9 @@ def refuse_gradients(name: str, *tensors: Tensor) -> None:
 
 def fits(new: Tensor, held: Tensor) -> bool:
     """Whether they agree in all but the length."""
-    return _kind(new) == _kind(held)
-
-
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape[0], tensor.shape[1], tensor.shape[3], tensor.dtype, tensor.device
+    (batch, heads, _, width), (held_batch, held_heads, _, held_width) = new.shape, held.shape
+    same = batch == held_batch and heads == held_heads and width == held_width
+    return same and new.dtype == held.dtype and new.device == held.device
 
 
 def _described(tensor: Tensor) -> str:

@@ -16,9 +16,11 @@ import torch
 from ..._seeding import seeded
 from ...inspection._configuration import check_sizes, offline, read_configuration
 from ...inspection._transformers import quiet
+from ...models import load as load_published
 from ...models._shortened import shortened
 from ...models.checkpoint import load_own
 from ...models.checkpoints.reading import read_json
+from ...models.loading import is_known
 from ._models import LoadedModel
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -40,6 +42,8 @@ def load(named: str) -> LoadedModel:
     if "model_type" not in config:
         return LoadedModel(load_own(folder))
     if importlib.util.find_spec("transformers") is None:
+        if is_known(config["model_type"]):
+            return LoadedModel(load_published(folder), ("Saccade's own model of these weights is tested",))
         raise ValueError(f'hf:{named}: this needs transformers, which is not installed: pip install "saccade[hf]"')
     with quiet(), offline():
         return _opened(named, folder)

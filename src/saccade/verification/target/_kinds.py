@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -38,6 +39,16 @@ def _is_whole(target: Any) -> bool:
     return isinstance(target, (LanguageModel, LoadedModel))
 
 
+def _published_stack(target: Any) -> nn.Module | None:
+    """Of a model of `saccade.models` that reads no tokens; those bring tokenizers, and importing Saccade is light."""
+    if "saccade.models" not in sys.modules:
+        return None
+    from ...models import Model
+    from ._published import stack_of
+
+    return stack_of(target) if isinstance(target, Model) else None
+
+
 def _in_words(target: Any) -> str:
     if isinstance(target, ModuleType):
         return f"the Python module {target.__name__!r}"
@@ -54,6 +65,11 @@ def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:
         if isinstance(target, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             said.append(f"what is checked is the module inside {type(target).__name__}")
             target = target.module
+            continue
+        stack = _published_stack(target)
+        if stack is not None:
+            said.append(f"what is checked is the stack of {type(target).__name__}, which reads embedded inputs")
+            target = stack
             continue
         original = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", None)
         if original is None:

@@ -15,9 +15,13 @@ from torch import Tensor, nn
 
 from ..._masks import Padding
 from ...models import DecoderLM, LanguageModel
+from ...models.encoder_decoder import EncoderDecoder
+from ...models.text_decoder import TextDecoder
+from ...models.text_encoder import TextEncoder
 from ..findings._finding import TargetError, Undecided
 from ._calling import guarded
 from ._families import promised
+from ._published import PublishedText, published_reading
 from ._reading import CacheReading, MaskReading, Promise, Reading
 from ._subject import Subject
 from .discovery._documentation import DocumentedSource
@@ -136,7 +140,8 @@ def is_transformers(target: Any) -> bool:
 
 def takes_tokens(target: Any) -> bool:
     """Whether a module is a whole model, of token numbers or of images; seen by calling it."""
-    if isinstance(target, (LoadedModel, LanguageModel, DecoderLM, TokenModel, PatchModel)) or is_transformers(target):
+    known = LoadedModel | LanguageModel | DecoderLM | TokenModel | PatchModel | PublishedText
+    if isinstance(target, known) or is_transformers(target):
         return True
     if not isinstance(target, nn.Module) or not any(isinstance(one, nn.Embedding) for one in target.modules()):
         return False
@@ -157,6 +162,8 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
     module: nn.Module = target.model if isinstance(target, LanguageModel) else target
     if isinstance(module, DecoderLM):
         return _saccade_decoder(module, promise)
+    if isinstance(module, PublishedText):
+        return _published(module, promise)
     if not is_transformers(module):
         return _plain_module(module, promise)
     config: Any = module.config
@@ -181,6 +188,22 @@ def _saccade_decoder(module: DecoderLM, promise: Promise) -> Subject:
         cache=CacheReading("made", "cache", make=module.cache),
     )
     return Subject(SaccadeDecoder(module), reading, _causal(promise, True))
+
+
+def _published(module: PublishedText, promise: Promise) -> Subject:
+    module = module.eval()
+    stack: Any = module.encoder if isinstance(module, TextEncoder) else module.decoder
+    scales = {block.attention.config.scale for block in stack.blocks}
+    if promise.scale is None and len(scales) == 1:
+        promise = replace(promise, scale=scales.pop())
+    if not isinstance(module, EncoderDecoder):
+        return Subject(module, published_reading(module), _causal(promise, isinstance(module, TextDecoder)))
+    names, masks = ("input_ids", "decoder_input_ids"), ("attention_mask", "decoder_attention_mask")
+    whole = EncoderDecoderModel(module, names, masks, module.tokens.num_embeddings)
+    reading = published_reading(
+        module, ("the tokens are the decoder's; its encoder reads the same few for every item",)
+    )
+    return Subject(whole, reading, _causal(promise, True))
 
 
 def _of_transformers(module: Any, promise: Promise) -> Subject:

@@ -50,12 +50,14 @@ def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
     """A call of Saccade's operator, which says itself what it was."""
     query, key, value = call.query, call.key, call.value
     weights = attention_weights(query, key, **call.scoring())
-    _, lse = attention_with_lse(query, key, value, **call.scoring())
+    # float32 has weights of 0 where a logit lies 104 below its row's largest; float64 tells them from hidden ones.
+    exact = attention_weights(query.double(), key.double(), **call.scoring())
+    _, lse = attention_with_lse(query.double(), key.double(), value.double(), **call.scoring())
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
     key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
     depth = max(_depth(of(one)) for one in (call.query, call.key))
-    logits = weights.log() + lse.to(weights.dtype).unsqueeze(-1)
+    logits = (exact.log() + lse.unsqueeze(-1)).to(weights.dtype)
     return _scores(first, depth, (query, key, value), tokens, logits, weights)
 
 

@@ -1,0 +1,47 @@
+"""Models of `saccade.models` with published weights as subjects.
+
+Shape legend: B batch, L length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ...models import Model
+from ...models.encoder_decoder import EncoderDecoder
+from ...models.text_decoder import TextDecoder
+from ...models.text_encoder import TextEncoder
+from ._reading import CacheReading, MaskReading, Reading
+
+PublishedText = TextEncoder | TextDecoder | EncoderDecoder
+MASK = MaskReading("attention_mask", "BK", "attend", "int64")
+
+
+def published_reading(model: PublishedText, assumed: tuple[str, ...] = ()) -> Reading:
+    """How its tokens are given: the decoder's of an encoder-decoder."""
+    stack: Any = model.encoder if isinstance(model, TextEncoder) else model.decoder
+    attention = stack.blocks[0].attention.config
+    per_token = model.request.head in ("masked-lm", "causal-lm", "conditional-generation")
+    cached = isinstance(model, TextDecoder | EncoderDecoder)
+    return Reading(
+        "tokens",
+        "BL",
+        0,
+        attention.heads,
+        attention.kv_heads or attention.heads,
+        names=() if isinstance(model, EncoderDecoder) else ("input_ids",),
+        out="logits" if per_token else "last_hidden_state",
+        masks=(MASK,),
+        vocabulary=model.tokens.num_embeddings,
+        max_length=model.longest,
+        assumed=assumed,
+        cache=CacheReading("made", "cache", make=model.cache) if cached else None,
+    )
+
+
+def stack_of(model: Model) -> nn.Module | None:
+    """The stack of a model that reads images, sound or series: what it reads is embedded already."""
+    stack = getattr(model, "encoder", None)
+    return stack if isinstance(stack, nn.Module) and not isinstance(model, PublishedText) else None
