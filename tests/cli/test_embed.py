@@ -108,7 +108,7 @@ def test_interrupted_work_goes_on_to_equal_bytes(tmp_path, model, lines, capsys,
     assert not out.exists()
     partial = tmp_path / f"out.{ending}.partial"
     with partial.open("ab") as file:
-        file.write(b"half a vec")  # as a kill while writing leaves it
+        file.write(bytes(2 * 4 * 14) + b"half a vec")  # as a kill while writing leaves it
     computed.clear()
     monkeypatch.setattr(Embedder, "chunk", lambda s, texts, told=None: computed.extend(texts) or chunk(s, texts, told))
     assert "23 vectors of 14 numbers, 10 of them from the run before" in told(
@@ -150,7 +150,7 @@ def test_a_killed_process_goes_on_to_equal_bytes(tmp_path, model):
     child = subprocess.Popen([*command, out], env={**os.environ, "HF_HUB_OFFLINE": "1"})
     partial = tmp_path / "out.npy.partial"
     end = time.monotonic() + 100
-    while not partial.exists() and time.monotonic() < end:
+    while (not partial.exists() or partial.stat().st_size < 4 * 14 * embedding.CHUNK) and time.monotonic() < end:
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()

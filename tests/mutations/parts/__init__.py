@@ -15,6 +15,7 @@ from . import (
     senses,
     statistics,
     structures,
+    texts,
     training,
     verification,
 )
@@ -24,6 +25,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "backends": backends.FAULTS,
     "kernels": kernels.FAULTS,
     "statistics": statistics.FAULTS,
+    "texts": texts.FAULTS,
     "caches": caches.FAULTS,
     "positions": positions.FAULTS,
     "structures": structures.FAULTS,

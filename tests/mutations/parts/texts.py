@@ -1,0 +1,112 @@
+"""Faults in encoders of text, published tokenizers, vectors of texts, and the files of checkpoints."""
+
+from __future__ import annotations
+
+from ..fault import Fault
+
+FAULTS = (
+    Fault(
+        "roberta-positions",
+        "src/saccade/models/families/roberta.py",
+        "return layout.counted(real) * real + self.padding",
+        "return layout.positions().to(input_ids.device) + self.padding + 1",
+        ("tests/models/families/test_roberta.py",),
+        "Padding tokens within a text take a position.",
+    ),
+    Fault(
+        "roberta-longest",
+        "src/saccade/models/families/roberta.py",
+        "self.longest = self.places.num_embeddings - self.padding - 1",
+        "self.longest = self.places.num_embeddings",
+        ("tests/models/families/test_roberta.py",),
+        "Texts that reach beyond the table of positions are let through.",
+    ),
+    Fault(
+        "electra-gelu",
+        "src/saccade/models/families/electra.py",
+        "Classifier(width, request.labels, dropout, F.gelu)",
+        "Classifier(width, request.labels, dropout, torch.tanh)",
+        ("tests/models/families/test_electra.py",),
+        "ELECTRA's classifier has BERT's activation.",
+    ),
+    Fault(
+        "electra-loss",
+        "src/saccade/models/families/electra.py",
+        "loss = (each * real).sum() / real.sum()",
+        "loss = each.sum() / layout.batch / layout.length",
+        ("tests/models/families/test_electra.py",),
+        "The loss is divided by padding, too.",
+    ),
+    Fault(
+        "packed-count",
+        "src/saccade/models/token_layout.py",
+        "return total - (total - flags.long())[:, starts][:, items]",
+        "return total - total[:, starts][:, items]",
+        ("tests/models/families/test_roberta.py",),
+        "In a packed row, a text's first token does not count.",
+    ),
+    Fault(
+        "tokenizer-pairs",
+        "src/saccade/models/text_tokenizer.py",
+        "kept = min(len(short.ids), room // 2)",
+        "kept = len(short.ids) * room // (len(short.ids) + len(long.ids))",
+        ("tests/models/test_text_tokenizer.py",),
+        "Of a pair that is too long both texts lose tokens.",
+    ),
+    Fault(
+        "tokenizer-cut",
+        "src/saccade/models/text_tokenizer.py",
+        "return [*self.before, *kept, *self.after]",
+        "return ids[:limit]",
+        ("tests/models/test_text_tokenizer.py",),
+        "A text that is cut loses the token that ends it.",
+    ),
+    Fault(
+        "tokenizer-types",
+        "src/saccade/models/checkpoints/tokenizer_files.py",
+        '"cls" in named and 1 in inner.encode("a", "a").type_ids',
+        '"cls" in named',
+        ("tests/models/test_text_tokenizer.py",),
+        "RoBERTa is given token types.",
+    ),
+    Fault(
+        "vectors-order",
+        "src/saccade/models/embedding.py",
+        "vectors[batch] = found",
+        "vectors[sorted(batch)] = found",
+        ("tests/models/test_embedding.py",),
+        "Vectors of a row stand in the order of their texts, not in that of the row.",
+    ),
+    Fault(
+        "vectors-resume",
+        "src/saccade/models/embedding_file.py",
+        "rows -= rows % embedding.CHUNK",
+        "rows -= 0",
+        ("tests/cli/test_embed.py",),
+        "After a stop, texts are grouped otherwise than in a whole run.",
+    ),
+    Fault(
+        "vectors-options",
+        "src/saccade/models/embedding_file.py",
+        "options = [list(files.pooling), files.normalize,",
+        "options = [files.normalize,",
+        ("tests/cli/test_embed.py",),
+        "Unfinished vectors of another pooling are continued.",
+    ),
+    Fault(
+        "weights-parts",
+        "src/saccade/models/loading.py",
+        "held.narrow(0, start, len(tensor))",
+        "held.narrow(0, 0, len(tensor))",
+        ("tests/models/test_loading.py",),
+        "All parts of a large tensor fill its first rows.",
+    ),
+    Fault(
+        "weights-code",
+        "src/saccade/models/checkpoints/reading.py",
+        'map_location="cpu", weights_only=True',
+        'map_location="cpu", weights_only=False',
+        ("tests/models/test_loading.py",),
+        "Code in a pickle runs.",
+    ),
+)
