@@ -12,7 +12,6 @@ from ..models import LanguageModel, Model, load
 from ..models.encoder_decoder import EncoderDecoder
 from ..models.text_decoder import TextDecoder
 from ..models.text_encoder import TextEncoder
-from ..models.text_tokenizer import TextTokenizer
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
 
 Reader = TextEncoder | TextDecoder | EncoderDecoder
@@ -23,7 +22,7 @@ class PublishedModel(TextModel):
 
     def __init__(self, model: Reader, name: str):
         self.name, self._model = name, model
-        self.tokenizer = model.tokenizer
+        self.tokenizer: Any = model.tokenizer
         stack: Any = model.decoder if isinstance(model, TextDecoder) else model.encoder
         mechanism = stack.blocks[0].attention.config.mechanism
         if mechanism is not None:
@@ -62,7 +61,7 @@ class PublishedModel(TextModel):
             self._model(tokens, observe=observe)
 
 
-def _special(tokenizer: TextTokenizer) -> frozenset[int]:
+def _special(tokenizer: Any) -> frozenset[int]:
     """Without the token for unknown words, which stands for a word, unless it is one of the others as well."""
     unknown = {tokenizer.named.get("unk")} - {tokenizer.named.get(role) for role in ("bos", "eos", "cls", "sep")}
     return tokenizer.special - unknown

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from .inputs import check_ids
 from .memory import Memory
 from .model import Model
 from .output import ModelOutput
+from .sentencepiece_tokenizer import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
+from .text_tokenizer import TextTokenizer
 from .token_layout import TokenLayout, token_layout
 
 
@@ -67,6 +70,13 @@ class EncoderDecoder(Model):
     @abstractmethod
     def embed_target(self, input_ids: Tensor, offset: Offset) -> Tensor:
         """What the decoder's first layer reads."""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
+        """The tokenizer of the folder, of tokenizer.json or of SentencePiece's files; both have the same methods."""
+        if self.folder is not None and is_sentencepiece(self.folder):
+            return open_sentencepiece(self.folder, longest=self.longest)
+        return super().tokenizer
 
     def cache(self) -> KVCache:
         """An empty cache for decoding: keys and values of the target grow, those of the source are made once."""

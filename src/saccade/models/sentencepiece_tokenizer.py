@@ -191,6 +191,12 @@ class SentencePieceTokenizer:
         return placed
 
 
+def is_sentencepiece(folder: Path) -> bool:
+    """Whether a folder has a model of SentencePiece of a kind that is read here, and no tokenizer.json."""
+    known = (folder / T5_FILE).is_file() or all((folder / name).is_file() for name in MARIAN_FILES)
+    return known and not (folder / "tokenizer.json").is_file()
+
+
 def open_sentencepiece(
     folder: str | Path, *, normalize: Callable[[str], str] | None = None, longest: int | None = None
 ) -> SentencePieceTokenizer:
