@@ -9,7 +9,7 @@ import pytest
 import saccade
 from published import transformers, written
 from saccade import models
-from saccade.verification import Promise
+from saccade.verification import Promise, Undecided
 from saccade.verification.checks import CHECKS
 from saccade.verification.target._models import token_subject
 from saccade.verification.tracing._trace import measured
@@ -102,6 +102,14 @@ def test_no_error_and_no_warning(tmp_path, model, config, settings):
     report = saccade.verify(opened(tmp_path, model, config, **settings))
     assert [one for one in report.findings if one.severity != "note"] == []
     assert report.ok, str(report)
+
+
+def test_a_model_that_makes_its_own_decoder_tokens_is_verified_without_its_head(tmp_path):
+    model = opened(tmp_path, "BartForSequenceClassification", "Bart", **PAIRED)
+    with pytest.raises(Undecided, match='BartClassifier makes its decoder.s tokens .* load the folder with head="none"'):
+        token_subject(model)
+    subject = token_subject(models.load(tmp_path, head="none"))
+    assert subject(subject.inputs(2, 7)).out.shape == (2, 7, PAIRED["d_model"])
 
 
 @pytest.fixture
