@@ -104,7 +104,11 @@ def test_the_report_says_what_was_taken_out():
     assert name_of(nn.DataParallel(layer)) == "Layer"
 
 
-def test_a_language_model_of_ours_may_be_verified_though_it_cannot_be_called():
+def test_a_language_model_of_ours_is_verified_as_its_decoder():
     model = load()
-    assert not callable(model)
     check(model)
+    subject = discover(model)
+    assert (subject.reading.form, subject.promise.causal) == ("tokens", True)
+    assert subject.reading.vocabulary == model.vocabulary
+    inputs = subject.inputs(2, 7)
+    assert torch.equal(subject(inputs).out, model(*inputs.tensors.values()).logits)

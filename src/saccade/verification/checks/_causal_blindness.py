@@ -7,7 +7,7 @@ Shape legend: B batch, H heads, L length.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -97,8 +97,8 @@ def _items_mix(subject: Subject) -> bool:
 
 
 def _visibility(subject: Subject) -> list[_HeadVisibility]:
-    window = subject.promise.window
-    lengths = {*_LENGTHS, *([] if window is None or window > 200 else [window + 3])}
+    told = {subject.promise.window} - {None} or subject.reading.windows
+    lengths = {*_LENGTHS, *(window + 3 for window in told if window is not None and window <= 200)}
     found = influence.at_lengths(
         subject, lengths, lambda length: _seen_inside(subject, length) or _seen_outside(subject, length) or None
     )
@@ -218,7 +218,7 @@ def _is_fixed(views: Sequence[_HeadVisibility]) -> bool:
 
 
 def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location | None) -> Iterator[Finding]:
-    promised = subject.promise.window
+    promised, configured = subject.promise.window, subject.reading.windows
     longest = max(one.length for one in views)
     reach = {one.head: max(one.distances() or [0]) for one in views if one.length == longest}
     widths = sorted(set(reach.values()))
@@ -227,6 +227,9 @@ def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location
         if wrong:
             yield _window_error(wrong[0], reach[wrong[0].head], promised, "its author promises", wrong, views, line)
         return
+    if promised is None and configured != {None}:
+        yield from _not_configured(configured, [one for one in views if one.length == longest], line)
+        return
     full = all(one.is_full for one in views)
     named, value = _named_window(subject)
     if value is not None and not full and len(widths) == 1 and widths[0] not in (value, value - 1) and promised is None:
@@ -234,6 +237,20 @@ def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location
         yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
     elif not full and promised is None:
         yield _window_found(views, longest, widths, line, value is not None or _mentions_window(subject))
+
+
+def _not_configured(
+    configured: Set[int | None], views: Sequence[_HeadVisibility], line: Location | None
+) -> Iterator[Finding]:
+    """A window that no layer has by the configuration. What is seen through several layers tells nothing of one."""
+    for one in views:
+        last = one.length - 1
+        windows = {last if window is None else min(window, last) for window in configured}
+        reach = max(one.distances() or [0])
+        if one.own and reach not in windows:
+            told = min(windows, key=lambda window: abs(window - reach))
+            yield _window_error(one, reach, told, "its configuration asks for", [one], [one], line)
+            return
 
 
 def _window_error(

@@ -238,7 +238,7 @@ def _by_design(seen: TracedAttention) -> str:
 def _known_mistakes(subject: Subject, inputs: NamedInputs, seen: TracedAttention) -> list[tuple[float, str]]:
     """Factors that are written by mistake, and what each would mean."""
     width, heads = seen.query.shape[-1], seen.query.shape[1]
-    model = heads * width if subject.form == "attention" else subject.reading.width
+    model = subject.reading.width if subject.form not in ("attention", "tokens") else heads * width
     named = [
         (1.0, "they are not scaled at all"),
         (width**0.5, f"they are multiplied by sqrt({width}) where they should be divided"),

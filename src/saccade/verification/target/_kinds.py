@@ -27,16 +27,15 @@ def check(target: Any) -> None:
     if inspect.isclass(target):
         if not {"forward", "__call__"} & {name for one in target.__mro__ for name in vars(one)}:
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
-    elif not callable(target) and not _is_whole(target):
+    elif not callable(target) and not _is_opened(target):
         raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")
 
 
-def _is_whole(target: Any) -> bool:
-    """Whether it is a language model of Saccade's, or one that was opened, which are more than a module."""
-    from ...models import LanguageModel  # here: it brings tokenizers, and importing Saccade is light
-    from ._models import LoadedModel
+def _is_opened(target: Any) -> bool:
+    """Whether it is a model that was opened from a folder, which is more than a module."""
+    from ._models import LoadedModel  # here: it brings tokenizers, and importing Saccade is light
 
-    return isinstance(target, (LanguageModel, LoadedModel))
+    return isinstance(target, LoadedModel)
 
 
 def _published_stack(target: Any) -> nn.Module | None:

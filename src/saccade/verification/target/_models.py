@@ -198,6 +198,11 @@ def _published(module: PublishedText, promise: Promise) -> Subject:
         promise = replace(promise, scale=scales.pop())
     if not isinstance(module, EncoderDecoder):
         return Subject(module, published_reading(module), _causal(promise, isinstance(module, TextDecoder)))
+    if "decoder_input_ids" not in inspect.signature(module.forward).parameters:
+        raise Undecided(
+            f"{type(module).__name__} makes its decoder's tokens of its encoder's, so neither can be changed alone: "
+            'load the folder with head="none"'
+        )
     names, masks = ("input_ids", "decoder_input_ids"), ("attention_mask", "decoder_attention_mask")
     whole = EncoderDecoderModel(module, names, masks, module.tokens.num_embeddings)
     reading = published_reading(

@@ -22,20 +22,21 @@ MASK = MaskReading("attention_mask", "BK", "attend", "int64")
 def published_reading(model: PublishedText, assumed: tuple[str, ...] = ()) -> Reading:
     """How its tokens are given: the decoder's of an encoder-decoder."""
     stack: Any = model.encoder if isinstance(model, TextEncoder) else model.decoder
-    attention = stack.blocks[0].attention.config
+    layers = [block.attention.config for block in stack.blocks]
     per_token = model.request.head in ("masked-lm", "causal-lm", "conditional-generation")
     cached = isinstance(model, TextDecoder | EncoderDecoder)
     return Reading(
         "tokens",
         "BL",
         0,
-        attention.heads,
-        attention.kv_heads or attention.heads,
+        layers[0].heads,
+        layers[0].kv_heads or layers[0].heads,
         names=() if isinstance(model, EncoderDecoder) else ("input_ids",),
         out="logits" if per_token else "last_hidden_state",
         masks=(MASK,),
         vocabulary=model.tokens.num_embeddings,
         max_length=model.longest,
+        windows=frozenset(None if one.window is None else one.window.left for one in layers),
         assumed=assumed,
         cache=CacheReading("made", "cache", make=model.cache) if cached else None,
     )

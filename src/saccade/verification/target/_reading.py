@@ -121,6 +121,8 @@ class Reading:
     unread_cache: str = ""  # of a cache that seems to be there and that no trial could use: why, in words
     max_length: int | None = None  # the longest input that is known to be taken
     vocabulary: int = 0  # of form "tokens"
+    # of a whole model: how many inputs before its own its layers see by its configuration, None: all
+    windows: frozenset[int | None] = frozenset((None,))
     assumed: tuple[str, ...] = ()  # in words, for the report
     call: Any = None  # an adapter, called instead of the target with the target first: see `saccade.verify`
 

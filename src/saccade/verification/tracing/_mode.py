@@ -394,8 +394,10 @@ class TraceMode(FunctionMode):
             self.know(result, TensorShadow(tokens, depth=scores.depth + 1))
 
     def told(self, make: Callable[[int, Known, ObservedCall], ScoreProduct], call: ObservedCall) -> None:
-        """A call of Saccade's operator, which no function of PyTorch shows."""
-        if torch._C._are_functorch_transforms_active():
+        """A call of Saccade's operator, which no function of PyTorch shows. As with those, what reads no input, such
+        as the encoder of a fixed source, is not followed."""
+        read = any(self.of(one) is not None for one in (call.query, call.key, call.value))
+        if not read or torch._C._are_functorch_transforms_active():
             return
         where = location_here()
         with torch.no_grad(), torch._C.DisableTorchFunction():

@@ -76,7 +76,7 @@ def _in_steps(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make:
 def _window(subject: Subject) -> int | None:
     """The window of its layers, if it is short enough to be left behind."""
     config = getattr(subject.target, "config", None)
-    window = getattr(config, "sliding_window", None)
+    window = min((one for one in subject.reading.windows if one), default=getattr(config, "sliding_window", None))
     return window if isinstance(window, int) and 0 < window <= _LONGEST_WINDOW else None
 
 
