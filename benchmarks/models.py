@@ -356,7 +356,7 @@ def page(seen: dict[str, Any], speed: float, versions: dict[str, str], found: li
         "",
         f"{seen['processor']}, {seen['threads']} thread(s), PyTorch {seen['torch']}, Saccade {seen['saccade']}, "
         f"{', '.join(f'{name} {number}' for name, number in versions.items())}; {seen['date']}. float32. Medians of "
-        f"{rounds} rounds in turns; factors are medians of the rounds' ratios. The chip: {speed / 1e9:,.0f} GFLOP/s, the "
+        f"{rounds} rounds in turns; factors are medians of the ratios. The chip: {speed / 1e9:,.0f} GFLOP/s, the "
         "best large product of this run.",
         "",
     ]

@@ -329,7 +329,7 @@ def test_settings_that_mean_another_model(tmp_path, changes, message):
 
 
 def test_names_that_are_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for 20 seconds
     (tmp_path / "a file").write_text("")
     refused(tmp_path / "a file", "is a file; expected a model folder")
     refused(tmp_path / "nothing", "no such model folder")

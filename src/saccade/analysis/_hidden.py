@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..inspection import TextModel
-from ..models import DecoderLM
+from ..models import DecoderLM, Model
+from ..models.encoder_decoder import EncoderDecoder
 
 
 def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:
     """(B, L, E) before the first layer (the embeddings) and after each; in evaluation mode, without gradients.
 
-    The last of a transformers model is what it gives out, after its last norm where it has one.
+    The last of a published model is what it gives out, after its last norm where it has one.
     """
     module = model.module
     training = module.training
@@ -25,9 +26,16 @@ def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:
     try:
         with torch.no_grad():
             tokens = tokens.to(next(module.parameters()).device)
-            return _of_own(module, tokens) if isinstance(module, DecoderLM) else _of_checkpoint(module, tokens)
+            if isinstance(module, DecoderLM):
+                return _of_own(module, tokens)
+            return _of_published(module, tokens) if isinstance(module, Model) else _of_checkpoint(module, tokens)
     finally:
         module.train(training)
+
+
+def _of_published(module: Model, tokens: Tensor) -> list[Tensor]:
+    read = module.encode if isinstance(module, EncoderDecoder) else module
+    return list(read(tokens, hidden_states=True).hidden_states or ())
 
 
 def _of_checkpoint(module: nn.Module, tokens: Tensor) -> list[Tensor]:
