@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import model_peers as peers
+import tokenizers
 import torch
 from rich.progress import Progress
 from torch import Tensor
@@ -266,6 +267,60 @@ def corpus(folder: Path, texts: list[str]) -> Row:
     )
 
 
+def generating(name: str, folder: Path, lengths: list[int], new: int, work: Path, threads: int) -> Row:
+    """Greedy decoding of prompts of these lengths, padded on the left; every contender writes `new` tokens."""
+    prompts = batch_of(lengths, side="left")
+    ours = models.load(folder)
+    ours.settings.values["eos_token_id"] = None  # all write as many tokens
+
+    def run() -> Tensor:
+        return ours.generate(**prompts, max_new_tokens=new)  # type: ignore[operator]
+
+    contenders: dict[str, peers.Run] = {"Saccade": run}
+    contenders["transformers sdpa"] = peers.generate_transformers(folder, prompts, new)
+    work.mkdir(exist_ok=True)
+    with told("CTranslate2"):
+        peers.version("ctranslate2")
+        contenders["CTranslate2"] = peers.generate_ctranslate2(folder, prompts, new, work, threads)
+
+    def check(contenders: dict[str, peers.Run]) -> None:
+        a, b = (contenders[one]() for one in ("transformers sdpa", "Saccade"))
+        same = float((a == b).float().mean())
+        assert same > 0.9, f"only {same:.0%} of the tokens are the same"  # random weights: near ties fall either way
+
+    return Row(name, "tokens", len(lengths) * new, contenders, check=check)
+
+
+def gpt2(work: Path, longest: int) -> Path:
+    ids = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = peers.quiet_transformers().GPT2Config(vocab_size=50257, n_positions=longest, **ids)
+    folder = random_folder(work, f"gpt2-{longest}", "GPT2LMHeadModel", config)
+    words = tokenizers.models.WordLevel({str(n): n for n in range(50257)}, unk_token="0")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))  # a converter asks for one
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
+def searching(work: Path, new: int) -> Row:
+    """Beam search of a T5 of the small size, random weights, sources of unequal lengths."""
+    library = peers.quiet_transformers()
+    folder = random_folder(work, "t5", "T5ForConditionalGeneration", library.T5Config(decoder_start_token_id=0))
+    sources = batch_of(spread(8, 16, 64))
+    ours = models.load(folder)
+    theirs = library.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+    rules = models.Constraints(max_new_tokens=new, min_new_tokens=new)
+
+    @torch.inference_mode()
+    def reference() -> Tensor:
+        return theirs.generate(**sources, num_beams=4, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+
+    def run() -> Any:
+        return ours.generate(**sources, search=models.BeamSearch(beams=4), constraints=rules)  # type: ignore[operator]
+
+    contenders: dict[str, peers.Run] = {"Saccade": run, "transformers sdpa": reference}
+    return Row(f"beam search, T5 small, 8 sources, 4 beams, {new} tokens", "tokens", 8 * new, contenders)
+
+
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
@@ -397,6 +452,15 @@ def rows(options: argparse.Namespace, work: Path) -> dict[str, Callable[[], Row]
     of_bert("BERT-base, 4 x 512", [512] * 4, 512)
     of_bert("BERT-base, 1 x 2048", [2048], 2048)
     made["training"] = lambda: training(work, options.layers)
+
+    def of_gpt2(name: str, lengths: list[int], longest: int, new: int) -> None:
+        folder = work / f"generation-{longest}"
+        made[name] = lambda: generating(name, gpt2(work, longest), lengths, new, folder, options.threads)
+
+    of_gpt2("generation, GPT-2, 1 prompt of 128", [128], 1024, 64)
+    of_gpt2("generation, GPT-2, 8 prompts of 16 to 128", spread(8), 1024, 64)
+    of_gpt2("generation, GPT-2, 1 prompt of 4096", [4096], 4224, 32)
+    made["beam search"] = lambda: searching(work, 48)
     return made
 
 

@@ -111,7 +111,7 @@ class GeneratingModel(Model):
             ends=self.end_tokens,
             pad=self.pad_token,
         )
-        with weights_for(self, len(input_ids), max_new_tokens):
+        with weights_for(self, max_new_tokens):
             return torch.cat((input_ids, torch.stack(list(new), 1)), 1)
 
     def check_generates(self) -> None:
@@ -125,9 +125,9 @@ class GeneratingModel(Model):
         return named_tokens(generation_settings(self.folder, self.settings), name)
 
 
-def weights_for(model: nn.Module, rows: int, steps: int) -> AbstractContextManager[None]:
-    """Packed copies of the weights where they pay for themselves: several rows a step, and not a few steps."""
-    return packed_weights(model) if rows > 1 and steps >= _STEPS else nullcontext()
+def weights_for(model: nn.Module, steps: int) -> AbstractContextManager[None]:
+    """Packed copies of the weights where they pay for themselves."""
+    return packed_weights(model) if steps >= _STEPS else nullcontext()
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:
