@@ -106,7 +106,9 @@ def test_no_error_and_no_warning(tmp_path, model, config, settings):
 
 def test_a_model_that_makes_its_own_decoder_tokens_is_verified_without_its_head(tmp_path):
     model = opened(tmp_path, "BartForSequenceClassification", "Bart", **PAIRED)
-    with pytest.raises(Undecided, match='BartClassifier makes its decoder.s tokens .* load the folder with head="none"'):
+    with pytest.raises(
+        Undecided, match='BartClassifier makes its decoder.s tokens .* load the folder with head="none"'
+    ):
         token_subject(model)
     subject = token_subject(models.load(tmp_path, head="none"))
     assert subject(subject.inputs(2, 7)).out.shape == (2, 7, PAIRED["d_model"])
