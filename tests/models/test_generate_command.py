@@ -97,6 +97,7 @@ def published(folder: Path, name: str) -> Path:
 ALONE = "import sys; sys.modules['transformers'] = None; from saccade import cli; sys.exit(cli.main(sys.argv[1:]))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["LlamaForCausalLM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("GPT2LMHeadModel", "GPTNeoForCausalLM"))],

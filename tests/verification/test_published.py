@@ -70,13 +70,13 @@ def opened(folder, model, config, **settings):
 @pytest.mark.parametrize(
     ("model", "config", "settings"),
     [
-        ("BertModel", "Bert", PLAIN),
         ("GPT2LMHeadModel", "GPT2", GPT_2),
-        ("GPTNeoForCausalLM", "GPTNeo", GPT_NEO),
-        ("T5Model", "T5", {**T5, "num_layers": 1}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
+                ("BertModel", "Bert", PLAIN),
+                ("GPTNeoForCausalLM", "GPTNeo", GPT_NEO),
+                ("T5Model", "T5", {**T5, "num_layers": 1}),
                 ("RobertaModel", "Roberta", {**PLAIN, "pad_token_id": 1}),
                 ("DistilBertModel", "DistilBert", DISTILBERT),
                 ("ElectraModel", "Electra", {**PLAIN, "embedding_size": 13}),
