@@ -6,6 +6,7 @@ Shape legend: B batch, L length.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -159,10 +160,7 @@ def generate_ctranslate2(folder: Path, prompts: Batch, new: int, work: Path, thr
     if not out.exists():
         TransformersConverter(str(folder)).convert(str(out))
     generator = ctranslate2.Generator(str(out), compute_type="float32", inter_threads=1, intra_threads=threads)
-    vocabulary = (out / "vocabulary.json").read_text()
-    import json
-
-    names = json.loads(vocabulary)
+    names = json.loads((out / "vocabulary.json").read_text())
     texts = [
         [names[token] for token in row[real.bool()].tolist()]
         for row, real in zip(prompts["input_ids"], prompts["attention_mask"], strict=True)

@@ -296,7 +296,8 @@ def gpt2(work: Path, longest: int) -> Path:
     folder = random_folder(work, f"gpt2-{longest}", "GPT2LMHeadModel", config)
     words = tokenizers.models.WordLevel({str(n): n for n in range(50257)}, unk_token="0")
     tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))  # a converter asks for one
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "1", "eos_token": "2", "unk_token": "0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..._masks import Padding
@@ -30,7 +31,8 @@ class NewRows:
             TypeError: not a Padding. ValueError: one of other rows, or a row of tokens with a hole.
         """
         if padding is None:
-            return _without_padding(rows)
+            # A compiler looks into no function that keeps its answers.
+            return _all_real(rows) if torch.compiler.is_compiling() else _without_padding(rows)
         kept = _checked(padding).keys
         table: np.ndarray = kept.table.host
         if kept.by_length:
@@ -65,9 +67,11 @@ class NewRows:
         return self.real().tolist() if self.left.any() else self.count.tolist()
 
 
-@lru_cache(maxsize=64)  # every layer asks at every step
-def _without_padding(rows: int) -> NewRows:
+def _all_real(rows: int) -> NewRows:
     return NewRows(rows, np.zeros(1, np.int64), np.full(1, rows))
+
+
+_without_padding = lru_cache(maxsize=64)(_all_real)  # every layer asks at every step
 
 
 def alike(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
