@@ -140,7 +140,8 @@ class SentencePieceTokenizer:
         if self.targets is not self:
             return self.targets.decode(ids)
         pieces = [self.written(int(token)) for token in ids if int(token) not in self.special]
-        return self._pieces.model.decode(pieces).strip()
+        # Of a piece that is in the vocabulary and not in this language's model the sign for a space is left.
+        return self._pieces.model.decode(pieces).replace("\u2581", " ").strip()
 
     def written(self, token: int) -> str:
         """How the vocabulary writes a token. ValueError for an id outside it."""
