@@ -110,12 +110,14 @@ def test_a_treebank_coreference_and_labels(capsys):
     assert [layer["layer"] for layer in found["probe"]["layers"]] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_column_of_a_treebank(capsys, tmp_path):
     (tmp_path / "two.conllu").write_text(("\n".join(DONT) + "\n") * 2)
     assert numbers(capsys, "--probe", "two.conllu")["probe"]["labels"][:2] == ["ADV", "AUX"]
     assert "root" in numbers(capsys, "--probe", "two.conllu", "--column", "deprel")["probe"]["labels"]
 
 
+@pytest.mark.slow
 def test_numbers_in_a_file(capsys, tmp_path):
     out = told(capsys, "--corpus", "one.txt", "--syntax", "bank.conllu", "--texts", 1, "--out", "all.csv")
     assert out.rstrip().endswith("Numbers  all.csv")
