@@ -87,6 +87,7 @@ def test_the_same_command_gives_the_same_numbers(capsys):
     assert other != once
 
 
+@pytest.mark.slow
 def test_two_checkpoints(capsys, tmp_path):
     from checkpoints import llama
 
@@ -100,6 +101,7 @@ def test_two_checkpoints(capsys, tmp_path):
     assert f"embedded -> {folder}" in out.replace("\n", " ") or str(folder)[:40] in out
 
 
+@pytest.mark.slow
 def test_a_treebank_coreference_and_labels(capsys):
     out = told(capsys, "--syntax", "bank.conllu", "--coreference", "coref.jsonl", "--probe", "labels.tsv")
     at = [out.index(f"embedded: {part}") for part in ("relations", "antecedents", "linear probes")]

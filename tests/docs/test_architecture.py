@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 
+import pytest
 from pages import ROOT
 
 
+@pytest.mark.slow
 def test_the_drawing_is_of_the_imports_there_are():
     path = ROOT / "docs" / "figures" / "architecture.py"
     spec = importlib.util.spec_from_file_location("architecture", path)

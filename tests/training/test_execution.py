@@ -140,6 +140,7 @@ def test_help_shows_options_by_theme(capsys):
     assert "Exit status: 0 trained" in told
 
 
+@pytest.mark.slow
 def test_tensorboard_is_asked_for(story, tmp_path, capsys, monkeypatch):
     command = ["train", "lm", str(story), *SMALL, "--out"]
     assert cli.main([*command, str(tmp_path / "by-default")]) == 0

@@ -138,6 +138,7 @@ def test_the_same_seed_gives_the_same_weights():
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
+@pytest.mark.slow
 def test_learns_a_text_by_heart():
     settings = Settings(
         steps=250, batch=16, rate=0.02, warmup=10, execution=FLOAT32, looks=EvaluationSettings(every=250)
