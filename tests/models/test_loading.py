@@ -349,3 +349,11 @@ def test_saving_writes_whole_files_and_what_stands_beside(tmp_path):
     assert models.load(tmp_path / "new").dtype == torch.float16
     saved = json.loads((tmp_path / "new" / "config.json").read_text())
     assert (saved["dtype"], saved["architectures"]) == ("float16", ["BertForMaskedLM"])
+
+
+def test_a_model_of_saccades_own_has_one_head():
+    for options in ({"head": "masked-lm"}, {"labels": 3}):
+        with pytest.raises(ValueError, match="head: a model of Saccade's own has 'causal-lm' alone"):
+            models.load(**options)
+    with pytest.raises(ValueError, match="dtype: expected one of torch.float32, .* got torch.int64"):
+        models.load(dtype=torch.int64)

@@ -54,14 +54,16 @@ def load(
         ValueError: damaged files, an unknown family or head, tensors that do not fit, a configuration that asks for
             code of its own.
     """
-    if source is None:
-        return load_own(None, dtype=dtype, device=device, mechanism=mechanism)
-    folder = folder_of(source)
-    settings = read_settings(folder)
-    if "model_type" not in settings:
-        return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype}")
+    folder = None if source is None else folder_of(source)
+    settings = None if folder is None else read_settings(folder)
+    if folder is None or settings is None or "model_type" not in settings:
+        if head not in (None, "causal-lm") or labels is not None:
+            raise ValueError(
+                f"head: a model of Saccade's own has 'causal-lm' alone, got head={head!r}, labels={labels!r}"
+            )
+        return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
     return _published(folder, settings, dtype, device, mechanism, head, labels)
 
 

@@ -136,7 +136,9 @@ class Model(nn.Module, ABC):
     def save(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and the tokenizer's files, as they are published.
 
-        Each file appears whole or not at all. transformers opens the folder, with equal outputs.
+        Each file appears whole or not at all. transformers opens the folder, with equal outputs, unless the model was
+        opened with a `mechanism`: published files have no place for one, so it must be named again when loading, and
+        tensors of its own are not written.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
