@@ -6,7 +6,6 @@ Shape legend: B batch, L length.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -141,34 +140,63 @@ def encode_openvino(folder: Path, batches: list[Batch], work: Path, threads: int
     return run
 
 
-def generate_transformers(folder: Path, prompts: Batch, new: int, **options: Any) -> Run:
+def generate_transformers(folder: Path, prompts: Batch) -> Callable[[int], Run]:
+    """Runs that write as many tokens as they are asked for."""
     model = transformers_model(folder, "AutoModelForCausalLM")
 
     @torch.inference_mode()
-    def run() -> Tensor:
-        return model.generate(**prompts, max_new_tokens=new, min_new_tokens=new, do_sample=False, **options)
+    def write(new: int) -> Tensor:
+        return model.generate(**prompts, max_new_tokens=new, min_new_tokens=new, do_sample=False)
 
-    return run
+    return lambda new: lambda: write(new)
 
 
-def generate_ctranslate2(folder: Path, prompts: Batch, new: int, work: Path, threads: int) -> Run:
+def generate_ctranslate2(folder: Path, prompts: Batch, work: Path, threads: int) -> Callable[[int], Run]:
     """Tokens are strings there: every id is written as its number."""
     import ctranslate2
-    from ctranslate2.converters import TransformersConverter
 
-    out = work / "ctranslate2-decoder"
-    if not out.exists():
-        TransformersConverter(str(folder)).convert(str(out))
-    generator = ctranslate2.Generator(str(out), compute_type="float32", inter_threads=1, intra_threads=threads)
-    names = json.loads((out / "vocabulary.json").read_text())
-    texts = [
-        [names[token] for token in row[real.bool()].tolist()]
-        for row, real in zip(prompts["input_ids"], prompts["attention_mask"], strict=True)
-    ]
+    generator = ctranslate2.Generator(
+        str(_converted(folder, work)), compute_type="float32", inter_threads=1, intra_threads=threads
+    )
+    texts = _texts(prompts)
 
-    def run() -> Any:
-        return generator.generate_batch(
+    def write(new: int) -> list[list[int]]:
+        found = generator.generate_batch(
             texts, max_length=new, min_length=new, include_prompt_in_result=False, beam_size=1, sampling_topk=1
         )
+        return [one.sequences_ids[0] for one in found]
+
+    return lambda new: lambda: write(new)
+
+
+def search_ctranslate2(folder: Path, sources: Batch, new: int, work: Path, threads: int) -> Run:
+    """Beam search with four beams."""
+    import ctranslate2
+
+    translator = ctranslate2.Translator(
+        str(_converted(folder, work)), compute_type="float32", inter_threads=1, intra_threads=threads
+    )
+    texts = _texts(sources)
+
+    def run() -> list[list[int]]:
+        found = translator.translate_batch(
+            texts, beam_size=4, max_decoding_length=new, min_decoding_length=new, max_batch_size=0
+        )
+        return [[int(token) for token in one.hypotheses[0]] for one in found]
 
     return run
+
+
+def _converted(folder: Path, work: Path) -> Path:
+    from ctranslate2.converters import TransformersConverter
+
+    out = work / f"ctranslate2-{folder.name}"
+    if not out.exists():
+        TransformersConverter(str(folder)).convert(str(out))
+    return out
+
+
+def _texts(batch: Batch) -> list[list[str]]:
+    """The real tokens of each item, by the names of `named_tokens` in the benchmark."""
+    pairs = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [[str(token) for token in row[real.bool()].tolist()] for row, real in pairs]

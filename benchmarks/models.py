@@ -36,6 +36,7 @@ from saccade.benchmark.attention import machine
 from saccade.nn import packed_weights
 
 OUT = Path(__file__).parent / "results" / "models.md"
+BEGUN = 16  # tokens of generation that are taken off, with the prompt
 PAUSE = 0.1  # seconds, in which waiting threads fall asleep
 BERT = dict(vocab_size=1000, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
@@ -51,6 +52,7 @@ class Row:
     products: float = 0.0  # FLOP of Saccade's matrix products in a run
     attention: float = 0.0
     check: Callable[[dict[str, peers.Run]], None] | None = None
+    begun: dict[str, peers.Run] | None = None  # the first part of each run, which is taken off: prompts of generation
 
 
 # --- inputs -------------------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ def chip(threads: int) -> float:
 
 
 class Parts:
-    """Seconds inside linear layers and inside attention calls of one run."""
+    """Seconds inside products by weights and inside attention calls of one run."""
 
     def __init__(self) -> None:
         self.products = self.attention = 0.0
@@ -115,9 +117,9 @@ class Parts:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         from saccade.nn import attention as module
-        from saccade.nn._linear import Linear
+        from saccade.nn._linear import Product
 
-        forward, activated, attend = Linear.forward, Linear.activated, module.attention
+        multiply, attend = Product.__call__, module.attention
 
         def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def run(*given: Any, **named: Any) -> Any:
@@ -128,13 +130,12 @@ class Parts:
 
             return run
 
-        Linear.forward = timed("products", forward)  # type: ignore[method-assign]
-        Linear.activated = timed("products", activated)  # type: ignore[method-assign]
+        Product.__call__ = timed("products", multiply)  # type: ignore[method-assign]
         module.attention = timed("attention", attend)  # type: ignore[assignment]
         try:
             yield
         finally:
-            Linear.forward, Linear.activated, module.attention = forward, activated, attend  # type: ignore[method-assign, assignment]
+            Product.__call__, module.attention = multiply, attend  # type: ignore[method-assign, assignment]
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -267,44 +268,75 @@ def corpus(folder: Path, texts: list[str]) -> Row:
 
 
 def generating(name: str, folder: Path, lengths: list[int], new: int, work: Path, threads: int) -> Row:
-    """Greedy decoding of prompts of these lengths, padded on the left; every contender writes `new` tokens."""
+    """Greedy decoding of prompts of these lengths, padded on the left: `new` tokens after the first `BEGUN`."""
     prompts = batch_of(lengths, side="left")
     ours = models.load(folder)
     ours.settings.values["eos_token_id"] = None  # all write as many tokens
-
-    def run() -> Tensor:
-        return ours.generate(**prompts, max_new_tokens=new)  # type: ignore[operator]
-
-    contenders: dict[str, peers.Run] = {"Saccade": run}
-    contenders["transformers sdpa"] = peers.generate_transformers(folder, prompts, new)
     work.mkdir(exist_ok=True)
+    theirs = peers.generate_transformers(folder, prompts)
+    ctranslate2: Callable[[int], peers.Run] | None = None
     with told("CTranslate2"):
         peers.version("ctranslate2")
-        contenders["CTranslate2"] = peers.generate_ctranslate2(folder, prompts, new, work, threads)
+        ctranslate2 = peers.generate_ctranslate2(folder, prompts, work, threads)
+
+    def runs(count: int) -> dict[str, peers.Run]:
+        made: dict[str, peers.Run] = {
+            "Saccade": lambda: ours.generate(**prompts, max_new_tokens=count),  # type: ignore[operator]
+            "transformers sdpa": theirs(count),
+        }
+        return made if ctranslate2 is None else {**made, "CTranslate2": ctranslate2(count)}
 
     def check(contenders: dict[str, peers.Run]) -> None:
-        a, b = (contenders[one]() for one in ("transformers sdpa", "Saccade"))
-        same = float((a == b).float().mean())
-        assert same > 0.9, f"only {same:.0%} of the tokens are the same"  # random weights: near ties fall either way
+        length = prompts["input_ids"].shape[1]
+        expected = contenders["transformers sdpa"]()[:, length:]
+        for one, run in contenders.items():
+            got = torch.as_tensor(run())
+            same = float((got[:, -expected.shape[1] :] == expected).float().mean())
+            assert same > 0.9, f"{one}: only {same:.0%} of the tokens are the same"  # near ties fall either way
 
-    return Row(name, "tokens", len(lengths) * new, contenders, check=check)
+    return Row(name, "tokens", len(lengths) * new, runs(BEGUN + new), check=check, begun=runs(BEGUN))
 
 
-def gpt2(work: Path, longest: int) -> Path:
-    ids = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    config = peers.quiet_transformers().GPT2Config(vocab_size=50257, n_positions=longest, **ids)
-    folder = random_folder(work, f"gpt2-{longest}", "GPT2LMHeadModel", config)
-    words = tokenizers.models.WordLevel({str(n): n for n in range(50257)}, unk_token="0")
-    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))  # a converter asks for one
+def named_tokens(folder: Path, count: int) -> Path:
+    """A tokenizer whose tokens are their numbers: a converter asks for one."""
+    words = tokenizers.models.WordLevel({str(n): n for n in range(count)}, unk_token="0")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "1", "eos_token": "2", "unk_token": "0"}
+    settings["pad_token"] = "0"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
-def searching(work: Path, new: int) -> Row:
+def gpt2(work: Path, longest: int, layers: int) -> Path:
+    ids = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = peers.quiet_transformers().GPT2Config(vocab_size=50257, n_positions=longest, n_layer=layers, **ids)
+    return named_tokens(random_folder(work, f"gpt2-{longest}-{layers}", "GPT2LMHeadModel", config), 50257)
+
+
+def llama(work: Path, layers: int) -> Path:
+    """The shape of Llama 3.2 1B."""
+    config = peers.quiet_transformers().LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return named_tokens(random_folder(work, f"llama-{layers}", "LlamaForCausalLM", config), 32000)
+
+
+def searching(work: Path, new: int, threads: int) -> Row:
     """Beam search of a T5 of the small size, random weights, sources of unequal lengths."""
     library = peers.quiet_transformers()
-    folder = random_folder(work, "t5", "T5ForConditionalGeneration", library.T5Config(decoder_start_token_id=0))
+    config = library.T5Config(decoder_start_token_id=0, d_kv=64, vocab_size=32128)
+    folder = named_tokens(random_folder(work, "t5", "T5ForConditionalGeneration", config), 32100)
     sources = batch_of(spread(8, 16, 64))
     ours = models.load(folder)
     theirs = library.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="sdpa").eval()
@@ -318,7 +350,22 @@ def searching(work: Path, new: int) -> Row:
         return ours.generate(**sources, search=models.BeamSearch(beams=4), constraints=rules)  # type: ignore[operator]
 
     contenders: dict[str, peers.Run] = {"Saccade": run, "transformers sdpa": reference}
-    return Row(f"beam search, T5 small, 8 sources, 4 beams, {new} tokens", "tokens", 8 * new, contenders)
+    work.mkdir(exist_ok=True)
+    with told("CTranslate2"):
+        peers.version("ctranslate2")
+        contenders["CTranslate2"] = peers.search_ctranslate2(folder, sources, new, work, threads)
+
+    def check(contenders: dict[str, peers.Run]) -> None:
+        expected = contenders["transformers sdpa"]()[:, 1:]
+        for one, run in contenders.items():
+            got = run()
+            got = got.ids[:, 0] if one == "Saccade" else torch.as_tensor(got)[:, -expected.shape[1] :]
+            same = float((got == expected).float().mean())
+            print(f"{one}: {same:.0%} of the tokens as transformers has them")
+            assert one == "CTranslate2" or same > 0.9, f"{one}: only {same:.0%} of the tokens are the same"
+
+    name = f"beam search, T5 small, 8 sources, 4 beams, {new} tokens"
+    return Row(name, "tokens", 8 * new, contenders, check=check)
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------
@@ -327,37 +374,53 @@ def searching(work: Path, new: int) -> Row:
 def measure(row: Row, rounds: int) -> dict[str, Any]:
     if row.check is not None:
         row.check(row.contenders)
+    whole: dict[str, list[float]] = {name: [] for name in row.contenders}
     seconds: dict[str, list[float]] = {name: [] for name in row.contenders}
     names = list(row.contenders)
     for number in range(-1, rounds):  # the first one warms up
         for name in names if number % 2 else reversed(names):
-            time.sleep(PAUSE)
-            began = time.perf_counter()
-            row.contenders[name]()
+            begun = 0.0 if row.begun is None else _timed(row.begun[name])
+            took = _timed(row.contenders[name])
             if number >= 0:
-                seconds[name].append(time.perf_counter() - began)
+                whole[name].append(took)
+                seconds[name].append(took - begun)
     parts = Parts()  # of the forward pass; of a training step the rest is "elsewhere"
+    before = Parts()
+    with before.counted():
+        begun = 0.0 if row.begun is None else _timed(row.begun["Saccade"])
     with parts.counted():
-        began = time.perf_counter()
-        row.contenders["Saccade"]()
-        whole = time.perf_counter() - began
+        took = _timed(row.contenders["Saccade"]) - begun
+    parts.products -= before.products
+    parts.attention -= before.attention
     return {
         "row": row.name,
         "unit": row.unit,
         "amount": row.amount,
         "seconds": seconds,
-        "shares": [parts.products / whole, parts.attention / whole],
+        "whole": None if row.begun is None else whole,
+        "shares": [parts.products / took, parts.attention / took],
         "products": row.products / parts.products if parts.products and row.products else None,
     }
 
 
+def _timed(run: peers.Run) -> float:
+    time.sleep(PAUSE)
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
 def lines(found: dict[str, Any], speed: float) -> list[str]:
-    base = found["seconds"]["transformers sdpa"]
+    whole = found["whole"]
     made = [f"## {found['row']}", "", f"| | {found['unit']}/s | ms | against transformers |", "|---|---|---|---|"]
+    if whole is not None:
+        made[2:] = [made[2] + " prompt and all, s | against transformers |", made[3] + "---|---|"]
     for name, seconds in found["seconds"].items():
         median = statistics.median(seconds)
-        factor = statistics.median(b / s for b, s in zip(base, seconds, strict=True))
-        made.append(f"| {name} | {found['amount'] / median:,.1f} | {1e3 * median:,.1f} | {factor:.2f} |")
+        line = f"| {name} | {found['amount'] / median:,.1f} | {1e3 * median:,.1f} | {_factor(found['seconds'], name)} |"
+        if whole is not None:
+            line += f" {statistics.median(whole[name]):,.2f} | {_factor(whole, name)} |"
+        made.append(line)
     products, attention = found["shares"]
     reached = (
         ""
@@ -373,6 +436,12 @@ def lines(found: dict[str, Any], speed: float) -> list[str]:
     return made
 
 
+def _factor(seconds: dict[str, list[float]], name: str) -> str:
+    """How many times as fast as transformers, the median of rounds."""
+    pairs = zip(seconds["transformers sdpa"], seconds[name], strict=True)
+    return f"{statistics.median(base / own for base, own in pairs):.2f}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minilm", type=Path, help="folder of all-MiniLM-L6-v2; without it those rows are left out")
@@ -380,6 +449,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
+    parser.add_argument("--llama-layers", type=int, default=16, help="of the Llama, 1 GiB for 4 in each contender")
     parser.add_argument("--rows", nargs="+", help="only rows whose names hold one of these words")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(arguments)
@@ -453,14 +523,21 @@ def rows(options: argparse.Namespace, work: Path) -> dict[str, Callable[[], Row]
     of_bert("BERT-base, 1 x 2048", [2048], 2048)
     made["training"] = lambda: training(work, options.layers)
 
-    def of_gpt2(name: str, lengths: list[int], longest: int, new: int) -> None:
-        folder = work / f"generation-{longest}"
-        made[name] = lambda: generating(name, gpt2(work, longest), lengths, new, folder, options.threads)
+    def of_gpt2(name: str, lengths: list[int], longest: int, new: int, layers: int = 12) -> None:
+        folder = work / "generation"
+        made[name] = lambda: generating(name, gpt2(work, longest, layers), lengths, new, folder, options.threads)
 
     of_gpt2("generation, GPT-2, 1 prompt of 128", [128], 1024, 64)
     of_gpt2("generation, GPT-2, 8 prompts of 16 to 128", spread(8), 1024, 64)
-    of_gpt2("generation, GPT-2, 1 prompt of 4096", [4096], 4224, 32)
-    made["beam search"] = lambda: searching(work, 48)
+    of_gpt2("generation, GPT-2, 1 prompt of 4096", [4096], 4224, 48)
+    name = f"generation, GPT-2, {options.layers} layers, 8 prompts of 512 to 4096"
+    of_gpt2(name, spread(8, 512, 4096), 4224, 32, options.layers)
+    for lengths in ([128], spread(8)):
+        name = f"generation, Llama 1B's shape, {options.llama_layers} layers, {len(lengths)} of at most 128"
+        made[name] = lambda name=name, lengths=lengths: generating(
+            name, llama(work, options.llama_layers), lengths, 16, work / "generation-llama", options.threads
+        )
+    made["beam search"] = lambda: searching(work, 48, options.threads)
     return made
 
 

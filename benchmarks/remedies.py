@@ -2,9 +2,9 @@
 
     python benchmarks/remedies.py [--rounds 3] [--items 32] [--out benchmarks/results/remedies.md]
 
-bf16, checkpointing, accumulation, a window and grouping by length, each alone and all together, beside the plain
-float32 step. Every configuration trains the same decoder (forward, loss, backward, clipping, AdamW) over an epoch of
-the same items, in padded batches. docs/remedies.md says what was expected, and by which formulas.
+bf16, checkpointing, accumulation, a window, grouping by length and packing, each alone and all together, beside the
+plain float32 step. Every configuration trains the same decoder (forward, loss, backward, clipping, AdamW) over an epoch
+of the same items, in padded batches. docs/remedies.md says what was expected, and by which formulas.
 
 Before anything is timed, losses and gradients are checked. Times are medians over rounds in which the configurations
 take turns in one process, in an order that moves on by one. Peak memory is resident memory: a process of its own for
@@ -35,7 +35,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 import saccade
-from saccade import Causal, Mask, Window
+from saccade import Causal, Documents, Mask, Window
 from saccade.batching import LengthGrouped, pad
 from saccade.benchmark.attention.timing import median_ratio
 from saccade.models import DecoderLM, ModelConfig
@@ -76,6 +76,7 @@ class Configuration:
     parts: int = 1  # micro-batches of a step
     window: bool = False
     grouped: bool = False
+    packed: bool = False  # the real tokens of a part in one row
 
 
 PARTS = 4
@@ -86,21 +87,25 @@ CONFIGURATIONS = (
     Configuration(f"accumulation, {PARTS} micro-batches", parts=PARTS),
     Configuration("window", window=True),
     Configuration("grouped by length", grouped=True),
-    Configuration("all together", bf16=True, checkpointing=True, parts=PARTS, window=True, grouped=True),
+    Configuration("packed", packed=True),
+    Configuration("all together", bf16=True, checkpointing=True, parts=PARTS, window=True, packed=True),
 )
-PLAIN, BF16, CHECKPOINTING, ACCUMULATION, WINDOW, _, TOGETHER = CONFIGURATIONS
+PLAIN, BF16, CHECKPOINTING, ACCUMULATION, WINDOW, _, PACKED, TOGETHER = CONFIGURATIONS
 
 
 def mask_of(sizes: Sizes, configuration: Configuration) -> Mask:
     return Causal() & Window(sizes.window - 1, 0) if configuration.window else Causal()
 
 
-def flops(sizes: Sizes, configuration: Configuration, rows: int, length: int) -> float:
-    """Of the matrix products of one step on a padded batch (rows, length). Formula: docs/remedies.md."""
+def flops(sizes: Sizes, configuration: Configuration, batch: Batch) -> float:
+    """Of the matrix products of one step. Formula: docs/remedies.md."""
     hidden, width = sizes.model().hidden or 0, sizes.width
-    query = torch.zeros(1, sizes.heads, length, width // sizes.heads)
-    plan = saccade.explain(query, query, query, mask_of(sizes, configuration))
-    tokens, attention = rows * length, rows * sizes.layers * plan.flops
+    lengths = computed(configuration, batch)
+    tokens, attention = sum(lengths), 0.0
+    for length in lengths:
+        query = torch.zeros(1, sizes.heads, length, width // sizes.heads)
+        plan = saccade.explain(query, query, query, mask_of(sizes, configuration))
+        attention += sizes.layers * plan.flops
     block = 4 * width**2 + 3 * width * hidden
     total = 6 * tokens * (sizes.layers * block + sizes.vocabulary * width) + 3.5 * attention
     if configuration.checkpointing:  # what leads out of the block is not needed again, and not computed
@@ -116,8 +121,8 @@ def kept_bytes(sizes: Sizes, configuration: Configuration) -> tuple[int, int]:
     return block, 4 * (2 * width + 1 + sizes.vocabulary) + narrow * width
 
 
-def activation_bytes(sizes: Sizes, configuration: Configuration, rows: int, length: int) -> int:
-    """At the peak of a step on a padded batch (rows, length), above weights, gradients and optimizer state.
+def activation_bytes(sizes: Sizes, configuration: Configuration, batch: Batch) -> int:
+    """At the peak of a step, above weights, gradients and optimizer state.
 
     The larger of two moments: the loss's backward (three arrays of (tokens, V), one of which was kept), and the
     backward of the last block's feed-forward layer. Formula: docs/remedies.md.
@@ -130,7 +135,9 @@ def activation_bytes(sizes: Sizes, configuration: Configuration, rows: int, leng
     in_block = kept + again + entry + 2 * narrow * hidden
     matrices = (4 * width**2 + 3 * width * hidden) * (1 if configuration.checkpointing else sizes.layers)
     cast = 2 * (matrices + sizes.vocabulary * width) if configuration.bf16 else 0
-    return -(-rows // configuration.parts) * length * max(in_loss, in_block) + cast
+    lengths = torch.tensor(computed(configuration, batch))
+    tokens = max(int(part.sum()) for part in lengths.chunk(configuration.parts))
+    return tokens * max(in_loss, in_block) + cast
 
 
 class Batch(NamedTuple):
@@ -138,6 +145,12 @@ class Batch(NamedTuple):
 
     tokens: Tensor
     targets: Tensor
+
+
+def computed(configuration: Configuration, batch: Batch) -> list[int]:
+    """How many tokens of each item are computed: the real ones alone where they are packed."""
+    rows, length = batch.tokens.shape
+    return (batch.targets != IGNORED).sum(1).tolist() if configuration.packed else [length] * rows
 
 
 def median(sizes: Sizes) -> int:
@@ -173,8 +186,8 @@ def epoch_of(sizes: Sizes, configuration: Configuration) -> list[Batch]:
     return [padded([items[i] for i in few]) for few in chosen(sizes, items, grouped=configuration.grouped)]
 
 
-def largest(epoch: list[Batch]) -> Batch:
-    return max(epoch, key=lambda batch: batch.tokens.numel())
+def largest(configuration: Configuration, epoch: list[Batch]) -> Batch:
+    return max(epoch, key=lambda batch: sum(computed(configuration, batch)))
 
 
 class Trainer:
@@ -192,13 +205,19 @@ class Trainer:
         # Kept, so that what a step needs beside weights, gradients and state can be measured.
         self.optimizer.zero_grad(set_to_none=False)
 
-    def gradients(self, batch: Batch, configuration: Configuration, mask: Mask | Tensor) -> float:
+    def gradients(self, batch: Batch, configuration: Configuration, mask: Any) -> float:
         """The mean loss of the real tokens; its gradients are added up in the weights."""
         self.model.decoder.checkpointing = configuration.checkpointing
         real, total = (batch.targets != IGNORED).sum(), 0.0
         parts = batch.tokens.chunk(configuration.parts), batch.targets.chunk(configuration.parts)
         for tokens, targets in zip(*parts, strict=True):
-            loss = self._loss(tokens, targets, configuration, mask) / real
+            seen = mask
+            if configuration.packed:
+                here = targets != IGNORED
+                ends = [0, *here.sum(1).cumsum(0).tolist()]
+                tokens, targets = tokens[here][None], targets[here][None]
+                seen = mask & Documents.from_cu_seqlens(ends)
+            loss = self._loss(tokens, targets, configuration, seen) / real
             loss.backward()
             total += loss.item()
         return total
@@ -232,7 +251,8 @@ def check(sizes: Sizes) -> None:
 
     plain = found(PLAIN, Causal())
     windowed = found(PLAIN, mask_of(sizes, WINDOW).dense(length, length))
-    for configuration, expected in ((CHECKPOINTING, plain), (ACCUMULATION, plain), (WINDOW, windowed)):
+    same = ((CHECKPOINTING, plain), (ACCUMULATION, plain), (PACKED, plain), (WINDOW, windowed))
+    for configuration, expected in same:
         require_equal(configuration.name, found(configuration, mask_of(sizes, configuration)), expected)
     for configuration, (expected_loss, _) in ((BF16, plain), (TOGETHER, windowed)):
         loss, _ = found(configuration, mask_of(sizes, configuration))
@@ -301,7 +321,7 @@ def peak_here(sizes: Sizes, configuration: Configuration) -> tuple[int, tuple[in
     trainer.step(configuration, Batch(*(x[:, :2] for x in epoch[0])))
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins again at what is resident now
     before = _resident("VmRSS")
-    trainer.step(configuration, largest(epoch))
+    trainer.step(configuration, largest(configuration, epoch))
     return _resident("VmHWM") - before, trainer.state_bytes()
 
 
@@ -367,7 +387,8 @@ def expected_table(sizes: Sizes) -> list[str]:
     base_work, base_bytes = epoch_flops(sizes, PLAIN), step_bytes(sizes, PLAIN)
     for configuration in CONFIGURATIONS:
         work, needed = epoch_flops(sizes, configuration), step_bytes(sizes, configuration)
-        padding = 1 - real / sum(batch.tokens.numel() for batch in epoch_of(sizes, configuration))
+        epoch = epoch_of(sizes, configuration)
+        padding = 1 - real / sum(sum(computed(configuration, batch)) for batch in epoch)
         lines.append(
             f"| {configuration.name} | {100 * padding:.0f} % | {work / 1e9:.0f} | {work / base_work:.2f} | "
             f"{needed / 2**20:.1f} MiB | {needed / base_bytes:.2f} |"
@@ -394,12 +415,12 @@ def measured_table(sizes: Sizes, results: list[Measured]) -> list[str]:
 
 
 def epoch_flops(sizes: Sizes, configuration: Configuration) -> float:
-    return sum(flops(sizes, configuration, *batch.tokens.shape) for batch in epoch_of(sizes, configuration))
+    return sum(flops(sizes, configuration, batch) for batch in epoch_of(sizes, configuration))
 
 
 def step_bytes(sizes: Sizes, configuration: Configuration) -> int:
     """Of the largest step of an epoch."""
-    return activation_bytes(sizes, configuration, *largest(epoch_of(sizes, configuration)).tokens.shape)
+    return activation_bytes(sizes, configuration, largest(configuration, epoch_of(sizes, configuration)))
 
 
 def _real(items: list[Tensor]) -> int:

@@ -264,6 +264,7 @@ print(json.dumps({{"changed": [k for k in before if before[k] != after[k]], "fai
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_importing_is_light_and_changes_nothing():
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)

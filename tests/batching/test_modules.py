@@ -93,6 +93,7 @@ def close(came, expected):
             torch.testing.assert_close(got, right, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.slow
 @looped("way", WAYS)
 @looped("positions", POSITIONS)
 @looped("kind", ["attention", "encoder block", "decoder block", "encoder", "decoder"])

@@ -55,6 +55,7 @@ def test_targets_are_judged(monkeypatch, capsys, load, factor, status):
     assert f"{int(factor == 0)} of 1 targets are met." in out
 
 
+@pytest.mark.slow
 def test_targets_run_as_they_are(load, capsys):
     given = ["--targets", "--backend", "chunked,auto", "--only", "L=16 B=4 float32 auto"]
     assert load("attention")(*TINY[:4], "--rounds", "1", *given) in (0, 3)

@@ -46,7 +46,7 @@ def test_both_tables_have_every_row(tmp_path, monkeypatch, capsys):
     names = [one.name for one in remedies.CONFIGURATIONS]
     expected, came = rows(text, "What it must cost"), rows(text, "What it cost")
     assert [row[0] for row in expected] == [row[0] for row in came] == names
-    assert [row[2] for row in came] == [f"{k}.00" for k in range(1, 8)]  # peak, to the plain step's
+    assert [row[2] for row in came] == [f"{k}.00" for k in range(1, 9)]  # peak, to the plain step's
     assert came[0][5] == came[0][8] == "1.00" and all(float(row[5]) > 0 for row in came)
     assert "(1.0, 1.0, 2.0 MiB)" in text and "Medians over 1 round(s)" in text and "11 items" in text
 
@@ -130,8 +130,14 @@ def test_the_formula_counts_the_operations(checkpointing, monkeypatch):
     trainer = remedies.Trainer(sizes)
     tokens = torch.randint(0, 23, (3, 512))
     with FlopCounterMode(display=False) as counted:
-        trainer.gradients(remedies.Batch(tokens, tokens), configuration, remedies.mask_of(sizes, configuration))
-    assert counted.get_total_flops() == remedies.flops(sizes, configuration, 3, 512)
+        batch = remedies.Batch(tokens, tokens)
+        trainer.gradients(batch, configuration, remedies.mask_of(sizes, configuration))
+    assert counted.get_total_flops() == remedies.flops(sizes, configuration, batch)
+
+
+def full(rows, length):
+    """A batch without padding."""
+    return remedies.Batch(*2 * (torch.zeros(rows, length, dtype=torch.int64),))
 
 
 def test_the_peak_is_the_larger_of_two_moments():
@@ -140,12 +146,16 @@ def test_the_peak_is_the_larger_of_two_moments():
     large = dataclasses.replace(TINY, vocabulary=10_000)
     hidden = 128  # 8/3 of 48
     block = 13 * 48 + 4 * hidden + 2 * 3 + 2
-    assert remedies.activation_bytes(small, remedies.PLAIN, 2, 7) == 4 * 14 * (2 * block + 48 + 2 * hidden)
-    assert remedies.activation_bytes(large, remedies.PLAIN, 2, 7) == 4 * 14 * (2 * block + 3 * 48 + 1 + 30_000)
-    again = remedies.activation_bytes(small, remedies.CHECKPOINTING, 2, 7)
+    assert remedies.activation_bytes(small, remedies.PLAIN, full(2, 7)) == 4 * 14 * (2 * block + 48 + 2 * hidden)
+    assert remedies.activation_bytes(large, remedies.PLAIN, full(2, 7)) == 4 * 14 * (2 * block + 3 * 48 + 1 + 30_000)
+    again = remedies.activation_bytes(small, remedies.CHECKPOINTING, full(2, 7))
     assert again == 4 * 14 * (2 * 48 + block + 2 * hidden)
-    assert remedies.activation_bytes(small, remedies.ACCUMULATION, 8, 7) * 4 == remedies.activation_bytes(
-        small, remedies.PLAIN, 8, 7
+    assert remedies.activation_bytes(small, remedies.ACCUMULATION, full(8, 7)) * 4 == remedies.activation_bytes(
+        small, remedies.PLAIN, full(8, 7)
+    )
+    padded = remedies.Batch(full(2, 7).tokens, full(2, 7).targets.clone().index_fill_(1, torch.tensor([5, 6]), -100))
+    assert remedies.activation_bytes(small, remedies.PACKED, padded) * 7 == 5 * remedies.activation_bytes(
+        small, remedies.PLAIN, padded
     )
 
 
@@ -161,7 +171,7 @@ def test_padding_and_the_masks_change_no_real_token():
     assert loss == pytest.approx(sum(alone).item() / 19, rel=1e-5)
 
 
-@pytest.mark.parametrize("remedy", ["CHECKPOINTING", "ACCUMULATION", "WINDOW", "BF16", "TOGETHER"])
+@pytest.mark.parametrize("remedy", ["CHECKPOINTING", "ACCUMULATION", "WINDOW", "PACKED", "BF16", "TOGETHER"])
 def test_a_remedy_that_computes_something_else_is_not_timed(monkeypatch, remedy):
     configuration = getattr(remedies, remedy)
     right = remedies.Trainer._loss

@@ -40,6 +40,7 @@ def test_unscaled_rows_become_certain_and_most_gradients_vanish(scale):
     assert unscaled.query_median < scaled.query_median / 2 and unscaled.query_mean > 5 * scaled.query_mean
 
 
+@pytest.mark.slow
 def test_the_figure_names_both_and_is_the_same_each_time(scale):
     rows = [scale.measure(width, which, 2) for width in (2, 8) for which in (True, False)]
     first = scale.draw(rows)

@@ -125,6 +125,7 @@ CONSOLE_SCRIPT = "from saccade.cli import main; sys.exit(main())"
 MODULE = "import runpy; runpy.run_module('saccade', run_name='__main__')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "module", "how"),
     [

@@ -152,6 +152,7 @@ def test_part_of_a_text(bpe, capsys):
         assert f"{wrong[0]} {wrong[1]}: words are counted from 1" in refused(capsys, STORY, "--model", bpe, *wrong)
 
 
+@pytest.mark.slow
 def test_too_long_a_text_says_what_fits_and_that_fits(bpe, capsys):
     for extra in ([], ["--from", "11"]):
         told = refused(capsys, STORY, "--model", bpe, *extra)

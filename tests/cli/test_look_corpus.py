@@ -68,6 +68,7 @@ def test_a_corpus(capsys):
     assert re.search(r"^repeat induction +\.0\d ", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_several_files_with_or_without_a_shells_help(capsys):
     named = numbers(capsys, "--corpus", "one.txt", "--corpus", "two.txt", "--tokens", 64)
     shell = numbers(capsys, "--corpus", "one.txt", "two.txt", "--tokens", 64)
@@ -78,6 +79,7 @@ def test_several_files_with_or_without_a_shells_help(capsys):
     assert len(named["corpus"]["heads"]) == 32
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_numbers(capsys):
     command = ("--corpus", "one.txt", "--tokens", 64, "--texts", 3, "--seed", 5)
     once = numbers(capsys, *command)

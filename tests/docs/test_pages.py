@@ -21,8 +21,8 @@ def pages_with(language: str):
 
 
 def marks(page, language: str):
-    """A command takes seconds, and pages train and compare. What the README shows, a newcomer sees first."""
-    return [pytest.mark.slow] if language == "sh" or (language == "console" and page != README) else []
+    """A command takes seconds, and some pages train."""
+    return [pytest.mark.slow] if language in ("sh", "console") or page.stem == "building" else []
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # Lightning's own

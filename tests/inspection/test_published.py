@@ -50,6 +50,7 @@ for shared in (
     globals()[shared] = getattr(test_transformers, shared)  # the same, with this file's models
 
 
+@pytest.mark.slow
 def test_a_look_needs_no_transformers(folder, tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"

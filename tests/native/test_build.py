@@ -99,6 +99,20 @@ def test_the_environment_chooses_at_first_use(name):
     assert answer.stdout.strip() == (name if name in SUPPORTED else SUPPORTED[-1]), answer.stderr
 
 
+@pytest.mark.slow
+def test_a_first_call_in_inference_mode_is_the_kernels():
+    code = """
+import torch, saccade
+with torch.inference_mode():
+    made = torch.ones(1, 1, 5, 8)
+plain = torch.ones(1, 1, 5, 8)
+with torch.inference_mode():
+    print(*(saccade.explain(x, x, x).backend for x in (plain, made)))
+"""
+    assert in_a_new_process(code).stdout == "native native\n"
+
+
+@pytest.mark.slow
 def test_a_wrong_environment_is_an_error_at_first_use_and_not_at_import():
     code = """
 import torch, saccade, saccade._native as native

@@ -154,6 +154,7 @@ def assert_whole(part) -> None:
     assert part.status == 0, f"after {part.out.split(chr(10))[-3:]}: {part.err[-3000:]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["past the end", "before the start"])
 def test_the_pages_around_are_protected(where, ended):
     assert "Segmentation fault" in ended[where].err

@@ -137,6 +137,7 @@ def ended(tmp_path_factory):
     return in_forks(HEADER, parts, tmp_path_factory.mktemp("parts"))
 
 
+@pytest.mark.slow
 @needs_linux
 def test_pytorch_s_team_is_used_and_no_second_runtime_is_loaded(ended):
     assert ended["team"].status == 0, ended["team"].err

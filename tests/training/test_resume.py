@@ -223,6 +223,7 @@ def test_another_execution_is_named(run, whole, another_machine, monkeypatch, ex
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("began", "here"), [("no", "bf16"), ("bf16", "no")])
 def test_auto_goes_on_in_the_precision_it_began_with(run, another_machine, began, here):
     another_machine(began)

@@ -74,7 +74,9 @@ def line_in(function, words):
         pytest.param(
             misbehaving.loops, "did not finish within 2 seconds", "while True", marks=pytest.mark.slow, id="loops"
         ),
-        (misbehaving.sleeps, "did not finish within 2 seconds", "time.sleep"),
+        pytest.param(
+            misbehaving.sleeps, "did not finish within 2 seconds", "time.sleep", marks=pytest.mark.slow, id="sleeps"
+        ),
         pytest.param(
             misbehaving.floods, "did not finish within 2 seconds", "os.write", marks=pytest.mark.slow, id="floods"
         ),

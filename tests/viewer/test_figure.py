@@ -21,6 +21,7 @@ def test_figures_of_any_text(text):
         assert draw_figure(make(text), "svg").decode() == svg  # the same look, the same file
 
 
+@pytest.mark.slow
 def test_a_long_text_is_cut_to_what_a_page_holds():
     png = draw_figure(make(LONG), "png")
     assert png.startswith(b"\x89PNG")
@@ -28,6 +29,7 @@ def test_a_long_text_is_cut_to_what_a_page_holds():
     assert 5 < height < width < 8
 
 
+@pytest.mark.slow
 def test_a_figure_says_which_words_it_shows_and_parts_passages(monkeypatch):
     from matplotlib.axes import Axes
 

@@ -227,6 +227,7 @@ def test_only_all_is_100_percent(share, text):
     assert percent_rounded_down(share) == text
 
 
+@pytest.mark.slow
 def test_the_figure_is_drawn_the_same_each_time_with_a_line_for_each_family():
     drawn = figure.draw(ROWS, "recall", "svg")
     assert drawn == figure.draw(ROWS, "recall", "svg")

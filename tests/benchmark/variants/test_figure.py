@@ -38,6 +38,7 @@ def test_what_was_not_measured_is_not_drawn():
         draw(comparison(), "png")
 
 
+@pytest.mark.slow
 def test_without_errors_or_paths_or_layers_it_is_drawn():
     assert draw(comparison(line("a", {512: 1.0, 1024: 2.0}, error=None)), "png")
     assert draw(comparison(exact({512: 1.0})), "png")

@@ -151,7 +151,8 @@ def _interrupted() -> bool:
 
 # What PyTorch's dispatcher knows of a tensor: of an ordinary one on a CPU, and of one made in inference mode. All else
 # (other devices and layouts, lazy negation, wrappers of transforms, subclasses that dispatch) has other keys.
-_PLAIN = torch._C._dispatch_keys(torch.empty(0))
+with torch.inference_mode(False):  # this module may be imported by a first call within it
+    _PLAIN = torch._C._dispatch_keys(torch.empty(0))
 with torch.inference_mode():
     _INFERENCE = torch._C._dispatch_keys(torch.empty(0))
 
