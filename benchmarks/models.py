@@ -52,6 +52,7 @@ class Row:
     products: float = 0.0  # FLOP of Saccade's matrix products in a run
     attention: float = 0.0
     check: Callable[[dict[str, peers.Run]], None] | None = None
+    held: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until it is measured
     begun: dict[str, peers.Run] | None = None  # the first part of each run, which is taken off: prompts of generation
 
 
@@ -163,20 +164,21 @@ def _numpy(out: Any) -> Any:
 
 
 def encoding(name: str, folder: Path, batches: list[peers.Batch], work: Path, threads: int, tolerance: float) -> Row:
-    """Batches through an encoder."""
-    model = models.load(folder, head="none")
+    """Batches through an encoder. Weights are packed before, as those of the other libraries are converted before."""
+    model, plain = models.load(folder, head="none"), models.load(folder, head="none")
+    held = contextlib.ExitStack()
+    held.enter_context(packed_weights(model))
 
-    @torch.inference_mode()
-    def plain() -> list[Tensor]:
-        return [model(**batch).last_hidden_state for batch in batches]
+    def running(one: models.Model) -> peers.Run:
+        @torch.inference_mode()
+        def run() -> list[Tensor]:
+            return [one(**batch).last_hidden_state for batch in batches]
 
-    def packed() -> list[Tensor]:
-        with packed_weights(model):
-            return plain()
+        return run
 
     contenders: dict[str, peers.Run] = {
-        "Saccade": packed,
-        "Saccade, plain weights": plain,
+        "Saccade": running(model),
+        "Saccade, plain weights": running(plain),
         "transformers sdpa": peers.encode_transformers(folder, batches, "sdpa"),
         "transformers eager": peers.encode_transformers(folder, batches, "eager"),
     }
@@ -190,7 +192,8 @@ def encoding(name: str, folder: Path, batches: list[peers.Batch], work: Path, th
             peers.version(package)
             contenders[label] = make(folder, batches, work, threads)
     texts = sum(len(b["input_ids"]) for b in batches)
-    return Row(name, "texts", texts, contenders, *encoder_work(model, batches), same_hidden(batches, tolerance))
+    work_of = encoder_work(model, batches)
+    return Row(name, "texts", texts, contenders, *work_of, same_hidden(batches, tolerance), held=held)
 
 
 @contextlib.contextmanager
@@ -461,7 +464,9 @@ def main(arguments: list[str] | None = None) -> None:
         chosen = {n: m for n, m in makers.items() if not options.rows or any(word in n for word in options.rows)}
         for name, make in progress.track(list(chosen.items()), description="rows"):
             with told(name):
-                found.append(measure(make(), options.rounds))
+                row = make()
+                with row.held:
+                    found.append(measure(row, options.rounds))
                 print("\n".join(lines(found[-1], speed)), flush=True)
     versions = {}
     for package in ("transformers", "sentence-transformers", "ctranslate2", "onnxruntime", "openvino"):
