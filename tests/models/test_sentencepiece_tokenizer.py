@@ -11,7 +11,7 @@ import sentencepiece
 import torch
 
 from published import run_without_transformers, transformers, written
-from saccade.models.sentencepiece_tokenizer import open_sentencepiece
+from saccade.models.tokenizers.sentencepiece import open_sentencepiece
 
 DOCS = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 SENTENCES = [line for page in DOCS[:6] for line in page.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -29,7 +29,7 @@ ODD = [
 TASK = """
 import json, sys
 from saccade import models
-from saccade.models.sentencepiece_tokenizer import open_sentencepiece
+from saccade.models.tokenizers.sentencepiece import open_sentencepiece
 folder, texts = sys.argv[1], json.loads(sys.argv[2])
 model, tokenizer = models.load(folder), open_sentencepiece(folder)
 found = model.generate(**tokenizer(texts))

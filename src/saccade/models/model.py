@@ -21,7 +21,7 @@ from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.settings import CONFIG, Settings
 from .output import ModelOutput
-from .text_tokenizer import TextTokenizer, open_tokenizer
+from .tokenizers.text import TextTokenizer, open_tokenizer
 
 MECHANISM = ".mechanism."  # in the name of a tensor that no published model has
 

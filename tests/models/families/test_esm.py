@@ -162,7 +162,7 @@ def test_contacts_hold_the_maps_of_one_layer_and_item(tmp_path, monkeypatch):
         sizes.append(tuple(maps.shape))
         return maps
 
-    monkeypatch.setattr("saccade.models.contacts.attention_weights", counted)
+    monkeypatch.setattr("saccade.models.text.contacts.attention_weights", counted)
     with torch.no_grad():
         model.contacts(**batch())
     assert sizes == [(1, 7, 4, 4), (1, 7, 16, 16), (1, 7, 8, 8)] * 3

@@ -18,11 +18,11 @@ from ...positions import RotaryConfig
 from ...positions.rotary import StoredRotary
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
-from ..contacts import ContactHead, ContactMaps
 from ..heads import Classifier, ItemHead, TokenHead, VocabularyHead
 from ..inputs import check_ids, check_like
 from ..model import Family, Request
-from ..text_encoder import TextEncoder
+from ..text.contacts import ContactHead, ContactMaps
+from ..text.encoder import TextEncoder
 from ..token_layout import TokenLayout, token_layout
 
 HEADS = {

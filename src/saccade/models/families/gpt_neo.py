@@ -22,7 +22,7 @@ from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead
 from ..model import Family, Request
-from ..text_decoder import TextDecoder
+from ..text.decoder import TextDecoder
 from .bert import ACTIVATIONS
 
 HEADS = {"causal-lm": "ForCausalLM", "sequence-classification": "ForSequenceClassification"}

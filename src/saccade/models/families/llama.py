@@ -26,7 +26,7 @@ from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead
 from ..model import Family, Request
-from ..text_decoder import TextDecoder
+from ..text.decoder import TextDecoder
 
 TYPES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
 HEADS = {"causal-lm": "ForCausalLM", "sequence-classification": "ForSequenceClassification"}

@@ -21,9 +21,9 @@ from ...nn.stacks import LayerObserver
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..heads import Classifier, ItemHead
-from ..images import ImageInputs
 from ..model import Family, Model, Request
 from ..output import ModelOutput
+from ..signals.images import ImageInputs
 from .bert import ACTIVATIONS
 
 CLASSIFIER, TEACHER = "image-classification", "image-classification-with-teacher"
@@ -71,7 +71,7 @@ class Vit(Model):
             images: a file, a PIL image, an array (H, W), (H, W, C) or (C, H, W), or a list of such.
 
         Raises:
-            FileNotFoundError, TypeError, ValueError: as in `saccade.models.images.ImageInputs`.
+            FileNotFoundError, TypeError, ValueError: as in `saccade.models.signals.images.ImageInputs`.
         """
         values = ImageInputs.of_folder(self.folder, self.channels)(images)
         return {"pixel_values": values.to(self.class_token.device)}

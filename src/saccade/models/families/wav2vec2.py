@@ -16,8 +16,8 @@ from ...nn._linear import FUNCTIONS
 from ..checkpoints.keys import Key, KeyMap
 from ..checkpoints.settings import Settings
 from ..model import Family, Request
-from ..sound_encoder import SoundEncoder
-from ..sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment
+from ..signals.sound_encoder import SoundEncoder
+from ..signals.sound_layers import ConvolutionalPositions, CtcHead, MeanHead, SoundFeatures, SpecAugment
 from .bert import ACTIVATIONS
 
 

@@ -14,29 +14,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._masks import Padding
-from ..nn import Decoder, Encoder, KVCache
-from ..nn._linear import Product
-from ..nn.stacks import LayerObserver
-from ..nn.transformer import across_padding
-from ..positions import Offset
-from .decoding.beam import BeamSearch
-from .decoding.beam import search as find
-from .decoding.constraints import Constraints
-from .decoding.drawing import draw
-from .decoding.generated import Generated
-from .decoding.generating import weights_for
-from .decoding.published import generation_settings, published_constraints, published_search
-from .decoding.sampling import Sampling
-from .decoding.targets import TargetStep
-from .heads import IGNORED
-from .inputs import check_ids
-from .memory import Memory
-from .model import Model
-from .output import ModelOutput
-from .sentencepiece_tokenizer import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
-from .text_tokenizer import TextTokenizer
-from .token_layout import TokenLayout, token_layout
+from ..._masks import Padding
+from ...nn import Decoder, Encoder, KVCache
+from ...nn._linear import Product
+from ...nn.stacks import LayerObserver
+from ...nn.transformer import across_padding
+from ...positions import Offset
+from ..decoding.beam import BeamSearch
+from ..decoding.beam import search as find
+from ..decoding.constraints import Constraints
+from ..decoding.drawing import draw
+from ..decoding.generated import Generated
+from ..decoding.generating import weights_for
+from ..decoding.published import generation_settings, published_constraints, published_search
+from ..decoding.sampling import Sampling
+from ..decoding.targets import TargetStep
+from ..heads import IGNORED
+from ..inputs import check_ids
+from ..memory import Memory
+from ..model import Model
+from ..output import ModelOutput
+from ..token_layout import TokenLayout, token_layout
+from ..tokenizers.sentencepiece import SentencePieceTokenizer, is_sentencepiece, open_sentencepiece
+from ..tokenizers.text import TextTokenizer
 
 
 class EncoderDecoder(Model):

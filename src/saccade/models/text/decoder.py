@@ -10,15 +10,15 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ..nn import Decoder, KVCache
-from ..nn._linear import Product
-from ..nn.stacks import LayerObserver
-from ..positions import Offset
-from .decoding.generating import GeneratingModel
-from .heads import ItemHead, next_token_loss
-from .inputs import check_ids, check_like
-from .output import ModelOutput
-from .token_layout import TokenLayout, token_layout
+from ...nn import Decoder, KVCache
+from ...nn._linear import Product
+from ...nn.stacks import LayerObserver
+from ...positions import Offset
+from ..decoding.generating import GeneratingModel
+from ..heads import ItemHead, next_token_loss
+from ..inputs import check_ids, check_like
+from ..output import ModelOutput
+from ..token_layout import TokenLayout, token_layout
 
 
 class TextDecoder(GeneratingModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ._shortened import shortened
+from .._shortened import shortened
 
 START = "<s>"
 UNKNOWN = "<unk>"

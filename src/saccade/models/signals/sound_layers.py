@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .heads import IGNORED, ItemHead
-from .token_layout import TokenLayout, token_layout
+from ..heads import IGNORED, ItemHead
+from ..token_layout import TokenLayout, token_layout
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._masks import Padding
-from ..nn import BlockConfig, Decoder, KVCache
-from ..nn.stacks import LayerObserver
+from ..._masks import Padding
+from ...nn import BlockConfig, Decoder, KVCache
+from ...nn.stacks import LayerObserver
 from .config import ModelConfig
 
 _FEW = 16  # tokens, below which one's own logit weighs
