@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..nn import KVCache
+from .decoding.drawing import tokens_after
 from .decoding.generating import GeneratingModel, room_after
-from .decoding.loop import tokens_after
 from .decoding.sampling import Sampling
 from .decoding.step import DecoderStep
 from .own.checkpoint import LanguageModel
